@@ -1,5 +1,5 @@
 """`python3 -m buildtool`."""
 
-from buildtool.cli import entry
+from buildtool.cli.program import entry
 
 entry()

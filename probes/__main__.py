@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from probes.shared.entry import delivered, run_as_program
+from probes.core.entry import delivered, run_as_program
 
 
 def main(argv: Sequence[str]) -> int:
@@ -11,9 +11,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from probes import cli
+    from probes.cli import program
 
-    return cli.main(argv)
+    return program.main(argv)
 
 
 def entry() -> None:

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from buildtool.audit.count.counts import gather
-from buildtool.audit.read.archive import StreamArchive, Tick, open_archive
-from buildtool.audit.read.contents import ImageContents
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.report.html import HTML_FILES, render_html
-from buildtool.audit.report.render import render_markdown
-from buildtool.audit.report.schema import AuditReport, make_report, to_json
-from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.files import write_text
+from buildtool.audit.counts import gather
+from buildtool.audit.html import HTML_FILES, render_html
+from buildtool.audit.report import AuditReport, make_report, to_json
+from buildtool.audit.text import render_markdown
+from buildtool.core.files import write_text
+from buildtool.core.model import Budget
+from buildtool.core.progress import Say
 from buildtool.gpucode.target import TargetId
-from buildtool.model import Budget
-from buildtool.progress import Say
-from probes.shared.invocation import tool_version
-from probes.shared.units import decimal_bytes
+from buildtool.image.archive import ImageContents, StreamArchive, Tick, open_archive
+from buildtool.image.documents import Platform
+from buildtool.image.faults import LIMITS, Limits
+from buildtool.image.image import read_image
+from probes.core.invocation import tool_version
+from probes.core.units import decimal_bytes
 
 PROGRESS_EVERY_S = 5.0
 NO_BUDGET = Budget()

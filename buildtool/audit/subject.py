@@ -6,23 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildtool.audit.audit import Wish, audit_image, audit_path, now_and_then, progress_lines
-from buildtool.audit.judge.budget import judge
-from buildtool.audit.read.archive import Tick
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.report.saved import read_report
-from buildtool.audit.report.schema import AuditReport
+from buildtool.audit.budget import judge
+from buildtool.audit.report import AuditReport, read_report
+from buildtool.core.errors import ConfigError, DataError
+from buildtool.core.files import Place, means_file, place_at, reading
+from buildtool.core.model import Budget
+from buildtool.core.progress import Progress
 from buildtool.engine.reference import parse_pullable
-from buildtool.errors import ConfigError, DataError
-from buildtool.files import reading
-from buildtool.model import Budget
-from buildtool.places import Place, means_file, place_at
-from buildtool.progress import Progress
-from probes.shared.output import can_redraw, redraw, say
-from probes.shared.quoting import command
-from probes.shared.units import decimal_bytes
+from buildtool.image.archive import Tick
+from buildtool.image.documents import Platform
+from probes.core.output import can_redraw, redraw, say
+from probes.core.quoting import command
+from probes.core.units import decimal_bytes
 
 if TYPE_CHECKING:
     from buildtool.engine.client import Engine
+
 
 _REDRAW_S = 0.2
 

@@ -5,10 +5,14 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
-from buildtool.errors import DataError
-from probes.shared.codec import Json, Misfit, decode
+from buildtool.core.errors import DataError
+from buildtool.core.yaml_text import Limits, parse
+from buildtool.doctor.lint.fault import Rule
+from probes.core.codec import Json, Misfit, decode
 
 Rank = Literal["official", "distribution", "community", "override", "none"]
 Runs = Literal["yes", "partly", "no"]
@@ -187,3 +191,21 @@ def python_range(cell: Cell | None) -> tuple[tuple[int, int], tuple[int, int]] |
     """`3.10-3.14` as ((3, 10), (3, 14)); None where it is unknown."""
     match = re.fullmatch(r"3\.(\d+)-3\.(\d+)", cell.value) if cell else None
     return ((3, int(match[1])), (3, int(match[2]))) if match else None
+
+
+FILE = Path(__file__).parent / "data" / "compatibility.yaml"
+RULES = FILE.parent / "rules.yaml"
+LIMITS = Limits(depth=8, nodes=50_000)
+
+
+@cache
+def compatibility() -> Compatibility:
+    """The data. Raises ConfigError or DataError for a damaged installation."""
+    return read(parse(FILE.read_text(encoding="utf-8"), str(FILE), LIMITS).data)
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """The linter's rules by id. Raises as `compatibility`."""
+    data = parse(RULES.read_text(encoding="utf-8"), str(RULES), LIMITS).data
+    return {name: decode(Rule, one, name) for name, one in data.items()} if isinstance(data, dict) else {}

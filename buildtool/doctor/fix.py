@@ -6,13 +6,15 @@ Groups are numbers, because an image has other names for them or none.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from buildtool.doctor.advise import Advice
-from buildtool.doctor.hostfacts import EngineFacts, Host
-from buildtool.doctor.remarks import numbers_of
-from buildtool.doctor.routes import best_of
-from probes.shared.unknown import Unknown
+from buildtool.core.errors import ConfigError
+from buildtool.core.model import Base, Catalog, Registry
+from buildtool.doctor.advice import Advice, numbers_of
+from buildtool.doctor.host import EngineFacts, Host
+from buildtool.doctor.routes import CardAdvice, Route, best_of
+from probes.core.quoting import terminal
+from probes.core.unknown import Unknown
 
 ENV, BASE, OVERLAY = ".env", "compose.yaml", "compose.here.yaml"
 OVERRIDE_COMPOSE = (2, 24, 4)  # the first compose that knows `!override`
@@ -143,3 +145,46 @@ def shown(changed: Sequence[Change], *, written: bool) -> str:
         lines += [f"{change.path}{'' if change.before is not None else ' (new)'}:"]
         lines += [f"  {line}" for line in change.lines()]
     return "\n".join([*lines, "writing them" if written else "nothing was written (--dry-run)"])
+
+
+NAME = "here"
+
+
+def variant_text(advice: Advice, shipped: Catalog) -> str:
+    """The catalog's text; wheels and base are the shipped variants'. Raises ConfigError for no route."""
+    for card in advice.cards:
+        best = best_of([route for route in card.routes if route.variant_line])
+        if best:
+            return _text(card, best, shipped)
+    raise ConfigError(
+        "no card of this host has a torch to build an image with", "weir doctor lists the routes"
+    )
+
+
+def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
+    (model,) = shipped.select(("rocm",))
+    lines = [
+        f"# Written by `weir doctor --variants` for {terminal(card.product)} ({card.target}).",
+        "schema_version: 1",
+        f"source_date_epoch: {shipped.source_date_epoch}",
+        "variants:",
+        f"  {NAME}:",
+        f"    summary: {json.dumps(f'torch {route.torch} for {card.target}, as weir doctor advises.')}",
+        "    dockerfile: slim",
+        f"    python: {json.dumps(model.python)}",
+        "    base:",
+        *(f"      - {_base(base)}" for base in model.base),
+        "    torch:",
+        f"      {route.variant_line}",
+        f"    wheels: {json.dumps(model.wheels)}",
+    ]
+    if route.targets:
+        lines += [f"    gpu_targets: {json.dumps(route.targets)}", "    prune: true"]
+    return "\n".join(lines) + "\n"
+
+
+def _base(base: Base) -> str:
+    """An item of the list `base:`, in JSON, which YAML holds."""
+    if isinstance(base, Registry):
+        return json.dumps({"registry": base.ref})
+    return json.dumps({"bootstrap": {name: value for name, value in asdict(base).items() if value}})

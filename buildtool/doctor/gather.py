@@ -11,19 +11,19 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from buildtool.doctor.hostfacts import Display, EngineFacts, Host, Node, OwnImage, Python, TorchBuild, User
+from buildtool.core.errors import ToolError
+from buildtool.core.model import LABEL
+from buildtool.core.yaml_text import Limits, parse
+from buildtool.doctor.host import Display, EngineFacts, Host, Node, OwnImage, Python, TorchBuild, User
 from buildtool.engine import host as engine_host
 from buildtool.engine.client import EngineInfo
-from buildtool.errors import ToolError
-from buildtool.model import LABEL
-from buildtool.yamltext import Limits, parse
-from probes.machine import snapshot, surroundings
-from probes.machine.nvml import Nvml, open_nvml
-from probes.machine.sysfs import read_cards, read_kfd_nodes, read_link, read_text
-from probes.records.facts import NvidiaCard
-from probes.shared.files import read_regular
-from probes.shared.kfd import UNKNOWN_TARGET, is_there, listed
-from probes.shared.unknown import Unknown
+from probes.core.files import read_regular
+from probes.core.unknown import Unknown
+from probes.hardware import host, snapshot
+from probes.hardware.facts import NvidiaCard
+from probes.hardware.kfd import UNKNOWN_TARGET, is_there, listed
+from probes.hardware.nvml import Nvml, open_nvml
+from probes.hardware.sysfs import read_cards, read_kfd_nodes, read_link, read_text
 
 DISPLAY_CLASSES = ("0x03", "0x12")  # PCI class codes: display controllers, processing accelerators
 VENDORS = ("0x1002", "0x10de")
@@ -60,9 +60,9 @@ def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd
         kernel=kernel,
         machine=os.uname().machine,
         virtual=_virtual(root),
-        container=surroundings.container_kind(root),
+        container=host.container_kind(root),
         cpus=len(os.sched_getaffinity(0)),
-        cpu_limit=surroundings.cpu_limit(root),
+        cpu_limit=host.cpu_limit(root),
         ram_total_bytes=snapshot.meminfo_bytes(root, "MemTotal"),
         ram_available_bytes=snapshot.available_bytes(root),
         ram_limit_bytes=snapshot.cgroup_limit_bytes(root),
@@ -167,7 +167,7 @@ def read_nodes(root: Path) -> tuple[Node, ...]:
     """The GPUs' device files with owner, group and mode."""
     names = _names(root / "etc/group")
     found = []
-    for path in surroundings.device_files(root):
+    for path in host.device_files(root):
         try:
             status = (root / path.lstrip("/")).stat()
         except OSError:

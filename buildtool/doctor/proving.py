@@ -5,12 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from buildtool.core.errors import EnvironmentMissing, ProofFailed
 from buildtool.doctor.fix import NVIDIA_KIND
-from buildtool.doctor.hostfacts import EngineFacts, Host
+from buildtool.doctor.host import EngineFacts, Host
 from buildtool.engine.client import Devices
-from buildtool.errors import EnvironmentMissing, ProofFailed
-from probes.shared.codec import Misfit, decode
-from probes.shared.quoting import terminal
+from probes.core.codec import Misfit, decode
+from probes.core.quoting import terminal
 
 COMMAND = ["python3", "-B", "-m", "probes", "doctor", "--json"]
 NODES = re.compile(r"/dev/(kfd|dxg|dri/renderD\d+)")

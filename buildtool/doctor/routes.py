@@ -16,10 +16,10 @@ from buildtool.doctor.compatibility import (
     cells,
     python_range,
 )
-from buildtool.doctor.hostfacts import Display, Host, Python
+from buildtool.doctor.host import Display, Host, Python
 from buildtool.gpucode.target import target_of_override
-from probes.shared.quoting import command
-from probes.shared.unknown import Unknown
+from probes.core.quoting import command
+from probes.core.unknown import Unknown
 
 KFD = "/dev/kfd"
 SHIPPED_BUILD = "torch2.9-rocm6.4"  # which the variant `rocm` of images/variants.yaml takes first

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from probes.shared.codec import Json
-from probes.shared.quoting import bake_text
+from probes.core.codec import Json
+from probes.core.quoting import bake_text
 
 
 def render_plan(plan: dict[str, Any]) -> str:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from buildtool.command import CommandFailed, relay, run, run_loud
+from buildtool.core.command import CommandFailed, relay, run, run_loud
+from buildtool.core.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.core.files import scratch
+from buildtool.core.progress import Say
 from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import INSTALL, endpoint_here
-from buildtool.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
-from buildtool.files import scratch
-from buildtool.progress import Say
-from probes.shared.invocation import host_command
+from probes.core.invocation import host_command
 
 # BuildKit's plain progress: the lines that matter to a person
 WORTH_SAYING = re.compile(

@@ -9,30 +9,115 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import docker.errors
 import requests.exceptions
 from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig
 
-from buildtool.engine import engineanswers as answers
+from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, ProofFailed, SourceUnreachable
+from buildtool.core.files import scratch
+from buildtool.core.shipped import state_directory
 from buildtool.engine.connection import UNUSABLE, asked_for, connected, translated
-from buildtool.engine.engineanswers import read
 from buildtool.engine.reference import Reference
-from buildtool.errors import (
-    BuildFailed,
-    DataError,
-    EnvironmentMissing,
-    ProofFailed,
-    SourceUnreachable,
-)
-from buildtool.files import scratch
-from buildtool.shipped import state_directory
-from probes.shared.files import sweep_partials
-from probes.shared.quoting import command
+from probes.core.codec import decode
+from probes.core.files import sweep_partials
+from probes.core.quoting import command
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Anything:
+    """An object whose members aren't read."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """The engine about itself."""
+
+    ServerVersion: str = "unknown"
+    DriverStatus: tuple[tuple[str, str], ...] = ()
+    Name: str = ""
+    DockerRootDir: str = "/var/lib/docker"
+    SecurityOptions: tuple[str, ...] = ()
+    Architecture: str = ""
+    Runtimes: Mapping[str, Anything] = field(default_factory=dict)
+    CDISpecDirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What an image's containers are started with."""
+
+    Volumes: Mapping[str, Anything] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image, inspected."""
+
+    Id: str
+    RepoTags: tuple[str, ...] = ()
+    Size: int = 0
+    Config: RunConfig = RunConfig()
+    Os: str = ""
+    Architecture: str = ""
+    Variant: str = ""
+    Created: str = ""
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """An image in a list."""
+
+    Id: str
+    RepoTags: tuple[str, ...] = ()
+    Size: int = 0
+
+
+@dataclass(frozen=True)
+class ContainerRow:
+    """A container in a list."""
+
+    Id: str
+    Labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ErrorDetail:
+    """Why an image can't be loaded."""
+
+    message: str = "it gives no reason"
+
+
+@dataclass(frozen=True)
+class LoadRow:
+    """A row of progress."""
+
+    errorDetail: ErrorDetail | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A container that has stopped."""
+
+    StatusCode: int
+
+
+def read(shape: type[T], answer: object) -> T:
+    """An answer as a value. Raises Misfit where it is something else than Docker's API has there."""
+    return decode(shape, _without_nulls(answer), "its answer")
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
 
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is skipped
 
@@ -101,7 +186,7 @@ class Engine:
     def info(self) -> EngineInfo:
         """Version, image store and root directory. Raises EngineUnavailable."""
         with translated():
-            info = read(answers.Info, self._client.info())
+            info = read(Info, self._client.info())
         return EngineInfo(
             version=info.ServerVersion,
             containerd_store="io.containerd.snapshotter.v1" in dict(info.DriverStatus).values(),
@@ -120,7 +205,7 @@ class Engine:
                 record = dict(self._client.images.get(ref).attrs)
             except docker.errors.ImageNotFound:
                 return None
-            read(answers.Image, record)
+            read(Image, record)
             return record
 
     def labels(self, ref: str) -> dict[str, str]:
@@ -179,7 +264,7 @@ class Engine:
         """Load an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
         with translated():
             for row in self._client.api.load_image(chunks):  # type: ignore[no-untyped-call]
-                if fault := read(answers.LoadRow, row).errorDetail:
+                if fault := read(LoadRow, row).errorDetail:
                     if "no space left" in fault.message.lower():
                         raise EnvironmentMissing(
                             f"the disk filled up while the engine loaded an image: {fault.message}",
@@ -215,8 +300,8 @@ class Engine:
         with translated():
             return tuple(name for row in self._images(repository) for name in row.RepoTags)
 
-    def _images(self, repository: str | None = None) -> tuple[answers.ImageRow, ...]:
-        return read(tuple[answers.ImageRow, ...], self._client.api.images(name=repository))
+    def _images(self, repository: str | None = None) -> tuple[ImageRow, ...]:
+        return read(tuple[ImageRow, ...], self._client.api.images(name=repository))
 
     def run(
         self,
@@ -279,7 +364,7 @@ class Engine:
         ours = f"{socket.gethostname()}:{_containers()}/"
         with translated():
             rows = self._client.api.containers(all=True, filters={"label": _OWNER})
-            for row in read(tuple[answers.ContainerRow, ...], rows):
+            for row in read(tuple[ContainerRow, ...], rows):
                 owner = row.Labels.get(_OWNER, "")
                 if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
                     with contextlib.suppress(docker.errors.APIError):  # another run was quicker
@@ -328,7 +413,7 @@ def _awaited(container: Container, ref: str, limits: RunLimits) -> int:
     """The exit code. Raises ProofFailed when the container still runs at the end of its time."""
     begun = time.monotonic()
     try:
-        return read(answers.Ended, container.wait(timeout=limits.seconds)).StatusCode
+        return read(Ended, container.wait(timeout=limits.seconds)).StatusCode
     except requests.exceptions.RequestException as error:
         if time.monotonic() - begun < limits.seconds:
             raise

@@ -4,22 +4,63 @@ Facts are read from files and programs; what they mean (`diagnose`) is decided w
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from buildtool.command import CommandFailed, find, run
+from buildtool.core.command import CommandFailed, find, run
+from buildtool.core.errors import EnvironmentMissing, ToolError
+from buildtool.core.files import free_bytes
+from buildtool.core.progress import Say
 from buildtool.engine.buildx import require_buildx
 from buildtool.engine.client import Engine, EngineInfo
-from buildtool.engine.connection import INSTALL, endpoint_here
-from buildtool.engine.room import disk_here
-from buildtool.errors import EnvironmentMissing, ToolError
-from buildtool.files import free_bytes
+from buildtool.engine.connection import INSTALL, disk_of, endpoint_here
 from buildtool.gpucode.target import target_of_override
-from probes.shared import kfd
-from probes.shared.units import decimal_bytes
-from probes.shared.unknown import Unknown
+from probes.core.units import decimal_bytes
+from probes.core.unknown import Unknown
+from probes.hardware import kfd
+
+
+def require_room(place: Path, n_bytes: int, purpose: str) -> int:
+    """The free bytes at `place`. Raises EnvironmentMissing where `purpose` may take more than those."""
+    free = free_bytes(place)
+    if free < n_bytes:
+        raise EnvironmentMissing(
+            f"{place} has {decimal_bytes(free)} free; {purpose} may take {decimal_bytes(n_bytes)}",
+            "free some space (docker system df; docker builder prune), or work elsewhere: WEIR_STATE=DIR",
+        )
+    return free
+
+
+def require_engine_room(engine: Engine, n_bytes: int, purpose: str, *, say: Say) -> None:
+    """Check the engine's disk as `require_room` does; where it isn't one of this host's, only say so."""
+    place = disk_here(engine.info())
+    if isinstance(place, Unknown):
+        say(f"the engine's disk isn't checked: {place.reason}")
+    else:
+        require_room(place, n_bytes, purpose)
+
+
+def disk_here(info: EngineInfo) -> Path | Unknown:
+    """Where on this host the engine's images are, or why their disk can't be measured.
+
+    Raises EngineUnavailable.
+    """
+    root = Path(info.root_dir)
+    try:
+        is_seen = root.is_dir()
+    except OSError:  # below a directory that we may not search
+        is_seen = False
+    return disk_of(
+        endpoint_here(),
+        root,
+        engine_host=info.host,
+        this_host=socket.gethostname(),
+        is_seen=is_seen,
+    )
+
 
 T = TypeVar("T")
 

@@ -4,11 +4,11 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from buildtool.errors import ProofFailed
-from buildtool.model import Resolved, TorchBuild, Variant
-from probes.shared.codec import decode, encode, load
-from probes.shared.invocation import host_command
-from probes.shared.quoting import command, terminal
+from buildtool.core.errors import ProofFailed
+from buildtool.core.model import Resolved, TorchBuild, Variant
+from probes.core.codec import decode, encode, load
+from probes.core.invocation import host_command
+from probes.core.quoting import command, terminal
 
 COMMAND = ["python3", "-B", "/opt/weir/app/smoke.py"]
 MARK = "SMOKE "

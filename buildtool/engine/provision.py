@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildtool.command import CommandFailed, find, relay, run, run_loud, spawn
+from buildtool.core.command import CommandFailed, find, relay, run, run_loud, spawn
+from buildtool.core.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
+from buildtool.core.files import scratch, write_text
+from buildtool.core.progress import Say
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP, endpoint_here
-from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
-from buildtool.files import scratch, write_text
-from buildtool.progress import Say
 
 START_TIMEOUT_S = 60
 DAEMON_JSON = Path("/etc/docker/daemon.json")

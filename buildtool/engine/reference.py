@@ -6,8 +6,8 @@ The grammar is the distribution project's (reference/regexp.go), the defaults ar
 import re
 from dataclasses import dataclass
 
-from buildtool.errors import ConfigError
-from probes.shared.quoting import terminal
+from buildtool.core.errors import ConfigError
+from probes.core.quoting import terminal
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"

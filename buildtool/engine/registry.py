@@ -6,11 +6,8 @@ kind of login: credential files, helpers and tokens.
 
 import re
 
-from buildtool.command import CommandFailed, relay, run_loud
-from buildtool.engine.client import Engine
-from buildtool.engine.connection import NEXT_STEP
-from buildtool.engine.reference import Reference
-from buildtool.errors import (
+from buildtool.core.command import CommandFailed, relay, run_loud
+from buildtool.core.errors import (
     BuildFailed,
     DataError,
     EngineUnavailable,
@@ -18,8 +15,11 @@ from buildtool.errors import (
     SourceUnreachable,
     ToolError,
 )
-from buildtool.progress import Say
-from probes.shared.quoting import command
+from buildtool.core.progress import Say
+from buildtool.engine.client import Engine
+from buildtool.engine.connection import NEXT_STEP
+from buildtool.engine.reference import Reference
+from probes.core.quoting import command
 
 _LAYER = re.compile(r"([0-9a-f]{12}): (.+)")
 _DONE = ("Pull complete", "Download complete", "Already exists", "Pushed", "Layer already exists", "Mounted")

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildtool.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
+from buildtool.core.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
+from buildtool.core.progress import Say
 from buildtool.gpucode.target import TargetId
-from buildtool.progress import Say
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
-from buildtool.prune.changes import TreeResult
-from buildtool.prune.manifest import image_manifest
-from probes.shared.units import counted, decimal_bytes
+from buildtool.prune.manifest import TreeResult, image_manifest
+from probes.core.units import counted, decimal_bytes
 
 Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
 

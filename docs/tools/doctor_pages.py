@@ -3,9 +3,8 @@
 import datetime
 from collections.abc import Iterator
 
-from buildtool.doctor.compatibility import Answer, Compatibility, Target, cells
-from buildtool.doctor.shipped_data import compatibility, rules
-from probes.shared.quoting import markdown
+from buildtool.doctor.compatibility import Answer, Compatibility, Target, cells, compatibility, rules
+from probes.core.quoting import markdown
 
 RUNS = {"yes": "runs", "partly": "in part", "no": "doesn't run"}
 

@@ -27,8 +27,8 @@ class _Caught(BaseException):
 
 def programs() -> dict[str, Main]:
     """The two command lines by the words that start them."""
-    from buildtool import cli as host
-    from probes import cli as probes
+    from buildtool.cli import program as host
+    from probes.cli import program as probes
 
     return {"weir": host.main, "python3 -m buildtool": host.main, "python3 -m probes": probes.main}
 

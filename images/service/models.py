@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from service.errors import ModelUnreadable, RequestError, ServiceError
-from service.model.classifier import Classifier
+from service.inference.classifier import Classifier
 
 DEFAULT = "finbert"  # the model of a directory that holds one, and of no directory
 RETRY_AFTER_S = 1

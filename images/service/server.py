@@ -16,17 +16,16 @@ import anyio
 import uvicorn
 from anyio.abc import TaskGroup
 
+from service.api.app import create_app
+from service.api.connection import Acceptor, Connection
+from service.api.connection_limit import Door, places
+from service.api.service import Service
+from service.batching.worker import in_own_thread
 from service.errors import DeviceLost, ServiceError, SettingsError
+from service.inference.classifier import Classifier
 from service.listen import shown
-from service.model.classifier import Classifier
 from service.models import DEFAULT, folder_of
-from service.own_thread import in_own_thread
 from service.settings import Settings
-from service.web.acceptor import Acceptor
-from service.web.app import create_app
-from service.web.connection import Connection
-from service.web.door import Door, places
-from service.web.service import Service
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -80,7 +79,7 @@ def _load(settings: Settings, name: str) -> Classifier:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     if "OMP_WAIT_POLICY" not in os.environ:  # libgomp reads both when torch loads it
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    from service.model.inference import load
+    from service.inference.inference import load
 
     if name != DEFAULT:  # a name that a caller chose must not bring random weights
         settings = replace(settings, weights="mounted", hub=None)
@@ -223,7 +222,7 @@ class _Life:
 def _add_spans(service: Service) -> None:
     """Have requests traced. Raises ServiceError where OpenTelemetry isn't installed."""
     try:
-        from service.web.spans import Spans  # in few images
+        from service.api.spans import Spans  # in few images
 
         service.spans = Spans()
     except ImportError as error:
@@ -242,7 +241,7 @@ async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server 
     if settings.grpc is None:
         return None
     try:
-        from service.rpc.endpoint import MAX_CONNECTIONS, start  # grpcio is in few images
+        from service.api.grpc_endpoint import MAX_CONNECTIONS, start  # grpcio is in few images
     except ImportError as error:
         raise ServiceError(
             f"WEIR_GRPC_LISTEN is set, but {error.name} isn't installed here",

@@ -1,10 +1,11 @@
 """What is asked of `fit` and what it answers, which is what `fit --json` writes. Pure."""
 
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
 
 Task = Literal["inference", "training"]
 Optimizer = Literal["sgd", "momentum", "adamw"]
@@ -193,3 +194,44 @@ class FitReport:
     notes: tuple[str, ...] = ()
     predicted_at_largest: Taken | Unknown = NOT_COMPARED  # at the largest size that was measured to fit
     schema: str = FIT_SCHEMA
+
+
+LARGEST_ON_LINE: Final = 10**9  # of a size: where a line rises by next to nothing
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes at size 0, and for each step of the size."""
+
+    start: float
+    rise: float
+
+    def at(self, size: int) -> float:
+        """Bytes at a size."""
+        return self.start + self.rise * size
+
+    def last(self, budget: int) -> int:
+        """The largest size at which it is within a budget; 0 where there is none."""
+        if self.rise <= 0:
+            return LARGEST_ON_LINE if self.start <= budget else 0
+        return max(min(int((budget - self.start) // self.rise), LARGEST_ON_LINE), 0)
+
+
+def through(low: int, low_peaks: Sequence[int], high: int, high_peaks: Sequence[int]) -> tuple[Line, ...]:
+    """The lines through the peaks at two sizes, phase by phase. None falls."""
+    return tuple(_line(low, before, high, after) for before, after in zip(low_peaks, high_peaks, strict=True))
+
+
+def _line(low: int, before: int, high: int, after: int) -> Line:
+    rise = max((after - before) / (high - low), 0.0)
+    return Line(after - rise * high, rise)
+
+
+def last(lines: Sequence[Line], budget: int) -> int:
+    """The largest size at which every phase is within a budget."""
+    return min(line.last(budget) for line in lines)
+
+
+def highest(lines: Sequence[Line], size: int) -> int:
+    """Bytes that a size takes."""
+    return round(max(line.at(size) for line in lines))

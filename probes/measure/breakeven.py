@@ -1,18 +1,18 @@
 """The probe `breakeven`: read a buffer of host memory k times, copied to VRAM first or in place.
 
-Its results are compared with the prediction from `transfer`'s figures (`probes.report.crossover`).
+Its results are compared with the prediction from `transfer`'s figures (`probes.reports.crossover`).
 """
 
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from probes.errors import Unsupported
+from probes.core.errors import Unsupported
 from probes.measure import sampling
-from probes.measure.pattern import WORD_BYTES, mismatch
 from probes.measure.transfer import KIB, MIB, MOST_SLOTS, ROW_S, SCRUB, SOURCE, Grid, arena_bytes
-from probes.measure.workbench import Memory, Operation, Workbench
-from probes.records.schema import Gap, Reads, Record, Settings, Way, case_name
+from probes.measure.workbench import WORD_BYTES, Memory, Operation, Workbench, mismatch
+from probes.records.rows import Gap, Reads, Record, Way, case_name
+from probes.records.schema import Settings
 
 FULL_SIZES = tuple(64 * KIB * 4**i for i in range(7))  # 64 KiB, 256 KiB, ... 256 MiB
 QUICK_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)

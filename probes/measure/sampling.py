@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from probes.core.unknown import Unknown
 from probes.measure.workbench import Clocked, Operation, Workbench
-from probes.records.schema import Clock, Unknown
+from probes.records.samples import Clock
 from probes.records.stats import median
 
 WARMUPS = 3

@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from probes.errors import ContentMismatch, DeviceUnusable, PlacementError
+from probes.core.errors import ContentMismatch, DeviceUnusable, PlacementError
 from probes.measure import sampling
 from probes.measure.workbench import Stack, Workbench
-from probes.placement.split import BUDGET, Shape, StackPlan, linear_shape, plan_stack
-from probes.records.schema import Gap, Pass, Record, Scenario, Settings, case_name
+from probes.placement.types import BUDGET, Shape, StackPlan, linear_shape, plan_stack
+from probes.records.rows import Gap, Pass, Record, Scenario, case_name
+from probes.records.schema import Settings
 
 GIB = 2**30
 QUICK_CASE_S, FULL_CASE_S = 0.4, 1.6

@@ -9,12 +9,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from probes.errors import DeviceUnusable, Unsupported
+from probes.core.errors import DeviceUnusable, Unsupported
+from probes.core.units import binary_bytes
 from probes.measure import sampling
-from probes.measure.pattern import WORD_BYTES, Pattern, mismatch
-from probes.measure.workbench import WRITTEN, Action, Kind, Memory, Operation, Span, Workbench
-from probes.records.schema import Clock, Gap, Measurement, Record, Settings, Small, SmallWork, case_name
-from probes.shared.units import binary_bytes
+from probes.measure.workbench import (
+    WORD_BYTES,
+    WRITTEN,
+    Action,
+    Kind,
+    Memory,
+    Operation,
+    Pattern,
+    Span,
+    Workbench,
+    mismatch,
+)
+from probes.records.rows import Gap, Measurement, Record, Small, SmallWork, case_name
+from probes.records.samples import Clock
+from probes.records.schema import Settings
 
 KIB, MIB = 2**10, 2**20
 FULL_SIZES = tuple(4 * KIB * 4**i for i in range(10))  # 4 KiB, 16 KiB, ... 1 GiB

@@ -8,27 +8,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probes.errors import PlacementError
-    from probes.placement.loading.load import load
-    from probes.placement.planner.asking import plan
-    from probes.placement.planner.cards.askcards import plan_cards
+    from probes.core.errors import PlacementError
+    from probes.placement.loading import load
+    from probes.placement.plan_file import read_plan
+    from probes.placement.planner.multi_gpu import plan_cards
+    from probes.placement.planner.request import plan
     from probes.placement.runtime.handle import Handle
-    from probes.placement.runtime.overcards import CardsHandle
+    from probes.placement.runtime.multi_gpu import CardsHandle
     from probes.placement.runtime.place import place
-    from probes.placement.showing.planfile import read_plan
-    from probes.placement.values import CardsPlan, Plan
+    from probes.placement.types import CardsPlan, Plan
 
 _HOMES = {
-    "CardsHandle": "probes.placement.runtime.overcards",
-    "CardsPlan": "probes.placement.values",
+    "CardsHandle": "probes.placement.runtime.multi_gpu",
+    "CardsPlan": "probes.placement.types",
     "Handle": "probes.placement.runtime.handle",
-    "PlacementError": "probes.errors",
-    "Plan": "probes.placement.values",
-    "load": "probes.placement.loading.load",
+    "PlacementError": "probes.core.errors",
+    "Plan": "probes.placement.types",
+    "load": "probes.placement.loading",
     "place": "probes.placement.runtime.place",
-    "plan": "probes.placement.planner.asking",
-    "plan_cards": "probes.placement.planner.cards.askcards",
-    "read_plan": "probes.placement.showing.planfile",
+    "plan": "probes.placement.planner.request",
+    "plan_cards": "probes.placement.planner.multi_gpu",
+    "read_plan": "probes.placement.plan_file",
 }
 
 __all__ = [

@@ -8,20 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from probes.records.schema import (
-    Failed,
-    Gap,
-    Measurement,
-    Noise,
-    Pass,
-    ProbeReport,
-    ProbeRun,
-    Reads,
-    Record,
-    Split,
-    Timed,
-    Unknown,
-)
+from probes.core.unknown import Unknown
+from probes.records.rows import Gap, Measurement, Noise, Pass, Reads, Record, Split, Timed
+from probes.records.schema import Failed, ProbeReport, ProbeRun
 
 QUICK_ROUNDS, FULL_ROUNDS = 2, 3
 Row = TypeVar("Row", Measurement, Reads, Pass)

@@ -1,11 +1,14 @@
 """The records that probes make: what was measured, asked for, seen, and why something was not."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import ClassVar, Final, Literal
 
-from probes.records.repeated import Clock, Repeated, Samples
-from probes.shared.codec import DERIVED
-from probes.shared.unknown import Unknown
+from probes.core.codec import DERIVED, shown
+from probes.core.errors import ReportError
+from probes.core.unknown import Unknown
+from probes.records.samples import Clock, Repeated, Samples
 
 Label = Literal["vram", "host", "paged", "unclear"]
 Asked = Literal["vram", "zero_copy"]
@@ -259,3 +262,44 @@ class Small:
 Timed = Measurement | Reads | Pass  # rows with samples, which every round measures again
 Case = Measurement | Gap | Reads | Pass  # records of their own; a resumed run keeps them
 Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass | NumaPlaces
+
+
+_TIMES = ("wall_s", "device_s", "read_s")
+_LONGEST_S = 1e9  # 30 years
+_SIZES = ("payload_bytes", "n_bytes", "batch", "rows")  # of what was measured, so not zero
+
+
+def require_possible(started: str, runs: Iterable[Sequence[object]]) -> None:
+    """Check the beginning of a report and the records of its runs. Raises ReportError naming the place."""
+    require_moment(started)
+    for i, records in enumerate(runs):
+        for j, record in enumerate(records):
+            if why := impossible(record):
+                raise ReportError(f"report.runs[{i}].records[{j}].{why}")
+
+
+def require_moment(started: str) -> None:
+    """A report's beginning is a time that computers count. Raises ReportError."""
+    try:
+        datetime.fromisoformat(started).timestamp()
+    except (ValueError, OverflowError):
+        raise ReportError(f"report.started: expected a date and time, found {shown(started)}") from None
+
+
+def impossible(record: object) -> str:
+    """What no measurement gives: no samples, negative, endless or mostly zero ones, no size.
+
+    Empty for a record that is possible.
+    """
+    for name in _TIMES:
+        samples = getattr(record, name, None)
+        if isinstance(samples, tuple) and not _are_times(samples):
+            return f"{name}: expected times, found {shown(list(samples))}"
+    sizes = {name: getattr(record, name, 1) for name in _SIZES}
+    return next((f"{name}: expected a size, found {size}" for name, size in sizes.items() if size < 1), "")
+
+
+def _are_times(samples: tuple[float, ...]) -> bool:
+    """Whether there are any, none of them negative or endless, and more than half of them aren't zero."""
+    ordered = sorted(samples)
+    return bool(ordered) and ordered[0] >= 0 < ordered[(len(ordered) - 1) // 2] and ordered[-1] < _LONGEST_S

@@ -10,50 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from probes.errors import ReportError
-from probes.records.facts import Api, Card, Gpu, KfdNode, Link, Machine, NumaNode, NvidiaCard, TorchFacts
-from probes.records.possible import require_possible
-from probes.records.repeated import Clock
-from probes.records.reportfiles import json_of, reading, writing
+from probes.core import files
+from probes.core.codec import DERIVED, Json, Misfit, decode, to_json
+from probes.core.errors import ReportError
+from probes.core.invocation import probe_command
+from probes.core.quoting import command
+from probes.hardware.facts import Machine
+from probes.records.files import json_of, reading, writing
 from probes.records.rows import (
-    Asked,
-    Block,
-    Case,
-    Expectation,
-    Gap,
-    Label,
-    Measurement,
-    Noise,
-    NumaPlaces,
-    Pass,
-    Reading,
-    Reads,
     Record,
-    Request,
-    Scenario,
     Small,
-    SmallWork,
-    Split,
-    Stop,
-    Timed,
-    Way,
-    case_name,
+    require_possible,
 )
-from probes.shared import files
-from probes.shared.codec import DERIVED, Json, Misfit, decode, to_json
-from probes.shared.invocation import probe_command
-from probes.shared.quoting import command
-from probes.shared.unknown import Unknown
 
-# fmt: off
-__all__ = [
-    "MOST_BYTES", "READABLE", "SCHEMA_VERSION", "WRITABLE", "Api", "Asked", "Block", "Card", "Case",
-    "Clock", "Done", "Expectation", "Failed", "Gap", "Gpu", "KfdNode", "Label", "Link", "Machine",
-    "Measurement", "Noise", "NumaMode", "NumaNode", "NumaPlaces", "NvidiaCard", "Outcome", "Pass",
-    "ProbeReport", "ProbeRun", "Reading", "Reads", "Record", "Request", "Scenario", "Settings", "Small",
-    "SmallWork", "Split", "Stop", "Timed", "TorchFacts", "Unknown", "Waived", "Way", "case_name",
-    "from_json", "named_report", "read_report", "write_report",
-]
 # fmt: on
 
 SCHEMA_VERSION = 2

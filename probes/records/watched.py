@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from probes.errors import ReportError
-from probes.records.json_schema import document
-from probes.records.reportfiles import json_of, writing
+from probes.core import files
+from probes.core.codec import Misfit, check_figures, decode, shown, to_json
+from probes.core.errors import ReportError
+from probes.core.invocation import probe_command
+from probes.core.json_schema import document
+from probes.core.unknown import Unknown
+from probes.records.files import json_of, writing
 from probes.records.samples import GAUGES, ProcessUse, Subject
-from probes.shared import files
-from probes.shared.codec import Misfit, check_figures, decode, shown, to_json
-from probes.shared.invocation import probe_command
-from probes.shared.unknown import Unknown
 
 Kind = Literal["watch"]
 KIND: Kind = "watch"

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probes.errors import UsageError
+from probes.core.codec import decode, load
+from probes.core.errors import UsageError
+from probes.core.unknown import Unknown
 from probes.records.watched import Allocator
-from probes.shared.codec import decode, load
-from probes.shared.unknown import Unknown
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 _JOINED = re.compile(r"-[bBdEhiIOPqsSuvVx]*[cm].*", re.DOTALL)  # -Ic CODE, -mMODULE

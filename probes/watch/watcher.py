@@ -3,29 +3,148 @@
 import os
 import select
 import socket
+import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 
-from probes.machine.nvml import open_nvml
-from probes.records.samples import Sample, Subject
-from probes.records.watched import Allocator, Ended, WatchReport
-from probes.shared.output import OutputLost, complain, tell
-from probes.shared.unknown import Unknown
+from probes.core.errors import UsageError
+from probes.core.output import OutputLost, complain, tell
+from probes.core.unknown import Unknown
+from probes.hardware.nvml import Nvml, open_nvml
+from probes.hardware.sysfs import read_cards
+from probes.records.samples import ProcessUse, Sample, Subject, WatchedCard
+from probes.records.watched import Allocator, CardWatch, Ended, Saturation, WatchReport
 from probes.watch import allocatorhook
 from probes.watch.allocator import AllocatorTally, hooked
-from probes.watch.deadlines import Deadlines
-from probes.watch.readers.allreaders import Readers
-from probes.watch.recorder import Recorder, open_recorders
-from probes.watch.saturated import Tops, saturation
-from probes.watch.savedwatch import report_of
-from probes.watch.showing.metricsserver import Endpoint
-from probes.watch.showing.screen import Silent, View, view_for
-from probes.watch.tallies.tally import Tally
-from probes.watch.watchedcommand import Command, program_of
+from probes.watch.command import Command, program_of
+from probes.watch.gpu_readers import AmdCard, NvidiaReader
+from probes.watch.metrics_server import Endpoint
+from probes.watch.readers import CardReader, CommandTree, DrmClients, MachineReader
+from probes.watch.recording import Recorder, open_recorders, report_of
+from probes.watch.screen import Silent, View, view_for
+from probes.watch.totals import Tally
+
+
+@dataclass
+class Deadlines:
+    """The next deadline on a clock that never goes back. One that has passed meanwhile is skipped."""
+
+    start_s: float
+    interval_s: float
+    next: int = 0
+
+    @property
+    def at_s(self) -> float:
+        """The next deadline."""
+        return self.start_s + self.next * self.interval_s
+
+    def taken(self, now_s: float) -> None:
+        """A sample was finished: the next deadline is the first one after now."""
+        passed = int((now_s - self.start_s) / self.interval_s)
+        self.next = max(self.next, passed) + 1
+
+
+_NO_CEILING = Unknown("no measured ceiling was given: --ceilings with a throughput report of this machine")
+
+
+@dataclass(frozen=True)
+class Tops:
+    """The most that was measured on one card, per second."""
+
+    memory_bytes: float | Unknown = _NO_CEILING  # read and written
+    to_card_bytes: float | Unknown = _NO_CEILING
+    from_card_bytes: float | Unknown = _NO_CEILING
+
+
+def saturation(card: WatchedCard, watch: CardWatch, tops: Tops) -> tuple[Saturation, ...]:
+    """What one card achieved."""
+    means = {track.gauge: track.mean for track in watch.tracks}
+    return (
+        Saturation(
+            "memory",
+            _part_of(means, "dram_percent", card.memory_bytes_per_s),
+            tops.memory_bytes,
+            "bytes/s",
+            "bytes that the card's memory moved: its counter's share of the bandwidth by clock and width",
+        ),
+        Saturation(
+            "link to card",
+            _mean(means, "to_card_bytes_per_s"),
+            tops.to_card_bytes,
+            "bytes/s",
+            "PCI Express traffic received by the card, with protocol",
+        ),
+        Saturation(
+            "link from card",
+            _mean(means, "from_card_bytes_per_s"),
+            tops.from_card_bytes,
+            "bytes/s",
+            "PCI Express traffic sent by the card, with protocol",
+        ),
+        Saturation(
+            "matrix units",
+            _mean(means, "tensor_percent"),
+            Unknown("a share of cycles has no measured ceiling"),
+            "%",
+            "share of cycles in which tensor pipes were busy; FLOP/s can't be seen from outside a program",
+        ),
+        Saturation(
+            "multiprocessors",
+            _mean(means, "sm_active_percent"),
+            Unknown("a share of time has no measured ceiling; full use is 100 %"),
+            "%",
+            "share of time and multiprocessors with at least one warp, waiting ones included",
+        ),
+    )
+
+
+def _mean(means: Mapping[str, float | Unknown], gauge: str) -> float | Unknown:
+    return means.get(gauge, Unknown("not read"))
+
+
+def _part_of(means: Mapping[str, float | Unknown], gauge: str, whole: float | Unknown) -> float | Unknown:
+    percent = _mean(means, gauge)
+    if isinstance(percent, Unknown):
+        return percent
+    return whole if isinstance(whole, Unknown) else percent / 100 * whole
+
+
+class Readers:
+    """Every reader of this machine."""
+
+    def __init__(self, root: Path, nvml: Nvml | Unknown) -> None:
+        self._root = root
+        self._clients = DrmClients(root)
+        self.machine = MachineReader(root, cpus=os.cpu_count() or 1)
+        self.cards: tuple[CardReader, ...] = (*self._amd(), *self._nvidia(nvml))
+
+    def _amd(self) -> list[CardReader]:
+        of: Callable[[str], tuple[ProcessUse, ...] | Unknown] = self._clients.of
+        return [AmdCard(self._root, card, of) for card in read_cards(self._root) if card.driver == "amdgpu"]
+
+    def _nvidia(self, nvml: Nvml | Unknown) -> list[CardReader]:
+        if isinstance(nvml, Unknown):
+            return []
+        return [NvidiaReader(self._root, nvml, card) for card in nvml.cards()]
+
+    def follow(self, pid: int) -> None:
+        """Watch the memory of this process and its descendants, too."""
+        self.machine.command = CommandTree(self._root, pid)
+
+    def sample(self, at_s: float, late_s: float | None) -> Sample:
+        """Everything at this moment."""
+        if any(reader.card.driver == "amdgpu" for reader in self.cards):
+            self._clients.refresh(at_s)
+        machine = self.machine.look(at_s)
+        closing = late_s is None
+        cards = tuple(reader.sample(at_s, closing=closing) for reader in self.cards)
+        return Sample(at_s, late_s, machine, cards)
+
 
 READ_BYTES = 1 << 16
 
@@ -185,3 +304,32 @@ class Watching:
         if not self._asked.torch_allocator:
             return Unknown("not asked for: --torch-allocator")
         return self._allocator.found()
+
+
+def require_distinct(places: Mapping[str, Path | None]) -> None:
+    """Options and the files that they name. Raises UsageError for one file under two of them.
+
+    A device such as /dev/null may have several; names that don't exist yet are compared within their folders.
+    """
+    known = [(option, path, _identity(path)) for option, path in places.items() if path is not None]
+    for (a, path, one), (b, _, other) in combinations(known, 2):
+        if one is not None and one == other:
+            raise UsageError(f"{a} and {b} are one file, {path}", f"name another file: {b} FILE")
+
+
+def _identity(path: Path) -> tuple[object, ...] | None:
+    """What two names of one file have in common; None for a character device."""
+    place = Path(os.path.realpath(path))
+    try:
+        found = place.stat()
+    except OSError:
+        return *_identity_of_folder(place.parent), place.name
+    return None if stat.S_ISCHR(found.st_mode) else (found.st_dev, found.st_ino)
+
+
+def _identity_of_folder(folder: Path) -> tuple[object, ...]:
+    try:
+        found = folder.stat()
+    except OSError:
+        return (str(folder),)
+    return found.st_dev, found.st_ino

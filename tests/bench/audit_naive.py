@@ -17,18 +17,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildtool.audit.count.claims import CUDA, saved_bytes
-from buildtool.audit.count.counts import gather
-from buildtool.audit.count.packages import Manager, Package, claim_leftovers, find_owners
-from buildtool.audit.judge.findings import find_waste
-from buildtool.audit.read.archive import StreamArchive
-from buildtool.audit.read.contents import Attestations, ImageContents, Layer
-from buildtool.audit.read.documents import parse_config
-from buildtool.audit.read.image import host_platform, read_image
-from buildtool.audit.read.layer import LayerIndex
-from buildtool.audit.read.merge import merge
-from buildtool.audit.tar.tarwalk import FILE
+from buildtool.audit.counts import gather
+from buildtool.audit.findings import find_waste
+from buildtool.audit.kinds import CUDA, saved_bytes
+from buildtool.audit.packages import Manager, Package, claim_leftovers, find_owners
 from buildtool.engine.client import Engine
+from buildtool.image.archive import Attestations, ImageContents, Layer, StreamArchive
+from buildtool.image.documents import parse_config
+from buildtool.image.image import host_platform, read_image
+from buildtool.image.layer import LayerIndex
+from buildtool.image.merge import merge
+from buildtool.image.tar import FILE
 
 RECORDED = Path(__file__).parent / "recorded" / "cpu-naive.txt.xz"
 ROOT = Path(__file__).parents[2]

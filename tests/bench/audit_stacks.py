@@ -16,12 +16,11 @@ from typing import IO
 
 import image_maker as make
 
-from buildtool.audit.read.archive import open_archive
-from buildtool.audit.read.contents import ImageContents
-from buildtool.audit.read.image import host_platform, read_image
-from buildtool.audit.read.merge import Tree as MergedTree
-from buildtool.audit.read.merge import merge
-from buildtool.audit.tar.tarwalk import SYMLINK
+from buildtool.image.archive import ImageContents, open_archive
+from buildtool.image.image import host_platform, read_image
+from buildtool.image.merge import Tree as MergedTree
+from buildtool.image.merge import merge
+from buildtool.image.tar import SYMLINK
 
 Tree = dict[str, int | str]  # path -> bytes of a file, or a link's target
 NAMES = ("a", "b", "c")

@@ -23,9 +23,9 @@ import mutated
 from audit_inputs import watched
 from board import Board
 
-from buildtool.audit.read.layer import index_layer
-from buildtool.audit.tar.faults import ImageFault
-from buildtool.audit.tar.tarwalk import DEVICE, DIRECTORY, FILE, HARDLINK, SYMLINK, TarReader
+from buildtool.image.faults import ImageFault
+from buildtool.image.layer import index_layer
+from buildtool.image.tar import DEVICE, DIRECTORY, FILE, HARDLINK, SYMLINK, TarReader
 
 CHUNK = 1 << 16
 GO_PACKAGES = ("golang-1.19-go", "golang-1.19-src")

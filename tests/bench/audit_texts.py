@@ -14,8 +14,8 @@ import image_maker as make
 from audit_inputs import Outcome, watched
 from long_texts import CHARACTERS, MIB, READERS, Reader, repeated, screening
 
-from buildtool import cli
-from buildtool.audit.read.image import host_platform
+from buildtool.cli import program
+from buildtool.image.image import host_platform
 
 SCREENED_BYTES = 8 << 10
 EXITS = ("0", "1", "2", "5")
@@ -149,7 +149,7 @@ def of_audits(place: str, scratch: Path) -> tuple[Slowest, int]:
     words = ["audit", str(file), *reports, "--targets", "gfx906"]
     for unit in units:
         file.write_bytes(make.archive(make.docker_25(PLACES[place](repeated(unit, MIB)))))
-        worst = worst.with_one(watched(lambda: cli.main(words), scratch), f"{unit!r}...")
+        worst = worst.with_one(watched(lambda: program.main(words), scratch), f"{unit!r}...")
         for path in scratch.iterdir():
             path.unlink()
     return worst, len(units)

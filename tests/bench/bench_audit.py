@@ -38,15 +38,15 @@ import injection as injected  # noqa: E402
 import planted  # noqa: E402
 from board import Board, tell  # noqa: E402
 
-from buildtool import cli  # noqa: E402
 from buildtool.audit.audit import Wish, audit_path  # noqa: E402
-from buildtool.audit.inspect.gpucode import GpuCodeCounter  # noqa: E402
-from buildtool.audit.read.archive import FileArchive, StreamArchive  # noqa: E402
-from buildtool.audit.read.image import host_platform, read_image  # noqa: E402
-from buildtool.audit.report.schema import AuditReport  # noqa: E402
-from buildtool.audit.tar.tarwalk import TarReader  # noqa: E402
-from buildtool.audit.tar.unpack import sniff  # noqa: E402
-from buildtool.errors import ToolError  # noqa: E402
+from buildtool.audit.report import AuditReport  # noqa: E402
+from buildtool.cli import program  # noqa: E402
+from buildtool.core.errors import ToolError  # noqa: E402
+from buildtool.image.archive import FileArchive, StreamArchive  # noqa: E402
+from buildtool.image.gpu_code import GpuCodeCounter  # noqa: E402
+from buildtool.image.image import host_platform, read_image  # noqa: E402
+from buildtool.image.tar import TarReader  # noqa: E402
+from buildtool.image.unpack import sniff  # noqa: E402
 
 AUDIT = [sys.executable, "-m", "buildtool", "audit"]
 REAL = ("weir/cpu:latest", "weir/rocm:latest")
@@ -199,7 +199,7 @@ def hostile_archives(board: Board, work: Path, args: argparse.Namespace) -> None
     for name, made in (*corpus, *audit_heavy.cases()):
         file = scratch / "evil.tar"
         audit_heavy.write(made, file)
-        outcome = audit_inputs.watched(lambda file=file: cli.main(["audit", str(file)]), scratch)
+        outcome = audit_inputs.watched(lambda file=file: program.main(["audit", str(file)]), scratch)
         outcomes[name] = outcome
         if outcome.said not in EXITS or outcome.written or list(scratch.iterdir()) != [file]:
             board.line({"hostile": name, "said": outcome.said, "wrote": outcome.written})

@@ -21,11 +21,11 @@ from pathlib import Path
 from board import Board, tell
 
 from buildtool.audit.audit import audit_image
-from buildtool.builder import catalog, pipeline, plan
-from buildtool.builder.workplace import Workplace
+from buildtool.build import catalog, pipeline, plan
+from buildtool.build.workplace import Workplace
+from buildtool.core.shipped import IMAGES
 from buildtool.engine import buildx
 from buildtool.engine.client import Engine
-from buildtool.shipped import IMAGES
 
 ROUNDS = 3
 STARTS = 7  # of a container, each way, by turns

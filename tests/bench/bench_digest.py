@@ -32,10 +32,10 @@ from pathlib import Path
 from board import Board, tell
 from caching_proxy import caching_proxy
 
-from buildtool.builder import catalog, context
-from buildtool.builder.sources import with_packages
-from buildtool.builder.workplace import Workplace
-from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild
+from buildtool.build import catalog, pipeline
+from buildtool.build.sources import with_packages
+from buildtool.build.workplace import Workplace
+from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
 
 ROOT = Path(__file__).parents[2]
 UMASKS = (0o022, 0o077, 0o000, 0o027)
@@ -111,7 +111,7 @@ def make(name: str, state: Path) -> None:
     with place.alone():
         path, sha256 = place.rootfs.bring(base, epoch)
         resolved = Resolved(name, "", "", TorchBuild.CPU, "", PinnedBase("bootstrap", base.suite, sha256))
-        context.stage(state / "context", resolved, place.wheels, (), rootfs=path, epoch=epoch)
+        pipeline.stage_context(state / "context", resolved, place.wheels, (), rootfs=path, epoch=epoch)
     print(json.dumps({"rootfs": sha256, "context": tree_digest(state / "context")}))
 
 

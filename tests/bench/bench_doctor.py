@@ -27,11 +27,14 @@ from lint_good import good  # noqa: E402
 from test_compatibility import FAULTS, whole  # noqa: E402
 from test_hosts import CASES, TODAY, recorded  # noqa: E402
 
-from buildtool.doctor.advise import advise  # noqa: E402
-from buildtool.doctor.compatibility import read  # noqa: E402
+from buildtool.doctor.advice import advise  # noqa: E402
+from buildtool.doctor.compatibility import (  # noqa: E402
+    compatibility,
+    read,
+    rules,
+)
 from buildtool.doctor.lint.linter import judged  # noqa: E402
-from buildtool.doctor.shipped_data import compatibility, rules  # noqa: E402
-from buildtool.doctor.shown import answer_text  # noqa: E402
+from buildtool.doctor.text import answer_text  # noqa: E402
 
 DAMAGED = 20_000
 PIECES = (b"<<EOF", b"$(", b"'", b'"', b"\\\n", b"{", b"&a", b"*a", b"\t", b"\xff", b"\x00", b"`", b"#")

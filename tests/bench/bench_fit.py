@@ -20,7 +20,7 @@ from pathlib import Path
 from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, opt, qwen, run, train, vit
 
-from probes.fit.measured.caps import CGROUP_LIMIT
+from probes.fit.limits import CGROUP_LIMIT
 from probes.fit.question import Question
 
 SMALL = qwen(256, 4)

@@ -21,21 +21,14 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "machine"))
 import test_probe_trees
 from board import Board, tell
 
-from probes.errors import ReportError
-from probes.records.schema import (
-    Done,
-    Failed,
-    Gap,
-    Gpu,
-    Measurement,
-    Settings,
-    TorchFacts,
-    Unknown,
-    read_report,
-)
-from probes.run import catalog, journal, session, supervisor
-from probes.run.child import Job, Line
-from probes.shared.codec import encode
+from probes.core.codec import encode
+from probes.core.errors import ReportError
+from probes.core.unknown import Unknown
+from probes.hardware.facts import Gpu, TorchFacts
+from probes.measure import catalog, journal, session, supervisor
+from probes.measure.worker import Job, Line
+from probes.records.rows import Gap, Measurement
+from probes.records.schema import Done, Failed, Settings, read_report
 
 KILLS = 1000
 HANGS, CRASHES = 50, 100

@@ -29,16 +29,16 @@ from board import Board, tell
 from prune_fuzz import fuzz_bars
 from prune_images import image_bars
 
-from buildtool.builder.rootfs import environment, mmdebstrap_command
-from buildtool.command import run_loud
+from buildtool.build.rootfs import environment, mmdebstrap_command
+from buildtool.core.command import run_loud
+from buildtool.core.errors import ToolError
+from buildtool.core.model import Bootstrap
 from buildtool.engine.provision import host_mirror
-from buildtool.errors import ToolError
-from buildtool.gpucode.formats.elf import read_elf
-from buildtool.gpucode.formats.scan import iter_bundles
+from buildtool.gpucode.elf import read_elf
+from buildtool.gpucode.scan import iter_bundles
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
-from buildtool.model import Bootstrap
-from buildtool.prune.rewrite import open_source, prune_file
+from buildtool.prune.trees import open_source, prune_file
 
 BENCH = Path(__file__).parents[2] / ".weir" / "bench"
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
@@ -65,7 +65,7 @@ ROOT = Path(__file__).parents[2]
 PRUNE = """
 import resource, sys, time
 from pathlib import Path
-from buildtool.prune.rewrite import prune_file
+from buildtool.prune.trees import prune_file
 from buildtool.gpucode.target import parse_targets
 begun = time.perf_counter()
 prune_file(Path(sys.argv[1]), parse_targets(sys.argv[2]), out=Path(sys.argv[3]))

@@ -31,9 +31,9 @@ from pathlib import Path
 
 from board import Board, tell
 
-from buildtool.builder.lockfile import Lock
+from buildtool.build.lockfile import Lock
+from buildtool.core.errors import Exit
 from buildtool.engine.client import Engine
-from buildtool.errors import Exit
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/docker"))

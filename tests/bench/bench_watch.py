@@ -28,10 +28,10 @@ sys.path += [str(ROOT), str(ROOT / "tests/unit/probes"), str(ROOT / "tests/unit/
 from board import Board, tell  # noqa: E402
 from watch_samples import amd_tree  # noqa: E402
 
+from probes.core.unknown import Unknown  # noqa: E402
 from probes.records.watched import Energy  # noqa: E402
-from probes.shared.unknown import Unknown  # noqa: E402
-from probes.watch.savedwatch import named_watch  # noqa: E402
-from probes.watch.tallies.totals import PowerArea  # noqa: E402
+from probes.watch.recording import named_watch  # noqa: E402
+from probes.watch.totals import PowerArea  # noqa: E402
 
 INTERVAL_S, LONG_S, SETTLED_S = 0.25, 24.0, 4.0
 TRACES, TRACE_S, REFERENCE_HZ = 300, 60.0, 50

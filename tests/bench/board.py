@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from buildtool.files import write_text
+from buildtool.core.files import write_text
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "reports" / "bench"
@@ -26,7 +26,7 @@ ALL = ("buildtool", "probes", "images")
 IMAGES = ("buildtool/builder", "buildtool/engine", "images")
 PLACEMENT = ("probes/placement",)
 MEASURED = {
-    "audit": ("buildtool/audit", "buildtool/gpucode", "probes/shared/quoting.py"),
+    "audit": ("buildtool/audit", "buildtool/gpucode", "probes/core/quoting.py"),
     "build": IMAGES,
     "device-full": ("probes/measure", "probes/run"),
     "device-quick": ("probes/measure", "probes/run"),

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from buildtool.files import locked, replacing
+from buildtool.core.files import locked, replacing
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -26,9 +26,9 @@ from typing import Any
 
 import board
 
-from buildtool.files import write_text
+from buildtool.core.files import write_text
 from probes.records.schema import ProbeReport, read_report
-from probes.report.headline import headline
+from probes.reports.headline import headline
 
 ROOT = board.ROOT
 RESULTS = ROOT / "docs" / "results"

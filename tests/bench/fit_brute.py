@@ -8,12 +8,12 @@ import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 
-from probes.fit.measured import cgroups, onetrial
-from probes.fit.measured.forking import Answer, forked
-from probes.fit.measured.nursery import preload
-from probes.fit.predicted.forecast import with_size
+from probes.core.codec import decode
+from probes.fit import limits
+from probes.fit import trial as onetrial
+from probes.fit.forecast import with_size
 from probes.fit.question import Question
-from probes.shared.codec import decode
+from probes.fit.worker import Answer, forked, preload
 
 PATIENCE_S = 120.0
 
@@ -24,20 +24,20 @@ def main() -> int:
     asked = decode(Question, job["question"], "question")
     if job["device"] == "cpu":
         onetrial.warm(job["config"], asked)
-    below = cgroups.parent() if job["in_cgroup"] else None
+    below = limits.parent() if job["in_cgroup"] else None
     fitting = []
     with redirect_stdout(sys.stderr):
         for size in job["sizes"]:
             question = with_size(asked, job["axis"], size)
             made = (
-                cgroups.group(below, job["budget"], size)
-                if isinstance(below, cgroups.Parent)
+                limits.group(below, job["budget"], size)
+                if isinstance(below, limits.Parent)
                 else nullcontext(None)
             )
             with made as group:
 
                 def work(
-                    question: Question = question, size: int = size, group: cgroups.Group | None = group
+                    question: Question = question, size: int = size, group: limits.Group | None = group
                 ) -> Answer:
                     trial = onetrial.run(
                         job["config"],

@@ -10,18 +10,17 @@ from pathlib import Path
 
 from board import tell
 
-from probes.errors import ModelUnknown
-from probes.fit.answering.answer import answer, compared, on_cpu
-from probes.fit.answering.bytrials import by_trials
-from probes.fit.measured.bracket import Hint
-from probes.fit.measured.caps import CGROUP_LIMIT
-from probes.fit.measured.runs import Ask, measure
-from probes.fit.predicted.forecast import libraries
+from probes.cli.fit import MOST_TRIED, guided
+from probes.core.codec import encode
+from probes.core.errors import ModelUnknown
+from probes.fit.answer import answer, by_trials, compared, on_cpu
+from probes.fit.forecast import libraries
+from probes.fit.limits import CGROUP_LIMIT
 from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
+from probes.fit.search import Hint
+from probes.fit.worker import Ask, measure
 from probes.placement.models.reading import from_config
-from probes.placement.planner.costs.constants import Constants
-from probes.shared.codec import encode
-from probes.sizing import MOST_TRIED, guided
+from probes.placement.planner.costs import Constants
 
 MIB = 2**20
 NEAR = 3  # sizes on each side of the largest that brute force tries

@@ -19,8 +19,8 @@ import strict_readers as read
 from board import Board
 from hostile_texts import hostile_texts
 
-from buildtool.audit.count.spot import Pattern, naming
-from probes.shared.quoting import Unquotable, html, markdown, markdown_block, markdown_code, shell, terminal
+from buildtool.audit.kinds import Pattern, naming
+from probes.core.quoting import Unquotable, html, markdown, markdown_block, markdown_code, shell, terminal
 
 COUNT = 10_000
 TAG = "weir/bench-injection:latest"

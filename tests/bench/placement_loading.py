@@ -9,7 +9,7 @@ from pathlib import Path
 
 from board import Board
 
-from probes.placement.values import LOADING_BYTES
+from probes.placement.types import LOADING_BYTES
 
 CHILD = Path(__file__).parents[1] / "torch" / "loading_child.py"
 MIB = 1 << 20

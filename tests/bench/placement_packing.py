@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from board import Board, tell
 
-from probes.placement.packing.estimate import estimate
+from probes.placement.packing.format import estimate
 from probes.placement.packing.packed import form
 from probes.placement.packing.tensors import pack, unpack
 

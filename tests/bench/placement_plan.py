@@ -11,18 +11,16 @@ from collections.abc import Iterator
 
 from board import Board
 
-from probes.errors import PlanImpossible
+from probes.core.errors import PlanImpossible
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.reading import describe
-from probes.placement.planner.cards.severalcards import make_cards
-from probes.placement.planner.computing import ready
-from probes.placement.planner.costs.option import Option, Pass
-from probes.placement.planner.costs.tiers import options
-from probes.placement.planner.footprint import surroundings
-from probes.placement.planner.planning import make
-from probes.placement.planner.profiles import names, profile
-from probes.placement.planner.searching.simulation import simulate
-from probes.placement.values import LOADING_BYTES, Objective, Rings, Workload
+from probes.placement.planner.costs import Option, Pass, ready
+from probes.placement.planner.multi_gpu import make_cards
+from probes.placement.planner.plan import make
+from probes.placement.planner.profile import names, profile
+from probes.placement.planner.simulation import simulate
+from probes.placement.planner.tiers import options, surroundings
+from probes.placement.types import LOADING_BYTES, Objective, Rings, Workload
 
 GIB, MIB = 2**30, 2**20
 CASES = 240

@@ -10,7 +10,7 @@ from pathlib import Path
 from board import Board, tell
 
 from buildtool.gpucode.target import parse_targets
-from buildtool.prune.rewrite import prune_file
+from buildtool.prune.trees import prune_file
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from gpucode.mangle import mangled, seeds, structured, survives

@@ -20,13 +20,13 @@ from typing import Protocol
 from board import Board, tell
 
 from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines
-from buildtool.audit.report.schema import AuditReport
-from buildtool.builder import catalog, pipeline
-from buildtool.builder.lockfile import Lock, spec_sha256
-from buildtool.builder.plan import BuildPlan, ImagePlan
-from buildtool.builder.workplace import Workplace
+from buildtool.audit.report import AuditReport
+from buildtool.build import catalog, pipeline
+from buildtool.build.lockfile import Lock, spec_sha256
+from buildtool.build.plan import BuildPlan, ImagePlan
+from buildtool.build.workplace import Workplace
+from buildtool.core.model import BuiltImage, Variant
 from buildtool.engine.client import Engine
-from buildtool.model import BuiltImage, Variant
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".weir"

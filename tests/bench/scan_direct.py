@@ -18,24 +18,22 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "throughput"
 
 from scan_fakes import FakeDevice
 
-from buildtool.files import write_text
+from buildtool.core.files import write_text
+from probes.core.unknown import Unknown
+from probes.measure import supervisor
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import error_of_median, median
-from probes.run import supervisor
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings import topspeed
-from probes.throughput.ceilings.ceiling import Ceilings
+from probes.reports.scan import answer
+from probes.throughput import top_speed
+from probes.throughput.ceiling import Ceilings
 from probes.throughput.direct import worker
-from probes.throughput.direct.combinations import powers
-from probes.throughput.direct.figures import Throughput, throughput
-from probes.throughput.direct.knee import Growing, Knee, Point, find
-from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
-from probes.throughput.direct.saturation import saturation
-from probes.throughput.direct.scanned import BatchRow, Way, latest
-from probes.throughput.direct.testmodels import SPECS
-from probes.throughput.direct.torchrunner import TorchRunner, settle_allocator
+from probes.throughput.direct.knee import Growing, Knee, Point, find, saturation
+from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
+from probes.throughput.direct.scan import powers
+from probes.throughput.direct.scanned import BatchRow, Throughput, Way, latest, throughput
+from probes.throughput.direct.test_models import SPECS
+from probes.throughput.direct.torch_runner import TorchRunner, settle_allocator
 from probes.throughput.document import named_scan
-from probes.throughput.showing.scantext import answer
 
 ROOT = Path(__file__).parents[2]
 CPU = Way("cpu", "pytorch", "fp32", "resident")
@@ -252,7 +250,7 @@ def saturated(board: Board) -> None:
     for name in ON_A_GPU:
         board.waive(name, WHY)
     bench = TorchWorkbench(has_gpu=False)
-    ceilings: Ceilings = topspeed.measure(bench, ["cpu"])
+    ceilings: Ceilings = top_speed.measure(bench, ["cpu"])
     runner = TorchRunner(SPECS["mlp"], CPU, seed=1, bench=bench)
     (row,) = measured(rows(runner, [256], Repeats(20, 1e9), FakeDevice()))
     found = saturation(row, CPU, ceilings)

@@ -17,15 +17,12 @@ from statistics import fmean
 
 from board import Board
 
-from probes.shared.codec import decode, encode
-from probes.throughput.served import servedcurve
-from probes.throughput.served.client.arrivals import poisson
-from probes.throughput.served.client.driving import early
-from probes.throughput.served.client.lines import HttpCaller, Watch, loop_with, resolve
-from probes.throughput.served.client.payload import Body, request
-from probes.throughput.served.levelrun import measure_level
-from probes.throughput.served.servedscan import Level, ServedSettings
-from probes.throughput.served.tallying import Load
+from probes.core.codec import decode, encode
+from probes.throughput.served import scanned
+from probes.throughput.served.client import HttpCaller, Watch, early, loop_with, resolve
+from probes.throughput.served.level import Load, measure_level, poisson
+from probes.throughput.served.payload import Body, request
+from probes.throughput.served.scanned import Level, ServedSettings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -134,8 +131,8 @@ def omission(board: Board) -> None:
     with exact("0.001", "--pause-every", "6", "--pause", "1") as port:
         how = replace(SETTINGS, window_s=6.0)
         closed = measure(port, Load("closed", 1), how)
-    corrected, naive = servedcurve.latencies(opened), servedcurve.naive_latencies(opened)
-    in_loop = servedcurve.latencies(closed)
+    corrected, naive = scanned.latencies(opened), scanned.naive_latencies(opened)
+    in_loop = scanned.latencies(closed)
     assert isinstance(corrected, tuple)
     assert isinstance(naive, tuple)
     assert isinstance(in_loop, tuple)

@@ -17,7 +17,7 @@ import grpc.aio
 
 sys.path.append(str(Path(__file__).parents[2] / "images"))
 
-from service.rpc.messages import SERVICE, message
+from service.api.grpc_endpoint import SERVICE, message
 from service_fuzz import until
 
 NAMES = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids", "", "é", "x" * 3000)

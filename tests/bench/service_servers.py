@@ -18,8 +18,8 @@ EXTRAS = os.environ.get("WEIR_EXTRAS_IMAGE") or "weir/cpu-extras:latest"
 BARE = """
 import json, sys, time
 from pathlib import Path
-from service.model.classifier import Encoded
-from service.model.inference import load
+from service.inference.classifier import Encoded
+from service.inference.inference import load
 from service.settings import Limits, Settings
 model = load(Settings("bare", "cpu", Path("/models"), "random", "x", 1, Limits()), "finbert", Path("/models"))
 print("ready", flush=True)
@@ -37,7 +37,7 @@ BREAKS = """
 import os, time
 from service.cli import main
 from service.errors import DeviceFault
-from service.model.inference import TorchClassifier
+from service.inference.inference import TorchClassifier
 works = TorchClassifier._guarded
 def breaks(self, task, batch):
     while os.path.exists("/faults/hangs"):

@@ -14,8 +14,9 @@ sys.path.append(str(ROOT / "tests" / "unit" / "audit"))  # made reports, in one 
 
 from report_maker import HOSTILE, a_finding, a_row, small_report  # noqa: E402
 
-from buildtool.audit.count.treemap import Tree  # noqa: E402
-from buildtool.audit.report.schema import AuditReport, FileRow, PackageRow, to_json  # noqa: E402
+from buildtool.audit.packages import PackageRow  # noqa: E402
+from buildtool.audit.report import AuditReport, to_json  # noqa: E402
+from buildtool.audit.treemap import FileRow, Tree  # noqa: E402
 
 GPU, LIB = "gpu code", "shared libraries"
 GB = 10**9

@@ -8,8 +8,8 @@ import made_reports as make
 import pytest
 from browser_pipe import Browser, Page
 
+from probes.core.codec import to_json
 from probes.records.schema import ProbeReport, from_json
-from probes.shared.codec import to_json
 
 ROOT = Path(__file__).parents[2]
 RESULTS = [p for p in sorted((ROOT / "docs" / "results").glob("*.json")) if '"runs"' in p.read_text()]

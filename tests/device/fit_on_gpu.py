@@ -14,11 +14,11 @@ import fit_cases
 from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, qwen, run, train
 
-from probes.errors import ProbeError
-from probes.fit.measured.bracket import Hint
-from probes.fit.measured.runs import Ask, measure
+from probes.core.errors import ProbeError
 from probes.fit.question import Question
-from probes.placement.planner.profiles import profile
+from probes.fit.search import Hint
+from probes.fit.worker import Ask, measure
+from probes.placement.planner.profile import profile
 
 MODEL = qwen(1024, 8, heads=16, vocabulary=16000)
 GIB = 1024 * MIB

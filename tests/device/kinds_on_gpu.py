@@ -18,10 +18,10 @@ import torch
 from random_models import plan_of
 from test_kinds_of_modules import REFUSED, divided, made, same
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement import place
 from probes.placement.models.modules import find_blocks
-from probes.placement.values import Rings
+from probes.placement.types import Rings
 
 GPU = torch.device("cuda")
 WAYS = {

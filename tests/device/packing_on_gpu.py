@@ -18,7 +18,7 @@ import triton
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from board import Board, tell
 
-from probes.placement.packing.kernels import launching
+from probes.placement.packing import launch
 from probes.placement.packing.layouts import B11, B12, H14
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear, rows
@@ -59,7 +59,7 @@ def microseconds(run: Callable[[], object], layers: int, replays: int = 11) -> f
 
 
 def set_ptx(on: bool) -> None:
-    launching._has_ptx = lambda device: on
+    launch._has_ptx = lambda device: on
 
 
 def bits(board: Board) -> None:

@@ -21,7 +21,7 @@ from placing_case import BUDGET, BY_HAND, Bench, Found
 from placing_measure import Vram, cores, free, line_rate
 from placing_models import Model, square
 
-from probes.errors import PlanImpossible
+from probes.core.errors import PlanImpossible
 from probes.placement import Plan
 
 OVER_LINK = "x the link's limit for the bytes that don't fit"

@@ -16,7 +16,7 @@ from torch import nn
 
 from probes.placement import Handle, PlacementError, Plan, place, plan
 from probes.placement.models.modules import find_blocks
-from probes.placement.values import BlockPlan, HostUse, Objective, PassTime, Rings, Tier, VramUse, Workload
+from probes.placement.types import BlockPlan, HostUse, Objective, PassTime, Rings, Tier, VramUse, Workload
 
 GIB = 1 << 30
 BUDGET = 4 * GIB

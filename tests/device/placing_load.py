@@ -22,8 +22,8 @@ from placing_measure import Vram, differing_bits, free, host_bytes, wall_s
 from placing_models import Model, qwen_3b, square
 from torch import nn
 
+from probes.core.codec import encode
 from probes.placement import load, plan, read_plan
-from probes.shared.codec import encode
 
 ROW = "loaded: "
 

@@ -88,7 +88,7 @@ class Vram:
     """This process's VRAM: the allocator's and, through NVML, everything, context and libraries included."""
 
     def __init__(self) -> None:
-        from probes.machine.nvml import open_nvml
+        from probes.hardware.nvml import open_nvml
 
         self._nvml = open_nvml()
         self._driver = 0

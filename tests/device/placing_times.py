@@ -21,13 +21,13 @@ from placing_measure import captured, free, wall_s
 from placing_models import Dit, Model, dit, square, tokens_of
 from torch import nn
 
-from probes.errors import PlacementError, PlanImpossible
+from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import Plan
-from probes.placement.models import moduletree
-from probes.placement.planner.costs.option import Option, Pass
-from probes.placement.planner.costs.tiers import options
-from probes.placement.planner.profiles import profile
-from probes.placement.values import Objective
+from probes.placement.models import modules
+from probes.placement.planner.costs import Option, Pass
+from probes.placement.planner.profile import profile
+from probes.placement.planner.tiers import options
+from probes.placement.types import Objective
 
 LIMIT = 0.10
 ROOM = 160 << 20  # beside the share of the weights: workspaces, activations, a graph's own pool
@@ -413,7 +413,7 @@ def _measured(bench: Bench, made: Plan) -> dict[str, Any]:
 
 def _terms(bench: Bench, made: Plan) -> dict[str, float]:
     """Sums over the plan's blocks, whichever lane they are on."""
-    model = moduletree.described(bench.module)
+    model = modules.described(bench.module)
     blocks = {block.name: block for block in (*model.blocks, *model.divided().blocks)}
     rows = made.workload.batch * made.workload.tokens
     work = Pass(rows, made.workload.batch, made.workload.tokens, made.objective, made.captured)

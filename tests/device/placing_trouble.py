@@ -10,7 +10,7 @@ from placing_case import Bench
 from placing_measure import differing_bits, free, host_bytes
 from placing_models import square
 
-from probes.errors import PlacementError, PlanImpossible
+from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import place
 
 MIB = 1 << 20

@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 from board import Board, tell
 
-from probes.machine import snapshot
-from probes.machine.torchfacts import describe
+from probes.core.unknown import Unknown
+from probes.hardware import snapshot
+from probes.hardware.torch_build import describe
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import median
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings import topspeed
-from probes.throughput.ceilings.ceiling import Ceiling, Ceilings
-from probes.throughput.direct.gauges import AmdGauges, NvidiaGauges
-from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
-from probes.throughput.direct.saturation import Saturation, saturation
+from probes.throughput import top_speed
+from probes.throughput.ceiling import Ceiling, Ceilings
+from probes.throughput.direct.knee import Saturation, saturation
+from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
 from probes.throughput.direct.scanned import BatchRow, Inputs, Mode, Way
-from probes.throughput.direct.testmodels import SPECS, Spec
-from probes.throughput.direct.torchrunner import TorchRunner
+from probes.throughput.direct.test_models import SPECS, Spec
+from probes.throughput.direct.torch_runner import TorchRunner
+from probes.throughput.direct.worker import AmdGauges, NvidiaGauges
 
 TRIALS, LONGEST_S = 100, 20.0
 SPIN_S = 5e-3
@@ -51,7 +51,7 @@ class Bars:
         facts = describe()
         pci_id = snapshot.pci_id_of_first_gpu(facts, snapshot.read_cards(Path("/")), Path("/"))
         self.gauges = AmdGauges(Path("/"), pci_id) if facts.api == "hip" else NvidiaGauges(pci_id)
-        self.ceilings: Ceilings = topspeed.measure(self.bench, ["gpu"])
+        self.ceilings: Ceilings = top_speed.measure(self.bench, ["gpu"])
         (self.gpu,) = self.ceilings.devices
         board.figure("card", self.gpu.name, "")
 

@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 from device_bars import Bar
 
-from probes.records.schema import (
-    Measurement,
-    Pass,
-    ProbeReport,
-    ProbeRun,
-    Reads,
-    Record,
-    Unknown,
-    read_report,
-)
-from probes.report.answers import all_records, pick
-from probes.report.compare import Comparison, Key, compare
+from probes.core.unknown import Unknown
+from probes.records.rows import Measurement, Pass, Reads, Record
+from probes.records.schema import ProbeReport, ProbeRun, read_report
+from probes.reports.answers import all_records, pick
+from probes.reports.compare import Comparison, Key, compare
 
 LARGE = 2**20
 SLOWDOWN = 1.05

@@ -9,20 +9,21 @@ from device_bars import Bar
 
 torch = pytest.importorskip("torch")
 
-from probes.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
-from probes.machine import snapshot  # noqa: E402
-from probes.machine.torchfacts import describe  # noqa: E402
-from probes.measure import pressure, scenarios, spill  # noqa: E402
+from probes.core.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
+from probes.core.unknown import Unknown  # noqa: E402
+from probes.hardware import snapshot  # noqa: E402
+from probes.hardware.torch_build import describe  # noqa: E402
+from probes.measure import scenarios, spill  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
-from probes.measure.pattern import Pattern  # noqa: E402
 from probes.measure.sampling import QUICK, Effort, sample  # noqa: E402
 from probes.measure.transfer import Grid  # noqa: E402
-from probes.measure.workbench import WRITTEN  # noqa: E402
+from probes.measure.workbench import WRITTEN, Pattern  # noqa: E402
 from probes.placement import architectures  # noqa: E402
-from probes.placement.runtime.storage.hostview import zero_copy  # noqa: E402
-from probes.placement.split import linear_shape, plan_stack  # noqa: E402
-from probes.records.schema import Pass, Settings, Split, Unknown  # noqa: E402
-from probes.report import residency  # noqa: E402
+from probes.placement.runtime.host_memory import zero_copy  # noqa: E402
+from probes.placement.types import linear_shape, plan_stack  # noqa: E402
+from probes.records.rows import Pass, Split  # noqa: E402
+from probes.records.schema import Settings  # noqa: E402
+from probes.reports import answers  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 2**20
@@ -200,7 +201,7 @@ def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench
             spill._add(run, "zero_copy", control=index < 2)
             spill._add(run, "vram", control=index < 2)
         word = stack.enter_context(bench.memory("vram", 8)).span(0, 8)
-        placed = residency.place([spill._reread(bench, held, word) for held in run.held])
+        placed = answers.place([spill._reread(bench, held, word) for held in run.held])
     judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against
     wrong = [p for p in judged if p.by_timing != ("vram" if p.block.asked == "vram" else "host")]
     bar("known blocks labelled wrong", len(wrong), limit=0, unit="blocks", blocks=len(judged))
@@ -256,11 +257,11 @@ def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: 
         offered.append(snapshot.spendable_bytes(now, floor))
         return offered[-1]
 
-    limits = pressure.Limits(cap, spend, cap)
+    limits = spill.Limits(cap, spend, cap)
     try:
         bench.cap_vram(cap)
         found = []
-        for request in pressure.force(bench, limits, count=count, seed=5, host_spendable_bytes=spendable):
+        for request in spill.force(bench, limits, count=count, seed=5, host_spendable_bytes=spendable):
             found.append((request, offered[-1]))
             spendable()
     finally:
@@ -279,7 +280,7 @@ def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: 
     bar("VRAM requests within the cap that were refused", refused, limit=0, of=len(within))
     host = [(r, most) for r, most in found if r.kind != "vram" and r.granted]
     beyond_floor = [
-        r for r, most in host if pressure.host_bytes(r.kind, r.asked_bytes, vram_free_bytes=0) > most
+        r for r, most in host if spill.host_bytes(r.kind, r.asked_bytes, vram_free_bytes=0) > most
     ]
     assert beyond_floor == []
     assert host

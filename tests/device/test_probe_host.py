@@ -4,14 +4,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from probes.errors import OutOfMemory
-from probes.machine.torchfacts import describe
+from probes.core.errors import OutOfMemory
+from probes.hardware.torch_build import describe
 from probes.measure.device import TorchWorkbench
-from probes.measure.pattern import Pattern
 from probes.measure.transfer import HOST_PATHS, MIB, QUICK_SIZES, run
-from probes.measure.workbench import WRITTEN
-from probes.placement.split import linear_shape, plan_stack
-from probes.records.schema import Measurement, Settings
+from probes.measure.workbench import WRITTEN, Pattern
+from probes.placement.types import linear_shape, plan_stack
+from probes.records.rows import Measurement
+from probes.records.schema import Settings
 
 PATTERN = Pattern(0xABCDEF)
 

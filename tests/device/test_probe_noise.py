@@ -12,13 +12,14 @@ from device_bars import Bar
 
 torch = pytest.importorskip("torch")
 
-from probes.machine.torchfacts import describe  # noqa: E402
-from probes.measure.bystanders import Bystanders  # noqa: E402
+from probes.core.unknown import Unknown  # noqa: E402
+from probes.hardware.torch_build import describe  # noqa: E402
+from probes.measure.background_load import Bystanders  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
-from probes.measure.pattern import Pattern  # noqa: E402
 from probes.measure.sampling import Effort, sample  # noqa: E402
-from probes.records.schema import Measurement, Noise, Unknown  # noqa: E402
-from probes.run.child import watched  # noqa: E402
+from probes.measure.workbench import Pattern  # noqa: E402
+from probes.measure.worker import watched  # noqa: E402
+from probes.records.rows import Measurement, Noise  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 2**20

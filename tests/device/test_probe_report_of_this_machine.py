@@ -10,21 +10,10 @@ from device_bars import Bar
 
 from probes.records import stats
 from probes.records.rounds import merged
-from probes.records.schema import (
-    Block,
-    Done,
-    Expectation,
-    Measurement,
-    Noise,
-    Pass,
-    ProbeReport,
-    Reads,
-    Request,
-    Stop,
-    read_report,
-)
-from probes.report import crossover, pieces, residency
-from probes.report.answers import all_records, best_gb_per_s, pick, took_s
+from probes.records.rows import Block, Expectation, Measurement, Noise, Pass, Reads, Request, Stop
+from probes.records.schema import Done, ProbeReport, read_report
+from probes.reports import answers, crossover
+from probes.reports.answers import all_records, best_gb_per_s, pick, took_s
 
 QUICK_S, FULL_S = 45.0, 600.0
 
@@ -98,8 +87,8 @@ def test_break_even_is_as_predicted(bar: Bar, report: ProbeReport) -> None:
 def test_pinned_copies_follow_a_fit(report: ProbeReport) -> None:
     """A fit that misses a point by more than 20 % is refused, with the reason in its place."""
     for name in ("h2d_pinned", "d2h_pinned", "zero_copy_write"):
-        found = pieces.fit(pieces.points_of(pick(all_records(report), Measurement), name))
-        assert isinstance(found, pieces.Fit), (name, found)
+        found = crossover.fit(crossover.points_of(pick(all_records(report), Measurement), name))
+        assert isinstance(found, crossover.Fit), (name, found)
 
 
 def test_nothing_else_was_seen_on_this_machine(bar: Bar, report: ProbeReport) -> None:
@@ -159,7 +148,7 @@ def test_spill_probe_did_what_was_expected(bar: Bar, report: ProbeReport) -> Non
 
 
 def test_every_block_is_labelled_as_it_was_placed(bar: Bar, report: ProbeReport) -> None:
-    placed = residency.place(pick(all_records(report), Block))
+    placed = answers.place(pick(all_records(report), Block))
     if pick(all_records(report), Expectation)[0].behaviour != "refuses":
         pytest.skip("where a driver spills, the place of a block isn't known beforehand")
     judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against

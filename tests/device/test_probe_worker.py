@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from probes.records.schema import Done, Failed, Gap, Settings
-from probes.run import supervisor
-from probes.run.child import Job, Line
-from probes.shared.codec import encode
+from probes.core.codec import encode
+from probes.measure import supervisor
+from probes.measure.worker import Job, Line
+from probes.records.rows import Gap
+from probes.records.schema import Done, Failed, Settings
 
 JOB = Job("transfer", Settings(quick=True, seed=1, vram_cap_bytes=None), None)
 GAP = Gap("h2d_pinned", 4096, "a test")
@@ -97,7 +98,7 @@ def test_a_flood_on_stdout_does_not_block_the_worker() -> None:
 def test_a_worker_dies_with_its_parent() -> None:
     """The parent is killed; the child, which had asked for it, must not outlive it."""
     child = (
-        "import os, sys, time; from probes.run.child import die_with; die_with(int(sys.argv[1]));"
+        "import os, sys, time; from probes.measure.worker import die_with; die_with(int(sys.argv[1]));"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent = f"import os,subprocess,sys; subprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.gpucode.formats.scan import scan_file
+from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
-from buildtool.prune.rewrite import prune_file
+from buildtool.prune.trees import prune_file
 
 NVCC = shutil.which("nvcc") or next((p for p in ("/usr/local/cuda/bin/nvcc",) if Path(p).exists()), None)
 

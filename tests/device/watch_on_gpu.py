@@ -100,8 +100,8 @@ def smi() -> dict[str, float | None]:
 
 def against_smi() -> None:
     """nvidia-smi's figure must be among our readings at that time, give or take its resolution."""
-    from probes.machine.nvml import Nvml, open_nvml
-    from probes.watch.readers.nvidiacard import NvidiaReader
+    from probes.hardware.nvml import Nvml, open_nvml
+    from probes.watch.gpu_readers import NvidiaReader
 
     nvml = open_nvml()
     assert isinstance(nvml, Nvml)
@@ -161,8 +161,8 @@ class Reference(threading.Thread):
         self.on = True
 
     def run(self) -> None:
-        from probes.machine import nvmlcard
-        from probes.machine.nvml import Nvml, open_nvml
+        from probes.hardware import nvml as nvmlcard
+        from probes.hardware.nvml import Nvml, open_nvml
 
         nvml = open_nvml()
         assert isinstance(nvml, Nvml)
@@ -292,15 +292,15 @@ def allocator() -> None:
 
 def costs() -> None:
     """What each call takes."""
-    from probes.machine import nvmlcard
-    from probes.machine.nvml import Nvml, open_nvml
-    from probes.watch.readers import nvidiametrics
-    from probes.watch.readers.machinereader import MachineReader
+    from probes.hardware import nvml as nvmlcard
+    from probes.hardware.nvml import Nvml, open_nvml
+    from probes.watch import gpu_readers
+    from probes.watch.readers import MachineReader
 
     nvml = open_nvml()
     assert isinstance(nvml, Nvml)
     pci_id = nvml.cards()[0].pci_id
-    card, performance = nvmlcard.NvmlCard(nvml, pci_id), nvidiametrics.Performance(nvml, pci_id)
+    card, performance = nvmlcard.NvmlCard(nvml, pci_id), gpu_readers.Performance(nvml, pci_id)
     machine = MachineReader(Path("/"), cpus=os.cpu_count() or 1)
     calls = {
         "utilization": card.utilization,

@@ -1,10 +1,10 @@
-"""Runs inside the image: is `service.model.bert` the BERT that torch's own encoder layers compute?"""
+"""Runs inside the image: is `service.inference.bert` the BERT that torch's own encoder layers compute?"""
 
 import sys
 
 import torch
-from service.model import bert
-from service.model.architecture import BertShape, parameter_count, parameter_shapes
+from service.inference import bert
+from service.inference.architecture import BertShape, parameter_count, parameter_shapes
 
 SHAPE = BertShape(
     num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64, vocab_size=99

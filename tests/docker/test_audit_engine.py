@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
+from buildtool.core.errors import ConfigError, DataError
 from buildtool.engine.client import Engine
-from buildtool.errors import ConfigError, DataError
 
 REF = "weir-test/audit:1"
 DOCKERFILE = """FROM scratch

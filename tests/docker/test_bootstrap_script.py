@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder.rootfs import environment, mmdebstrap_command
-from buildtool.model import Bootstrap
+from buildtool.build.rootfs import environment, mmdebstrap_command
+from buildtool.core.model import Bootstrap
 
 EVIL = ("x; touch evil", "$(touch evil)", "`touch evil`", "'\"", "-x", "a b", "END", "[z]")
 

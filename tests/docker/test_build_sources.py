@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from standins import ROOT, Index, Shop, make_torch, make_wheel, package_index, registry
 
-from buildtool.builder import catalog
-from buildtool.builder.rootfs import RootfsCache
+from buildtool.build import catalog
+from buildtool.build.rootfs import RootfsCache
+from buildtool.core.errors import Exit, SourceUnreachable
+from buildtool.core.model import Bootstrap
 from buildtool.engine.client import Engine
-from buildtool.errors import Exit, SourceUnreachable
-from buildtool.model import Bootstrap
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from standins import ROOT, STANDIN_TORCH, Index, Shop, make_torch, make_wheel, package_index
 
+from buildtool.core.errors import Exit
 from buildtool.engine.client import Engine
-from buildtool.errors import Exit
 
 ONE, TWO = (f"tags-{os.getpid()}-{name}" for name in ("one", "two"))
 REFS = {name: f"weir/{name}:latest" for name in (ONE, TWO)}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from standins import ROOT, Index, Shop, make_torch, package_index
 
-from buildtool import command
+from buildtool.core import command
+from buildtool.core.errors import Exit
 from buildtool.engine.buildx import bake_plan
 from buildtool.engine.client import Engine
-from buildtool.errors import Exit
-from probes.shared.files import sweep_partials
+from probes.core.files import sweep_partials
 
 NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
 SLOW = "FROM scratch AS rootfs\nADD rootfs.tar /\nFROM rootfs\nRUN --network=none sleep 120\n"
@@ -181,7 +181,7 @@ STOPPABLE = """
 from functools import partial
 from buildtool import command
 from buildtool import parallel
-from probes.shared.interrupt import interruptible
+from probes.core.entry import interruptible
 
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
 tasks = [partial(command.run, words) for words in programs]
@@ -210,7 +210,7 @@ def test_a_stop_ends_programs_with_all_that_they_started_and_starts_no_queued_on
 WRITER = """
 import sys, time
 from pathlib import Path
-from buildtool.files import replacing, scratch
+from buildtool.core.files import replacing, scratch
 
 with scratch(Path(".")) as folder, replacing(Path("result")) as partial:
     (folder / "file").write_text("half")
@@ -247,8 +247,8 @@ def test_a_container_of_a_killed_run_is_removed_by_the_next_one(cached_base: str
 BOOTSTRAP = """
 import sys
 from pathlib import Path
-from buildtool.model import Bootstrap
-from buildtool.builder.rootfs import RootfsCache
+from buildtool.core.model import Bootstrap
+from buildtool.build.rootfs import RootfsCache
 
 RootfsCache(Path("cache"), lambda line: print(line, flush=True)).bring(Bootstrap("bookworm", ("tini",)), 1)
 """

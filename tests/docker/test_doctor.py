@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 from buildtool.doctor.fix import OVERLAY, overlay_text
-from buildtool.doctor.hostfacts import EngineFacts, Host, Node, User
+from buildtool.doctor.host import EngineFacts, Host, Node, User
 from buildtool.doctor.proving import COMMAND
 from buildtool.engine.client import Engine
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
 
 ROOT = Path(__file__).parents[2]
 NONE = Unknown("not asked")

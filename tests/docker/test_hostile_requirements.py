@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from standins import Index, make_wheel, package_index
 
-from buildtool.builder.wheels import WheelCache
-from buildtool.errors import SourceUnreachable
-from buildtool.model import TorchBuild, TorchSource
+from buildtool.build.wheels import WheelCache
+from buildtool.core.errors import SourceUnreachable
+from buildtool.core.model import TorchBuild, TorchSource
 
 BACKEND = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
 # in this folder, whose `evil` is planted in every form that pip takes
@@ -85,7 +85,7 @@ def rewritten(path: Path, name: str, text: str) -> None:
 
 def test_the_planted_package_runs_where_pip_is_called_as_it_comes(planted: Path) -> None:
     """Else the tests below would show nothing."""
-    from buildtool.builder.wheels import PIP
+    from buildtool.build.wheels import PIP
 
     command = [*PIP, "download", "--only-binary=:all:", "--dest", str(planted / "out"), "./evil"]
     subprocess.run(command, check=False, capture_output=True)

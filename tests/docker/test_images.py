@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import catalog
+from buildtool.build import catalog
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
 

@@ -5,7 +5,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from buildtool.shipped import IMAGES
+from buildtool.core.shipped import IMAGES
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 0xFFFFFFFF

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from handmade import KERNELS, Handmade, load_image, python_that_is, saved_config
 
+from buildtool.core.errors import ProofFailed, ToolError
 from buildtool.engine import proof
 from buildtool.engine.client import Engine, RunLimits
-from buildtool.engine.naming import temporary_prefix
-from buildtool.errors import ProofFailed, ToolError
+from buildtool.engine.tags import temporary_prefix
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import images as imageprune
 

@@ -12,10 +12,10 @@ import pytest
 from free_ports import free_port
 from standins import refusing_registry, registry, silent_registry
 
+from buildtool.core.errors import BuildFailed, EnvironmentMissing, Exit, SourceUnreachable
 from buildtool.engine import registry as gate
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
-from buildtool.errors import BuildFailed, EnvironmentMissing, Exit, SourceUnreachable
 
 LOCAL = f"t-registry-{os.getpid()}/tiny:1"
 DOCKERFILE = "FROM scratch\nCOPY one /one\nCOPY two /two\n"

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from buildtool.builder import catalog
+from buildtool.build import catalog
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "weir/cpu-extras:latest"

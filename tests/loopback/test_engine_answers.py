@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.core.errors import ToolError
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference
-from buildtool.errors import ToolError
 
 ODD = ([], {}, "text", 7, None, [[]], [7], [{}], {"Id": 7}, {"Id": "x", "Config": []})
 SHAPES = (*ODD, {"Id": "x", "Labels": 1})

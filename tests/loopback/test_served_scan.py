@@ -16,10 +16,10 @@ from statistics import fmean, median
 import pytest
 from waiting import PATIENCE_S, free_ports
 
-from probes.errors import Exit
+from probes.core.errors import Exit
 from probes.throughput.document import named_scan
-from probes.throughput.served.client.lines import resolve
-from probes.throughput.served.tallying import Load
+from probes.throughput.served.client import resolve
+from probes.throughput.served.level import Load
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "bench"))

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 from service.errors import HubUnreachable, ModelUnreadable, ServiceError
-from service.model.hub import fetched
-from service.model.intake import Intake
+from service.inference.hub import Intake, fetched
 from service.settings import Hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -133,7 +132,7 @@ def test_the_environment_says_where_hub_and_cache_are(hub: StandIn, tmp_path: Pa
     env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "PYTHONPATH": sys.path[0]}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
     program = (
-        "from service.model.hub import fetched; from service.settings import Hub\n"
+        "from service.inference.hub import fetched; from service.settings import Hub\n"
         f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     done = subprocess.run(
@@ -219,7 +218,7 @@ def test_an_empty_variable_is_none_and_the_cache_is_not_in_the_current_directory
     env = os.environ | empty | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
     program = (
-        "from service.model.hub import fetched; from service.settings import Hub\n"
+        "from service.inference.hub import fetched; from service.settings import Hub\n"
         f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     (tmp_path / "here").mkdir()

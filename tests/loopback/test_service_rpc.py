@@ -22,12 +22,11 @@ import tritonclient.grpc as triton
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import server
-from service.rpc import endpoint
-from service.rpc.endpoint import METHODS, start
-from service.rpc.messages import _POOL, _TABLE, SERVICE, message
+from service.api import grpc_endpoint
+from service.api.grpc_endpoint import _POOL, _TABLE, METHODS, SERVICE, message, start
+from service.api.service import Service
+from service.api.spans import Spans
 from service.settings import Limits, Settings
-from service.web.service import Service
-from service.web.spans import Spans
 from test_service_sockets import Fake
 from test_service_stops import beside, terminate
 from tritonclient.grpc import service_pb2
@@ -513,8 +512,8 @@ def held(here: Served, stack: contextlib.ExitStack) -> list[grpc.Channel]:
 def test_idle_callers_who_have_all_places_keep_newcomers_out_for_a_short_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert endpoint._IDLE_S <= 15
-    monkeypatch.setattr(endpoint, "_IDLE_S", KEPT_S)
+    assert grpc_endpoint._IDLE_S <= 15
+    monkeypatch.setattr(grpc_endpoint, "_IDLE_S", KEPT_S)
     with served(connections=3) as here, contextlib.ExitStack() as stack:
         inside = held(here, stack)
         assert in_time(here, PATIENCE_S)
@@ -526,8 +525,8 @@ def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their calls never end: the model doesn't, and they have no deadline."""
-    assert endpoint._AGE_S <= 60
-    monkeypatch.setattr(endpoint, "_AGE_S", KEPT_S)
+    assert grpc_endpoint._AGE_S <= 60
+    monkeypatch.setattr(grpc_endpoint, "_AGE_S", KEPT_S)
     with served(replace(LIMITS, drain_s=1), connections=3) as here, contextlib.ExitStack() as stack:
         here.fake.gate.clear()
         method = f"/{SERVICE}/ModelInfer"
@@ -542,7 +541,7 @@ def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
 
 
 def test_a_caller_whose_connection_grows_old_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_AGE_S", 1)
+    monkeypatch.setattr(grpc_endpoint, "_AGE_S", 1)
     with served(replace(LIMITS, max_in_flight=16)) as here, here.channel() as channel:
         ends, n_calls = time.monotonic() + 5, 0
         with ThreadPoolExecutor(4) as pool:
@@ -555,7 +554,7 @@ def test_a_peer_that_is_gone_leaves_its_place_though_its_call_is_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing comes from it any more, not even the answer to a ping."""
-    monkeypatch.setattr(endpoint, "_PING_S", 1)
+    monkeypatch.setattr(grpc_endpoint, "_PING_S", 1)
     with (
         served(replace(LIMITS, body_timeout_s=600)) as here,
         socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S) as silent,

@@ -20,14 +20,13 @@ from functools import partial
 
 import pytest
 import uvicorn
-from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.api.connection import Acceptor, Connection
+from service.api.connection_limit import Door
+from service.api.metrics import Metrics
+from service.api.service import Service
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.server import listen, make_server
 from service.settings import Limits
-from service.web.acceptor import Acceptor
-from service.web.connection import Connection
-from service.web.door import Door
-from service.web.metrics import Metrics
-from service.web.service import Service
 from waiting import PATIENCE_S, until
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -530,7 +529,7 @@ def test_a_stop_answers_whoever_had_connected_or_asked_before_it(
     here: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new connection that waits to be taken, and kept ones whose request is there or still under way."""
-    monkeypatch.setattr("service.web.connection._LAST_S", PATIENCE_S)
+    monkeypatch.setattr("service.api.connection._LAST_S", PATIENCE_S)
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     blocked, goes_on = threading.Event(), threading.Event()
     with ExitStack() as stack:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 from service import cli, server
-from service.batching import pulse
+from service.batching import health
 from service.errors import DeviceFault, DeviceLost, ServiceError
-from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
-from service.model.tokenizer import load_tokenizer
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.inference.tokenizer import load_tokenizer
 from service.settings import Limits, Settings
 from waiting import PATIENCE_S, free_ports, until
 
@@ -281,7 +281,7 @@ def test_a_device_that_does_not_recover_is_unready_at_once_and_ends_the_service_
 ) -> None:
     model = Named(0)
     monkeypatch.setattr(server, "_load", lambda _settings, _name: model)
-    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, 0.1, 0.1))
+    monkeypatch.setattr(health, "_PAUSES_S", (0.0, 0.1, 0.1))
     seen: list[tuple[str, int]] = []
     heard = threading.Event()
 
@@ -342,7 +342,7 @@ sys.path[:0] = sys.argv[2:]
 from test_service_stops import INFO, Named
 from pathlib import Path
 from service import cli, server
-from service.model.tokenizer import load_tokenizer
+from service.inference.tokenizer import load_tokenizer
 from service.settings import Limits, Settings
 
 gate = threading.Event()  # open once standard input ends

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def test_a_plain_service_imports_none_of_the_extras() -> None:
     program = (
-        "import sys, service.server, service.web.app\n"
+        "import sys, service.server, service.api.app\n"
         "print([name for name in ('grpc', 'google.protobuf', 'opentelemetry', 'huggingface_hub', 'torch')"
         " if name in sys.modules])"
     )

@@ -192,7 +192,7 @@ def test_the_command_has_the_terminals_keys_and_ctrl_c() -> None:
 
 def test_a_command_that_reads_before_the_terminal_is_its_own_goes_on_once_it_is() -> None:
     slow = (
-        "import os, sys, time; from probes.cli import main; hand_over = os.tcsetpgrp; "
+        "import os, sys, time; from probes.cli.program import main; hand_over = os.tcsetpgrp; "
         "os.tcsetpgrp = lambda *words: (time.sleep(0.5), hand_over(*words)); sys.exit(main(sys.argv[1:]))"
     )
     with Terminal(
@@ -305,7 +305,7 @@ def test_callers_who_hang_up_or_never_finish_leave_no_traceback_and_do_not_keep_
     import socket
 
     from probes.records.samples import Subject
-    from probes.watch.showing.metricsserver import MOST_CALLERS, Endpoint
+    from probes.watch.metrics_server import MOST_CALLERS, Endpoint
 
     endpoint = Endpoint(Subject("2026-11-21T23:00:00Z", "made", 0.25, (), ()), "::1", 0)
     port = int(endpoint.address.rpartition(":")[2].partition("/")[0])

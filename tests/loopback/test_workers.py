@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE_S
 
-from buildtool.builder import wheels
-from probes.records.schema import Done, Failed, TorchFacts
-from probes.run import inturns, supervisor, thismachine
-from probes.run.child import Job
+from buildtool.build import wheels
+from probes.hardware.facts import TorchFacts
+from probes.measure import in_turns as inturns
+from probes.measure import supervisor, this_machine
+from probes.measure.worker import Job
+from probes.records.schema import Done, Failed
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +41,7 @@ def test_pip_is_not_taken_from_the_current_directory(tmp_path: Path, monkeypatch
     assert "PIP_CONFIG_FILE" in wheels._connection_settings()
 
 
-@pytest.mark.parametrize("program", ["buildtool.cli", "probes.__main__"])
+@pytest.mark.parametrize("program", ["buildtool.cli.program", "probes.__main__"])
 def test_little_is_imported_before_an_interrupt_is_a_message(program: str) -> None:
     count = "import sys; before = set(sys.modules); import {}; print(*set(sys.modules) - before)"
     found = subprocess.run(
@@ -132,5 +134,5 @@ def test_an_interrupt_ends_both_processes_of_a_pair(tmp_path: Path, monkeypatch:
 
 
 def test_a_worker_runs_in_another_python_with_this_program_alone() -> None:
-    facts = thismachine.look(inturns.running_in(Path(sys.executable))).torch
+    facts = this_machine.look(inturns.running_in(Path(sys.executable))).torch
     assert isinstance(facts, TorchFacts) or facts.reason.startswith("torch can't be imported")

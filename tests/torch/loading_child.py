@@ -16,7 +16,7 @@ from placement_plans import plan_of
 from safetensors.torch import save_file
 from torch import nn
 
-from probes.placement.loading.load import load
+from probes.placement.loading import load
 
 WIDTHS = (64, 1536)  # of convolutions, to warm up and to measure
 ORDERS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

@@ -3,7 +3,7 @@
 from torch import nn
 
 from probes.placement.models.modules import find_blocks
-from probes.placement.values import BlockPlan, HostUse, PassTime, Plan, Rings, Tier, VramUse, Workload
+from probes.placement.types import BlockPlan, HostUse, PassTime, Plan, Rings, Tier, VramUse, Workload
 
 
 def plan_of(model: nn.Module, tiers: dict[str, Tier]) -> Plan:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from probes.placement.models.modules import find_blocks
-from probes.placement.values import BlockPlan, HostUse, PassTime, Plan, Rings, VramUse, Workload
+from probes.placement.types import BlockPlan, HostUse, PassTime, Plan, Rings, VramUse, Workload
 
 TIERS = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu")
 

@@ -11,14 +11,14 @@ from late_lanes import LateLanes
 from random_models import plan_of
 from torch import nn
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
+from probes.core.unknown import Unknown
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.blocks.lanes import CudaLanes
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime import buffers
+from probes.placement.runtime.buffers import HostArena
 from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.storage import arena
-from probes.placement.runtime.storage.arena import HostArena
-from probes.records.schema import Unknown
+from probes.placement.runtime.streams import CudaLanes
+from probes.placement.runtime.weight_sources import ModuleSource
 
 MIB = 2**20
 
@@ -140,7 +140,7 @@ def test_pages_are_provided_on_the_processors_of_the_gpus_node(monkeypatch):
     mine = sorted(os.sched_getaffinity(0))
     seen = []
     nodes = (SimpleNamespace(node=0, cpus=str(mine[0])), SimpleNamespace(node=1, cpus="99999"))
-    monkeypatch.setattr(arena.numa, "nodes", lambda _root: nodes)
+    monkeypatch.setattr(buffers.numa, "nodes", lambda _root: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: seen.append(set(cpus)))
     HostArena(MIB, 0).take(MIB)
     assert seen == ([{mine[0]}, set(mine)] if len(mine) > 1 else [])
@@ -194,11 +194,11 @@ def test_remove_frees_vram_at_once_and_not_when_garbage_is_collected(tier, monke
     arenas = []
 
     def traced(self, n_bytes, device):
-        pages = arena._Pages(-1, max(n_bytes, 1))
+        pages = buffers._Pages(-1, max(n_bytes, 1))
         arenas.append(weakref.ref(pages))
         self._bytes, self.used = torch.frombuffer(pages, dtype=torch.uint8)[:n_bytes], 0
 
-    monkeypatch.setattr(arena.DeviceArena, "__init__", traced)
+    monkeypatch.setattr(buffers.DeviceArena, "__init__", traced)
     layers = (nn.Linear(64, 64, bias=False) for _ in range(4))
     model = nn.Sequential(*layers).eval().requires_grad_(False)
     handle = place(model, plan_of(model, {f"{i}": tier for i in range(4)}), device="cpu")

@@ -10,16 +10,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from probes.placement import load
-from probes.placement.models.moduletree import described
-from probes.placement.planner.costs import packedtiers
-from probes.placement.planner.costs.option import Pass
-from probes.placement.planner.costs.tiers import options
-from probes.placement.planner.profiles import profile
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.models.modules import described
+from probes.placement.planner import tiers
+from probes.placement.planner.costs import Pass
+from probes.placement.planner.profile import profile
+from probes.placement.planner.tiers import options
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 WIDTH, LAYERS, PIECES = 256, 6, 4
@@ -93,7 +93,7 @@ def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
             self.second = nn.Linear(2048, 2560, dtype=torch.bfloat16)
             self.third = nn.Linear(1024, 3072, dtype=torch.bfloat16)
 
-    monkeypatch.setattr(packedtiers, "LEAST_PIECE", 64 << 10)  # bytes
+    monkeypatch.setattr(tiers, "LEAST_PIECE", 64 << 10)  # bytes
     torch.manual_seed(0)
     model = nn.Sequential(Layer())
     block, machine = described(model).blocks[0], profile("h200")

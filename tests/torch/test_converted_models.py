@@ -9,9 +9,9 @@ from random_models import plan_of
 from safetensors.torch import save_file
 from tied_model import Model
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement import load, place, plan
-from probes.placement.planner.profiles import profile
+from probes.placement.planner.profile import profile
 
 torch.set_num_threads(1)
 KEPT = ("resident", "packed", "streamed_packed", "streamed")

@@ -5,11 +5,10 @@ from late_lanes import LateLanes
 from random_models import plan_of
 from torch import nn
 
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.blocks.wires import Held
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.weight_sources import Held, ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 WIDTH = 64

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from probes.placement.models.moduletree import described
+from probes.placement.models.modules import described
 
 transformers = pytest.importorskip("transformers")
 

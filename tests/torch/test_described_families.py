@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from probes.placement.models import moduletree
+from probes.placement.models import modules
 from probes.placement.models.families import FAMILIES
 from probes.placement.models.modules import find_blocks
 from probes.placement.models.reading import from_config, known
@@ -95,7 +95,7 @@ def test_parts_of_a_layer_are_listed_in_the_order_of_their_calls(kind):
             module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
     with torch.no_grad():
         model(input_ids=torch.ones(1, 5, dtype=torch.int64))
-    listed = [block.name for block in moduletree.described(model).divided().blocks]
+    listed = [block.name for block in modules.described(model).divided().blocks]
     layer = [name for name in called if ".1." in name]
     assert layer
     assert [name for name in listed if name in layer] == layer

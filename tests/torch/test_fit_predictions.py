@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from probes.fit.measured import faketrace
-from probes.fit.predicted.forecast import CPU, forecast
-from probes.fit.predicted.tape import Tape, Tensor
+from probes.fit import trial
+from probes.fit.forecast import CPU, forecast
 from probes.fit.question import Question
+from probes.fit.tape import Tape, Tensor
 from probes.placement.models.reading import from_config
 
 ROWS, WIDTH = 256, 512
@@ -141,7 +141,7 @@ CASES = {
 def compared(config: dict[str, object], asked: Question) -> float:
     torch.set_num_threads(1)
     rules = forecast(from_config(config, name="m", where="m"), asked, CPU).taken.total
-    return rules / faketrace.trace(config, asked, "cpu").total - 1
+    return rules / trial.trace(config, asked, "cpu").total - 1
 
 
 @pytest.mark.parametrize("case", CASES)

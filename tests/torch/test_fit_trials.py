@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from probes.errors import DeviceUnusable
-from probes.fit.measured import onestep, onetrial
-from probes.fit.measured.bracket import Hint
-from probes.fit.measured.cgroups import V2, Group, parent
-from probes.fit.measured.forking import Answer, forked
-from probes.fit.measured.nursery import Found, Hunt, Searcher, _without_answer
-from probes.fit.measured.runs import Ask, measure
+from probes.core.errors import DeviceUnusable
+from probes.core.unknown import Unknown
+from probes.fit import step
+from probes.fit import trial as onetrial
+from probes.fit.limits import V2, Group, parent
 from probes.fit.question import Cap, Question, Taken, Trial
-from probes.shared.unknown import Unknown
+from probes.fit.search import Hint
+from probes.fit.worker import Answer, Ask, Found, Hunt, Searcher, _without_answer, forked, measure
 
 MIB = 2**20
 PATIENCE_S = 120.0
@@ -82,7 +81,7 @@ def test_a_process_that_used_up_its_limit_still_says_so(monkeypatch: pytest.Monk
                 held.append(bytearray(MIB // 2))
         raise TorchsError(held)
 
-    monkeypatch.setattr(onestep, "prepare", use_up)
+    monkeypatch.setattr(step, "prepare", use_up)
 
     def work() -> Answer:
         return Answer(trial=onetrial.run(TINY, Question("m"), "cpu", budget=8 * MIB, size=1))

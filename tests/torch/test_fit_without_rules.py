@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from probes import cli
-from probes.errors import ProbeError
-from probes.fit.measured import faketrace, onestep, onetrial
-from probes.fit.measured.bracket import Hint
-from probes.fit.measured.nursery import Found, Hunt, Searcher
-from probes.fit.question import Built, FitReport, Largest, Measured, Question, Taken, Unknown
-from probes.shared.codec import decode, load
+from probes.cli import program
+from probes.core.codec import decode, load
+from probes.core.errors import ProbeError
+from probes.core.unknown import Unknown
+from probes.fit import step, trial
+from probes.fit.question import Built, FitReport, Largest, Measured, Question, Taken
+from probes.fit.search import Hint
+from probes.fit.worker import Found, Hunt, Searcher
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500}
 CONFIGS: dict[str, dict[str, object]] = {
@@ -48,9 +49,9 @@ CONFIGS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("task", ["inference", "training"])
 def test_any_architecture_of_text_or_images_runs_its_step(kind: str, task: str) -> None:
     asked = Question("m", task, batch=2, tokens=16, precision="fp32")  # type: ignore[arg-type]
-    ready = onestep.prepare({**CONFIGS[kind], "model_type": kind}, asked, "cpu")
+    ready = step.prepare({**CONFIGS[kind], "model_type": kind}, asked, "cpu")
     phases: list[str] = []
-    onestep.run(ready, asked, phases.append)
+    step.run(ready, asked, phases.append)
     assert len(phases) == len(set(phases)), "each phase is one line through the trials"
     assert ("step 2: optimizer" in phases) == (task == "training")
 
@@ -84,15 +85,15 @@ def test_the_weights_are_known_also_where_trials_are_on_a_gpu() -> None:
 
 def test_a_model_of_sound_is_refused_with_what_is_tried_here() -> None:
     asked = Question("m", precision="fp32")
-    with pytest.raises(onestep.ModelUnknown, match="tokens or with images"):
-        onestep.make({"model_type": "wav2vec2", "hidden_size": 64, "num_attention_heads": 4}, asked, "meta")
+    with pytest.raises(step.ModelUnknown, match="tokens or with images"):
+        step.make({"model_type": "wav2vec2", "hidden_size": 64, "num_attention_heads": 4}, asked, "meta")
 
 
 def test_the_weights_of_modules_are_exact_with_shared_ones_once() -> None:
     asked = Question("m", "training", precision="fp32")
-    made = onestep.make({**CONFIGS["opt"], "model_type": "opt"}, asked, "meta")
+    made = step.make({**CONFIGS["opt"], "model_type": "opt"}, asked, "meta")
     parameters = {id(p): p.nbytes for p in made.module.parameters()}
-    assert onestep.built(made).trained == sum(parameters.values())
+    assert step.built(made).trained == sum(parameters.values())
 
 
 def test_a_trace_of_whole_sequences_has_no_mask_that_a_real_step_lacks() -> None:
@@ -100,7 +101,7 @@ def test_a_trace_of_whole_sequences_has_no_mask_that_a_real_step_lacks() -> None
     import transformers.masking_utils as masks
 
     before = masks.find_packed_sequence_indices
-    assert isinstance(faketrace.trace({**CONFIGS["opt"], "model_type": "opt"}, asked, "cpu"), Taken)
+    assert isinstance(trial.trace({**CONFIGS["opt"], "model_type": "opt"}, asked, "cpu"), Taken)
     assert masks.find_packed_sequence_indices is before
 
 
@@ -120,7 +121,7 @@ def test_the_verb_answers_for_an_architecture_without_rules(tmp_path: Path) -> N
         str(out),
     )
     task = ("--task", "training", "--precision", "fp32")
-    assert cli.main(["fit", str(model), *words, *task, "--json", str(out)]) == 0
+    assert program.main(["fit", str(model), *words, *task, "--json", str(out)]) == 0
     report = decode(FitReport, load(out.read_text(encoding="utf-8")), "fit")
     assert report.predicted_by == "two trials"
     assert isinstance(report.measured, Measured)
@@ -136,5 +137,5 @@ def test_the_verb_answers_for_an_architecture_without_rules(tmp_path: Path) -> N
 )
 def test_a_config_that_torch_cannot_build_is_refused_before_any_trial(wrong: dict[str, object]) -> None:
     asked = Question("m", precision="fp32")
-    with pytest.raises(onestep.ModelUnknown, match="can't build this model"):
-        onetrial.warm({**CONFIGS["opt"], "model_type": "opt", **wrong}, asked)
+    with pytest.raises(step.ModelUnknown, match="can't build this model"):
+        trial.warm({**CONFIGS["opt"], "model_type": "opt", **wrong}, asked)

@@ -8,10 +8,10 @@ import torch
 from placement_plans import plan_of
 from torch import nn
 
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.modulesource import ModuleSource
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 BLOCKS, PASSES = 6, 4
 

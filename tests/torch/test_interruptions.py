@@ -14,13 +14,12 @@ from test_several_cards_run import over_cards
 from torch import nn
 
 from probes.placement import place
-from probes.placement.loading.load import load
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.blocks.wires import Held
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.loading import load
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import Held, ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 NAMES = [f"layers.{number}" for number in range(4)]

@@ -12,15 +12,14 @@ from late_lanes import LateLanes
 from random_models import TIERS, plan_of
 from test_random_placements import exact_linear
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks, is_divisible
-from probes.placement.runtime.blocks import hostside
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.blocks.wires import Held
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime import host_memory
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import Held, ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, for what is deprecated and used
@@ -126,9 +125,9 @@ def same(one, other):
         return type(one) is type(other) and one.dtype is other.dtype and torch.equal(bits(one), bits(other))
     if type(one) is not type(other):
         return False
-    if isinstance(one, dict | hostside.Mapping):
+    if isinstance(one, dict | host_memory.Mapping):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple | hostside.deque | hostside.UserList):
+    if isinstance(one, list | tuple | host_memory.deque | host_memory.UserList):
         return len(one) == len(other) and all(map(same, one, other))
     if is_dataclass(one):
         return all(same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
@@ -184,7 +183,7 @@ def work_or_refusal(kind, model, refused):
 def compare(kind, way, monkeypatch, *, seed, refused=None):
     """`refused`: what a refusal says; none is expected where it isn't given."""
     if way == "cpu":
-        monkeypatch.setattr(hostside, "on_device", across)
+        monkeypatch.setattr(host_memory, "on_device", across)
     model, own = made(kind), made(kind)
     for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(

@@ -10,12 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from probes.errors import CheckpointUnreadable, PlacementError
-from probes.placement.loading import checkpoint, filereading
-from probes.placement.loading.checkpoint import Checkpoint, opened
-from probes.placement.loading.fitting import targets
-from probes.placement.loading.fromfile import CheckpointValues
-from probes.placement.loading.skeleton import build
+from probes.core.errors import CheckpointUnreadable, PlacementError
+from probes.placement import checkpoint
+from probes.placement.checkpoint import Checkpoint, opened
+from probes.placement.loading import CheckpointValues, build_skeleton, targets
 from probes.placement.models.headers import read_checkpoint
 from probes.placement.packing.staging import host_buffer
 
@@ -60,7 +58,7 @@ def saved(model: nn.Module, path: Path, **changed: torch.Tensor | None) -> Path:
 
 
 def test_parameters_are_on_meta_and_everything_else_is_real():
-    model = build(Tied)
+    model = build_skeleton(Tied)
     assert all(parameter.is_meta and not parameter.requires_grad for parameter in model.parameters())
     assert model.head.weight is model.embed.weight
     assert not any(buffer.is_meta for buffer in model.buffers())
@@ -76,7 +74,7 @@ def test_a_tie_made_before_registration_is_kept():
             shared = nn.Parameter(torch.randn(4, 4))
             self.a, self.b = shared, shared
 
-    model = build(Twice)
+    model = build_skeleton(Twice)
     assert model.a is model.b
     assert model.a.is_meta
 
@@ -90,7 +88,7 @@ def test_another_thread_builds_real_models_meanwhile():
         thread.join()
         return nn.Linear(2, 2)
 
-    assert build(factory).weight.is_meta
+    assert build_skeleton(factory).weight.is_meta
     assert not made[0].weight.is_meta
     assert not nn.Linear(2, 2).weight.is_meta
 
@@ -101,7 +99,7 @@ def test_every_value_of_a_checkpoint_arrives(tmp_path):
     model.blocks[1].steps += 7
     path = saved(model, tmp_path / "model.safetensors")
     with opened(path) as checkpoint:
-        found = values_of(build(Tied), checkpoint)
+        found = values_of(build_skeleton(Tied), checkpoint)
     for name, tensor in model.state_dict().items():
         assert torch.equal(found[name], tensor), name
     assert torch.equal(found["blocks.0.inverse"], model.blocks[0].inverse)
@@ -112,14 +110,14 @@ def test_a_tied_tensor_may_be_saved_under_either_name(tmp_path, dropped):
     model = Tied()
     path = saved(model, tmp_path / "model.safetensors", **{dropped: None})
     with opened(path) as checkpoint:
-        found = values_of(build(Tied), checkpoint)
+        found = values_of(build_skeleton(Tied), checkpoint)
     assert torch.equal(found["head.weight"], model.embed.weight)
 
 
 def test_different_values_for_a_tied_tensor_are_refused(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors", **{"head.weight": torch.zeros(10, 8)})
     with opened(path) as checkpoint, pytest.raises(PlacementError, match=r"embed\.weight and head\.weight"):
-        values_of(build(Tied), checkpoint)
+        values_of(build_skeleton(Tied), checkpoint)
 
 
 def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
@@ -130,7 +128,7 @@ def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
     model = shared()
     path = saved(model, tmp_path / "model.safetensors", **{"0.weight": None, "2.bias": None})
     with opened(path) as checkpoint:
-        found = values_of(build(shared), checkpoint)
+        found = values_of(build_skeleton(shared), checkpoint)
     assert torch.equal(found["0.weight"], model[2].weight)
     assert torch.equal(found["2.bias"], model[0].bias)
 
@@ -151,14 +149,14 @@ def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
 def test_what_does_not_fit_is_named(tmp_path, changed, said):
     path = saved(Tied(), tmp_path / "model.safetensors", **changed)
     with opened(path) as checkpoint, pytest.raises(PlacementError, match=said):
-        values_of(build(Tied), checkpoint)
+        values_of(build_skeleton(Tied), checkpoint)
 
 
 def test_stored_buffers_that_a_state_dict_leaves_out_and_ignored_tensors_are_no_complaint(tmp_path):
     more = {"blocks.0.inverse": torch.zeros(4), "pooler.weight": torch.zeros(2)}
     path = saved(Tied(), tmp_path / "model.safetensors", **more)
     with opened(path) as checkpoint:
-        found = values_of(build(Tied), checkpoint, ignored=["pooler.*"])
+        found = values_of(build_skeleton(Tied), checkpoint, ignored=["pooler.*"])
     assert torch.equal(found["blocks.0.inverse"], Tied().blocks[0].inverse)  # the model's own, not the file's
 
 
@@ -177,9 +175,9 @@ def test_a_number_of_few_bits_becomes_a_larger_one_or_is_refused_by_name(tmp_pat
     with opened(path) as checkpoint:
         if stored == "F4" or wanted.itemsize == 1:
             with pytest.raises(PlacementError, match=f"weight {stored} instead of float"):
-                values_of(build(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
+                values_of(build_skeleton(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
         else:
-            found = values_of(build(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
+            found = values_of(build_skeleton(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
             assert found["weight"].dtype is wanted
 
 
@@ -187,7 +185,7 @@ def test_a_dtype_that_an_older_torch_lacks_is_refused_by_name(tmp_path, monkeypa
     path = of_dtype(tmp_path / "m.safetensors", "F8_E8M0", [4, 4], 16)
     monkeypatch.delattr(torch, "float8_e8m0fnu")
     with opened(path) as checkpoint, pytest.raises(PlacementError, match="weight F8_E8M0 instead of float32"):
-        values_of(build(lambda: nn.Linear(4, 4, bias=False)), checkpoint)
+        values_of(build_skeleton(lambda: nn.Linear(4, 4, bias=False)), checkpoint)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -197,7 +195,7 @@ def test_another_dtype_is_converted_as_torch_does(tmp_path, monkeypatch, stored,
     save_file({"weight": weights}, tmp_path / "m.safetensors")
     monkeypatch.setattr("probes.placement.packing.staging.PIECE_BYTES", 4096)
     with opened(tmp_path / "m.safetensors") as checkpoint:
-        found = values_of(build(lambda: nn.Linear(70, 100, bias=False, dtype=wanted)), checkpoint)
+        found = values_of(build_skeleton(lambda: nn.Linear(70, 100, bias=False, dtype=wanted)), checkpoint)
     assert torch.equal(found["weight"], weights.to(wanted))
 
 
@@ -208,7 +206,7 @@ def test_a_parameter_that_is_not_contiguous_gets_its_values_in_their_places(tmp_
     weights = torch.randn(4, 3, 3, 3)
     save_file({"weight": weights}, tmp_path / "m.safetensors")
     with opened(tmp_path / "m.safetensors") as checkpoint:
-        model = build(factory)
+        model = build_skeleton(factory)
         into = torch.empty(4, 3, 3, 3).to(memory_format=torch.channels_last)
         CheckpointValues(model, checkpoint).bring(model.weight, into)
     assert torch.equal(into, weights)
@@ -240,14 +238,14 @@ def test_a_folder_of_several_files_is_one_checkpoint(tmp_path):
         save_file({name: state[name] for name in names if places[name] == file}, tmp_path / file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with opened(tmp_path) as checkpoint:
-        found = values_of(build(Tied), checkpoint)
+        found = values_of(build_skeleton(Tied), checkpoint)
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_and_not_a_crash(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors")
     with opened(path) as checkpoint:
-        model = build(Tied)
+        model = build_skeleton(Tied)
         source = CheckpointValues(model, checkpoint)
         with path.open("r+b") as file:
             file.truncate(8)
@@ -258,7 +256,7 @@ def test_a_file_cut_while_it_is_read_is_an_error_and_not_a_crash(tmp_path):
 def test_a_file_written_to_while_it_is_read_is_an_error(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors")
     with opened(path) as checkpoint:
-        model = build(Tied)
+        model = build_skeleton(Tied)
         source = CheckpointValues(model, checkpoint)
         with path.open("r+b") as file:
             file.seek(-4, 2)
@@ -271,7 +269,7 @@ def test_a_file_written_to_whose_old_time_is_set_again_is_an_error(tmp_path):
     """Its weights were taken for those of the checkpoint that was opened."""
     path = saved(Tied(), tmp_path / "model.safetensors")
     with opened(path) as checkpoint:
-        source = CheckpointValues(model := build(Tied), checkpoint)
+        source = CheckpointValues(model := build_skeleton(Tied), checkpoint)
         before = path.stat()
         while path.stat().st_ctime_ns == before.st_ctime_ns:  # a file system's clock ticks in milliseconds
             with path.open("r+b") as file:
@@ -286,7 +284,7 @@ def test_a_file_written_to_whose_old_time_is_set_again_is_an_error(tmp_path):
 def test_a_file_that_another_replaces_is_read_on(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors")
     with opened(path) as checkpoint:
-        source = CheckpointValues(model := build(Tied), checkpoint)
+        source = CheckpointValues(model := build_skeleton(Tied), checkpoint)
         before = path.stat()
         descriptor = os.open(path, os.O_RDONLY)
         while os.fstat(descriptor).st_ctime_ns == before.st_ctime_ns:
@@ -302,11 +300,11 @@ def test_a_file_that_another_replaces_is_read_on(tmp_path):
 
 
 def test_pieces_of_a_large_tensor_are_put_together_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(filereading, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
     weights = torch.randn(301, 77)
     save_file({"weight": weights}, tmp_path / "m.safetensors")
-    with opened(tmp_path / "m.safetensors") as checkpoint:
-        found = values_of(build(lambda: nn.Linear(77, 301, bias=False)), checkpoint)
+    with opened(tmp_path / "m.safetensors") as opened_file:
+        found = values_of(build_skeleton(lambda: nn.Linear(77, 301, bias=False)), opened_file)
     assert torch.equal(found["weight"], weights)
 
 
@@ -318,12 +316,12 @@ def test_an_empty_tensor_and_a_scalar_are_read(tmp_path):
 
     save_file({"none": torch.empty(0, 4), "one": torch.tensor(3.0)}, tmp_path / "m.safetensors")
     with opened(tmp_path / "m.safetensors") as checkpoint:
-        assert values_of(build(Odd), checkpoint)["one"].item() == 3.0
+        assert values_of(build_skeleton(Odd), checkpoint)["one"].item() == 3.0
 
 
 def test_a_factory_that_gives_no_module_is_refused():
     with pytest.raises(PlacementError, match="returned int"):
-        build(lambda: 3)
+        build_skeleton(lambda: 3)
 
 
 @pytest.mark.parametrize(
@@ -342,12 +340,12 @@ def test_a_factory_that_reads_weights_is_refused(read):
         return linear
 
     with pytest.raises(PlacementError, match="the factory reads values of parameters"):
-        build(factory)
+        build_skeleton(factory)
 
 
 def test_an_error_of_the_factory_is_its_own():
     with pytest.raises(TypeError, match="can only concatenate"):
-        build(lambda: [] + ())
+        build_skeleton(lambda: [] + ())
 
 
 def test_a_buffer_left_on_meta_must_come_from_the_checkpoint(tmp_path):
@@ -360,7 +358,7 @@ def test_a_buffer_left_on_meta_must_come_from_the_checkpoint(tmp_path):
         opened(tmp_path / "m.safetensors") as checkpoint,
         pytest.raises(PlacementError, match="1 missing: inverse"),
     ):
-        values_of(build(factory), checkpoint)
+        values_of(build_skeleton(factory), checkpoint)
 
 
 def test_where_memory_cannot_be_pinned_it_stays_pageable():
@@ -376,7 +374,7 @@ def test_numbers_beyond_float16_are_refused_by_name_instead_of_becoming_infinite
     weight = torch.tensor([[1.0, -2.0, float("inf"), 65_280.0]] * 3, dtype=stored)
     path = saved(model, tmp_path / "fits.safetensors", weight=weight)
     with opened(path) as checkpoint:
-        found = values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
+        found = values_of(build_skeleton(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
     assert torch.equal(found["weight"], weight.half())
     weight[1, 1] = -999_424.0  # which bfloat16 has
     path = saved(model, tmp_path / "beyond.safetensors", weight=weight)
@@ -386,9 +384,9 @@ def test_numbers_beyond_float16_are_refused_by_name_instead_of_becoming_infinite
             PlacementError, match=r"weight can't be converted: 1 of its numbers .*float16, up to 9\.994e\+05"
         ),
     ):
-        values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
+        values_of(build_skeleton(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
     with opened(path) as checkpoint:
-        wide = values_of(build(lambda: nn.Linear(4, 3, dtype=torch.float32)), checkpoint)
+        wide = values_of(build_skeleton(lambda: nn.Linear(4, 3, dtype=torch.float32)), checkpoint)
     assert torch.equal(wide["weight"], weight.float())
 
 

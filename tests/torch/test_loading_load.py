@@ -15,15 +15,15 @@ from safetensors.torch import save_file
 from tied_model import Model
 from torch import nn
 
-from probes.errors import CheckpointUnreadable, PlacementError, UsageError
-from probes.placement.loading import load as placed_loading
-from probes.placement.loading.checkpoint import Checkpoint
-from probes.placement.loading.load import STAGED, _require_room, load
-from probes.placement.loading.readahead import ReadAhead
+from probes.core.errors import CheckpointUnreadable, PlacementError, UsageError
+from probes.placement import loading as placed_loading
+from probes.placement.checkpoint import Checkpoint
+from probes.placement.loading import STAGED, _require_room, load
 from probes.placement.models.modules import find_blocks
-from probes.placement.packing.disk import cache, content
-from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.values import LOADING_BYTES, Tier
+from probes.placement.packing import cache
+from probes.placement.read_ahead import ReadAhead
+from probes.placement.runtime.weight_sources import Homes
+from probes.placement.types import LOADING_BYTES, Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
 
@@ -65,8 +65,8 @@ class Counting:
 
     def __init__(self, monkeypatch):
         self.times = 0
-        self.real = content.pack_into
-        monkeypatch.setattr(content, "pack_into", self)
+        self.real = cache.pack_into
+        monkeypatch.setattr(cache, "pack_into", self)
 
     def __call__(self, *args, **options):
         self.times += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import loading_child
 import pytest
 
-from probes.placement.values import LOADING_BYTES
+from probes.placement.types import LOADING_BYTES
 
 CHILD = Path(loading_child.__file__)
 MIB = 1 << 20

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from probes.errors import CheckpointUnreadable
-from probes.placement.loading.readahead import Buffer, FileWire, ReadAhead
-from probes.placement.runtime.blocks.lanes import HostLanes
+from probes.core.errors import CheckpointUnreadable
+from probes.placement.read_ahead import Buffer, FileWire, ReadAhead
+from probes.placement.runtime.streams import HostLanes
 
 SIZE = 64
 

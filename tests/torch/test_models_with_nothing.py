@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from probes.errors import UsageError
+from probes.core.errors import UsageError
 from probes.placement import load, place, plan
-from probes.placement.planner.profiles import profile
+from probes.placement.planner.profile import profile
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from probes.placement.runtime.blocks.autocast import autocast_dtype
+from probes.placement.runtime.packed_tables import autocast_dtype
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # this torch has a newer name for what is used

@@ -12,18 +12,17 @@ from random_models import plan_of
 from safetensors.torch import save_file
 from torch import nn
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement import load, place
-from probes.placement.packing import tiles
-from probes.placement.packing.kernels import launching
+from probes.placement.packing import format, launch
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
 from probes.placement.packing.tensors import pack, unpack
-from probes.placement.runtime.blocks import packedtables
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime import packed_tables
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import ModuleSource
 
 torch.set_num_threads(1)
 WORDS, WIDTH = 1500, 512
@@ -73,7 +72,7 @@ def odd_table(n: int = 300) -> tuple[torch.Tensor, Packed, int]:
 def way(request, monkeypatch):
     """By torch operations, and by the kernel in Triton's interpreter."""
     if request.param == "kernel":
-        monkeypatch.setattr(launching, "usable", lambda device: True)
+        monkeypatch.setattr(launch, "usable", lambda device: True)
     return request.param
 
 
@@ -123,7 +122,7 @@ def table_plan(model, objective="fast", names=(TABLE,)):
 
 @torch.no_grad()
 def test_a_tied_table_serves_lookups_and_products_and_goes_back_tied(monkeypatch):
-    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    monkeypatch.setattr(format, "PIECE_BYTES", 512 * WIDTH * 2)
     model = Model().eval()
     before = dict(model.named_parameters(remove_duplicate=False))
     words = model.embed.weight.clone()
@@ -168,7 +167,7 @@ def test_what_a_table_takes_is_its_packed_bytes_and_one_piece_and_no_scratch_buf
     others = sum(p.nbytes for name, p in model.named_parameters() if name != TABLE)
     handle = place(model, table_plan(model))
     report = handle.report()
-    room = tiles.piece_bytes((WORDS, WIDTH))
+    room = format.piece_bytes((WORDS, WIDTH))
     assert report.vram_taken <= packed.packed_bytes + room + others + 4096
     assert report.vram_asked >= packed.packed_bytes + room + others
     handle.remove()
@@ -238,7 +237,7 @@ def test_a_table_that_packing_does_not_make_smaller_stays_as_it_is():
 
 @torch.no_grad()
 def test_an_exact_tied_table_gives_the_librarys_bits_and_is_compared_once_for_a_shape(monkeypatch):
-    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    monkeypatch.setattr(format, "PIECE_BYTES", 512 * WIDTH * 2)
     model = Model().eval()
     words, sizes = model.embed.weight.clone(), []
     own = F.linear
@@ -248,7 +247,7 @@ def test_an_exact_tied_table_gives_the_librarys_bits_and_is_compared_once_for_a_
         return own(x, weight, bias)
 
     handle = place(model, table_plan(model, "exact"))
-    monkeypatch.setattr(packedtables.F, "linear", linear)
+    monkeypatch.setattr(packed_tables.F, "linear", linear)
     for rows_of_input in (1, 7, 40):
         for _ in range(2):
             x = torch.randn(rows_of_input, WIDTH).bfloat16()
@@ -262,7 +261,7 @@ def test_an_exact_tied_table_gives_the_librarys_bits_and_is_compared_once_for_a_
 
 @torch.no_grad()
 def test_where_pieces_round_otherwise_an_exact_product_is_that_of_the_whole_table(monkeypatch):
-    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    monkeypatch.setattr(format, "PIECE_BYTES", 512 * WIDTH * 2)
     model = Model().eval()
     words, unpacked = model.embed.weight.clone(), []
 
@@ -315,16 +314,16 @@ def test_pieces_that_gave_the_wholes_bits_are_compared_again_for_another_kind_of
     monkeypatch, is_otherwise, before, after
 ):
     """Of the same shape; the library that rounds pieces of that kind otherwise is a stand-in."""
-    monkeypatch.setattr(tiles, "PIECE_BYTES", 512 * WIDTH * 2)
+    monkeypatch.setattr(format, "PIECE_BYTES", 512 * WIDTH * 2)
     words, own = Model().embed.weight.detach(), F.linear
 
     def linear(x, weight, bias=None):
         found = own(x, weight, bias)
         return found * 1.01 if len(weight) < WORDS and is_otherwise(x, bias) else found
 
-    monkeypatch.setattr(packedtables.F, "linear", linear)
-    room = torch.empty(tiles.piece_bytes((WORDS, WIDTH)), dtype=torch.uint8)
-    table = packedtables.Table(
+    monkeypatch.setattr(packed_tables.F, "linear", linear)
+    room = torch.empty(format.piece_bytes((WORDS, WIDTH)), dtype=torch.uint8)
+    table = packed_tables.Table(
         pack(words), room, unpack=unpack, fused=lambda *_: None, fast=False, whole=words
     )
     x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -8,14 +8,14 @@ from late_lanes import LateLanes
 from safetensors.torch import save_file
 from torch import nn
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement import load, place, plan
-from probes.placement.planner.costs import packedtiers
-from probes.placement.planner.footprint import rounded
-from probes.placement.planner.profiles import profile
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.planner import tiers
+from probes.placement.planner.profile import profile
+from probes.placement.planner.tiers import rounded
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
+from probes.placement.runtime.weight_sources import ModuleSource
 
 torch.set_num_threads(1)
 WIDTH, LAYERS = 1024, 12
@@ -93,7 +93,7 @@ def same(one, other):
 @pytest.mark.parametrize("objective", ["exact", "fast"])
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_model_stays_within_the_vram_that_its_plan_counts(monkeypatch, dtype, draw, objective, pieces):
-    monkeypatch.setattr(packedtiers, "LEAST_PIECE", (64 << 10) if pieces else (1 << 40))
+    monkeypatch.setattr(tiers, "LEAST_PIECE", (64 << 10) if pieces else (1 << 40))
     model, x = built(dtype, draw), torch.randn(2, WIDTH).to(dtype)
     before, parameters = state(model), list(model.parameters())
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_a_model_stays_within_the_vram_that_its_plan_counts(monkeypatch, dtype, 
 
 def test_blocks_that_do_not_pack_go_through_the_slots_of_pieces(monkeypatch):
     """Slots became as large as whole blocks, beyond the plan."""
-    monkeypatch.setattr(packedtiers, "LEAST_PIECE", 64 << 10)
+    monkeypatch.setattr(tiers, "LEAST_PIECE", 64 << 10)
     model = built(torch.bfloat16, random_bits)
     made = planned(model, 0.3)
     assert made.rings.pieces > 1
@@ -134,7 +134,7 @@ def test_blocks_that_do_not_pack_go_through_the_slots_of_pieces(monkeypatch):
 
 
 def test_a_tensor_whose_bytes_are_no_multiple_of_the_alignment_goes_through_in_pieces(monkeypatch):
-    monkeypatch.setattr(packedtiers, "LEAST_PIECE", 16 << 10)
+    monkeypatch.setattr(tiers, "LEAST_PIECE", 16 << 10)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(1021, 1021, dtype=torch.bfloat16) for _ in range(LAYERS))).eval()
     with torch.no_grad():
@@ -289,7 +289,7 @@ def test_vram_that_no_choice_keeps_to_is_refused():
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_checkpoint_is_loaded_within_the_same_vram(monkeypatch, tmp_path, cached, pieces):
-    monkeypatch.setattr(packedtiers, "LEAST_PIECE", (64 << 10) if pieces else (1 << 40))
+    monkeypatch.setattr(tiers, "LEAST_PIECE", (64 << 10) if pieces else (1 << 40))
     model, x = built(torch.bfloat16, heavy_tailed), torch.randn(2, WIDTH).to(torch.bfloat16)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     before = state(model)

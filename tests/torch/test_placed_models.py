@@ -15,17 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.capture import Recorder, key_of
 from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import place, settle
+from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.turns import Turns
-from probes.placement.values import Rings
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 MOVING = ("packed", "streamed_packed", "streamed")
@@ -287,7 +287,7 @@ def test_a_failure_while_placing_gives_the_model_back(model, x, monkeypatch):
     with torch.no_grad():
         want = model(x)
     monkeypatch.setattr(
-        "probes.placement.runtime.settling.DeviceArena",
+        "probes.placement.runtime.builder.DeviceArena",
         lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("tried to allocate 1 GiB")),
     )
     before = list(model.parameters())
@@ -762,9 +762,9 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
     plan = plan_of(model, {"layers.0": "streamed"})
     with monkeypatch.context() as patch:
         if what == "host":
-            patch.setattr("probes.placement.runtime.storage.arena._Pages", refuse)
+            patch.setattr("probes.placement.runtime.buffers._Pages", refuse)
         else:
-            patch.setattr("probes.placement.runtime.storage.arena.torch.empty", refuse)
+            patch.setattr("probes.placement.runtime.buffers.torch.empty", refuse)
         with pytest.raises(PlacementError, match="refused"):
             place(model, plan)
     assert torch.equal(model(x), want)

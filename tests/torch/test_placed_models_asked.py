@@ -16,17 +16,16 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import rnn
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement import load, place
-from probes.placement.models.modules import find_blocks
-from probes.placement.models.moduletree import described
-from probes.placement.runtime.blocks.hostside import Crossing, exchanged
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.lazy import Away, Lazy
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.models.modules import described, find_blocks
+from probes.placement.runtime.hooks import Arithmetic
+from probes.placement.runtime.host_memory import Crossing, exchanged
+from probes.placement.runtime.offloaded import Away, Lazy
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -6,11 +6,11 @@ from late_lanes import LateLanes
 from random_models import TIERS, plan_of
 
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.blocks.moving import Arithmetic
 from probes.placement.runtime.capture import key_of
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import place, settle
-from probes.placement.values import Rings
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")

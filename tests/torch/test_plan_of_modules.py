@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from probes.errors import PlacementError, PlanImpossible
+from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import load, place, plan
-from probes.placement.models.moduletree import described
+from probes.placement.models.modules import described
 from probes.placement.models.reading import describe
-from probes.placement.values import LOADING_BYTES
+from probes.placement.types import LOADING_BYTES
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ import torch
 from random_models import plan_of
 from torch import nn
 
-from probes.errors import PlanImpossible
+from probes.core.errors import PlanImpossible
 from probes.placement import place, plan
 
 torch.set_num_threads(1)

@@ -10,10 +10,10 @@ from random_models import TIERS, Model, plan_of
 
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 torch.set_num_threads(1)
 MOVING = ("packed", "streamed_packed", "streamed", "streamed")

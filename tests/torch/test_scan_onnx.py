@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from probes.errors import LibraryMissing, Unsupported
+from probes.core.errors import LibraryMissing, Unsupported
+from probes.core.unknown import Unknown
 from probes.measure.device import TorchWorkbench
 from probes.placement.architectures import Block, Linear
-from probes.shared.unknown import Unknown
-from probes.throughput.direct import onnxrunner
-from probes.throughput.direct.onnxrunner import OnnxRunner
-from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
+from probes.throughput.direct import onnx_runner
+from probes.throughput.direct.onnx_runner import OnnxRunner
+from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
 from probes.throughput.direct.scanned import BatchRow, Mode, Way, latest
-from probes.throughput.direct.testmodels import SPECS, Spec
-from probes.throughput.direct.torchrunner import TorchRunner
+from probes.throughput.direct.test_models import SPECS, Spec
+from probes.throughput.direct.torch_runner import TorchRunner
 
 SMALL = Spec("small", ((16,),), lambda: torch.nn.Linear(16, 4))
 # as `mlp` and `encoder`, which take a minute to export on a busy machine
@@ -107,7 +107,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             get_available_providers=lambda: list(available), SessionOptions=options, InferenceSession=session
         )
         monkeypatch.setitem(sys.modules, "onnxruntime", library)
-        monkeypatch.setattr(onnxrunner, "exported", lambda *_: b"a model")
+        monkeypatch.setattr(onnx_runner, "exported", lambda *_: b"a model")
 
     return replace_with
 
@@ -117,7 +117,7 @@ def test_a_gpus_session_is_opened_on_the_provider_that_is_there(
     name: str, available: Sequence[str], played: Callable[..., None]
 ) -> None:
     played(available)
-    assert onnxrunner.provider("gpu") == name
+    assert onnx_runner.provider("gpu") == name
     runner(SMALL, Way("gpu", "onnxruntime", "fp16", "copied"))
     options = {"use_tf32": 0} if name.startswith("CUDA") else {}
     assert Session.last.providers == [(name, options)]
@@ -151,4 +151,4 @@ def test_a_library_without_a_gpus_provider_says_what_to_install(played: Callable
 @pytest.mark.parametrize("inputs", ["pinned", "in-place", "resident"])
 def test_inputs_that_a_session_would_copy_anyway_are_refused(inputs: Any) -> None:
     with pytest.raises(Unsupported, match="only inputs copied"):
-        onnxrunner.refuse(Way("gpu", "onnxruntime", "fp32", inputs))
+        onnx_runner.refuse(Way("gpu", "onnxruntime", "fp32", inputs))

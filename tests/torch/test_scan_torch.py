@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from probes import scanning
-from probes.errors import LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
+from probes.cli.program import throughput
+from probes.core.errors import LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
+from probes.core.unknown import Unknown
+from probes.measure import supervisor
 from probes.measure.device import TorchWorkbench
-from probes.run import supervisor
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings import topspeed
-from probes.throughput.ceilings.ceiling import Ceilings
-from probes.throughput.direct import onnxrunner, worker
-from probes.throughput.direct.counting import work
-from probes.throughput.direct.repeating import SeriesEnd
+from probes.throughput import top_speed
+from probes.throughput.ceiling import Ceilings
+from probes.throughput.direct import onnx_runner, worker
+from probes.throughput.direct.repeats import SeriesEnd
 from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way, Work, latest
-from probes.throughput.direct.testmodels import FEATURES, PARTICLES, SPECS, Spec, made, nearest, spec_of
-from probes.throughput.direct.torchrunner import HostMemory, TorchRunner
+from probes.throughput.direct.test_models import FEATURES, PARTICLES, SPECS, Spec, made, nearest, spec_of
+from probes.throughput.direct.torch_runner import HostMemory, TorchRunner, work
 
 CPU = Way("cpu", "pytorch", "fp32", "resident")
 SMALL = Spec("small", ((16,),), lambda: torch.nn.Linear(16, 4))
@@ -45,7 +44,7 @@ def runner(spec: Spec = SMALL, way: Way = CPU) -> TorchRunner:
 
 
 def test_the_command_line_offers_the_models_that_there_are() -> None:
-    assert set(scanning.MODELS) == set(SPECS)
+    assert set(throughput.MODELS) == set(SPECS)
 
 
 def test_nearest_neighbours_are_those_of_a_plain_search() -> None:
@@ -199,7 +198,7 @@ def test_a_trial_runs_the_model_once_on_its_inputs() -> None:
 FAULTS = """
 import resource
 import torch
-from probes.throughput.direct.torchrunner import settle_allocator
+from probes.throughput.direct.torch_runner import settle_allocator
 
 settle_allocator()
 torch.set_num_threads(1)
@@ -285,13 +284,13 @@ def test_autocast_and_precisions_reach_the_model() -> None:
 
 def test_float32_products_are_whole_unless_tf32_is_asked_for() -> None:
     before = torch.get_float32_matmul_precision()
-    with topspeed.float32_as("tf32"):
+    with top_speed.float32_as("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
-        with topspeed.float32_as("fp32"):
+        with top_speed.float32_as("fp32"):
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.backends.cudnn.allow_tf32
     assert torch.get_float32_matmul_precision() == before
-    assert "TF32" in str(topspeed.supports("cpu", "tf32"))
+    assert "TF32" in str(top_speed.supports("cpu", "tf32"))
 
 
 # ---- ONNX Runtime --------------------------------------------------------------------------------------
@@ -300,7 +299,7 @@ def test_float32_products_are_whole_unless_tf32_is_asked_for() -> None:
 @pytest.mark.parametrize("name", ["particlenet", "mlp"])
 def test_the_exported_model_computes_what_torch_computes_at_any_batch(name: str) -> None:
     way = Way("cpu", "onnxruntime", "fp32", "resident")
-    one = onnxrunner.OnnxRunner(SPECS[name], way, seed=3, threads=1, counted=runner(SPECS[name]))
+    one = onnx_runner.OnnxRunner(SPECS[name], way, seed=3, threads=1, counted=runner(SPECS[name]))
     for batch in (1, 3):
         with one.at(batch) as prepared, torch.no_grad():
             ours = one._counted.module(*prepared._tensors)
@@ -312,15 +311,15 @@ def test_the_exported_model_computes_what_torch_computes_at_any_batch(name: str)
 def test_what_onnx_runtime_lacks_is_refused_with_a_reason() -> None:
     for precision in ("bf16", "autocast", "tf32"):
         with pytest.raises(Unsupported):
-            onnxrunner.refuse(Way("cpu", "onnxruntime", precision, "resident"))
+            onnx_runner.refuse(Way("cpu", "onnxruntime", precision, "resident"))
     with pytest.raises(LibraryMissing, match="no provider for the gpu"):
-        onnxrunner.provider("gpu")
+        onnx_runner.provider("gpu")
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(LibraryMissing) as caught:
-        onnxrunner.runtime()
+        onnx_runner.runtime()
     assert caught.value.hint == "pip install onnxruntime"
 
 
@@ -332,7 +331,7 @@ class Complex(torch.nn.Module):
 def test_a_model_that_cannot_be_exported_is_absent_and_not_a_crash() -> None:
     spec = Spec("complex", ((16,),), Complex)
     with pytest.raises(Unsupported, match="can't be exported"):
-        onnxrunner.exported(spec, Way("cpu", "onnxruntime", "fp32", "resident"), 1)
+        onnx_runner.exported(spec, Way("cpu", "onnxruntime", "fp32", "resident"), 1)
 
 
 # ---- whole ---------------------------------------------------------------------------------------------
@@ -381,10 +380,10 @@ def test_a_worker_says_what_is_absent_and_ends_well() -> None:
 
 
 def test_the_ceilings_of_this_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topspeed, "EFFORT", replace(topspeed.EFFORT, samples=5, budget_s=0.05))
-    monkeypatch.setattr(topspeed, "SIDES", {"cpu": (64, 128)})
-    monkeypatch.setattr(topspeed, "COPY_BYTES", {"cpu": 2**22})
-    found = topspeed.measure(TorchWorkbench(has_gpu=False), ["cpu"], cpu_name="a CPU")
+    monkeypatch.setattr(top_speed, "EFFORT", replace(top_speed.EFFORT, samples=5, budget_s=0.05))
+    monkeypatch.setattr(top_speed, "SIDES", {"cpu": (64, 128)})
+    monkeypatch.setattr(top_speed, "COPY_BYTES", {"cpu": 2**22})
+    found = top_speed.measure(TorchWorkbench(has_gpu=False), ["cpu"], cpu_name="a CPU")
     assert isinstance(found, Ceilings)
     (cpu,) = found.devices
     for rate in (cpu.flops("fp32"), cpu.memory, cpu.launches):

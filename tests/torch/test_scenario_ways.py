@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from probes.core.unknown import Unknown
+from probes.measure import placement_row as trial_stack
+from probes.measure.placement_row import LayerStack
 from probes.measure.scenarios import SPLIT
-from probes.placement.split import linear_shape, plan_stack
-from probes.placement.trial import stack as trial_stack
-from probes.placement.trial.stack import LayerStack
-from probes.records.schema import Unknown
+from probes.placement.types import linear_shape, plan_stack
 
 torch.set_num_threads(1)
 

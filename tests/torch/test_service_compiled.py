@@ -18,11 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
 
-from service.model import bert, inference
-from service.model.architecture import BertShape
-from service.model.classifier import Encoded, ModelInfo
-from service.model.device import Device
-from service.model.tokenizer import HashingStandIn
+from service.inference import bert, inference
+from service.inference.architecture import BertShape
+from service.inference.classifier import Encoded, ModelInfo
+from service.inference.device import Device
+from service.inference.tokenizer import HashingStandIn
 from service.settings import Limits, Settings
 
 torch.set_num_threads(1)

@@ -23,11 +23,11 @@ from service.errors import (
     ServiceError,
     SettingsError,
 )
-from service.model import bert, inference
-from service.model import placed as placing
-from service.model.architecture import BertShape
-from service.model.classifier import Encoded
-from service.model.device import Device
+from service.inference import bert, inference
+from service.inference import placement as placing
+from service.inference.architecture import BertShape
+from service.inference.classifier import Encoded
+from service.inference.device import Device
 from service.settings import Hub, Limits, Placement, Settings
 
 torch.set_num_threads(1)

@@ -16,14 +16,13 @@ from test_random_placements import exact_linear, inputs_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement import place, plan_cards
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.blocks.cardside import Cards
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.modulesource import ModuleSource
-from probes.placement.runtime.overcards import settle_cards
-from probes.placement.values import CardsPlan, PassTime, Rings
+from probes.placement.runtime.hooks import Arithmetic
+from probes.placement.runtime.multi_gpu import Cards, settle_cards
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import CardsPlan, PassTime, Rings
 
 torch.set_num_threads(1)
 

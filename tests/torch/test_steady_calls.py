@@ -8,11 +8,11 @@ import torch
 from random_models import plan_of
 from torch import nn
 
-from probes.placement.runtime.blocks.lanes import HostLanes
-from probes.placement.runtime.blocks.lazy import Lazy
-from probes.placement.runtime.modulesource import ModuleSource
+from probes.placement.runtime.offloaded import Lazy
 from probes.placement.runtime.place import settle
-from probes.placement.values import Rings
+from probes.placement.runtime.streams import HostLanes
+from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.types import Rings
 
 BLOCKS = 24
 

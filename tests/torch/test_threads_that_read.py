@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from probes.errors import CheckpointUnreadable
-from probes.placement.loading import filereading
+from probes.core.errors import CheckpointUnreadable
+from probes.placement import checkpoint
 from probes.placement.packing import staging
 from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.packing.threads import of_all
@@ -61,10 +61,10 @@ def test_a_file_that_fails_is_not_read_any_more(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(bytes(4000))
     work = Unequal()
-    monkeypatch.setattr(filereading, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 2000)
     monkeypatch.setattr(os, "preadv", lambda _descriptor, _views, offset: work(offset // 2000) and 2000)
-    file = filereading.OpenFile(path)
-    with filereading.readers() as pool:
+    file = checkpoint.OpenFile(path)
+    with checkpoint.readers() as pool:
         with pytest.raises(CheckpointUnreadable, match="broken"):
             file.read_into(memoryview(bytearray(4000)), 0, pool)
         assert work.ended == [1]

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from probes.machine import torchfacts
-from probes.machine.torchfacts import checks, serves
-from probes.records.schema import Gpu, Unknown
+from probes.core.unknown import Unknown
+from probes.hardware import torch_build
+from probes.hardware.facts import Gpu
+from probes.hardware.torch_build import checks, serves
 
 NOT_KNOWN = Unknown("not asked")
 CARD = Gpu("a card", "sm_89", NOT_KNOWN, 1 << 30, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
@@ -14,8 +15,8 @@ CARD = Gpu("a card", "sm_89", NOT_KNOWN, 1 << 30, NOT_KNOWN, NOT_KNOWN, NOT_KNOW
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(torchfacts, "DEVICE", "cpu")
-    monkeypatch.setattr(torchfacts, "_gpu", lambda _: CARD)
+    monkeypatch.setattr(torch_build, "DEVICE", "cpu")
+    monkeypatch.setattr(torch_build, "_gpu", lambda _: CARD)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_86", "sm_90"])
 
 

@@ -17,16 +17,15 @@ IMPORT = re.compile(r"^( *)(?:from ([\w.]+) )?import (\([^)]*\)|[^\n(]*)", re.MU
 BEGIN, END = "```mermaid\n", "```\n"
 # the command lines stand in the programs' own folders, above everything else
 COMMAND_LINES = {
-    "buildtool.cli",
-    "probes.arguments",
-    "probes.cli",
-    "probes.placing",
-    "probes.serving",
-    "probes.scanning",
-    "probes.sizing",
-    "probes.trials",
-    "probes.verbs",
-    "probes.watching",
+    "buildtool.cli.program",
+    "probes.cli.arguments",
+    "probes.cli.program",
+    "probes.cli.plan",
+    "probes.cli.throughput",
+    "probes.cli.fit",
+    "probes.cli.place",
+    "probes.cli.reports",
+    "probes.cli.watch",
     "buildtool.__main__",
     "probes.__main__",
 }

@@ -1,4 +1,4 @@
-"""Readers of what `probes.shared.quoting` writes, as strict as can be: what isn't plainly literal is refused.
+"""Readers of what `probes.core.quoting` writes, as strict as can be: what isn't plainly literal is refused.
 
 They stand in for a shell, BuildKit and a browser where no process can be started; `tests/bench/injection.py`
 asks the real ones.

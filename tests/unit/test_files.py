@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.files import replacing, scratch, write_text
-from probes.shared import files
-from probes.shared.files import sweep_partials
+from buildtool.core.errors import DataError, EnvironmentMissing
+from buildtool.core.files import replacing, scratch, write_text
+from probes.core import files
+from probes.core.files import sweep_partials
 
 LEFT = ".weir-0123456789abcdef.partial"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.shared.interrupt import PATIENCE_S, Interrupts, interruptible
+from probes.core.entry import PATIENCE_S, Interrupts, interruptible
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -14,193 +14,159 @@ from architecture import MODULES, ROOT, imports, name_of, nodes
 GATES = {
     "docker": {"buildtool/engine/client.py", "buildtool/engine/connection.py"},
     "requests": {"buildtool/engine/client.py", "buildtool/engine/connection.py"},
-    "shtab": {"buildtool/commands/completion.py"},
-    "yaml": {"buildtool/yamltext.py"},
-    "jsonschema": {"buildtool/builder/catalog.py"},
-    "subprocess": {"buildtool/command.py", "probes/run/supervisor.py"},
-    "tabulate": {"buildtool/audit/report/render.py", "probes/report/render.py"},
+    "shtab": {"buildtool/cli/completion.py"},
+    "yaml": {"buildtool/core/yaml_text.py"},
+    "jsonschema": {"buildtool/build/catalog.py"},
+    "subprocess": {"buildtool/core/command.py", "probes/measure/supervisor.py"},
+    "tabulate": {"buildtool/audit/text.py", "probes/reports/text.py"},
     "torch": {
-        "probes/fit/measured/faketrace.py",
-        "probes/fit/measured/onestep.py",
-        "probes/fit/measured/onetrial.py",
+        "probes/fit/trial.py",
+        "probes/fit/step.py",
         "probes/placement/architectures.py",
         "probes/placement/loading/",
         "probes/placement/packing/",
         "probes/placement/models/modules.py",
-        "probes/placement/models/moduletree.py",
         "probes/placement/runtime/",
-        "probes/measure/buffers.py",
         "probes/measure/device.py",
-        "probes/placement/trial/stack.py",
-        "probes/placement/trial/peers.py",
-        "probes/placement/trial/compared.py",
-        "probes/placement/trial/ondevice.py",
-        "probes/placement/trial/checkpointed.py",
-        "probes/machine/torchfacts.py",
-        "probes/throughput/ceilings/topspeed.py",
-        "probes/throughput/direct/counting.py",
-        "probes/throughput/direct/onnxrunner.py",
-        "probes/throughput/direct/testmodels.py",
-        "probes/throughput/direct/torchrunner.py",
+        "probes/measure/placement_row.py",
+        "probes/measure/placement_baselines.py",
+        "probes/hardware/torch_build.py",
+        "probes/throughput/top_speed.py",
+        "probes/throughput/direct/torch_runner.py",
+        "probes/throughput/direct/onnx_runner.py",
+        "probes/throughput/direct/test_models.py",
     },
-    "rich": {"probes/watch/showing/screen.py"},
+    "rich": {"probes/watch/screen.py"},
     "triton": {"probes/placement/packing/kernels/"},
     "matplotlib": {"probes/report/page/"},
     "dockerfile": {"buildtool/doctor/lint/dockerfiles.py"},
     "packaging": {"buildtool/doctor/lint/pip.py"},
-    "tree_sitter": {"buildtool/doctor/lint/shellwords.py"},
-    "tree_sitter_bash": {"buildtool/doctor/lint/shellwords.py"},
-    "accelerate": {"probes/placement/trial/compared.py"},
-    "onnxruntime": {"probes/throughput/direct/onnxrunner.py"},
-    "transformers": {"probes/placement/architectures.py", "probes/placement/models/fromconfig.py"},
-    "peft": {"probes/fit/measured/onestep.py"},
+    "tree_sitter": {"buildtool/doctor/lint/shell_words.py"},
+    "tree_sitter_bash": {"buildtool/doctor/lint/shell_words.py"},
+    "accelerate": {"probes/measure/placement_baselines.py"},
+    "onnxruntime": {"probes/throughput/direct/onnx_runner.py"},
+    "transformers": {"probes/placement/architectures.py", "probes/placement/models/from_config.py"},
+    "peft": {"probes/fit/step.py"},
 }
 # program -> what of the other program it may import. Labels and JSON go between them; this is the vocabulary.
 SHARED = "probes.shared"
 ACROSS: dict[str, set[str]] = {"buildtool": {SHARED}, "probes": set()}
 FORWARDING = {
-    "buildtool/commands/probe.py": {"probes.cli"},  # `weir probe ...`
+    "buildtool/cli/probe.py": {"probes.cli.program"},  # `weir probe ...`
     # a host is read with the probes' readers of kernel files, which need the standard library alone
-    "buildtool/doctor/gather.py": {"probes.machine", "probes.records.facts"},
-    "buildtool/doctor/hostfacts.py": {"probes.records.facts"},
-    "buildtool/doctor/shown.py": {"probes.records.facts"},
+    "buildtool/doctor/gather.py": {"probes.machine", "probes.hardware.facts"},
+    "buildtool/doctor/host.py": {"probes.hardware.facts"},
+    "buildtool/doctor/text.py": {"probes.hardware.facts"},
 }
 # thought: values in, values out; may not import any of the modules that act ("dir/": every module below)
 THOUGHT = {
-    "buildtool/errors.py",
-    "buildtool/model.py",
-    "buildtool/jsontext.py",
+    "buildtool/core/errors.py",
+    "buildtool/core/model.py",
+    "buildtool/core/json_text.py",
     "buildtool/audit/count/",
     "buildtool/audit/inspect/",
     "buildtool/audit/judge/",
     "buildtool/audit/read/",
     "buildtool/audit/report/",
     "buildtool/audit/tar/",
-    "buildtool/builder/plan.py",
-    "buildtool/doctor/advise.py",
+    "buildtool/build/plan.py",
+    "buildtool/doctor/advice.py",
     "buildtool/doctor/compatibility.py",
-    "buildtool/doctor/hostfacts.py",
+    "buildtool/doctor/host.py",
     "buildtool/doctor/lint/",
-    "buildtool/doctor/lint_report.py",
-    "buildtool/doctor/remarks.py",
+    "buildtool/doctor/lint/report.py",
     "buildtool/doctor/routes.py",
-    "buildtool/engine/engineanswers.py",
+    "buildtool/engine/client.py",
     "buildtool/engine/bakefile.py",
     "buildtool/engine/proof.py",
     "buildtool/engine/reference.py",
     "buildtool/gpucode/",
-    "buildtool/prune/flat.py",
-    "buildtool/prune/imageconfig.py",
+    "buildtool/prune/images.py",
     "probes/fit/answering/",
     "probes/fit/question.py",
-    "probes/fit/straight.py",
     "probes/fit/predicted/",
-    "probes/fit/measured/bracket.py",
-    "probes/machine/describe.py",
-    "probes/machine/expectation.py",
-    "probes/machine/gpumetrics.py",
-    "probes/machine/hostload.py",
+    "probes/fit/search.py",
+    "probes/hardware/snapshot.py",
+    "probes/hardware/expectation.py",
+    "probes/hardware/sysfs.py",
+    "probes/hardware/host.py",
     "probes/measure/breakeven.py",
-    "probes/measure/noise.py",
-    "probes/measure/pattern.py",
-    "probes/measure/pressure.py",
+    "probes/measure/background_load.py",
+    "probes/measure/workbench.py",
+    "probes/measure/spill.py",
     "probes/measure/sampling.py",
     "probes/measure/scenarios.py",
-    "probes/measure/spill.py",
     "probes/measure/transfer.py",
-    "probes/measure/workbench.py",
     "probes/placement/models/description.py",
-    "probes/placement/packing/tiles.py",
-    "probes/placement/packing/estimate.py",
-    "probes/placement/packing/forms.py",
-    "probes/placement/packing/grid.py",
-    "probes/placement/models/stored.py",
+    "probes/placement/packing/format.py",
+    "probes/placement/models/reading.py",
     "probes/placement/planner/",
-    "probes/placement/runtime/storage/spilling.py",
-    "probes/placement/showing/text.py",
-    "probes/placement/soundness.py",
-    "probes/placement/split.py",
-    "probes/placement/trial/ways.py",
+    "probes/placement/runtime/host_memory.py",
+    "probes/reports/plan.py",
+    "probes/placement/plan_file.py",
+    "probes/placement/types.py",
+    "probes/measure/placement_ways.py",
     "probes/records/",
     "probes/report/",
-    "probes/run/remaining.py",
-    "probes/shared/codec.py",
-    "probes/shared/quoting.py",
-    "probes/shared/units.py",
-    "probes/throughput/ceilings/ceiling.py",
-    "probes/throughput/direct/figures.py",
-    "probes/throughput/direct/knee.py",
-    "probes/throughput/direct/repeating.py",
-    "probes/throughput/direct/saturation.py",
+    "probes/measure/catalog.py",
+    "probes/core/codec.py",
+    "probes/core/quoting.py",
+    "probes/core/units.py",
+    "probes/throughput/ceiling.py",
     "probes/throughput/direct/scanned.py",
-    "probes/throughput/served/orderstats.py",
-    "probes/throughput/served/rising.py",
-    "probes/throughput/served/servedcurve.py",
-    "probes/throughput/served/servedscan.py",
-    "probes/throughput/served/stability.py",
-    "probes/throughput/served/tallying.py",
-    "probes/throughput/served/client/arrivals.py",
-    "probes/throughput/served/client/described.py",
-    "probes/throughput/served/client/driving.py",
-    "probes/throughput/served/client/httpanswer.py",
-    "probes/throughput/served/client/payload.py",
-    "probes/throughput/served/client/address.py",
+    "probes/throughput/direct/knee.py",
+    "probes/throughput/direct/repeats.py",
+    "probes/throughput/served/scanned.py",
+    "probes/throughput/served/level.py",
+    "probes/throughput/served/payload.py",
+    "probes/throughput/served/client.py",
+    "probes/throughput/served/answers.py",
     "probes/throughput/showing/",
     "probes/watch/allocator.py",
-    "probes/watch/deadlines.py",
-    "probes/watch/samplelines.py",
-    "probes/watch/saturated.py",
-    "probes/watch/tallies/tally.py",
-    "probes/watch/tallies/totals.py",
-    "probes/watch/showing/words.py",
-    "probes/throughput/direct/combinations.py",
+    "probes/watch/watcher.py",
+    "probes/watch/recording.py",
+    "probes/watch/totals.py",
+    "probes/reports/watch.py",
+    "probes/throughput/direct/scan.py",
 }
 ACTING = {
-    "buildtool.command",
-    "buildtool.builder.context",
-    "buildtool.builder.rootfs",
-    "buildtool.builder.sources",
-    "buildtool.builder.wheels",
+    "buildtool.core.command",
+    "buildtool.build.pipeline",
+    "buildtool.build.rootfs",
+    "buildtool.build.sources",
+    "buildtool.build.wheels",
     "buildtool.doctor.gather",
     "buildtool.engine.buildx",
     "buildtool.engine.client",
     "buildtool.engine.connection",
     "buildtool.engine.host",
     "buildtool.engine.provision",
-    "buildtool.engine.room",
-    "probes.fit.measured.caps",
-    "probes.fit.measured.cgroups",
-    "probes.fit.measured.faketrace",
-    "probes.fit.measured.forking",
-    "probes.fit.measured.nursery",
-    "probes.fit.measured.onestep",
-    "probes.fit.measured.onetrial",
-    "probes.fit.measured.runs",
-    "probes.machine.numa",
-    "probes.machine.nvml",
-    "probes.machine.snapshot",
-    "probes.machine.surroundings",
-    "probes.machine.sysfs",
-    "probes.machine.torchfacts",
-    "probes.measure.buffers",
+    "probes.fit.limits",
+    "probes.fit.trial",
+    "probes.fit.worker",
+    "probes.fit.step",
+    "probes.hardware.host",
+    "probes.hardware.nvml",
+    "probes.hardware.snapshot",
+    "probes.hardware.sysfs",
+    "probes.hardware.torch_build",
     "probes.measure.device",
-    "probes.measure.bystanders",
-    "probes.watch.watchedcommand",
-    "probes.watch.showing.metricsserver",
-    "probes.watch.recorder",
-    "probes.watch.readers.keptfile",
+    "probes.measure.background_load",
+    "probes.watch.command",
+    "probes.watch.metrics_server",
+    "probes.watch.recording",
+    "probes.watch.readers",
     "probes.placement.architectures",
-    "probes.placement.loading.checkpoint",
-    "probes.placement.loading.filereading",
-    "probes.placement.loading.load",
-    "probes.placement.loading.readahead",
-    "probes.placement.trial.stack",
-    "probes.run.journal",
-    "probes.run.supervisor",
-    "probes.throughput.ceilings.topspeed",
-    "probes.throughput.served.client.lines",
-    "probes.throughput.direct.gauges",
-    "probes.throughput.direct.torchrunner",
+    "probes.placement.checkpoint",
+    "probes.placement.loading",
+    "probes.placement.read_ahead",
+    "probes.measure.placement_row",
+    "probes.measure.journal",
+    "probes.measure.supervisor",
+    "probes.throughput.top_speed",
+    "probes.throughput.served.client",
+    "probes.throughput.direct.worker",
+    "probes.throughput.direct.torch_runner",
 }
 MOST_MODULES = 13  # of a folder, for a reader to see at once
 LONGEST_CHAIN = 7  # of imports within a folder
@@ -216,28 +182,27 @@ SAME_MEANING = {
 }
 
 
-# who may open a file for writing by himself; everybody else goes through buildtool/files.py
+# who may open a file for writing by himself; everybody else goes through buildtool/core/files.py
 WRITERS = {
-    "probes/shared/files.py",  # the mechanism
-    "probes/shared/locks.py",  # lock files without content
-    "buildtool/files.py",
-    "probes/fit/measured/caps.py",  # files of /proc
-    "probes/fit/measured/cgroups.py",  # files of a cgroup
-    "probes/fit/measured/nursery.py",  # a pipe to the parent process
-    "probes/run/journal.py",  # appends to a file that it holds locked
-    "probes/run/lock.py",  # a lock file without content
-    "probes/run/child.py",  # a pipe to the parent process
-    "probes/watch/recorder.py",  # appends to files that were asked for, a line at a time
-    "buildtool/command.py",  # the log of a program that outlives us
+    "probes/core/files.py",  # the mechanism
+    "probes/core/files.py",  # lock files without content
+    "buildtool/core/files.py",
+    "probes/fit/limits.py",  # files of /proc
+    "probes/fit/limits.py",  # files of a cgroup
+    "probes/fit/worker.py",  # a pipe to the parent process
+    "probes/measure/journal.py",  # appends to a file that it holds locked
+    "probes/measure/journal.py",  # a lock file without content
+    "probes/measure/worker.py",  # a pipe to the parent process
+    "probes/watch/recording.py",  # appends to files that were asked for, a line at a time
+    "buildtool/core/command.py",  # the log of a program that outlives us
     "buildtool/engine/provision.py",  # a scratch directory for apt
-    "buildtool/builder/context.py",  # fills a scratch directory that is renamed as a whole
-    "buildtool/builder/wheels.py",  # pip's scratch directory
-    "buildtool/audit/inspect/gpucode.py",  # a file without a name
+    "buildtool/build/pipeline.py",  # fills a scratch directory that is renamed as a whole
+    "buildtool/build/wheels.py",  # pip's scratch directory
+    "buildtool/image/gpu_code.py",  # a file without a name
     # these write into what `replacing` or `scratch` gave them
     "buildtool/prune/images.py",
-    "buildtool/prune/layerfile.py",
     "buildtool/prune/archives.py",
-    "probes/placement/packing/disk/cache.py",  # a partial file of `replacing`, by descriptor
+    "probes/placement/packing/cache.py",  # a partial file of `replacing`, by descriptor
     "buildtool/prune/manifest.py",  # the journal of a prune, O_EXCL
 }
 WRITES = re.compile(
@@ -247,8 +212,11 @@ WRITES = re.compile(
 IS_OURS = re.compile(r"\bfiles\.write_text\(")
 
 
-SPEAKING = {"probes/shared/output.py", "buildtool/progress.py"}  # these alone write for people, and quote it
-FLUSHING = {"probes/shared/entry.py"}
+SPEAKING = {
+    "probes/core/output.py",
+    "buildtool/core/progress.py",
+}  # these alone write for people, and quote it
+FLUSHING = {"probes/core/entry.py"}
 
 
 def test_nothing_reaches_a_terminal_unquoted() -> None:
@@ -305,7 +273,7 @@ def test_only_the_verb_that_draws_a_page_imports_what_draws_it() -> None:
         for path in MODULES
         if any(name.startswith(page) for name in imports(path)) and not name_of(path).startswith(page)
     }
-    assert users == {"probes.verbs"}
+    assert users == {"probes.cli.reports"}
 
 
 def test_a_command_imports_no_other_command() -> None:
@@ -360,7 +328,7 @@ def test_files_are_written_in_one_way() -> None:
         if relative not in WRITERS and WRITES.search(text := path.read_text()):
             lines = [line for line in text.splitlines() if WRITES.search(IS_OURS.sub("", line))]
             assert not lines, (
-                f"{relative} writes files by itself: buildtool/files.py or probes/shared/files.py does it"
+                f"{relative} writes files by itself: buildtool/core/files.py or probes/core/files.py does it"
             )
 
 

@@ -107,9 +107,9 @@ def test_names_that_are_gone_are_found(tmp_path: Path) -> None:
         from probes.gone import one
         from probes.records.schema import ProbeReport, Gone
         import buildtool.gone
-        import probes.shared.units as units
+        import probes.core.units as units
         def test(units_of):
-            from probes.report.crossover import nothing
+            from probes.reports.crossover import nothing
             return crossover.nothing, units.parse_bytes, units.nothing
         """)
     )
@@ -118,7 +118,7 @@ def test_names_that_are_gone_are_found(tmp_path: Path) -> None:
         "line 3: probes.gone",
         "line 4: probes.records.schema.Gone",
         "line 5: buildtool.gone",
-        "line 8: probes.report.crossover.nothing",
-        "line 9: probes.report.crossover.nothing",
-        "line 9: probes.shared.units.nothing",
+        "line 8: probes.reports.crossover.nothing",
+        "line 9: probes.reports.crossover.nothing",
+        "line 9: probes.core.units.nothing",
     ]

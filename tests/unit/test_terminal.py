@@ -15,13 +15,13 @@ import pytest
 from gpucode.maker import code
 from hostile_texts import CHOSEN
 
-from buildtool.audit.report.render import SummaryRow
-from buildtool.builder import summary
-from buildtool.cli import main
-from buildtool.errors import BuildFailed, Exit
-from buildtool.progress import Progress
-from probes.cli import main as probes_main
-from probes.shared import output
+from buildtool.audit.text import SummaryRow
+from buildtool.build import pipeline
+from buildtool.cli.program import main
+from buildtool.core.errors import BuildFailed, Exit
+from buildtool.core.progress import Progress
+from probes.cli.program import main as probes_main
+from probes.core import output
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\r"
 
@@ -86,7 +86,7 @@ def test_an_error_that_holds_what_a_container_said_is_shown_harmless(
     def fail(_args: object) -> int:
         raise BuildFailed(f"it said:\n{EVIL}", f"look: {EVIL}")
 
-    monkeypatch.setattr("buildtool.commands.doctor.run", fail)
+    monkeypatch.setattr("buildtool.cli.doctor.run", fail)
     assert main(["doctor"]) == Exit.BUILD
     told = capsys.readouterr().err
     assert harmless(told)
@@ -122,7 +122,7 @@ def test_a_wrong_argument_is_named_without_its_escape_sequences(
 
 
 def test_tables_of_a_build_hold_no_control_characters() -> None:
-    assert harmless(summary.audited([SummaryRow(*[EVIL] * 7)]))
+    assert harmless(pipeline.audited_text([SummaryRow(*[EVIL] * 7)]))
 
 
 @pytest.mark.parametrize(("columns", "shown"), [(10, "reading a"), (0, "reading a long name"), (1, "")])

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from buildtool.core.errors import ConfigError
+from buildtool.core.yaml_text import Document, Limits, parse
 from buildtool.doctor.lint import containers
-from buildtool.doctor.lint.composefiles import unreadable
+from buildtool.doctor.lint.compose import unreadable
 from buildtool.doctor.lint.fault import Fault, Word
-from buildtool.errors import ConfigError
-from buildtool.yamltext import Document, Limits, parse
 
 LIMITS = Limits(depth=40, nodes=100_000)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint import containers, pythons, typed
+from buildtool.doctor.lint import containers, pythons, shell
 from buildtool.doctor.lint.fault import Fault, Word, extra_needed
 from buildtool.doctor.lint.inbuilds import Where
 
@@ -157,14 +157,14 @@ def _instruction(
         )
         yield from _run(one, stage, lines, where=where, escape=escape)
     elif name in ("CMD", "ENTRYPOINT"):
-        text = typed.exec_form(
+        text = shell.exec_form(
             lines[one.start_line - 1].partition("[")[1] + lines[one.start_line - 1].partition("[")[2]
         )
         yield from _python_of(text or " ".join(one.value), one.start_line)
 
 
 def _python_of(text: str, line: int) -> Iterator[Fault]:
-    yield from typed._inner(text, line, Where(builds=True))
+    yield from shell._inner(text, line, Where(builds=True))
 
 
 def _variables(one: "dockerfile.Command", name: str, stage: Stage) -> Iterator[Fault]:
@@ -196,15 +196,15 @@ def _run(
         program = re.split(r"\s*<<", first)[0].strip()
         if not program or re.match(r"(\S*/)?(ba|da|z)?sh\b", program):
             shebang = re.match(r"#!\s*\S*\bpython", body)
-            yield from pythons.judged(body, line) if shebang else typed.judged(body, line, where)
+            yield from pythons.judged(body, line) if shebang else shell.judged(body, line, where)
         elif re.match(r"(\S*/)?python", program):
             yield from pythons.judged(body, line)
         return
     if one.json:
-        yield from typed.judged(" ".join(one.value), one.start_line, where)
+        yield from shell.judged(" ".join(one.value), one.start_line, where)
         return
     script = shell_text(lines[one.start_line - 1 : one.end_line], escape)
-    yield from typed.judged(script, one.start_line, where)
+    yield from shell.judged(script, one.start_line, where)
     yield from _copies(script, one.start_line, stage)
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from buildtool.errors import EnvironmentMissing
+from buildtool.core.errors import EnvironmentMissing
 
 Level = Literal["error", "warning", "note"]
 

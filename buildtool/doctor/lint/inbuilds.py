@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from buildtool.doctor.lint.fault import Fault
-from buildtool.doctor.lint.shellwords import NO_NAME, Command
+from buildtool.doctor.lint.shell_words import NO_NAME, Command
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
 _USES_LISTS = {"install", "upgrade", "dist-upgrade", "full-upgrade", "build-dep", "satisfy"}

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from buildtool.doctor.lint import containers, typed
+from buildtool.doctor.lint import containers, shell
 from buildtool.doctor.lint.fault import Fault, Word
 from buildtool.doctor.lint.inbuilds import Where
-from buildtool.doctor.lint.shellwords import Command, commands_in, comments_in
+from buildtool.doctor.lint.shell_words import Command, commands_in, comments_in
 
 DIRECTIVE = re.compile(r"#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?")
 GPU_OPTIONS = (
@@ -45,7 +45,7 @@ def slurm(text: str) -> Iterator[Fault]:
         if found[1] in WRONG_OPTIONS:
             yield Fault(comment.line, "slurm-gpu-option", found[1])
     yield from _launches(commands, given)
-    yield from typed.judged(text, 1, Where())
+    yield from shell.judged(text, 1, Where())
 
 
 def _launches(commands: list[Command], given: dict[str, str]) -> Iterator[Fault]:
@@ -84,7 +84,7 @@ def srun_inner(text: str) -> Iterator[Fault]:
             words = list(command.words)
             place = next((n for n, w in enumerate(words) if w.text in ("apptainer", "singularity")), None)
             if place is not None:
-                yield from typed.apptainer_faults(words[place + 1 :])
+                yield from shell.apptainer_faults(words[place + 1 :])
 
 
 def apptainer(text: str, *, for_cpu: bool) -> Iterator[Fault]:
@@ -103,7 +103,7 @@ def apptainer(text: str, *, for_cpu: bool) -> Iterator[Fault]:
             yield Fault(line, "apptainer-section", f"%{name}")
         if name in SHELL_SECTIONS:
             where = Where(image=image, builds=True, variables=frozenset(_exported(body)), for_cpu=for_cpu)
-            yield from typed.judged(body, line + 1, where)
+            yield from shell.judged(body, line + 1, where)
         elif name == "environment":
             yield from _environment(body, line + 1)
 

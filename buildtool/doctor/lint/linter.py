@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Literal
 
-from buildtool.doctor.lint import composefiles, devcontainers, dockerfiles, jobs, pip, pythons, typed
+from buildtool.doctor.lint import compose, devcontainers, dockerfiles, jobs, pip, pythons, shell
 from buildtool.doctor.lint.fault import Fault
 from buildtool.doctor.lint.inbuilds import Where
 
@@ -73,7 +73,7 @@ def _faults(name: str, text: str) -> Iterator[Fault]:
         case "dockerfile":
             yield from dockerfiles.judged(text, for_cpu=for_cpu)
         case "compose":
-            yield from composefiles.judged(text, name)
+            yield from compose.judged(text, name)
         case "devcontainer":
             yield from devcontainers.judged(text, name)
         case "requirements":
@@ -86,4 +86,4 @@ def _faults(name: str, text: str) -> Iterator[Fault]:
         case "python":
             yield from pythons.judged(text)
         case "shell":
-            yield from typed.judged(text, 1, Where(for_cpu=for_cpu))
+            yield from shell.judged(text, 1, Where(for_cpu=for_cpu))

@@ -7,6 +7,7 @@ so it is a daemon.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -15,12 +16,48 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from service.batching.batcher import Batch, Batcher, QueueFull, Wait
-from service.batching.pulse import Pulse
-from service.errors import DeviceFault, RequestError
-from service.own_thread import start
+from service.batching.health import Pulse
+from service.errors import DeviceFault, RequestError, ServiceError
+
+T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[[], T], *, name: str) -> T:
+    """What `work` returns or raises. When the caller is cancelled, the thread goes on and nobody hears of it.
+
+    For work that uses torch. OpenMP keeps a team of threads for each thread that ever computed in parallel,
+    until that thread ends. While there are more of them than CPUs, each waits asleep instead of awake, and
+    a pass of the device's own thread is slower by the time that it takes to wake its team 200 times. A
+    thread of a pool lives on when its work is done, and so does its team.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            settle = partial(future.set_result, work())
+        except BaseException as error:  # whatever it is, the caller has to hear of it
+            settle = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+
+    start(run, name=name)
+    return await future
+
+
+def start(work: Callable[[], None], *, name: str) -> None:
+    """Start a thread that doesn't keep the process from ending. Raises ServiceError where none can be."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise ServiceError(
+            f"the thread `{name}` can't be started: {error}",
+            "allow more processes: compose's pids_limit, docker run --pids-limit, or ulimit -u",
+        ) from error
+
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # rows in, a result for each
 

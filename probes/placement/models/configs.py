@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from probes.errors import CheckpointUnreadable
+from probes.core.errors import CheckpointUnreadable
 from probes.placement.models.description import (
     DTYPE_BITS,
     Attention,

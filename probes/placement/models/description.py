@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from probes.placement.values import LOADING_BYTES, Becomes
+from probes.placement.types import LOADING_BYTES, Becomes
 
 Use = Literal["product", "lookup", "elementwise"]
 

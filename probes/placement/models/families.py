@@ -3,13 +3,217 @@
 tests/torch compares every one with the module that transformers builds from the same config.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from probes.core.errors import CheckpointUnreadable
 from probes.placement.models.configs import Family, Fields, Layers, Maker, Parts, Sizes, Tensors, output_head
-from probes.placement.models.llamas import LLAMAS
+
+# Operations, kernels and what they touch are counted as in `families`.
+LLAMA_OPERATIONS, LLAMA_AROUND = 36, 42
+HEAD_NORM_OPERATIONS: Final = 13  # more, for norms of queries and keys
+NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
+MIXTURE_OPERATIONS: Final = 30  # more, to send each row to its experts and back
+LLAMA_KERNELS: Final = 45
+CAPPED_KERNELS: Final = 8  # more, where scores are limited: torch's own attention can't do that
+MIXTURE_KERNELS: Final = 80
+MIXTURE_TOUCHED: Final = 26  # for each chosen expert, of its width and inner width together
+FOUR_NORMS: Final = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+Mixture = Callable[[str], Tensors]
+
+
+def _llama(
+    fields: Fields,
+    size: Sizes,
+    make: Maker,
+    whole: bool,
+    *,
+    query_bias: bool = False,
+    out_bias: bool = False,
+    inner_bias: bool = False,
+    head_norms: bool = False,
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
+    tied: bool = False,
+    mixture: Mixture | None = None,
+    merged: bool = False,
+) -> Parts:
+    """Decoders of the Llama family: RMS norms, rotary positions, a gated inner layer."""
+    top = "model." if whole else ""
+
+    def layer(at: str) -> Tensors:
+        if merged:
+            yield from make.linear(f"{at}.self_attn.qkv_proj", size.width, size.queries + 2 * size.keys)
+        else:
+            for name, outputs in (("q", size.queries), ("k", size.keys), ("v", size.keys)):
+                yield from make.linear(f"{at}.self_attn.{name}_proj", size.width, outputs, bias=query_bias)
+        yield from make.linear(f"{at}.self_attn.o_proj", size.queries, size.width, bias=out_bias)
+        if head_norms:
+            yield from make.norm(f"{at}.self_attn.q_norm", size.head_width)
+            yield from make.norm(f"{at}.self_attn.k_norm", size.head_width)
+        if mixture:
+            yield from mixture(at)
+        elif merged:
+            yield from make.linear(f"{at}.mlp.gate_up_proj", size.width, 2 * size.inner)
+            yield from make.linear(f"{at}.mlp.down_proj", size.inner, size.width)
+        else:
+            for name in ("gate", "up"):
+                yield from make.linear(f"{at}.mlp.{name}_proj", size.width, size.inner, bias=inner_bias)
+            yield from make.linear(f"{at}.mlp.down_proj", size.inner, size.width, bias=inner_bias)
+        for name in norms:
+            yield from make.norm(f"{at}.{name}", size.width)
+
+    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0, around=LLAMA_AROUND)
+    layers = _llama_costs(
+        layers, fields, size, norms=len(norms), head_norms=head_norms, mixture=bool(mixture)
+    )
+    embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
+    after = [*make.norm(f"{top}norm", size.width)]
+    head, shared = output_head(fields, size, make, whole, table=f"{top}embed_tokens", tied=tied)
+    after += head
+    return Parts(embed, layers, tuple(after), shared)
+
+
+def _llama_costs(
+    layers: Layers, fields: Fields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
+) -> Layers:
+    """The layers with what one costs besides its products."""
+    live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
+    # norms in single operations in float32, positions in ten, the gate's product, two sums
+    touched = (18 * norms + 6) * size.width + (12 + 18 * head_norms) * (size.queries + size.keys)
+    operations = layers.operations + NORM_OPERATIONS * (norms - 2) + HEAD_NORM_OPERATIONS * head_norms
+    kernels = (MIXTURE_KERNELS if mixture else LLAMA_KERNELS) + 8 * (norms - 2) + 16 * head_norms
+    if mixture:
+        inner = fields.number("moe_intermediate_size", default=size.inner)
+        operations += MIXTURE_OPERATIONS
+        chosen = fields.number("num_experts_per_tok", default=2)
+        touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
+    else:
+        touched += 5 * size.inner
+    return replace(layers, operations=operations, live=live, kernels=kernels, touched=touched)
+
+
+def _plain_llama(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    bias = fields.flag("attention_bias", default=False)
+    return _llama(
+        fields,
+        size,
+        make,
+        whole,
+        query_bias=bias,
+        out_bias=bias,
+        inner_bias=fields.flag("mlp_bias", default=False),
+    )
+
+
+def _mistral(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    return _llama(fields, size, make, whole)
+
+
+def _qwen2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    return _llama(fields, size, make, whole, query_bias=True)
+
+
+def _qwen3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    bias = fields.flag("attention_bias", default=False)
+    return _llama(fields, size, make, whole, query_bias=bias, out_bias=bias, head_norms=True)
+
+
+def _gemma(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    return _llama(fields, size, make, whole, tied=True)
+
+
+def _gemma2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    parts = _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS)
+    return replace(parts, layers=replace(parts.layers, kernels=parts.layers.kernels + CAPPED_KERNELS))
+
+
+def _gemma3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    return _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS, head_norms=True)
+
+
+def _phi3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    return _llama(fields, size, make, whole, merged=True)
+
+
+def _experts(fields: Fields, size: Sizes, make: Maker, *, experts: int, inner: int) -> Mixture:
+    chosen = fields.number("num_experts_per_tok", default=min(2, experts))
+    if chosen > experts:
+        raise CheckpointUnreadable(
+            f"{fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
+            "give the model's own config.json",
+        )
+    active = chosen / experts
+
+    def mixture(at: str) -> Tensors:
+        yield make.one(f"{at}.mlp.gate.weight", experts, size.width)
+        yield make.one(f"{at}.mlp.experts.gate_up_proj", experts, 2 * inner, size.width, active=active)
+        yield make.one(f"{at}.mlp.experts.down_proj", experts, size.width, inner, active=active)
+
+    return mixture
+
+
+def _mixtral(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    experts = fields.number("num_local_experts", default=8)
+    mixture = _experts(fields, size, make, experts=experts, inner=size.inner)
+    return _llama(fields, size, make, whole, mixture=mixture)
+
+
+def _qwen2_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    shared = fields.number("shared_expert_intermediate_size", default=5632)
+    routed = _experts(
+        fields,
+        size,
+        make,
+        experts=fields.number("num_experts", default=60),
+        inner=fields.number("moe_intermediate_size", default=1408),
+    )
+
+    def mixture(at: str) -> Tensors:
+        for name in ("gate", "up"):
+            yield from make.linear(f"{at}.mlp.shared_expert.{name}_proj", size.width, shared)
+        yield from make.linear(f"{at}.mlp.shared_expert.down_proj", shared, size.width)
+        yield from routed(at)
+        yield from make.linear(f"{at}.mlp.shared_expert_gate", size.width, 1)
+
+    return _llama(fields, size, make, whole, query_bias=True, mixture=mixture)
+
+
+def _qwen3_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+    mixture = _experts(
+        fields,
+        size,
+        make,
+        experts=fields.number("num_experts", "num_local_experts", default=128),
+        inner=fields.number("moe_intermediate_size", default=768),
+    )
+    return _llama(fields, size, make, whole, head_norms=True, mixture=mixture)
+
+
+# model_type -> what it consists of
+LLAMAS: Final[Mapping[str, Family]] = MappingProxyType(
+    {
+        "gemma": _gemma,
+        "gemma2": _gemma2,
+        "gemma3_text": _gemma3,
+        "granite": _plain_llama,
+        "llama": _plain_llama,
+        "mistral": _mistral,
+        "mixtral": _mixtral,
+        "phi3": _phi3,
+        "qwen2": _qwen2,
+        "qwen2_moe": _qwen2_moe,
+        "qwen3": _qwen3,
+        "qwen3_moe": _qwen3_moe,
+    }
+)
+
 
 # Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
 # takes for them: docs/decisions/0058-time-of-eager-passes.md.

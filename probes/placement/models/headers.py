@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 
-from probes.errors import CheckpointUnreadable
+from probes.core import files
+from probes.core.codec import load
+from probes.core.errors import CheckpointUnreadable
+from probes.core.units import decimal_bytes
 from probes.placement.models.description import DTYPE_BITS
-from probes.shared import files
-from probes.shared.codec import load
-from probes.shared.units import decimal_bytes
 
 MOST_HEADER_BYTES: Final = 25_000_000  # the format allows 100 MB; a model of 100,000 tensors takes about 12
 MOST_INDEX_BYTES: Final = 25_000_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from probes.errors import CheckpointUnreadable
+from probes.core.errors import CheckpointUnreadable
 from probes.placement.models.headers import FileState, StoredFile, read_checkpoint
 
 FIRST_BEYOND: Final = 143  # the biased exponent of 2^16

@@ -3,20 +3,120 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from probes.errors import CheckpointUnreadable, ModelUnknown, UsageError
-from probes.placement.models import stored
+from probes.core import files
+from probes.core.codec import load
+from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
 from probes.placement.models.configs import INSTEAD, Fields, Maker, described, sizes
-from probes.placement.models.description import ModelDescription
+from probes.placement.models.description import (
+    BlockDescription,
+    ModelDescription,
+    TensorDescription,
+    Use,
+    block_name,
+)
 from probes.placement.models.families import BARE, FAMILIES
-from probes.placement.models.headers import PICKLES, read_checkpoint, require_regular
-from probes.shared import files
-from probes.shared.codec import load
+from probes.placement.models.headers import (
+    DTYPES,
+    PICKLES,
+    StoredFile,
+    StoredTensor,
+    read_checkpoint,
+    require_regular,
+)
+from probes.placement.types import DTYPE_BYTES, MODELS
+
+_TABLE: Final = re.compile(r"(^|[._])(embed\w*|wte|wpe|word_embeddings|\w+_embeddings?|shared)\.weight$")
+_FIRST: Final = re.compile(
+    r"embed|wte|wpe|^shared|conv_in|patch|stem|time_|x_embedder|context_embedder", re.IGNORECASE
+)
+_NORM: Final = re.compile(r"(^|\.)(final_\w*norm\w*|ln_f|norm|norm_out|conv_norm_out)$", re.IGNORECASE)
+_LAST: Final = re.compile(
+    r"lm_head|embed_out|^head|classifier|pooler|conv_out|proj_out|project_out", re.IGNORECASE
+)
+_DIGITS: Final = re.compile(r"(\d+)")
+
+
+def described_checkpoint(
+    stored: Iterable[StoredTensor], *, name: str, source: str, known: ModelDescription | None = None
+) -> ModelDescription:
+    """The model of these tensors; `known` is what the config.json beside them says."""
+    groups: dict[str, list[TensorDescription]] = {}
+    for tensor in stored:
+        made = TensorDescription(tensor.name, tensor.shape, DTYPES[tensor.dtype], _use(tensor))
+        groups.setdefault(block_name(tensor.name), []).append(made)
+    blocks = [BlockDescription(at, tuple(groups[at])) for at in sorted(groups, key=_order)]
+    if known is not None:
+        matched = _matched(blocks, known)
+        if matched is not None:
+            return replace(known, name=name, blocks=matched, source=f"{source} and its config.json")
+    notes = ["order of calls and attention are guessed from names; keys and values of a cache aren't counted"]
+    blocks, tied = _tied(blocks)
+    if tied:
+        notes.append(f"{tied[0][0]} is taken for the output's weights too: no tensor is named like a head")
+    return ModelDescription(name, tuple(blocks), source, tied, tuple(notes))
+
+
+def _use(tensor: StoredTensor) -> Use:
+    if len(tensor.shape) < 2:
+        return "elementwise"
+    return "lookup" if len(tensor.shape) == 2 and _TABLE.search(tensor.name) else "product"
+
+
+def _order(block: str) -> tuple[int, tuple[tuple[int, int | str], ...]]:
+    """Tables first, the last norm and heads last, and in between by the numbers in the names."""
+    numbered = bool(_DIGITS.search(block))
+    place = 0 if _FIRST.search(block) else 1 if numbered else 3 if _LAST.search(block) else 1
+    if place == 1 and not numbered and _NORM.search(block):
+        place = 2
+    parts = tuple((0, int(p)) if p.isdecimal() else (1, p) for p in _DIGITS.split(block[:200]) if p)
+    return place, parts
+
+
+def _tied(blocks: list[BlockDescription]) -> tuple[list[BlockDescription], tuple[tuple[str, ...], ...]]:
+    """Without a head, the largest table is the output's weights as well."""
+    tables = [
+        (tensor.n_bytes, place)
+        for place, block in enumerate(blocks)
+        for tensor in block.tensors
+        if tensor.use == "lookup" and len(block.tensors) == 1
+    ]
+    if not tables or any(re.search(r"head|embed_out|classifier|output\b", block.name) for block in blocks):
+        return blocks, ()
+    place = max(tables)[1]
+    tensor = blocks[place].tensors[0]
+    shared = BlockDescription(
+        tensor.name,
+        (replace(tensor, use="product"),),
+        looked_up=True,
+        operations=2,
+        live_numbers=tensor.shape[0],
+    )
+    return [*blocks[:place], shared, *blocks[place + 1 :]], ((tensor.name,),)
+
+
+def _matched(
+    blocks: Sequence[BlockDescription], known: ModelDescription
+) -> tuple[BlockDescription, ...] | None:
+    """The config's blocks with the files' tensors, if every one of the files' is among them."""
+    stored = {block.name: block for block in blocks}
+    made = []
+    for block in known.blocks:
+        at = block.name if block.name in stored else block_name(block.name)
+        found = stored.pop(at, None)
+        if found is None or sum(t.numbers for t in found.tensors) != sum(t.numbers for t in block.tensors):
+            return None
+        dtype = max(found.tensors, key=lambda tensor: tensor.n_bytes).dtype
+        made.append(replace(block, tensors=tuple(replace(tensor, dtype=dtype) for tensor in block.tensors)))
+    return tuple(made) if not stored else None
+
 
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
@@ -88,7 +188,7 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
             config = None  # the headers say enough
     tensors = [tensor for file in found for tensor in file.tensors]
     name = path.name if path.is_dir() or len(found) > 1 else path.stem
-    return stored.described(tensors, name=name, source="safetensors headers", known=config)
+    return described_checkpoint(tensors, name=name, source="safetensors headers", known=config)
 
 
 def config_of(model: str) -> Mapping[str, Any]:
@@ -169,3 +269,43 @@ def _is_whole(values: Mapping[str, Any], kind: str) -> bool:
     if not first:
         return kind not in BARE
     return not first.endswith("Model") or first.endswith("LMHeadModel")
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """What a checkpoint says of itself."""
+
+    path: Path
+    config: Mapping[str, Any]  # the content of config.json
+    names: tuple[str, ...]  # of the stored tensors
+    dtype: str  # torch's name of what most bytes are
+
+
+def read_folder(path: Path) -> CheckpointFolder:
+    """The folder's config.json and the headers of its safetensors.
+
+    Raises UsageError where the path isn't a folder or lacks a config.json, CheckpointUnreadable for files
+    that can't be read or contradict themselves, ModelUnknown for quantised weights.
+    """
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is neither a known model nor a folder with a checkpoint",
+            f"known are {', '.join(MODELS)}; else give the folder that has config.json and *.safetensors",
+        )
+    files = read_checkpoint(path)
+    config = config_of(str(path))
+    dtype = _main_dtype(files)
+    if config.get("quantization_config") or dtype not in DTYPE_BYTES:
+        raise ModelUnknown(
+            f"{path} has quantised weights or others that aren't floating point: most are {dtype}",
+            f"give a checkpoint in {', '.join(DTYPE_BYTES)}",
+        )
+    return CheckpointFolder(path, config, tuple(t.name for file in files for t in file.tensors), dtype)
+
+
+def _main_dtype(files: tuple[StoredFile, ...]) -> str:
+    sizes: Counter[str] = Counter()
+    for file in files:
+        for tensor in file.tensors:
+            sizes[DTYPES[tensor.dtype]] += tensor.n_bytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default="unknown")

@@ -11,8 +11,7 @@ from math import prod
 
 import torch
 
-from probes.placement.packing.forms import PackedForm, PartForm
-from probes.placement.packing.grid import Grid, grid
+from probes.placement.packing.format import Grid, PackedForm, PartForm, grid
 from probes.placement.packing.layouts import BF16, LAYOUTS, Layout
 
 

@@ -18,12 +18,12 @@ from weakref import ref
 import torch
 from torch import nn
 
-from probes.errors import PlacementError
-from probes.machine.torchfacts import first_line
-from probes.placement.runtime.blocks.autocast import autocast_dtype
-from probes.placement.runtime.blocks.functions import transform
-from probes.placement.runtime.blocks.lanes import Graph
+from probes.core.errors import PlacementError
+from probes.hardware.torch_build import first_line
 from probes.placement.runtime.engine import Engine, State
+from probes.placement.runtime.host_memory import transform
+from probes.placement.runtime.packed_tables import autocast_dtype
+from probes.placement.runtime.streams import Graph
 
 EAGER_FIRST: Final = 2  # calls with the same shapes before one is recorded
 MOST_SEEN: Final = 4096  # kinds of calls that are counted; a text's length may be another one each time

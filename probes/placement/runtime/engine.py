@@ -24,28 +24,105 @@ from typing import Any, Final
 import torch
 from torch import is_grad_enabled, nn
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.tiles import MOST_ROWS
-from probes.placement.runtime.blocks.blockstore import Item, Stored, raw_view
-from probes.placement.runtime.blocks.functions import transform
-from probes.placement.runtime.blocks.hostside import tensors_in
-from probes.placement.runtime.blocks.lanes import Lane, Lanes, Mark
-from probes.placement.runtime.blocks.lazy import Away, Lazy, Serving
-from probes.placement.runtime.blocks.moving import (
-    Arithmetic,
-    AtHome,
-    Buffer,
-    Exchange,
-    Moving,
-    Piece,
-    equip,
-)
-from probes.placement.runtime.blocks.order import Order, Walk, WalkState
-from probes.placement.runtime.blocks.packedtables import Table
-from probes.placement.runtime.blocks.wires import Wire
+from probes.placement.packing.format import MOST_ROWS
+from probes.placement.runtime.hooks import Arithmetic, AtHome, Buffer, Exchange, Moving, Piece, equip
+from probes.placement.runtime.host_memory import tensors_in, transform
 from probes.placement.runtime.measuring import Stopwatches
+from probes.placement.runtime.offloaded import Away, Lazy, Serving
+from probes.placement.runtime.packed_tables import Table
+from probes.placement.runtime.stored_blocks import Item, Stored, raw_view
+from probes.placement.runtime.streams import Lane, Lanes, Mark
 from probes.placement.runtime.turns import Turns
+from probes.placement.runtime.weight_sources import Wire
+
+
+class Order:
+    """The order of definition until calls show another.
+
+    A successor that has just changed isn't believed until it has come twice: blocks that are called in a new
+    order in each pass, such as experts, would otherwise be fetched for nothing.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._next: dict[tuple[int, int], int] = {}
+        self._doubted: set[tuple[int, int]] = set()
+        self.before, self.last = -1, count - 1  # as if a pass had just ended
+        self.surprises = 0  # calls that came in another order than expected
+
+    def after(self, pair: tuple[int, int]) -> int | None:
+        """The block after two that came one after the other; None when that isn't known."""
+        if pair in self._doubted:
+            return None
+        return self._next.get(pair, (pair[1] + 1) % self._count)
+
+    def learn(self, one: int) -> bool:
+        """A block is called. Whether it was the expected one."""
+        pair = (self.before, self.last)
+        known = self._next.get(pair)
+        if known == one and not self._doubted:  # as in the pass before
+            self.before, self.last = self.last, one
+            return True
+        expected = known if known is not None else (self.last + 1) % self._count
+        if known is not None and known != one:
+            self._doubted.add(pair)
+        else:
+            self._doubted.discard(pair)
+        self._next[pair] = one
+        self.before, self.last = self.last, one
+        self.surprises += expected != one
+        return expected == one
+
+
+WalkState = tuple[tuple[int, int], int, int, frozenset[int]]
+
+
+class Walk:
+    """How far ahead of the calls one ring has got. `due` was fetched ahead and isn't used yet.
+
+    That are blocks, or pieces of blocks, of which `begun` were fetched of the next block. `stuck`: nothing
+    can be begun before one of `due` is used, or a call ends; asking again would only cost the host.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self.at = (order.before, order.last)  # the last two blocks that it came to
+        self.lead = 0  # calls
+        self.begun = 0
+        self.due: set[int] = set()
+        self.stuck = False
+
+    def follow(self, *, expected: bool) -> None:
+        """A block has been called: the walk is never behind it, and begins there after a surprise."""
+        self.lead -= 1
+        if not expected:
+            self.due.clear()
+        if not expected or self.lead < 0:
+            self.at, self.lead, self.begun = (self._order.before, self._order.last), 0, 0
+            self.stuck = False
+
+    def used(self, one: int) -> None:
+        """It is no longer needed."""
+        self.due.discard(one)
+        self.stuck = False
+
+    def state(self) -> "WalkState":
+        """Where it is, to `resume` there later."""
+        return self.at, self.lead, self.begun, frozenset(self.due)
+
+    def resume(self, state: "WalkState") -> None:
+        """Be where it was."""
+        self.at, self.lead, self.begun = state[:3]
+        self.due, self.stuck = set(state[3]), False
+
+    def step(self, one: int) -> None:
+        """Go on to the next block."""
+        self.at = (self.at[1], one)
+        self.lead += 1
+        self.begun = 0
+
 
 _IS_TRACED: Final[Callable[[], object]] = getattr(torch._C, "_get_tracing_state", torch.jit.is_tracing)
 _MODES: Final[Callable[[], int]] = getattr(torch._C, "_len_torch_dispatch_stack", int)

@@ -8,20 +8,26 @@ from typing import Any
 import torch
 from torch import is_grad_enabled, nn
 
-from probes.errors import PlacementError
+from probes.core.errors import PlacementError
+from probes.core.unknown import Unknown
 from probes.placement.models.modules import Block
-from probes.placement.runtime.blocks.functions import transform, untransformed
-from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import Guard, Inputs, is_compiled, to_host, uncompiled
-from probes.placement.runtime.blocks.moving import AtHome, Moving
+from probes.placement.runtime.builder import Settling
 from probes.placement.runtime.capture import Captured, Recorder
-from probes.placement.runtime.converting import becomes, entrances
 from probes.placement.runtime.engine import Engine, refuse_graph, refuse_training
+from probes.placement.runtime.hooks import AtHome, Moving
+from probes.placement.runtime.host_memory import (
+    Guard,
+    Inputs,
+    is_compiled,
+    to_host,
+    transform,
+    uncompiled,
+    untransformed,
+)
 from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
-from probes.placement.runtime.settling import Settling
 from probes.placement.runtime.turns import Turns
-from probes.placement.values import Plan, Tier
-from probes.records.schema import Unknown
+from probes.placement.runtime.weight_sources import Homes, becomes, entrances
+from probes.placement.types import Plan, Tier
 
 
 class Called(Guard):

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from probes.placement.runtime.blocks.lanes import Lane, Lanes, Mark
-from probes.placement.runtime.blocks.wires import Wire
-from probes.placement.values import PassTime, Tier
-from probes.records.schema import Unknown
-from probes.shared.units import binary_bytes, counted, duration, gb_per_s
+from probes.core.units import binary_bytes, counted, duration, gb_per_s
+from probes.core.unknown import Unknown
+from probes.placement.runtime.streams import Lane, Lanes, Mark
+from probes.placement.runtime.weight_sources import Wire
+from probes.placement.types import PassTime, Tier
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,10 @@ from typing import overload
 import torch
 from torch import nn
 
-from probes.errors import PlacementError
-from probes.placement.runtime.blocks.lanes import Lanes
-from probes.placement.runtime.blocks.moving import Arithmetic
+from probes.core.errors import PlacementError
 from probes.placement.runtime.handle import Handle
-from probes.placement.runtime.modulesource import ModuleSource
-from probes.placement.runtime.overcards import CardsHandle, Devices, lanes_of_cards, settle_cards
+from probes.placement.runtime.hooks import Arithmetic
+from probes.placement.runtime.multi_gpu import CardsHandle, Devices, lanes_of_cards, settle_cards
 from probes.placement.runtime.preparing import (
     lanes_of,
     on_host,
@@ -18,8 +16,9 @@ from probes.placement.runtime.preparing import (
     require_plan,
     staged,
 )
-from probes.placement.runtime.storage.valuesource import Source
-from probes.placement.values import CardsPlan, Plan
+from probes.placement.runtime.streams import Lanes
+from probes.placement.runtime.weight_sources import ModuleSource, Source
+from probes.placement.types import CardsPlan, Plan
 
 
 @overload

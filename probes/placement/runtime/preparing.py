@@ -5,24 +5,21 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from probes.errors import PlacementError
-from probes.machine.torchfacts import first_line
+from probes.core.errors import PlacementError
+from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import Block, find_blocks, placed_already
-from probes.placement.runtime.blocks.homes import Homes
-from probes.placement.runtime.blocks.hostside import Guard
-from probes.placement.runtime.blocks.lanes import CudaLanes, HostLanes, Lanes
-from probes.placement.runtime.blocks.moving import Arithmetic
-from probes.placement.runtime.blocks.packedtables import can_be_table
-from probes.placement.runtime.converting import becomes
+from probes.placement.plan_file import flaw
+from probes.placement.runtime.buffers import Storing
+from probes.placement.runtime.builder import Settling
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.handle import Handle
-from probes.placement.runtime.settling import Settling
-from probes.placement.runtime.storage.laying import Storing
-from probes.placement.runtime.storage.spilling import Counted
-from probes.placement.runtime.storage.valuesource import Source
+from probes.placement.runtime.hooks import Arithmetic
+from probes.placement.runtime.host_memory import Counted, Guard
+from probes.placement.runtime.packed_tables import can_be_table
+from probes.placement.runtime.streams import CudaLanes, HostLanes, Lanes
 from probes.placement.runtime.turns import Turns
-from probes.placement.soundness import flaw
-from probes.placement.values import CardsPlan, Plan, Tier
+from probes.placement.runtime.weight_sources import Homes, Source, becomes
+from probes.placement.types import CardsPlan, Plan, Tier
 
 
 def require_plan(plan: object) -> None:

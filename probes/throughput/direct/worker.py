@@ -6,18 +6,22 @@ and libraries of one don't change another's figures.
 
 import importlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probes.errors import Exit, LibraryMissing, OutOfMemory, ProbeError, Unsupported
+from probes.core.codec import Json, decode
+from probes.core.errors import Exit, LibraryMissing, OutOfMemory, ProbeError, Unsupported
+from probes.core.unknown import Unknown
+from probes.hardware.kfd import listed
+from probes.hardware.nvml import open_card
+from probes.hardware.sysfs import read_int
+from probes.measure import worker
+from probes.measure.worker import require_torch, why_without
 from probes.records.schema import Done, Failed
-from probes.run import child
-from probes.run.torchimport import require_torch, why_without
-from probes.shared.codec import Json, decode
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import Ceilings, Device
-from probes.throughput.direct.repeating import Gauges, Repeats, Runner, SeriesEnd, rows
+from probes.throughput.ceiling import Ceilings, Device
+from probes.throughput.direct.repeats import Gauges, Repeats, Runner, SeriesEnd, rows
 from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way
 
 Heard = Ceilings | ModelFacts | Way | BatchRow | SeriesEnd
@@ -54,7 +58,7 @@ def parse(line: Json) -> Heard | Done | Failed:
     return decode(ScanLine, line, "message").message
 
 
-def messages(job: ScanJob, _tell: child.Tell) -> Iterator[Heard | Done | Failed]:
+def messages(job: ScanJob, _tell: worker.Tell) -> Iterator[Heard | Done | Failed]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
         require_torch("run it where torch is")
@@ -73,18 +77,18 @@ def messages(job: ScanJob, _tell: child.Tell) -> Iterator[Heard | Done | Failed]
 
 def _ceilings(job: ScanJob) -> Iterator[Heard]:
     from probes.measure.device import TorchWorkbench
-    from probes.throughput.ceilings import topspeed
+    from probes.throughput import top_speed
 
     _use_threads(job)
     bench = TorchWorkbench(has_gpu="gpu" in job.devices)
-    yield topspeed.measure(bench, job.devices, cpu_name=job.cpu_name)
+    yield top_speed.measure(bench, job.devices, cpu_name=job.cpu_name)
 
 
 def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
     from probes.measure.device import TorchWorkbench
-    from probes.throughput.ceilings.topspeed import supports
-    from probes.throughput.direct import testmodels
-    from probes.throughput.direct.torchrunner import TorchRunner, settle_allocator
+    from probes.throughput.direct import test_models
+    from probes.throughput.direct.torch_runner import TorchRunner, settle_allocator
+    from probes.throughput.top_speed import supports
 
     _use_threads(job)
     settle_allocator()
@@ -92,7 +96,7 @@ def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
         lacking = supports(way.device, way.precision)
         if lacking:
             raise Unsupported(lacking.reason)
-    spec = testmodels.spec_of(job.model, job.shapes)
+    spec = test_models.spec_of(job.model, job.shapes)
     runner: Runner
     if way.backend == "onnxruntime":
         runner, way = _onnx(job, way)
@@ -100,21 +104,21 @@ def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
     else:
         bench = TorchWorkbench(has_gpu=way.device == "gpu")
         runner = TorchRunner(spec, way, seed=job.seed, bench=bench)
-        yield testmodels.facts(spec, runner.module)
+        yield test_models.facts(spec, runner.module)
     yield from rows(runner, job.batches, Repeats(job.trials, job.longest_s, job.aim), _gauges(job, way))
 
 
 def _onnx(job: ScanJob, way: Way) -> tuple[Runner, Way]:
     from probes.measure.device import TorchWorkbench
-    from probes.throughput.direct import onnxrunner, testmodels
-    from probes.throughput.direct.torchrunner import TorchRunner
+    from probes.throughput.direct import onnx_runner, test_models
+    from probes.throughput.direct.torch_runner import TorchRunner
 
-    onnxrunner.refuse(way)
-    spec = testmodels.spec_of(job.model, job.shapes)
+    onnx_runner.refuse(way)
+    spec = test_models.spec_of(job.model, job.shapes)
     on_cpu = replace(way, device="cpu", inputs="resident")
     counted = TorchRunner(spec, on_cpu, seed=job.seed, bench=TorchWorkbench(has_gpu=False))
-    runner = onnxrunner.OnnxRunner(spec, way, seed=job.seed, threads=job.threads, counted=counted)
-    return runner, replace(way, provider=onnxrunner.provider(way.device).removesuffix("ExecutionProvider"))
+    runner = onnx_runner.OnnxRunner(spec, way, seed=job.seed, threads=job.threads, counted=counted)
+    return runner, replace(way, provider=onnx_runner.provider(way.device).removesuffix("ExecutionProvider"))
 
 
 def _use_threads(job: ScanJob) -> None:
@@ -123,19 +127,96 @@ def _use_threads(job: ScanJob) -> None:
 
 
 def _gauges(job: ScanJob, way: Way) -> Gauges:
-    from probes.throughput.direct import gauges
+    pass
 
     root = Path("/")
     if way.device == "cpu":
-        return gauges.CpuGauges(root)
-    return gauges.AmdGauges(root, job.pci_id) if job.amd else gauges.NvidiaGauges(job.pci_id)
+        return CpuGauges(root)
+    return AmdGauges(root, job.pci_id) if job.amd else NvidiaGauges(job.pci_id)
 
 
 def _preload() -> None:
     """Import torch before there is a job; an error is reported when there is one."""
     if not why_without():
-        importlib.import_module("probes.throughput.direct.torchrunner")
+        importlib.import_module("probes.throughput.direct.torch_runner")
 
 
 if __name__ == "__main__":
-    child.end(child.work(sys.argv[1:], ScanJob, messages, preload=_preload))
+    worker.end(worker.work(sys.argv[1:], ScanJob, messages, preload=_preload))
+
+
+MICRO = 1e-6
+
+
+class CpuGauges:
+    """The CPU's package energy. How busy processors are isn't what is compared here."""
+
+    def __init__(self, root: Path) -> None:
+        self._packages = [
+            place / "energy_uj"
+            for place in listed(root / "sys/class/powercap")
+            if place.name.startswith("intel-rapl:") and place.name.count(":") == 1
+        ]
+
+    def joules(self) -> float | Unknown:
+        """Energy of all packages, from any beginning."""
+        if not self._packages:
+            return Unknown("no powercap (RAPL) here")
+        found = [read_int(package) for package in self._packages]
+        missing = [value for value in found if isinstance(value, Unknown)]
+        return missing[0] if missing else MICRO * sum(value for value in found if isinstance(value, int))
+
+    def busy_percent(self) -> float | Unknown:
+        """Not a driver's figure."""
+        return Unknown("a CPU has no driver that counts it")
+
+
+class AmdGauges:
+    """An AMD card's, by the kernel's files. Energy from power readings where the card has no counter."""
+
+    def __init__(
+        self, root: Path, pci_id: str | Unknown, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._now = now
+        self._device = root / "sys/bus/pci/devices" / str(pci_id)
+        sensors = listed(self._device / "hwmon") if isinstance(pci_id, str) else []
+        self._sensor = sensors[0] if sensors else None
+        self._at_s: float | None = None
+        self._sum = 0.0
+
+    def joules(self) -> float | Unknown:
+        """Energy since the first reading; by power, it is exact only between readings close together."""
+        if self._sensor is None:
+            return Unknown("no hwmon of the card here")
+        counted = read_int(self._sensor / "energy1_input")
+        if isinstance(counted, int):
+            return MICRO * counted
+        watts = read_int(self._sensor / "power1_average")
+        if isinstance(watts, Unknown):
+            return watts
+        at_s = self._now()
+        self._sum += MICRO * watts * (at_s - self._at_s) if self._at_s is not None else 0.0
+        self._at_s = at_s
+        return self._sum
+
+    def busy_percent(self) -> float | Unknown:
+        """What rocm-smi shows as use."""
+        found = read_int(self._device / "gpu_busy_percent")
+        return found if isinstance(found, Unknown) else float(found)
+
+
+class NvidiaGauges:
+    """An NVIDIA card's, by NVML."""
+
+    def __init__(self, pci_id: str | Unknown) -> None:
+        self._card = open_card(pci_id)
+
+    def joules(self) -> float | Unknown:
+        """Energy since the driver was loaded."""
+        found = self._card if isinstance(self._card, Unknown) else self._card.energy_mj()
+        return found if isinstance(found, Unknown) else found / 1e3
+
+    def busy_percent(self) -> float | Unknown:
+        """What nvidia-smi shows as GPU-Util."""
+        found = self._card if isinstance(self._card, Unknown) else self._card.utilization()
+        return found if isinstance(found, Unknown) else float(found[0])

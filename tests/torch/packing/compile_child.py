@@ -8,8 +8,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from probes.placement.packing.kernels import decoding, lookingup, multiplying
-from probes.placement.packing.tiles import fused
+from probes.placement.packing import kernels
+from probes.placement.packing.format import fused
 
 BYTES, SHORTS, WORDS, WEIGHTS = "*u8", "*i16", "*i32", "*bf16"
 ESCAPES = {"values": SHORTS, "positions": SHORTS, "starts": WORDS}
@@ -23,37 +23,37 @@ def cases(target, ptx: bool):
     narrow = target.backend == "hip" and target.warp_size == 32
     cut = {"WIDTH": K, "GROUP": 1}
     yield (
-        decoding.unpack_b12,
+        kernels.unpack_b12,
         {**MATRIX, "out": WEIGHTS, "n": "i32", "rows": "i32", "scale": "fp32"},
         {**cut, "BLOCK": 2048, "PTX": ptx},
         8,
     )
     yield (
-        lookingup.rows_b12,
+        kernels.rows_b12,
         {"ids": "*i64", "first": WORDS, **MATRIX, "out": WEIGHTS, "n": "i32", "scale": "fp32"},
         {"WIDTH": K, "BLOCK": 1024, "PTX": ptx},
         4,
     )
     planes = {f"rest{i}": BYTES for i in range(3)}
     f28 = {**planes, "codes": BYTES, **ESCAPES, "values": WORDS, "out": WORDS}
-    yield decoding.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4
+    yield kernels.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4
     ranked = dict.fromkeys(("rest", "more", "two", "exponents"), BYTES) | {"starts": WORDS, "out": SHORTS}
     ranked |= dict.fromkeys(("n", "table_low", "table_high"), "i32")
-    yield decoding.unpack_ranked, ranked, {"LOW_BITS": 3, "PTX": ptx}, 1
+    yield kernels.unpack_ranked, ranked, {"LOW_BITS": 3, "PTX": ptx}, 1
     product = {"x": WEIGHTS, **MATRIX, "bias": WEIGHTS, "y": WEIGHTS, "n": "i32", "scale": "fp32"}
     for rows, k in ((1, K), (16, K), (1, UNEVEN), (16, UNEVEN)):
         tile = fused(rows, (K, k), narrow=narrow)
         own = {"K": k, "BN": tile.rows, "BK": tile.columns, "BIAS": True, "PTX": ptx, "STAGES": tile.stages}
         if rows == 1:
             yield (
-                multiplying.one_row,
+                kernels.one_row,
                 {**product, "input_scale": "fp32"},
                 {**own, "ESCAPES": 8},
                 tile.warps,
             )
         else:
             own |= {"BB": 16, "ESCAPES": 1, "FACTORS": tl.bfloat16}
-            yield multiplying.few_rows, {**product, "batch": "i32"}, own, tile.warps
+            yield kernels.few_rows, {**product, "batch": "i32"}, own, tile.warps
 
 
 def compiled(kernel, types, constants, *, target, warps: int) -> dict[str, object]:

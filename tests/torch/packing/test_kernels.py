@@ -11,20 +11,19 @@ import pytest
 import torch
 from test_round_trip import forced, gaussian, same
 
-from probes.placement.packing import products, ranked, tensors
-from probes.placement.packing.kernels import launching
+from probes.placement.packing import launch, products, tensors
+from probes.placement.packing.format import fused
 from probes.placement.packing.layouts import B11
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import pack, unpack
-from probes.placement.packing.tiles import fused
-from probes.placement.planner.profiles import names, profile, table
+from probes.placement.planner.profile import names, profile, table
 
 
 @pytest.fixture
 def _interpreted(monkeypatch):
-    monkeypatch.setattr(launching, "usable", lambda device: True)
-    monkeypatch.setattr(ranked, "DENSE_FROM", 0)  # blocks as large as the kernel's
+    monkeypatch.setattr(launch, "usable", lambda device: True)
+    monkeypatch.setattr(tensors, "DENSE_FROM", 0)  # blocks as large as the kernel's
 
     def never(packed, out):
         raise AssertionError("torch operations unpacked")
@@ -74,7 +73,7 @@ def test_all_65536_patterns_come_back_from_the_kernels():
 
 @pytest.mark.parametrize("out", [torch.float32, torch.float16])
 def test_conversions_are_left_to_torch_operations(monkeypatch, out):
-    monkeypatch.setattr(launching, "usable", lambda device: True)
+    monkeypatch.setattr(launch, "usable", lambda device: True)
     tensor = gaussian(64, 512)
     assert torch.equal(unpack(pack(tensor), torch.empty(64, 512, dtype=out)), tensor.to(out))
 
@@ -159,7 +158,7 @@ def test_what_the_kernels_do_not_do_is_left_to_the_library():
 def test_without_triton_there_is_no_fused_product_and_unpacking_goes_on():
     tensor = gaussian(64, 512)
     packed = pack(tensor)
-    assert not launching.usable(torch.device("cpu"))
+    assert not launch.usable(torch.device("cpu"))
     assert linear(gaussian(1, 512), packed) is None
     assert same(unpack(packed), tensor)
 
@@ -203,25 +202,25 @@ def test_old_gpus_have_no_kernels(monkeypatch, version, name, major, usable):
     Properties.major = major
     monkeypatch.setattr(torch.version, "hip", version)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    launching.usable.cache_clear()
-    assert launching.usable(torch.device("cuda", 0)) is usable
-    assert launching.has_narrow_wavefronts(torch.device("cuda", 0)) is name.startswith("gfx1")
-    launching.usable.cache_clear()
+    launch.usable.cache_clear()
+    assert launch.usable(torch.device("cuda", 0)) is usable
+    assert launch.has_narrow_wavefronts(torch.device("cuda", 0)) is name.startswith("gfx1")
+    launch.usable.cache_clear()
 
 
 def test_a_profile_has_triton_where_kernels_run():
     targets = {name: table()["machines"][name]["target"] for name in names()}
     amd = {name: target for name, target in targets.items() if target.startswith("gfx")}
     assert len(amd) > 5
-    assert {n: profile(n).triton for n in amd} == {n: bool(launching._AMD.match(t)) for n, t in amd.items()}
+    assert {n: profile(n).triton for n in amd} == {n: bool(launch._AMD.match(t)) for n, t in amd.items()}
 
 
 def test_ptx_is_for_nvidia_alone(monkeypatch):
-    assert not launching._has_ptx(torch.device("cpu"))
+    assert not launch._has_ptx(torch.device("cpu"))
     monkeypatch.setattr(torch.version, "hip", None)
-    assert launching._has_ptx(torch.device("cuda"))
+    assert launch._has_ptx(torch.device("cuda"))
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert not launching._has_ptx(torch.device("cuda"))
+    assert not launch._has_ptx(torch.device("cuda"))
 
 
 def test_packed_weights_move_between_devices():

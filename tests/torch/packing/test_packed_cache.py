@@ -16,10 +16,8 @@ import pytest
 import torch
 from test_round_trip import gaussian, same
 
-from probes.placement.packing import staging, tensors
-from probes.placement.packing.disk import cache, content, entryfile
-from probes.placement.packing.disk.cache import Cache, Kept, usual_folder
-from probes.placement.packing.disk.content import Content, Origin, content_key, origin_key
+from probes.placement.packing import cache, staging, tensors
+from probes.placement.packing.cache import Cache, Content, Kept, Origin, content_key, origin_key, usual_folder
 from probes.placement.packing.packed import Packed, form, packed_in
 from probes.placement.packing.tensors import Values, unpack
 
@@ -99,7 +97,7 @@ def test_a_changed_file_is_read_again(tmp_path, origin, monkeypatch):
     old, new = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024, seed=1))
     packed(kept, old, origin)
     with monkeypatch.context() as patch:
-        patch.setattr(content, "_SETTLED_NS", 3600 * 10**9)  # it is young, however slow this machine is
+        patch.setattr(cache, "_SETTLED_NS", 3600 * 10**9)  # it is young, however slow this machine is
         origin.path.write_bytes(b"y")
         assert same(unpack(packed(kept, new, origin)), new.tensor)
     time.sleep(0.12)
@@ -116,7 +114,7 @@ def rewritten_with_its_old_times(path: Path) -> None:
 
 
 def test_a_file_rewritten_with_its_old_time_is_read_again(tmp_path, origin, monkeypatch):
-    monkeypatch.setattr(content, "_SETTLED_NS", 0)
+    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
     kept = Cache(tmp_path / "packed")
     old, new = Reader(gaussian(64, 1024)), Reader(gaussian(64, 1024, seed=1))
     packed(kept, old, origin)
@@ -127,7 +125,7 @@ def test_a_file_rewritten_with_its_old_time_is_read_again(tmp_path, origin, monk
 
 def test_a_file_just_rewritten_with_an_old_time_is_not_noted(tmp_path, origin, monkeypatch):
     """It may be written to again within the same tick of its times."""
-    monkeypatch.setattr(content, "_SETTLED_NS", 1800 * 10**9)
+    monkeypatch.setattr(cache, "_SETTLED_NS", 1800 * 10**9)
     an_hour_ago = time.time_ns() - 3600 * 10**9
     os.utime(origin.path, ns=(an_hour_ago, an_hour_ago))
     reader, kept = Reader(gaussian(64, 1024)), Cache(tmp_path / "packed")
@@ -303,7 +301,7 @@ def test_a_full_or_forbidden_disk_only_costs_packing_again(tmp_path, monkeypatch
     def refuse(*args):
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(entryfile, "_complete", refuse)
+    monkeypatch.setattr(cache, "_complete", refuse)
     monkeypatch.setattr(cache, "write_text", refuse)
     tensor = gaussian(64, 1024)
     assert same(unpack(packed(Cache(tmp_path), tensor)), tensor)
@@ -345,7 +343,7 @@ def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
     monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 12)
     flat = tensor.view(torch.uint8).view(-1)
     pieces = b"".join(hashlib.sha256(piece.numpy().tobytes()).digest() for piece in flat.split(1 << 12))
-    about = json.dumps([content._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
+    about = json.dumps([cache._VERSION, "torch.bfloat16", [64, 1024], False]).encode()
     assert key(tensor) == hashlib.sha256(about + pieces).hexdigest() != key(other)
 
 
@@ -460,7 +458,7 @@ def test_an_outline_whose_content_is_another_by_now_is_not_written(tmp_path):
 
 
 def _killed(folder: Path) -> None:
-    entryfile._complete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    cache._complete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     packed(Cache(folder), gaussian(64, 1024))
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from probes.placement.packing.kernels import launching, prepared
-from probes.placement.packing.kernels.multiplying import few_rows, one_row
+from probes.placement.packing import launch
+from probes.placement.packing.kernels import few_rows, one_row
 
 CONSTANTS = {"K": 64, "STAGES": 3}
 
@@ -44,12 +44,12 @@ class _Compiled:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch):
-    monkeypatch.setattr(prepared, "_known", {})
+    monkeypatch.setattr(launch, "_known", {})
 
 
 def begin(kernel, tensor, key="key"):
-    if not prepared.start_again(key, [tensor], (7,)):
-        prepared.start(kernel, (5,), [tensor], (7,), CONSTANTS, options={"num_warps": 4}, key=key)
+    if not launch.start_again(key, [tensor], (7,)):
+        launch.start(kernel, (5,), [tensor], (7,), CONSTANTS, options={"num_warps": 4}, key=key)
 
 
 def test_a_second_start_passes_the_same_arguments_without_looking_them_up():
@@ -91,11 +91,11 @@ def test_products_pass_their_arguments_in_the_order_of_the_kernels_parameters(
 ):
     seen = []
     monkeypatch.setattr(
-        launching, "start", lambda *args, **named: seen.append((inspect.signature(args[0].fn), args, named))
+        launch, "start", lambda *args, **named: seen.append((inspect.signature(args[0].fn), args, named))
     )
     x, y = torch.zeros(batch, 64, dtype=torch.bfloat16), torch.zeros(batch, 32, dtype=torch.bfloat16)
     parts = {name: torch.zeros(16) for name in ("rest0", "codes", "values", "positions", "starts")}
-    launching.multiply(
+    launch.multiply(
         x, parts, y, base=100, bias=y[0] if bias else None, rows=16, columns=32, warps=4, stages=2
     )
     [(signature, (started, grid, tensors, numbers, constants), named)] = seen
@@ -114,13 +114,13 @@ def test_products_pass_their_arguments_in_the_order_of_the_kernels_parameters(
 
 def test_calls_that_need_other_kernels_have_other_keys(monkeypatch):
     keys = []
-    monkeypatch.setattr(launching, "start", lambda *_, key, **_named: keys.append(key))
+    monkeypatch.setattr(launch, "start", lambda *_, key, **_named: keys.append(key))
     parts = {name: torch.zeros(16) for name in ("rest0", "codes", "values", "positions", "starts")}
     usual = {"base": 100, "bias": None, "rows": 16, "columns": 32, "warps": 4, "stages": 2}
 
     def call(batch, k, n, **changed):
         x, y = torch.zeros(batch, k, dtype=torch.bfloat16), torch.zeros(batch, n, dtype=torch.bfloat16)
-        launching.multiply(x, parts, y, **usual | changed)
+        launch.multiply(x, parts, y, **usual | changed)
 
     call(1, 64, 32)
     call(2, 64, 32)

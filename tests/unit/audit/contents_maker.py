@@ -4,11 +4,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buildtool.audit.count.counts import Facts, gather
-from buildtool.audit.read.contents import Attestations, ImageContents, Layer
-from buildtool.audit.read.documents import ImageConfig, Platform, Step
-from buildtool.audit.read.layer import LayerIndex, split
-from buildtool.audit.tar.tarwalk import FILE, HARDLINK
+from buildtool.audit.counts import Facts, gather
+from buildtool.image.archive import Attestations, ImageContents, Layer
+from buildtool.image.documents import ImageConfig, Platform, Step
+from buildtool.image.layer import LayerIndex, split
+from buildtool.image.tar import FILE, HARDLINK
 
 
 @dataclass(frozen=True)

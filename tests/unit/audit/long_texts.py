@@ -11,25 +11,27 @@ from itertools import chain, product
 
 import image_maker as make
 
-from buildtool.audit.count.base import find_base
-from buildtool.audit.count.claims import is_build_tool, is_tool_directory
-from buildtool.audit.count.copies import Maker
-from buildtool.audit.count.databases import (
+from buildtool.audit.counts import Maker, find_base
+from buildtool.audit.kinds import Classifier, is_build_tool, is_tool_directory
+from buildtool.audit.packages import (
     LINE_BYTES,
+    Manager,
+    Package,
+    component_of,
     conda_package,
     deb_packages,
     lines,
     python_name,
     recorded_paths,
 )
-from buildtool.audit.count.kinds import Classifier
-from buildtool.audit.count.packages import Manager, Package
-from buildtool.audit.count.rocmtree import component_of
-from buildtool.audit.inspect.debuginfo import DebugCounter
-from buildtool.audit.inspect.gpucode import GpuCodeCounter
-from buildtool.audit.inspect.searched import care_for, reads_file
-from buildtool.audit.inspect.secrets import kinds_in_document, kinds_in_file, kinds_in_text, redacted
-from buildtool.audit.read.documents import (
+from buildtool.audit.report import parse_report
+from buildtool.core.errors import ToolError
+from buildtool.engine.proof import MARK, facts_of
+from buildtool.engine.reference import parse_reference
+from buildtool.gpucode.bundle import Entry
+from buildtool.gpucode.target import TargetId, gfx_targets_of_path, parse_targets
+from buildtool.image.debug_info import DebugCounter
+from buildtool.image.documents import (
     ImageConfig,
     Platform,
     Step,
@@ -37,18 +39,20 @@ from buildtool.audit.read.documents import (
     parse_index_or_manifest,
     parse_saved,
 )
-from buildtool.audit.read.layer import capture_rule, split
-from buildtool.audit.report.saved import parse_report
-from buildtool.audit.tar.tarwalk import TarReader
-from buildtool.audit.tar.unpack import decompressed, sniff
-from buildtool.engine.proof import MARK, facts_of
-from buildtool.engine.reference import parse_reference
-from buildtool.errors import ToolError
-from buildtool.gpucode.formats.bundle import Entry
-from buildtool.gpucode.names import gfx_targets_of_path
-from buildtool.gpucode.target import TargetId, parse_targets
-from buildtool.prune.flat import read_config
-from probes.shared.quoting import (
+from buildtool.image.gpu_code import GpuCodeCounter
+from buildtool.image.layer import capture_rule, split
+from buildtool.image.secrets import (
+    care_for,
+    kinds_in_document,
+    kinds_in_file,
+    kinds_in_text,
+    reads_file,
+    redacted,
+)
+from buildtool.image.tar import TarReader
+from buildtool.image.unpack import decompressed, sniff
+from buildtool.prune.images import read_config
+from probes.core.quoting import (
     bake_text,
     html,
     markdown,

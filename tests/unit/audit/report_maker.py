@@ -8,10 +8,10 @@ import image_maker as make
 from image_maker import Image, file, folder, tar
 
 from buildtool.audit.audit import NO_BUDGET, Wish, audit_image
-from buildtool.audit.count.treemap import Tree, TreeRow
-from buildtool.audit.judge.finding import Finding, Severity
-from buildtool.audit.report.schema import AuditReport
-from buildtool.model import Budget
+from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.report import AuditReport
+from buildtool.audit.treemap import Tree, TreeRow
+from buildtool.core.model import Budget
 
 STATUS = b"Package: libc6\nStatus: install ok installed\nVersion: 2.41-1\n"
 BASE = tar(

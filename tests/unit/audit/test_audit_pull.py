@@ -7,10 +7,10 @@ import pytest
 from image_maker import Image
 from report_maker import BASE, SERVICE, FakeEngine
 
-from buildtool.cli import main
+from buildtool.cli.program import main
+from buildtool.core.errors import Exit
 from buildtool.engine import registry
 from buildtool.engine.reference import Reference
-from buildtool.errors import Exit
 
 REF = "ghcr.example/team/tiny:1"
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from buildtool.audit.report.render import SummaryRow
-from buildtool.builder import pipeline, plan
-from buildtool.builder.choices import Wanted
-from buildtool.cli import main
-from buildtool.commands import build
+from buildtool.audit.text import SummaryRow
+from buildtool.build import pipeline, plan
+from buildtool.build.catalog import Wanted
+from buildtool.cli.program import build, main
+from buildtool.core.errors import DataError
+from buildtool.core.model import Variant
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import EngineInfo, RunResult
 from buildtool.engine.reference import Reference, parse_reference
-from buildtool.errors import DataError
-from buildtool.model import Variant
 
 GOOD = {
     "python": "3.11.2",

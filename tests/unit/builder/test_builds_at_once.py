@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from standin_engine import StandinEngine
 
-from buildtool.builder.plan import BuildPlan
-from buildtool.cli import main
-from buildtool.errors import BuildFailed
+from buildtool.build.plan import BuildPlan
+from buildtool.cli.program import main
+from buildtool.core.errors import BuildFailed
 
 
 def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
@@ -38,10 +38,10 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
         if "another build is using" in line:
             waiting.set()
 
-    monkeypatch.setattr("buildtool.progress.Progress.say", said)
-    monkeypatch.setattr("buildtool.builder.pipeline.make_plan", make_plan)
-    monkeypatch.setattr("buildtool.builder.pipeline.stage", stage)
-    monkeypatch.setattr("buildtool.builder.pipeline.bake", build)
+    monkeypatch.setattr("buildtool.core.progress.Progress.say", said)
+    monkeypatch.setattr("buildtool.build.pipeline.make_plan", make_plan)
+    monkeypatch.setattr("buildtool.build.pipeline.stage", stage)
+    monkeypatch.setattr("buildtool.build.pipeline.bake", build)
     builds = [threading.Thread(target=main, args=(["build", "cpu"],)) for _ in range(2)]
     builds[0].start()
     assert baking.wait(30)

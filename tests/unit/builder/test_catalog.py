@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from buildtool.builder import catalog
-from buildtool.builder.choices import wanted
-from buildtool.errors import ConfigError, Exit
-from buildtool.model import Bootstrap, Catalog, Registry, TorchBuild, parse_size
-from buildtool.shipped import IMAGES
+from buildtool.build import catalog
+from buildtool.build.catalog import wanted
+from buildtool.core.errors import ConfigError, Exit
+from buildtool.core.model import Bootstrap, Catalog, Registry, TorchBuild, parse_size
+from buildtool.core.shipped import IMAGES
 
 SOUND = (IMAGES / "variants.yaml").read_text()
 MINIMAL = """\

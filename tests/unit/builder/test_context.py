@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import context
-from buildtool.builder.wheels import WheelCache
-from buildtool.errors import DataError, EnvironmentMissing
-from buildtool.files import replacing, write_text
-from buildtool.model import PinnedBase, Resolved, TorchBuild, Wheel
+from buildtool.build import pipeline
+from buildtool.build.wheels import WheelCache
+from buildtool.core.errors import DataError, EnvironmentMissing
+from buildtool.core.files import replacing, write_text
+from buildtool.core.model import PinnedBase, Resolved, TorchBuild, Wheel
 
 WHEEL = Wheel("torch-2-py3-none-any.whl", "ab" * 32, 3)
 RESOLVED = Resolved("cpu", "", "s", TorchBuild.CPU, "3.11", PinnedBase("bootstrap", "b", ""), (WHEEL,))
@@ -23,7 +23,7 @@ def staged(tmp_path: Path) -> Path:
     cache.path(WHEEL).write_bytes(b"zip")
     rootfs = tmp_path / "root.tar"
     rootfs.write_bytes(b"tar")
-    context.stage(tmp_path / "context", RESOLVED, cache, (), rootfs=rootfs, epoch=1_000_000)
+    pipeline.stage_context(tmp_path / "context", RESOLVED, cache, (), rootfs=rootfs, epoch=1_000_000)
     return tmp_path / "context"
 
 
@@ -44,7 +44,7 @@ def test_an_edit_of_the_same_length_changes_a_files_time(tmp_path: Path) -> None
     times = []
     for text in ("x = 1", "x = 2", "x = 1"):
         file.write_text(text)
-        context._settle(tmp_path, 1_000_000)
+        pipeline._settle(tmp_path, 1_000_000)
         times.append(file.stat().st_mtime_ns)
     assert times[0] == times[2] != times[1]
 
@@ -92,10 +92,10 @@ def test_an_interrupted_staging_never_leaves_half_of_the_old_context(
     def half(path: Path, *_: object, **__: object) -> None:
         assert path != old, "removed in place"
 
-    monkeypatch.setattr(context, "_fill", lambda folder, *_args, **_more: folder.mkdir())
-    monkeypatch.setattr(context.shutil, "rmtree", half)
+    monkeypatch.setattr(pipeline, "_fill", lambda folder, *_args, **_more: folder.mkdir())
+    monkeypatch.setattr(pipeline.shutil, "rmtree", half)
     cache = WheelCache(tmp_path / "wheels", lambda _line: None)
-    context.stage(old, RESOLVED, cache, (), rootfs=None, epoch=1)
+    pipeline.stage_context(old, RESOLVED, cache, (), rootfs=None, epoch=1)
     assert old.is_dir()
     assert not (old / "file").exists()
 
@@ -107,8 +107,8 @@ def test_what_editors_leave_in_a_clone_changes_no_image(
     clone.mkdir()
     for name in ("main.py", "main.py~", ".main.py.swp", ".DS_Store"):
         (clone / name).touch()
-    monkeypatch.setattr(context, "PAYLOAD", {clone: "service"})
-    context.stage(
+    monkeypatch.setattr(pipeline, "PAYLOAD", {clone: "service"})
+    pipeline.stage_context(
         tmp_path / "context", RESOLVED_WITHOUT_WHEELS, WheelCache(tmp_path, print), (), rootfs=None, epoch=1
     )
     service = tmp_path / "context/payload/opt/weir/app/service"

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from buildtool import cli, files
-from buildtool.builder import pipeline
-from buildtool.builder.lockfile import Lock
-from buildtool.builder.rootfs import RootfsCache
-from buildtool.builder.wheels import WheelCache
+from buildtool.build import pipeline
+from buildtool.build.lockfile import Lock
+from buildtool.build.rootfs import RootfsCache
+from buildtool.build.wheels import WheelCache
+from buildtool.cli import program
+from buildtool.core import files
+from buildtool.core.errors import ConfigError, DataError, EngineUnavailable, Exit
+from buildtool.core.model import Bootstrap, TorchBuild, Wheel
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
-from buildtool.engine.connection import endpoint_here
-from buildtool.engine.endpoint import DEFAULT_HOST
-from buildtool.errors import ConfigError, DataError, EngineUnavailable, Exit
+from buildtool.engine.connection import DEFAULT_HOST, endpoint_here
 from buildtool.gpucode.target import parse_targets
-from buildtool.model import Bootstrap, TorchBuild, Wheel
 from buildtool.prune.inputs import PruneCache
 
 DAMAGED = (b"", b"{", b"[]", b"{}", b"\xff\xfe", b"5", b"null", b'{"torch_build": "abacus"}', b"[" * 100_000)
@@ -143,8 +143,8 @@ def test_an_unforeseen_failure_of_the_file_system_is_no_traceback(
     def gone(_args: object) -> int:
         raise FileNotFoundError(2, "No such file or directory", "/gone")
 
-    monkeypatch.setattr("buildtool.commands.plan.run", gone)
-    assert cli.main(["plan"]) == Exit.DATA
+    monkeypatch.setattr("buildtool.cli.plan.run", gone)
+    assert program.main(["plan"]) == Exit.DATA
     assert "can't use /gone: No such file or directory" in capsys.readouterr().err
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from buildtool.builder import catalog, pipeline
-from buildtool.builder.lockfile import Lock
-from buildtool.builder.workplace import Workplace
-from buildtool.engine import room
+from buildtool.build import catalog, pipeline
+from buildtool.build.lockfile import Lock
+from buildtool.build.workplace import Workplace
+from buildtool.core.errors import EnvironmentMissing
+from buildtool.engine import host
 from buildtool.engine.client import EngineInfo
-from buildtool.errors import EnvironmentMissing
 
 CPU = catalog.load().select(("cpu",))[0]
 
@@ -23,7 +23,7 @@ def test_a_remote_engines_build_is_not_refused_for_this_hosts_disk(
     """This host has a directory of the engine's name, and no room under it."""
     full = tmp_path / "engine"
     full.mkdir()
-    monkeypatch.setattr(room, "free_bytes", lambda path: 0 if path == full else 10**12)
+    monkeypatch.setattr(host, "free_bytes", lambda path: 0 if path == full else 10**12)
     info = EngineInfo("26.1", True, socket.gethostname(), str(full), ())
     engine: Any = SimpleNamespace(info=lambda: info)
     said: list[str] = []

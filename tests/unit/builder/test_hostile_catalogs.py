@@ -9,12 +9,12 @@ import hostile_values as hostile
 import pytest
 import yaml
 
-from buildtool.builder import catalog, pip_alone, wheels
-from buildtool.builder.rootfs import environment, mmdebstrap_command
-from buildtool.builder.wheels import WheelCache
-from buildtool.command import Completed
-from buildtool.errors import ConfigError, DataError, SourceUnreachable
-from buildtool.model import Bootstrap, TorchBuild, TorchSource, Variant
+from buildtool.build import catalog, pip_alone, wheels
+from buildtool.build.rootfs import environment, mmdebstrap_command
+from buildtool.build.wheels import WheelCache
+from buildtool.core.command import Completed
+from buildtool.core.errors import ConfigError, DataError, SourceUnreachable
+from buildtool.core.model import Bootstrap, TorchBuild, TorchSource, Variant
 
 BOOTSTRAP = {"suite": "bookworm", "packages": ["tini"]}
 PLACES = {  # where a value stands: the values, and the keys of the variant that hold it

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from buildtool.builder import rootfs
-from buildtool.builder.rootfs import (
+from buildtool.build import rootfs
+from buildtool.build.rootfs import (
     PURGE,
     RootfsCache,
     _cause,
@@ -21,10 +21,10 @@ from buildtool.builder.rootfs import (
     mmdebstrap_command,
     recipe_sha256,
 )
-from buildtool.builder.wheels import WheelCache, _pin, _reason, foreign_to, platform_tags
-from buildtool.command import CommandFailed
-from buildtool.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable, ToolError
-from buildtool.model import Bootstrap, TorchBuild, TorchSource, Wheel
+from buildtool.build.wheels import WheelCache, _pin, _reason, foreign_to, platform_tags
+from buildtool.core.command import CommandFailed
+from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable, ToolError
+from buildtool.core.model import Bootstrap, TorchBuild, TorchSource, Wheel
 
 
 def wheels(*names: str) -> list[Wheel]:
@@ -303,7 +303,7 @@ def test_a_lock_edited_by_hand_is_not_fetched_again_for_ever(
         with zipfile.ZipFile(Path(words[words.index("--dest") + 1]) / "a-1-py3-none-any.whl", "w") as made:
             made.writestr("a.py", "")
 
-    monkeypatch.setattr("buildtool.builder.wheels.run_loud", pip)
+    monkeypatch.setattr("buildtool.build.wheels.run_loud", pip)
     cache = WheelCache(tmp_path, lambda _line: None)
     [honest] = cache.tools()
     cache.fetch([honest], "3.11", index=None)
@@ -320,7 +320,7 @@ def test_a_wheel_whose_metadata_an_index_gave_and_itself_cannot_is_no_traceback(
             made.writestr("a-1.dist-info/METADATA", "Provides-Extra: x")
         path.write_bytes(path.read_bytes().replace(b"Provides", b"provided"))  # another checksum
 
-    monkeypatch.setattr("buildtool.builder.wheels.run_loud", pip)
+    monkeypatch.setattr("buildtool.build.wheels.run_loud", pip)
     cache = WheelCache(tmp_path, lambda _line: None)
     with pytest.raises(DataError, match="is not a wheel, or it is damaged"):
         cache.resolve(TorchSource("base", TorchBuild.CPU), "3.11", ["a[x]"])
@@ -364,8 +364,8 @@ def test_a_requirement_is_no_option_of_pip(tmp_path: Path, monkeypatch: pytest.M
         ran.append(args)
         raise CommandFailed(args, 1, "")
 
-    monkeypatch.setattr("buildtool.builder.wheels.run_loud", record)
-    monkeypatch.setattr("buildtool.builder.wheels._connection_settings", dict)
+    monkeypatch.setattr("buildtool.build.wheels.run_loud", record)
+    monkeypatch.setattr("buildtool.build.wheels._connection_settings", dict)
     cache = WheelCache(tmp_path, lambda _line: None)
     index = "http://example.invalid/simple"
     for source in (TorchSource("t", TorchBuild.CPU), TorchSource("t", TorchBuild.CPU, ("torch",), index)):

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import catalog, lockfile
-from buildtool.builder.lockfile import Lock, spec_sha256
-from buildtool.errors import ConfigError, DataError
-from buildtool.model import Budget, PinnedBase, Registry, Resolved, TorchBuild, TorchSource, Variant, Wheel
+from buildtool.build import catalog, lockfile
+from buildtool.build.lockfile import Lock, spec_sha256
+from buildtool.core.errors import ConfigError, DataError
+from buildtool.core.model import (
+    Budget,
+    PinnedBase,
+    Registry,
+    Resolved,
+    TorchBuild,
+    TorchSource,
+    Variant,
+    Wheel,
+)
 
 WHEEL = Wheel("torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl", "ab" * 32, 191_794_682)
 CPU = catalog.load().select(("cpu",))[0]

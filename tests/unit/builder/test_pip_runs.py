@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import wheels
-from buildtool.builder.wheels import TOOLS, WheelCache
-from buildtool.command import Completed
-from buildtool.errors import DataError, SourceUnreachable
-from buildtool.model import TorchBuild, TorchSource, Wheel
+from buildtool.build import wheels
+from buildtool.build.wheels import TOOLS, WheelCache
+from buildtool.core.command import Completed
+from buildtool.core.errors import DataError, SourceUnreachable
+from buildtool.core.model import TorchBuild, TorchSource, Wheel
 
 INDEX = "https://example.org/whl"
 SOURCE = TorchSource("own", TorchBuild.CPU, ("torch",), index=INDEX)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import catalog, plan
-from buildtool.engine.bakefile import render_plan
-from buildtool.model import (
+from buildtool.build import catalog, plan
+from buildtool.core.model import (
     Bootstrap,
     Budget,
     PinnedBase,
@@ -19,6 +18,7 @@ from buildtool.model import (
     Variant,
     Wheel,
 )
+from buildtool.engine.bakefile import render_plan
 
 DIGEST = "sha256:" + "a" * 64
 

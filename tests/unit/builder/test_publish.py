@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from standin_engine import StandinEngine, build_on
 
-from buildtool.builder import catalog, choices
-from buildtool.cli import main
+from buildtool.build import catalog
+from buildtool.cli.program import main
+from buildtool.core.errors import ConfigError, EnvironmentMissing, Exit
+from buildtool.core.model import Variant
 from buildtool.engine import registry
-from buildtool.errors import ConfigError, EnvironmentMissing, Exit
-from buildtool.model import Variant
 
 CPU, ROCM = catalog.load().select(("cpu", "rocm"))
 NAME = "ghcr.example/team/cpu:1"
 
 
 def names(*tags: str, variants: tuple[Variant, ...] = (CPU,)) -> dict[str, list[str]]:
-    found = choices.more_names(tags, variants, (CPU, ROCM))
+    found = catalog.more_names(tags, variants, (CPU, ROCM))
     return {variant: [str(name) for name in each] for variant, each in found.items()}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder import roottree
-from buildtool.errors import DataError
+from buildtool.build import rootfs
+from buildtool.core.errors import DataError
 
 BEGUN, EPOCH = 2_000, 1_000
 PACKAGED = ("usr/lib/libx.so", "usr/lib/py/t", "etc/passwd")
@@ -37,7 +37,7 @@ def settled(tmp_path: Path) -> Callable[..., Path]:
         with tarfile.TarFile(raw, "w", format=tarfile.PAX_FORMAT, **names) as tar:
             for info, content in (member("", None), *map(member, PACKAGED), *members):
                 tar.addfile(info, io.BytesIO(content))
-        roottree.settle(raw, out, cut=cut, begun=BEGUN, epoch=EPOCH)
+        rootfs.settle(raw, out, cut=cut, begun=BEGUN, epoch=EPOCH)
         return out
 
     return make
@@ -48,7 +48,7 @@ def read(path: Path) -> Mapping[str, tarfile.TarInfo]:
         return {info.name.removeprefix("./"): info for info in tar}
 
 
-@pytest.mark.parametrize("name", roottree.EMPTIED)
+@pytest.mark.parametrize("name", rootfs.EMPTIED)
 def test_a_link_where_an_empty_file_belongs_leads_to_no_file_of_the_host(
     name: str, settled: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -87,12 +87,12 @@ def test_what_the_host_decides_about_a_member_is_not_in_the_tar(settled: Callabl
 
 
 def test_packages_own_owners_modes_times_and_capabilities_stay(settled: Callable[..., Path]) -> None:
-    capability = {roottree.CAPABILITY: "\x01\x00\x00\x02"}
+    capability = {rootfs.CAPABILITY: "\x01\x00\x00\x02"}
     found = read(settled(member("usr/bin/ping", mode=0o4755, uid=7, gid=8, pax_headers=capability)))[
         "usr/bin/ping"
     ]
     assert (found.mode, found.uid, found.gid, found.mtime) == (0o4755, 7, 8, 500)
-    assert found.pax_headers[roottree.CAPABILITY] == "\x01\x00\x00\x02"
+    assert found.pax_headers[rootfs.CAPABILITY] == "\x01\x00\x00\x02"
 
 
 @pytest.mark.parametrize("begun", [BEGUN, EPOCH - 400])
@@ -101,7 +101,7 @@ def test_times_of_a_bootstrap_are_those_of_the_catalog_even_one_in_the_future(
 ) -> None:
     with tarfile.open(tmp_path / "raw", "w:") as tar:
         tar.addfile(member("new", b"", mtime=begun + 1)[0])
-    roottree.settle(tmp_path / "raw", tmp_path / "out", cut=(), begun=begun, epoch=EPOCH)
+    rootfs.settle(tmp_path / "raw", tmp_path / "out", cut=(), begun=begun, epoch=EPOCH)
     assert read(tmp_path / "out")["new"].mtime == EPOCH
 
 
@@ -114,7 +114,7 @@ def test_only_what_a_pattern_names_is_cut(settled: Callable[..., Path]) -> None:
         "usr/lib/py/tests/t/u",
     )
     tar = settled(*map(member, unwanted), cut=("usr/lib/*/tests", "usr/share/[!a]*", "'\"", "x; rm -rf usr"))
-    assert set(read(tar)) == {".", *PACKAGED, *roottree.EMPTIED}
+    assert set(read(tar)) == {".", *PACKAGED, *rootfs.EMPTIED}
 
 
 def test_a_hard_link_to_what_was_cut_keeps_the_content(settled: Callable[..., Path]) -> None:
@@ -164,19 +164,19 @@ def test_names_and_attributes_are_bytes_whatever_the_hosts_locale(
         member("usr/share/\udce9\u00e9"),
         link("usr/share/link", "\udcff\u00e9"),
         # CAP_SETUID, whose byte 0x80 isn't UTF-8
-        member("usr/bin/newuidmap", pax_headers={roottree.CAPABILITY: "\x01\x00\x00\x02\udc80\x00"}),
+        member("usr/bin/newuidmap", pax_headers={rootfs.CAPABILITY: "\x01\x00\x00\x02\udc80\x00"}),
     )
     one = settled(*odd, name="one")
     raw = one.with_name("one.raw")
     monkeypatch.setattr(tarfile, "ENCODING", "iso8859-1")
     two = one.with_name("two.tar")
     monkeypatch.setattr(tarfile.TarFile, "encoding", "iso8859-1")
-    roottree.settle(raw, two, cut=(), begun=BEGUN, epoch=EPOCH)
+    rootfs.settle(raw, two, cut=(), begun=BEGUN, epoch=EPOCH)
     assert one.read_bytes() == two.read_bytes()
     monkeypatch.undo()
     with tarfile.open(two, encoding="utf-8", errors="surrogateescape") as opened:
         names = {info.name.removeprefix("./") for info in opened}
-        capability = opened.getmember("./usr/bin/newuidmap").pax_headers[roottree.CAPABILITY]
+        capability = opened.getmember("./usr/bin/newuidmap").pax_headers[rootfs.CAPABILITY]
     assert {info.name.removeprefix("./") for info, _ in odd} <= names
     assert capability.encode(errors="surrogateescape") == b"\x01\x00\x00\x02\x80\x00"
 
@@ -184,7 +184,7 @@ def test_names_and_attributes_are_bytes_whatever_the_hosts_locale(
 def test_patterns_that_match_nothing_are_named(settled: Callable[..., Path], tmp_path: Path) -> None:
     settled(member("usr/share/x/y"))
     patterns = ("usr/share/x", "usr/share/X", "etc/hosts", "usr/*/passwd")
-    found = roottree.settle(tmp_path / "a.raw", tmp_path / "b", cut=patterns, begun=BEGUN, epoch=EPOCH)
+    found = rootfs.settle(tmp_path / "a.raw", tmp_path / "b", cut=patterns, begun=BEGUN, epoch=EPOCH)
     assert found == ["usr/share/X", "etc/hosts", "usr/*/passwd"]
 
 
@@ -193,4 +193,4 @@ def test_a_tar_cut_short_becomes_no_root_file_system(settled: Callable[..., Path
     for bytes_left in (0, 512, whole.stat().st_size - 11_000):
         (tmp_path / "short").write_bytes(whole.read_bytes()[:bytes_left])
         with pytest.raises(DataError):
-            roottree.settle(tmp_path / "short", tmp_path / "out", cut=(), begun=BEGUN, epoch=EPOCH)
+            rootfs.settle(tmp_path / "short", tmp_path / "out", cut=(), begun=BEGUN, epoch=EPOCH)

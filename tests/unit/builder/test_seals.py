@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from buildtool.audit.report.render import SummaryRow
-from buildtool.builder import catalog, pipeline, plan, workplace
-from buildtool.builder.workplace import Workplace
+from buildtool.audit.text import SummaryRow
+from buildtool.build import catalog, pipeline, plan, workplace
+from buildtool.build.workplace import Workplace
+from buildtool.core.errors import ProofFailed
+from buildtool.core.model import BuiltImage, TorchBuild
 from buildtool.engine.client import RunResult
-from buildtool.errors import ProofFailed
-from buildtool.model import BuiltImage, TorchBuild
 
 VARIANT = catalog.load().select(("cpu",))[0]
 TARGET = plan.ImagePlan(VARIANT, plan.unresolved(VARIANT), Path("context"))

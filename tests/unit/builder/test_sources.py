@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.builder.lockfile import Lock
-from buildtool.builder.sources import Sources, bootstrap_of, packages_in
-from buildtool.errors import BuildFailed, DataError, SourceUnreachable
-from buildtool.model import Bootstrap, Registry, TorchBuild, TorchSource, Variant, Wheel
+from buildtool.build.lockfile import Lock
+from buildtool.build.sources import Sources, bootstrap_of, packages_in
+from buildtool.core.errors import BuildFailed, DataError, SourceUnreachable
+from buildtool.core.model import Bootstrap, Registry, TorchBuild, TorchSource, Variant, Wheel
 
 PACKAGES_IN = packages_in  # which the tests of sources replace
 TORCH = Wheel("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "ab" * 32, 5)
@@ -67,7 +67,7 @@ class World:
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The packages in every root file system."""
     names = {"python3", "tini"}
-    monkeypatch.setattr("buildtool.builder.sources.packages_in", lambda _tar: names)
+    monkeypatch.setattr("buildtool.build.sources.packages_in", lambda _tar: names)
     return names
 
 

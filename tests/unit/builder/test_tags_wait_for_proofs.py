@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from standin_engine import Killed, StandinEngine, build_on
 
-from buildtool.builder import catalog
-from buildtool.engine.naming import temporary_names, temporary_prefix
-from buildtool.errors import EngineUnavailable, Exit
-from buildtool.files import scratch
+from buildtool.build import catalog
+from buildtool.core.errors import EngineUnavailable, Exit
+from buildtool.core.files import scratch
+from buildtool.engine.tags import temporary_names, temporary_prefix
 
 VARIANTS = catalog.load().select(("cpu", "cpu-extras"))
 OWN = {f"docker.io/weir/{each.name}:latest": each.name for each in VARIANTS}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from buildtool import files
-from buildtool.errors import DataError, EnvironmentMissing
+from buildtool.core import files
+from buildtool.core.errors import DataError, EnvironmentMissing
 
 OPERATIONS: dict[str, Callable[[Path], object]] = {
     "replacing": lambda path: files.replacing(path).__enter__(),

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from architecture import nodes
 
-from buildtool import cli
-from buildtool.errors import DataError, Exit
-from buildtool.places import Place, place_at
+from buildtool.cli import program
+from buildtool.core.errors import DataError, Exit
+from buildtool.core.files import Place, place_at
 from probes import __main__ as probes_main
-from probes.shared import output
+from probes.core import output
 
 Entry = Callable[[], None]
 LONG = "a" * 300
-PACKAGE = Path(cli.__file__).parent
+PACKAGE = Path(program.__file__).parent
 PROGRAMS: list[tuple[Entry, list[str]]] = [
-    (cli.entry, ["weir", "prune", "--help"]),
+    (program.entry, ["weir", "prune", "--help"]),
     (probes_main.entry, ["probes", "list"]),
 ]
 programs = pytest.mark.parametrize(("entry", "words"), PROGRAMS, ids=["buildtool", "probes"])
@@ -132,12 +132,14 @@ def test_targets_do_not_swallow_the_image(tmp_path: Path, capsys: pytest.Capture
         ["--targets", "gfx906", absent],
         [absent, "--targets", "gfx906,gfx1100", "--targets", "gfx908"],
     ):
-        assert cli.main(["audit", *words]) == Exit.DATA
+        assert program.main(["audit", *words]) == Exit.DATA
         assert f"can't read {absent}" in capsys.readouterr().err
 
 
 def test_compress_does_not_swallow_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["prune", "--targets", "gfx906", "--compress", str(tmp_path / "absent.so")]) == Exit.DATA
+    assert (
+        program.main(["prune", "--targets", "gfx906", "--compress", str(tmp_path / "absent.so")]) == Exit.DATA
+    )
     assert "there is no file or directory" in (told := capsys.readouterr().err)
     assert "check the path" in told
 
@@ -148,7 +150,7 @@ def test_compress_does_not_swallow_the_file(tmp_path: Path, capsys: pytest.Captu
 def test_a_name_of_300_characters_is_an_error_and_no_traceback(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(words) == Exit.DATA
+    assert program.main(words) == Exit.DATA
     assert "File name too long" in capsys.readouterr().err
     assert place_at(Path(LONG)) is Place.NOTHING
 
@@ -172,7 +174,7 @@ def test_a_path_below_a_directory_that_cannot_be_searched_is_no_traceback(
     verb: str, unsearchable: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {"audit": [], "diff": ["other"], "prune": ["--targets", "gfx906"]}[verb]
-    assert cli.main([verb, str(unsearchable / "image.tar"), *more]) == Exit.DATA
+    assert program.main([verb, str(unsearchable / "image.tar"), *more]) == Exit.DATA
     assert "Permission denied" in capsys.readouterr().err
     with pytest.raises(DataError, match="Permission denied"):
         place_at(unsearchable / "x")
@@ -183,8 +185,8 @@ def test_a_deeply_nested_manifest_of_a_prune_is_no_traceback(
 ) -> None:
     manifest = tmp_path / "weir-prune.json"
     manifest.write_text("[" * 100_000 + "]" * 100_000)
-    assert cli.main(["audit", str(manifest)]) == Exit.DATA
-    assert cli.main(["prune", str(tmp_path), "--targets", "gfx906"]) == Exit.DATA
+    assert program.main(["audit", str(manifest)]) == Exit.DATA
+    assert program.main(["prune", str(tmp_path), "--targets", "gfx906"]) == Exit.DATA
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -209,7 +211,7 @@ def test_an_empty_value_does_not_pass_for_one_that_was_not_given(
 ) -> None:
     """As in `--image "$IMAGE"` with an unset variable: another image than the one that was meant."""
     with pytest.raises(SystemExit) as left:
-        cli.main(words)
+        program.main(words)
     assert left.value.code == Exit.USAGE
     assert way_out in capsys.readouterr().err
 
@@ -225,7 +227,7 @@ def test_an_empty_value_is_refused_by_the_probes_too(capsys: pytest.CaptureFixtu
 def test_a_list_of_targets_that_names_none_does_not_pass_for_no_list(
     verb: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*verb, "--targets", ","]) == Exit.USAGE
+    assert program.main([*verb, "--targets", ","]) == Exit.USAGE
     assert "--targets" in capsys.readouterr().err
 
 
@@ -248,7 +250,7 @@ def test_a_directory_for_caches_that_cannot_be_made_is_an_error_with_a_way_out(
     monkeypatch.setattr("buildtool.engine.provision.ensure_engine", lambda *_, **__: None)
     (tmp_path / "file").touch()
     monkeypatch.setenv("WEIR_STATE", str(tmp_path / "file"))
-    assert cli.main(["build", "cpu"]) == Exit.DATA
+    assert program.main(["build", "cpu"]) == Exit.DATA
     assert "WEIR_STATE=DIR" in capsys.readouterr().err
 
 
@@ -258,8 +260,8 @@ def test_a_current_directory_that_is_gone_is_named(
     def gone(_catalog: Path) -> Path:
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr("buildtool.builder.choices.lock_file", gone)
-    assert cli.main(["plan", "cpu"]) == Exit.DATA
+    monkeypatch.setattr("buildtool.build.catalog.lock_file", gone)
+    assert program.main(["plan", "cpu"]) == Exit.DATA
     assert "can't use the current directory: No such file" in capsys.readouterr().err
 
 
@@ -277,6 +279,6 @@ def test_what_cannot_be_written_in_the_end_is_refused_before_minutes_of_work(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(os, "access", lambda place, _mode: not str(place).startswith("/proc"))
-            assert cli.main(["build", "cpu", *words]) == Exit.DATA
+            assert program.main(["build", "cpu", *words]) == Exit.DATA
         assert "can't write into /proc\n  " in (told := capsys.readouterr().err)
         assert way_out in told

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from buildtool import cli
-from buildtool.cli import main
-from buildtool.commands import completion
-from buildtool.errors import Exit
-from probes.cli import build_parser
-from probes.shared import invocation
+from buildtool.cli import program as cli
+from buildtool.cli.program import completion, main
+from buildtool.core.errors import Exit
+from probes.cli.program import build_parser
+from probes.core import invocation
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,7 +54,7 @@ def test_nothing_of_ours_colours_its_output() -> None:
     `weir probe watch` draws that with rich, in one module, and prints lines where NO_COLOR is set:
     tests/unit/probes/watch/test_screen.py.
     """
-    drawn = ROOT / "probes/watch/showing/screen.py"
+    drawn = ROOT / "probes/watch/screen.py"
     coloured = re.compile(r"""(x1b|033|u001b)\[[0-9;]*m|\bcolor=True|\b(colorama|termcolor|rich)\b""")
     for program in ("buildtool", "probes", "images"):
         for path in (ROOT / program).rglob("*.py"):

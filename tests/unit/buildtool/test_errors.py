@@ -2,8 +2,8 @@
 
 import pytest
 
-from buildtool import errors
-from buildtool.errors import Exit, ToolError
+from buildtool.core import errors
+from buildtool.core.errors import Exit, ToolError
 
 CODES = {
     "BuildFailed": 4,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.errors import ConfigError
-from buildtool.model import (
+from buildtool.core.errors import ConfigError
+from buildtool.core.model import (
     Budget,
     Catalog,
     PinnedBase,
@@ -20,7 +20,7 @@ from buildtool.model import (
     Wheel,
     parse_size,
 )
-from buildtool.shipped import IMAGES
+from buildtool.core.shipped import IMAGES
 
 ONE = Variant("one", "s", Path("d"), "3.11", (Registry("a:1"),), (TorchSource("t", TorchBuild.CPU),))
 CATALOG = Catalog(1, ("two",), tuple(replace(ONE, name=name) for name in ("three", "two", "one")))

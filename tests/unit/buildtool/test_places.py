@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from buildtool.errors import DataError
-from buildtool.places import Place, place_at
+from buildtool.core.errors import DataError
+from buildtool.core.files import Place, place_at
 
 
 def test_each_kind_of_place_is_reported_with_links_followed(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from buildtool import progress
-from buildtool.progress import Progress
+from buildtool.core import progress
+from buildtool.core.progress import Progress
 
 
 def test_a_line_carries_the_seconds_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

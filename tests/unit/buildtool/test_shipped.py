@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool import shipped
+from buildtool.core import shipped
 
 ROOT = Path(__file__).parents[3]
 

@@ -97,7 +97,7 @@ def test_a_code_span_is_kept_as_it_is() -> None:
 
 
 def test_a_reference_page_leaves_the_programs_command_lines_as_they_are(reference: dict[str, str]) -> None:
-    from probes.cli import build_parser
+    from probes.cli.program import build_parser
 
     list(pages.program_section("another name", parsers.programs()["python3 -m probes"]))
     assert reference

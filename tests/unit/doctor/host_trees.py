@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buildtool.core.errors import EngineUnavailable
 from buildtool.doctor.gather import gather
-from buildtool.doctor.hostfacts import EngineFacts, Host, Node, Python, TorchBuild, User
+from buildtool.doctor.host import EngineFacts, Host, Node, Python, TorchBuild, User
 from buildtool.engine.client import EngineInfo
 from buildtool.engine.host import Facts
-from buildtool.errors import EngineUnavailable
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
 
 GIB = 2**30
 ENGINE = EngineFacts("28.5.1", True, False, ("runc",), ("/etc/cdi", "/var/run/cdi"), "2.40.0", "0.29.0")

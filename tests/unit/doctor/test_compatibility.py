@@ -13,10 +13,9 @@ import pytest
 import yaml
 from contradictions import all_cells, contradictions
 
-from buildtool.doctor.compatibility import RANKS, read
-from buildtool.doctor.shipped_data import FILE, compatibility
-from buildtool.errors import DataError
-from buildtool.shipped import IMAGES
+from buildtool.core.errors import DataError
+from buildtool.core.shipped import IMAGES
+from buildtool.doctor.compatibility import FILE, RANKS, compatibility, read
 
 TODAY = datetime.date(2026, 11, 21)
 WANTED = [

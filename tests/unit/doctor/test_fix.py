@@ -9,12 +9,12 @@ import pytest
 import yaml
 from host_trees import ENGINE, Card, Case, host_of
 
-from buildtool.commands.doctor import _text_of
-from buildtool.doctor.advise import advise
+from buildtool.cli.doctor import _text_of
+from buildtool.core.errors import DataError
+from buildtool.doctor.advice import advise
+from buildtool.doctor.compatibility import compatibility
 from buildtool.doctor.fix import ENV, OVERLAY, Change, changes, compose_files, env_text, shown
-from buildtool.doctor.hostfacts import Host, Node
-from buildtool.doctor.shipped_data import compatibility
-from buildtool.errors import DataError
+from buildtool.doctor.host import Host, Node
 
 TODAY = datetime.date(2026, 11, 21)
 RX7900 = Card("1002:744c", 110000, 24)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from host_trees import Card, Case, host_of
 
-from buildtool.doctor.advise import advise
+from buildtool.doctor.advice import advise
+from buildtool.doctor.compatibility import compatibility
 from buildtool.doctor.gather import parse_torch_version, read_cdi_kinds, read_displays, read_pythons
-from buildtool.doctor.hostfacts import Node, TorchBuild, User
-from buildtool.doctor.shipped_data import compatibility
-from buildtool.doctor.shown import answer_text
-from probes.machine.surroundings import NOT_SEEN, container_kind
-from probes.records.facts import Link, NvidiaCard
-from probes.shared.unknown import Unknown
+from buildtool.doctor.host import Node, TorchBuild, User
+from buildtool.doctor.text import answer_text
+from probes.core.unknown import Unknown
+from probes.hardware.facts import Link, NvidiaCard
+from probes.hardware.host import NOT_SEEN, container_kind
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:

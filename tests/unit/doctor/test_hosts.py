@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from host_trees import ANN, ENGINE, STRANGER, Card, Case, facts_of, host_of, python
 
-from buildtool.builder.catalog import load
-from buildtool.commands.doctor import display_named
-from buildtool.doctor.advise import advise, asked_host
+from buildtool.build.catalog import load
+from buildtool.cli.doctor import display_named
+from buildtool.core.errors import ConfigError
+from buildtool.core.model import Bootstrap
+from buildtool.doctor.advice import advise, asked_host
+from buildtool.doctor.compatibility import compatibility
+from buildtool.doctor.fix import variant_text
 from buildtool.doctor.gather import gather
-from buildtool.doctor.hostfacts import EngineFacts, Host, Node, OwnImage
+from buildtool.doctor.host import EngineFacts, Host, Node, OwnImage
 from buildtool.doctor.routes import OWN_VARIANT, SHIPPED_BUILD
-from buildtool.doctor.shipped_data import compatibility
-from buildtool.doctor.shown import answer_text
-from buildtool.doctor.variantfile import variant_text
-from buildtool.errors import ConfigError
-from buildtool.model import Bootstrap
-from probes.shared.codec import decode, encode
-from probes.shared.unknown import Unknown
+from buildtool.doctor.text import answer_text
+from probes.core.codec import decode, encode
+from probes.core.unknown import Unknown
 
 TODAY = datetime.date(2026, 11, 21)
 MI50, MI100, MI210 = Card("1002:66a1", 90006, 32), Card("1002:738c", 90008, 32), Card("1002:740f", 90010, 64)

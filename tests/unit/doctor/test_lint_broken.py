@@ -3,8 +3,8 @@
 import pytest
 from lint_files import Marked, broken
 
+from buildtool.doctor.compatibility import rules
 from buildtool.doctor.lint.linter import judged
-from buildtool.doctor.shipped_data import rules
 
 BROKEN = broken()
 

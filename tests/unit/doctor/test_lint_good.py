@@ -10,12 +10,11 @@ import pytest
 from lint_files import broken
 from lint_good import good
 
-from buildtool.cli import main
-from buildtool.doctor import lint_report
-from buildtool.doctor.lint import shellwords
+from buildtool.cli.program import main
+from buildtool.doctor.compatibility import rules
+from buildtool.doctor.lint import report, shell_words
 from buildtool.doctor.lint.linter import MOST_BYTES, judged, kind_of
-from buildtool.doctor.lint.shellwords import commands_in
-from buildtool.doctor.shipped_data import rules
+from buildtool.doctor.lint.shell_words import commands_in
 
 GOOD = good()
 
@@ -71,8 +70,8 @@ _LONG_NUMBERS = {
 @pytest.mark.parametrize("name", _LONG_NUMBERS)
 def test_a_number_of_6000_digits_is_read_without_a_traceback(name: str) -> None:
     found = [(name, judged(name, _LONG_NUMBERS[name].encode()))]
-    assert lint_report.lint_text(found, rules())
-    assert lint_report.lint_json(found, rules()) is not None
+    assert report.lint_text(found, rules())
+    assert report.lint_json(found, rules()) is not None
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -274,7 +273,7 @@ def test_a_missing_parser_is_named_with_the_command_that_installs_it(
 ) -> None:
     import sys
 
-    shellwords._parser.cache_clear()
+    shell_words._parser.cache_clear()
     monkeypatch.setitem(sys.modules, "tree_sitter", None)
     (tmp_path / "run.sh").write_text("ls\n")
     assert main(["doctor", "--lint", str(tmp_path / "run.sh")]) == 3

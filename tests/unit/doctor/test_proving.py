@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from host_trees import ENGINE, Card, Case, host_of
 
-from buildtool.commands import doctor
-from buildtool.doctor.hostfacts import Node
+from buildtool.cli.program import doctor
+from buildtool.core.errors import EnvironmentMissing, ProofFailed
+from buildtool.doctor.host import Node
 from buildtool.doctor.proving import Check, checks_of, lines, passed_on
 from buildtool.engine import client
 from buildtool.engine.client import Devices, RunResult, _passed_on
-from buildtool.errors import EnvironmentMissing, ProofFailed
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
 
 NODES = (Node("/dev/kfd", 0, 992, "render", "0660"), Node("/dev/dri/renderD128", 0, 993, "render", "0660"))
 ANSWER = {"machine": {}, "checks": [{"name": "a copy", "holds": True, "said": "1 MiB"}]}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from buildtool.command import CommandFailed, Completed, relay
+from buildtool.core.command import CommandFailed, Completed, relay
+from buildtool.core.errors import BuildFailed, EnvironmentMissing
 from buildtool.engine import buildx
-from buildtool.errors import BuildFailed, EnvironmentMissing
 
 LOST = "ERROR: failed to solve: parent snapshot sha256:0123 does not exist: not found"
 PLAN: dict[str, Any] = {"target": {"one": {}}}

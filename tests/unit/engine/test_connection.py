@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.core.errors import ConfigError, EngineUnavailable
 from buildtool.engine.connection import require_configuration
-from buildtool.errors import ConfigError, EngineUnavailable
 
 
 @pytest.fixture

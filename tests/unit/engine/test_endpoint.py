@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.engine.connection import unavailable
-from buildtool.engine.endpoint import DEFAULT_HOST, Endpoint, current_endpoint, disk_of
-from buildtool.errors import EngineForbidden, EngineUnavailable
-from probes.shared.unknown import Unknown
+from buildtool.core.errors import EngineForbidden, EngineUnavailable
+from buildtool.engine.connection import DEFAULT_HOST, Endpoint, current_endpoint, disk_of, unavailable
+from probes.core.unknown import Unknown
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import docker.errors
 import pytest
 import requests.exceptions
 
+from buildtool.core.errors import BuildFailed, ConfigError, EngineUnavailable, ToolError
 from buildtool.engine.client import Engine
-from buildtool.errors import BuildFailed, ConfigError, EngineUnavailable, ToolError
 
 
 def engine(fault: Exception) -> Engine:

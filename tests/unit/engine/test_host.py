@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from buildtool.core.errors import EngineUnavailable
 from buildtool.engine.client import EngineInfo
 from buildtool.engine.host import Facts, _free_for, diagnose
-from buildtool.errors import EngineUnavailable
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
 
 WELL = Facts(
     engine=EngineInfo("26.1", True, "here", "/var/lib/docker", ()),

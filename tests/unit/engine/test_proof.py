@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from buildtool.builder import catalog
+from buildtool.build import catalog
+from buildtool.core.errors import Exit, ProofFailed
+from buildtool.core.model import PinnedBase, Resolved, TorchBuild
 from buildtool.engine import proof
-from buildtool.errors import Exit, ProofFailed
-from buildtool.model import PinnedBase, Resolved, TorchBuild
 
 CPU = catalog.load().select(("cpu",))[0]
 

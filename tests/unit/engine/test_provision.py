@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from buildtool.core.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, Exit
 from buildtool.engine import provision
 from buildtool.engine.provision import BESIDE, Host, InstallPlan, chooses_store, plan_install
-from buildtool.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, Exit
 
 
 def host(distribution: str = "debian", codename: str = "bookworm", **changes: bool) -> Host:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from buildtool.core.errors import ConfigError
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
-from buildtool.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from buildtool.command import CommandFailed, Completed
-from buildtool.engine import registry
-from buildtool.engine.reference import parse_pullable, parse_reference
-from buildtool.errors import (
+from buildtool.core.command import CommandFailed, Completed
+from buildtool.core.errors import (
     BuildFailed,
     ConfigError,
     DataError,
@@ -17,6 +15,8 @@ from buildtool.errors import (
     SourceUnreachable,
     ToolError,
 )
+from buildtool.engine import registry
+from buildtool.engine.reference import parse_pullable, parse_reference
 
 OURS = parse_reference("ghcr.example/team/bert:1.0")
 HUB = parse_reference("team/bert:1.0")

@@ -1,11 +1,11 @@
 """Libraries in memory, cut to some targets, and CUDA libraries to cut."""
 
-from buildtool.gpucode.cut.edit import chunks_of
-from buildtool.gpucode.cut.library import PrunePlan, plan_prune
-from buildtool.gpucode.cut.verify import verify_prune
-from buildtool.gpucode.formats.scan import scan_file
+from buildtool.gpucode.cut import PrunePlan, plan_prune
+from buildtool.gpucode.edit import chunks_of
+from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
+from buildtool.gpucode.verify import verify_prune
 from gpucode.maker import Spec, make_library
 
 PTX, CUBIN = 1, 2

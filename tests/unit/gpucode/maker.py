@@ -3,7 +3,7 @@
 import struct
 from dataclasses import dataclass, field
 
-from buildtool.gpucode.formats.bundle import MAGIC, align_up
+from buildtool.gpucode.bundle import BUNDLE_MAGIC, align_up
 
 PAGE = 4096
 HOST_ID = "host-x86_64-unknown-linux-gnu-"
@@ -27,7 +27,7 @@ def raw_bundle(codes: dict[str, bytes], *, host: bool = True) -> bytes:
         table += struct.pack("<QQQ", end, len(data), len(name)) + name.encode()
         payload += data + bytes(-len(data) % PAGE)
         end += align_up(len(data), PAGE)
-    head = MAGIC + struct.pack("<Q", len(ids)) + table
+    head = BUNDLE_MAGIC + struct.pack("<Q", len(ids)) + table
     whole = head + bytes(start - len(head)) + payload
     last = max((data for _, data in ids if data), key=len, default=b"")
     return whole[: len(whole) - (-len(ids[-1][1]) % PAGE)] if last else head

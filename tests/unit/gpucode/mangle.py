@@ -3,14 +3,13 @@
 import random
 import struct
 
-from buildtool.gpucode.cut.edit import chunks_of
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.cut.verify import verify_prune
-from buildtool.gpucode.errors import GpuCodeError, PruneRefused, VerifyFailed
-from buildtool.gpucode.formats.ccob import Method, pack
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.source import Source
+from buildtool.gpucode.bundle import Method, pack
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.edit import chunks_of
+from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, parse_targets
+from buildtool.gpucode.verify import verify_prune
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
 GFX906 = parse_targets("gfx906,sm_90")

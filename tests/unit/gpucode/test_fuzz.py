@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildtool.gpucode.errors import GpuCodeError
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.source import Source
+from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.source import GpuCodeError, Source
 from buildtool.gpucode.target import parse_targets
 from gpucode.mangle import mangled, seeds, structured, survives
 

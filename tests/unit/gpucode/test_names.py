@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildtool.gpucode.names import gfx_targets_of_path
+from buildtool.gpucode.target import gfx_targets_of_path
 
 ROCBLAS = "usr/lib/x86_64-linux-gnu/rocblas/2.47.0/library"
 

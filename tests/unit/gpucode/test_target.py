@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from buildtool.gpucode.errors import BadTarget, TargetMissing
-from buildtool.gpucode.formats.amdelf import target_of_flags
+from buildtool.gpucode.scan import target_of_flags
+from buildtool.gpucode.source import BadTarget, TargetMissing
 from buildtool.gpucode.target import (
     GENERIC_ISAS,
     MACH,

@@ -13,7 +13,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> "list[Figure]":
     """Those that were drawn."""
     from matplotlib.figure import Figure  # half a second, which few tests need
 
-    from probes.report.page import canvas
+    from probes.reports import canvas
 
     made: list[Figure] = []
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from probes.errors import OutOfMemory, Unsupported
-from probes.measure.pattern import Pattern
+from probes.core.errors import OutOfMemory, Unsupported
+from probes.core.unknown import Unknown
 from probes.measure.spill import Gauges
-from probes.measure.workbench import READS_AFTER, WRITTEN, Clocked
-from probes.placement.split import Shape, StackPlan, linear_shape
-from probes.records.schema import Scenario, Split, Unknown
+from probes.measure.workbench import READS_AFTER, WRITTEN, Clocked, Pattern
+from probes.placement.types import Shape, StackPlan, linear_shape
+from probes.records.rows import Scenario, Split
 
 GIB = 2**30
 LATENCY_S = 5e-6

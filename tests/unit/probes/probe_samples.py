@@ -2,20 +2,10 @@
 
 from dataclasses import replace
 
-from probes.records.schema import (
-    Done,
-    Failed,
-    Gpu,
-    KfdNode,
-    Machine,
-    Pass,
-    ProbeReport,
-    ProbeRun,
-    Settings,
-    TorchFacts,
-    Unknown,
-    Waived,
-)
+from probes.core.unknown import Unknown
+from probes.hardware.facts import Gpu, KfdNode, Machine, TorchFacts
+from probes.records.rows import Pass
+from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, Waived
 
 SETTINGS = Settings(quick=True, seed=7, vram_cap_bytes=None)
 GPU = Gpu(

@@ -4,9 +4,9 @@ import argparse
 
 import pytest
 
-from probes import cli
-from probes.arguments import size, whole
-from probes.errors import Exit
+from probes.cli import program
+from probes.cli.arguments import size, whole
+from probes.core.errors import Exit
 
 
 @pytest.mark.parametrize("text", ["0", "1000001", "0000001000999999", "-1", "1.5", "\u0663", ""])
@@ -59,6 +59,6 @@ def test_every_verb_reads_sizes_by_one_rule(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        cli.main([*words, "4.5"])
+        program.main([*words, "4.5"])
     assert refused.value.code == Exit.USAGE
     assert "write 4.5GiB" in capsys.readouterr().err

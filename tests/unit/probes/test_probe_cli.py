@@ -11,32 +11,20 @@ from probe_fakes import FakeBench, gauges
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, failed, machine, report, waived
 
 import probes
-from probes import __main__, cli
-from probes.errors import DeviceBusy, Exit, UsageError
-from probes.measure import scenarios, spill, transfer
+from probes import __main__
+from probes.cli import program
+from probes.core.errors import DeviceBusy, Exit, UsageError
+from probes.core.units import parse_bytes
+from probes.core.unknown import Unknown
+from probes.hardware.facts import TorchFacts
+from probes.measure import catalog, scenarios, session, spill, supervisor, this_machine, transfer
+from probes.measure.journal import gpu_lock
+from probes.measure.worker import DESCRIBE, Job
 from probes.records.rounds import merged
-from probes.records.schema import (
-    Done,
-    Expectation,
-    Failed,
-    Gap,
-    Measurement,
-    ProbeReport,
-    ProbeRun,
-    Small,
-    Stop,
-    TorchFacts,
-    Unknown,
-    Waived,
-    read_report,
-    write_report,
-)
-from probes.report import render
-from probes.report.tables import tables
-from probes.run import catalog, session, supervisor, thismachine
-from probes.run.child import DESCRIBE, Job
-from probes.run.lock import gpu_lock
-from probes.shared.units import parse_bytes
+from probes.records.rows import Expectation, Gap, Measurement, Small, Stop
+from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived, read_report, write_report
+from probes.reports import text as render
+from probes.reports.tables import tables
 
 GIB = 2**30
 
@@ -122,33 +110,33 @@ def test_every_record_has_its_line_or_none_on_purpose(full: ProbeReport) -> None
 
 
 def test_list_names_every_probe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list"]) == Exit.OK
+    assert program.main(["list"]) == Exit.OK
     told = capsys.readouterr().out
     assert [line.split()[0] for line in told.splitlines()] == ["transfer", "breakeven", "spill", "scenarios"]
 
 
 def test_an_unknown_probe_is_reported_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "transfr"]) == Exit.USAGE
+    assert program.main(["run", "transfr"]) == Exit.USAGE
     assert "choose from: breakeven, scenarios, spill, transfer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["run", "--vram", "4 apples"], ["run", "--qui"], ["show"]])
 def test_wrong_words_are_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
-        cli.main(words)
+        program.main(words)
     assert raised.value.code == Exit.USAGE
     assert "usage: python3 -m probes" in capsys.readouterr().err
 
 
 def test_a_report_that_is_none_is_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.json").write_text("{}")
-    assert cli.main(["show", str(tmp_path / "r.json")]) == Exit.DATA
+    assert program.main(["show", str(tmp_path / "r.json")]) == Exit.DATA
     assert "not a probe report" in capsys.readouterr().err
 
 
 def test_show_prints_a_file(tmp_path: Path, full: ProbeReport, capsys: pytest.CaptureFixture[str]) -> None:
     write_report(full, tmp_path / "r.json")
-    assert cli.main(["show", str(tmp_path / "r.json")]) == Exit.OK
+    assert program.main(["show", str(tmp_path / "r.json")]) == Exit.OK
     assert "vram_read" in capsys.readouterr().out
 
 
@@ -171,7 +159,7 @@ def test_a_hostile_report_is_shown_without_escape_sequences(
     hostile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in ([], ["--markdown"]):
-        assert cli.main(["show", str(hostile), *words]) == Exit.OK
+        assert program.main(["show", str(hostile), *words]) == Exit.OK
         told = capsys.readouterr().out
         assert all(char.isprintable() or char == "\n" for char in told)
         assert "\\x1b]0;owned" in told.replace("\\\\", "\\").replace("\\]", "]")
@@ -180,7 +168,7 @@ def test_a_hostile_report_is_shown_without_escape_sequences(
 def test_a_hostile_report_holds_no_link_or_tag_as_markdown(
     hostile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli.main(["show", str(hostile), "--markdown"])
+    program.main(["show", str(hostile), "--markdown"])
     for _, tags, attributes in read.markdown_renderings(capsys.readouterr().out):
         assert not {"a", "b", "img", "script"} & set(tags)
         assert not [pair for pair in attributes if pair[0] != "align"]
@@ -227,7 +215,7 @@ def test_without_a_gpu_what_needs_one_is_waived_and_not_started(
     tmp_path: Path, workers: Callable[[Play], list[str]]
 ) -> None:
     seen = workers(with_torch(CPU_TORCH, ended()))
-    assert cli.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
+    assert program.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
     assert seen == [DESCRIBE, "transfer", "transfer"]
     outcomes = [run.outcome for run in merged(only_report(tmp_path)).runs]
     assert outcomes == [Done(), *[Waived("no GPU to measure: this torch is a CPU build")] * 3]
@@ -238,7 +226,7 @@ def test_each_process_leaves_its_small_work_in_the_report_beside_its_records(
 ) -> None:
     small = Small("layers", (272e-6, 273e-6), (1.4e-3, 1.5e-3))
     workers(with_torch(CPU_TORCH, ended(small)))
-    assert cli.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
+    assert program.main(["run", "--quick", "--out", str(tmp_path)]) == Exit.OK
     (transfer, *_) = merged(only_report(tmp_path)).runs
     assert transfer.small == (small, small)
     assert transfer.records == ()
@@ -248,7 +236,7 @@ def test_each_process_leaves_its_small_work_in_the_report_beside_its_records(
 
 def test_require_gpu_is_unmet_without_one(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:
     workers(with_torch(CPU_TORCH, ended()))
-    assert cli.main(["run", "--require", "gpu", "--out", str(tmp_path)]) == Exit.REQUIRED
+    assert program.main(["run", "--require", "gpu", "--out", str(tmp_path)]) == Exit.REQUIRED
     assert [run.processes for run in merged(only_report(tmp_path)).runs] == [3, 1, 1, 1]
 
 
@@ -257,7 +245,7 @@ def test_without_torch_a_run_is_an_error_and_writes_no_empty_report(
 ) -> None:
     missing = Failed("torch can't be imported: No module named 'torch'", "", int(Exit.DEVICE), wedged=False)
     seen = workers(lambda job: ended(outcome=missing))
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
     assert seen == [DESCRIBE]
     said = capsys.readouterr()
     assert said.err == (
@@ -276,10 +264,10 @@ def test_the_page_of_a_report_in_a_container_is_not_named_by_a_path_that_the_hos
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    look = thismachine.look
-    monkeypatch.setattr(thismachine, "look", lambda *_: replace(look(), container=container))
+    look = this_machine.look
+    monkeypatch.setattr(this_machine, "look", lambda *_: replace(look(), container=container))
     workers(with_torch(CPU_TORCH, ended()))
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.OK
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.OK
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "weir probe html" in line]
     (path,) = tmp_path.glob("*.json")
     given = path.name if container else str(path)
@@ -307,7 +295,7 @@ def test_rows_that_scatter_are_measured_by_further_processes_while_there_is_time
 
     workers(play)
     words = ["run", "transfer", "--quick", "--longest", longest, "--out", str(tmp_path)]
-    assert cli.main(words) == Exit.OK
+    assert program.main(words) == Exit.OK
     assert asked == [()] * 2 + [("steady 4096",)] * (processes - 2)
     (run,) = merged(only_report(tmp_path)).runs
     assert [len(row.times_s) for row in run.records] == [2, processes]
@@ -318,7 +306,7 @@ def test_a_broken_probe_does_not_stop_the_others(
 ) -> None:
     broken = Failed("the worker was killed by SIGSEGV", "", int(Exit.BROKEN), wedged=False)
     seen = workers(with_torch(CUDA_TORCH, ended(outcome=broken)))
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
     assert seen == [DESCRIBE, "transfer", "breakeven", "spill", "scenarios"]
 
 
@@ -327,7 +315,7 @@ def test_after_a_wedge_nothing_more_is_started(
 ) -> None:
     wedged = Failed("wedged: SIGKILL did not end process 7", "", int(Exit.BROKEN), wedged=True)
     seen = workers(with_torch(CUDA_TORCH, ended(outcome=wedged)))
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.BROKEN
     assert seen == [DESCRIBE, "transfer"]
     assert only_report(tmp_path).runs[0].outcome == wedged
     assert "wedged" in capsys.readouterr().out
@@ -342,7 +330,7 @@ def test_an_interrupt_keeps_what_was_measured_and_names_it(
         return ended(CUDA_TORCH) if job.probe == DESCRIBE else ended()
 
     workers(play)
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
     (path,) = tmp_path.glob("*.json")
     assert f"run --resume {path}" in capsys.readouterr().err
     runs = only_report(tmp_path).runs
@@ -354,7 +342,7 @@ def test_an_interrupt_before_anything_is_measured_promises_no_report(
     tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     workers(lambda _job: ended(outcome=Failed("interrupted", "", 130, wedged=False)))
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.INTERRUPTED
     said = capsys.readouterr().err
     assert said.startswith("interrupted")
     assert "resume" not in said
@@ -365,10 +353,10 @@ def test_an_interrupt_while_the_command_line_is_imported_is_a_message(
 ) -> None:
     class Interrupted:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "probes.cli":
+            if name == "probes.cli.program":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "probes.cli")
+    monkeypatch.delitem(sys.modules, "probes.cli.program")
     monkeypatch.delattr(probes, "cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert __main__.main(["list"]) == Exit.INTERRUPTED
@@ -380,7 +368,7 @@ def test_an_unwritable_folder_shows_before_anything_is_measured(
 ) -> None:
     seen = workers(with_torch(CPU_TORCH, ended()))
     (tmp_path / "file").write_text("")
-    assert cli.main(["run", "--out", str(tmp_path / "file")]) == Exit.DATA
+    assert program.main(["run", "--out", str(tmp_path / "file")]) == Exit.DATA
     assert seen == [DESCRIBE]
     assert "--out DIR" in capsys.readouterr().err
 
@@ -390,11 +378,11 @@ def test_two_runs_do_not_share_a_gpu(
 ) -> None:
     seen = workers(with_torch(CUDA_TORCH, ended()))
     with gpu_lock(tmp_path, "0000:03:00.0"):
-        assert cli.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
+        assert program.main(["run", "--out", str(tmp_path)]) == Exit.DEVICE
     assert seen == [DESCRIBE]
     assert "another run is measuring GPU 0000:03:00.0" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.json"))
-    assert cli.main(["run", "--out", str(tmp_path)]) == Exit.OK
+    assert program.main(["run", "--out", str(tmp_path)]) == Exit.OK
 
 
 def test_different_gpus_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -409,7 +397,7 @@ def test_reports_of_one_second_do_not_overwrite_each_other(
     workers(with_torch(CPU_TORCH, ended()))
     monkeypatch.setattr(session, "file_name", lambda _: "same.json")
     for _ in range(3):
-        cli.main(["run", "--out", str(tmp_path)])
+        program.main(["run", "--out", str(tmp_path)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same-2.json", "same-3.json", "same.json"]
 
 
@@ -485,7 +473,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize("words", [["run", "--qui"], ["machine", "--js"], ["show", "r.json", "--mark"]])
 def test_an_option_that_is_cut_short_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
-        cli.main(words)
+        program.main(words)
     assert refused.value.code == Exit.USAGE
     assert f"unrecognized arguments: {words[-1]}" in capsys.readouterr().err
 
@@ -496,7 +484,7 @@ def test_an_option_that_is_cut_short_is_refused(words: list[str], capsys: pytest
 def test_no_setting_is_silently_dropped_when_a_run_is_resumed(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["run", "--resume", "r.json", *words]) == Exit.USAGE
+    assert program.main(["run", "--resume", "r.json", *words]) == Exit.USAGE
     assert "--resume uses the run's own settings" in capsys.readouterr().err
 
 
@@ -504,7 +492,7 @@ def test_a_folder_whose_name_no_file_system_takes_is_no_traceback(
     tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     workers(with_torch(CPU_TORCH, ended()))
-    assert cli.main(["run", "transfer", "--out", str(tmp_path / ("a" * 300))]) == Exit.DATA
+    assert program.main(["run", "transfer", "--out", str(tmp_path / ("a" * 300))]) == Exit.DATA
     assert "File name too long\n  check the path" in capsys.readouterr().err
 
 
@@ -513,6 +501,6 @@ def test_a_seed_that_no_generator_takes_is_refused_before_anything_is_measured(
     seed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        cli.main(["run", f"--seed={seed}"])
+        program.main(["run", f"--seed={seed}"])
     assert refused.value.code == Exit.USAGE
     assert "is not a whole number from 0 to 2^63 - 1" in capsys.readouterr().err

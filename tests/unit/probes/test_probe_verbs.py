@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from probe_samples import done, report
 
-from buildtool.cli import main as buildtool_main
-from probes.cli import main
-from probes.errors import Exit
-from probes.shared.codec import to_json
+from buildtool.cli.program import main as buildtool_main
+from probes.cli.program import main
+from probes.core.codec import to_json
+from probes.core.errors import Exit
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_both_command_lines_print_the_same_schema(capsys: pytest.CaptureFixture[
 def test_a_page_without_the_library_that_draws_it_names_what_to_install(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "probes.report.page.plots", None)
+    monkeypatch.setitem(sys.modules, "probes.reports.charts", None)
     assert main(["html", str(kept)]) == Exit.DEVICE
     assert "pip install 'gpu-weir[report]'" in capsys.readouterr().err
     assert main(["prometheus", str(kept)]) == 0

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from gpucode.maker import Spec, bundles, make_library
 
-from buildtool.errors import DataError
-from buildtool.gpucode.errors import TargetMissing
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.source import Source
+from buildtool.core.errors import DataError
+from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.source import Source, TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets, served
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
-from buildtool.prune.changes import TreeResult
+from buildtool.prune.manifest import TreeResult
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
 STUBBORN = make_library(Spec(bundles(["gfx906", "gfx803"]), interpreter=True)).data

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from buildtool.audit.read.documents import Platform
-from buildtool.errors import ConfigError, DataError
+from buildtool.core.errors import ConfigError, DataError
 from buildtool.gpucode.target import parse_targets
-from buildtool.prune.flat import LayerFile, archive, created, flat_image
-from buildtool.prune.imageconfig import config_of
-from buildtool.prune.images import name_of_copy
+from buildtool.image.documents import Platform
+from buildtool.prune.images import LayerFile, archive, config_of, created, flat_image, name_of_copy
 
 LAYER_BYTES = b"layer" * 300
 LAYER = LayerFile("sha256:" + "a" * 64, "sha256:" + "b" * 64, len(LAYER_BYTES), zstd=True)

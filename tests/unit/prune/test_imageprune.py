@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from buildtool.engine import room
+from buildtool.core.errors import BuildFailed, ConfigError, DataError, EnvironmentMissing
+from buildtool.engine import host
 from buildtool.engine.client import EngineInfo
-from buildtool.errors import BuildFailed, ConfigError, DataError, EnvironmentMissing
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import images
 
@@ -50,7 +50,7 @@ def prune(engine: FakeEngine, state: Path, tag: str | None = None) -> None:
 def test_a_disk_that_cannot_hold_two_tars_of_the_files_is_said_to_be_too_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda _path: free)
+    monkeypatch.setattr(host, "free_bytes", lambda _path: free)
     engine = FakeEngine()
     with pytest.raises(BuildFailed if fits else EnvironmentMissing):
         prune(engine, tmp_path)
@@ -96,7 +96,7 @@ def test_an_engine_without_room_for_the_layer_and_its_files_is_not_given_them(
         folder.mkdir()
     (scratch / "rootfs.tar").write_bytes(bytes(10_240))
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
-    monkeypatch.setattr(room, "free_bytes", lambda path: free if path == root else 10**12)
+    monkeypatch.setattr(host, "free_bytes", lambda path: free if path == root else 10**12)
     info = EngineInfo("26.1", False, socket.gethostname(), str(root), ())
     given: list[bytes] = []
 

@@ -13,17 +13,15 @@ from gpucode.cutting import pruned
 from gpucode.maker import Spec, bundles, code, make_library, nv_fatbin, raw_bundle
 from test_archive import LIBRARY, STUBBORN, Part, make
 
-from buildtool.errors import EnvironmentMissing
-from buildtool.gpucode.cut import verify
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.cut.verify import verify_prune
-from buildtool.gpucode.errors import GpuCodeError, TargetMissing
-from buildtool.gpucode.formats import ccob
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.links import Links
-from buildtool.gpucode.source import Source
+from buildtool.core.errors import EnvironmentMissing
+from buildtool.gpucode import bundle, verify
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.elf import Links
+from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.source import GpuCodeError, Source, TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
-from buildtool.prune import rewrite
+from buildtool.gpucode.verify import verify_prune
+from buildtool.prune import trees
 from buildtool.prune.archives import archive_targets, prune_tar
 from buildtool.prune.manifest import image_manifest, runs_in
 from buildtool.prune.trees import prune_tree
@@ -69,13 +67,13 @@ def test_entries_without_content_are_no_code() -> None:
     assert found == {"gfx906": 9000}
 
 
-@pytest.mark.parametrize("method", ccob.Method)
+@pytest.mark.parametrize("method", bundle.Method)
 def test_the_head_of_a_compressed_bundle_is_all_that_is_unpacked(
-    method: ccob.Method, monkeypatch: pytest.MonkeyPatch
+    method: bundle.Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(20_000)
-    packed = ccob.pack([data], len(data), version=3, method=method)
-    monkeypatch.setattr(ccob, "CHUNK_BYTES", 500)
+    packed = bundle.pack([data], len(data), version=3, method=method)
+    monkeypatch.setattr(bundle, "CHUNK_BYTES", 500)
     read = 0
 
     def read_at(offset: int, length: int) -> bytes:
@@ -83,7 +81,7 @@ def test_the_head_of_a_compressed_bundle_is_all_that_is_unpacked(
         read += length
         return packed[offset : offset + length]
 
-    unpacking = ccob.Unpacking(Source(len(packed), read_at), 0, len(packed))
+    unpacking = bundle.Unpacking(Source(len(packed), read_at), 0, len(packed))
     assert unpacking.head(1200) == data[:1200]
     assert read < len(packed) / 2
     assert unpacking.head(30_000) == data
@@ -138,7 +136,7 @@ def test_a_pruned_file_belongs_to_whom_it_belonged(
     with path.open("rb") as original, (tmp_path / "copy").open("wb") as copy:
         monkeypatch.setattr(os, "fstat", lambda _descriptor: status)
         monkeypatch.setattr(os, "fchown", lambda _copy, *owner: seen.append(owner))
-        rewrite._copy_status(original.fileno(), copy.fileno())
+        trees._copy_status(original.fileno(), copy.fileno())
         monkeypatch.undo()
     assert seen == given
     assert (tmp_path / "copy").stat().st_mtime_ns == 2

@@ -9,9 +9,9 @@ import pytest
 from gpucode.cutting import cuda
 from gpucode.maker import Spec, bundles, code, make_library, nv_fatbin
 
-from buildtool.cli import main
-from buildtool.errors import Exit
-from buildtool.places import means_file
+from buildtool.cli.program import main
+from buildtool.core.errors import Exit
+from buildtool.core.files import means_file
 from buildtool.prune.manifest import FILE_NAME
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data

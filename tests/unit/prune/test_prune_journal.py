@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from gpucode.maker import Spec, bundles, make_library
 
-from buildtool.cli import main
-from buildtool.errors import ConfigError, DataError, EnvironmentMissing, Exit, ToolError
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.links import Links
+from buildtool.cli.program import main
+from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, Exit, ToolError
+from buildtool.gpucode.elf import Links
+from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import manifest as manifest_module
-from buildtool.prune import rewrite
+from buildtool.prune import trees
 from buildtool.prune.manifest import FILE_NAME, journal
 from buildtool.prune.trees import prune_tree
 
@@ -373,7 +373,7 @@ def test_temporary_names_cannot_be_foreseen(tree: Path, monkeypatch: pytest.Monk
     def look(*_: object) -> None:
         seen.append({path.name for path in (tree / "lib").iterdir()})
 
-    monkeypatch.setattr(rewrite, "verify_prune", look)
+    monkeypatch.setattr(trees, "verify_prune", look)
     prune_tree(tree, GFX906)
     first, second = ({name for name in names if name.startswith(".")} for names in seen)
     assert len(first | second) == 2

@@ -9,19 +9,17 @@ import pytest
 from gpucode.maker import Spec, bundles, code, make_library, raw_bundle
 from test_archive import LIBRARY, Part, content, make, members, targets_of
 
-from buildtool.errors import DataError
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.errors import PruneRefused, VerifyFailed
-from buildtool.gpucode.formats.container import find_container
-from buildtool.gpucode.formats.elf import read_elf
-from buildtool.gpucode.source import Source
+from buildtool.core.errors import DataError
+from buildtool.gpucode.container import find_container
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.elf import read_elf
+from buildtool.gpucode.source import PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, parse_targets, target_of_override
 from buildtool.prune import archives
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
-from buildtool.prune.changes import TreeResult
-from buildtool.prune.rewrite import copy_range, open_source, prune_file
-from buildtool.prune.trees import is_foreign_path, prune_tree
-from probes.shared.units import decimal_bytes
+from buildtool.prune.manifest import TreeResult
+from buildtool.prune.trees import copy_range, is_foreign_path, open_source, prune_file, prune_tree
+from probes.core.units import decimal_bytes
 
 GFX906 = parse_targets("gfx906")
 TWO_CARDS = parse_targets("gfx906,gfx1200")  # nothing here has code for the second one

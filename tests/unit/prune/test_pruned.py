@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from buildtool.builder import context
-from buildtool.builder.catalog import load
-from buildtool.builder.choices import chosen_targets
-from buildtool.builder.lockfile import Lock, spec_sha256
-from buildtool.builder.plan import ImagePlan, labels, unresolved
-from buildtool.builder.rootfs import recipe_sha256
-from buildtool.builder.wheels import WheelCache
-from buildtool.builder.workplace import Workplace
-from buildtool.cli import main
+from buildtool.build import pipeline
+from buildtool.build.catalog import chosen_targets, load
+from buildtool.build.lockfile import Lock, spec_sha256
+from buildtool.build.plan import ImagePlan, labels, unresolved
+from buildtool.build.rootfs import recipe_sha256
+from buildtool.build.wheels import WheelCache
+from buildtool.build.workplace import Workplace
+from buildtool.cli.program import main
+from buildtool.core.errors import ConfigError, EngineUnavailable, Exit
+from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
 from buildtool.engine.host import amd_targets
-from buildtool.errors import ConfigError, EngineUnavailable, Exit
-from buildtool.gpucode.errors import TargetMissing
+from buildtool.gpucode.source import TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
-from buildtool.model import Bootstrap, PinnedBase, Resolved, TorchBuild
 from buildtool.prune import inputs as pruned
 from buildtool.prune.inputs import Inspections, PruneCache, PrunedInput, PrunedInputs
 
@@ -159,7 +158,7 @@ def test_the_context_gets_the_pruned_input_and_the_manifest(
     wheels = WheelCache(tmp_path / "wheels", lambda _line: None)
     inputs = PrunedInputs(GFX906, {"aa": found})
     staged = tmp_path / "c/rocm"
-    context.stage(staged, resolved, wheels, (), rootfs=rootfs, epoch=7, pruned=inputs)
+    pipeline.stage_context(staged, resolved, wheels, (), rootfs=rootfs, epoch=7, pruned=inputs)
     assert (staged / "rootfs.tar").samefile(found.path)
     manifest = staged / "payload/opt/weir/weir-prune.json"
     assert manifest.read_text() == inputs.manifest()
@@ -304,7 +303,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
     monkeypatch.setenv("WEIR_LOCK", str(tmp_path / "lock.json"))
     monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1036",))
-    monkeypatch.setattr("buildtool.commands.plan.Engine", refused_engine)
+    monkeypatch.setattr("buildtool.cli.plan.Engine", refused_engine)
     return Workplace(tmp_path, tmp_path / "lock.json", lambda _line: None)
 
 
@@ -319,10 +318,10 @@ def test_a_plan_is_for_the_engines_own_image_store(
     for containerd in (True, False):
         info = SimpleNamespace(containerd_store=containerd)
         engine = SimpleNamespace(info=lambda info=info: info)
-        monkeypatch.setattr("buildtool.commands.plan.Engine", lambda timeout_s, engine=engine: engine)
+        monkeypatch.setattr("buildtool.cli.plan.Engine", lambda timeout_s, engine=engine: engine)
         assert main(["plan", "cpu"]) == Exit.OK
         assert ("output" in json.loads(capsys.readouterr().out)["target"]["cpu"]) is containerd
-    monkeypatch.setattr("buildtool.commands.plan.Engine", refused_engine)
+    monkeypatch.setattr("buildtool.cli.plan.Engine", refused_engine)
     assert main(["plan", "cpu"]) == Exit.OK
     told = capsys.readouterr()
     assert "output" in json.loads(told.out)["target"]["cpu"]

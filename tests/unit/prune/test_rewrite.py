@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 from gpucode.maker import Spec, bundles, code, make_library
 
-from buildtool.errors import EnvironmentMissing
-from buildtool.gpucode.errors import PruneRefused, TargetMissing, VerifyFailed
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.source import Source
+from buildtool.core.errors import EnvironmentMissing
+from buildtool.gpucode.scan import scan_file
+from buildtool.gpucode.source import PruneRefused, Source, TargetMissing, VerifyFailed
 from buildtool.gpucode.target import parse_targets
-from buildtool.prune import rewrite
-from buildtool.prune.rewrite import prune_file
-from buildtool.prune.trees import prune_tree
+from buildtool.prune import trees
+from buildtool.prune.trees import prune_file, prune_tree
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
 GFX906 = parse_targets("gfx906")
@@ -84,7 +82,7 @@ def test_failed_check_leaves_the_original(library: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> int:
         raise VerifyFailed("a byte is wrong")
 
-    monkeypatch.setattr(rewrite, "verify_prune", fail)
+    monkeypatch.setattr(trees, "verify_prune", fail)
     with pytest.raises(VerifyFailed):
         prune_file(library, GFX906)
     assert library.read_bytes() == LIBRARY

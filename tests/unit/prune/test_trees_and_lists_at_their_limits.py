@@ -16,18 +16,15 @@ from gpucode.cutting import cuda, pruned
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from test_archive import LIBRARY, Part, make, targets_of
 
-from buildtool.errors import DataError
-from buildtool.gpucode.formats.elf import read_elf
-from buildtool.gpucode.formats.scan import scan_file
-from buildtool.gpucode.links import Links
+from buildtool.core.errors import DataError
+from buildtool.gpucode.elf import Links, read_elf
+from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import manifest
 from buildtool.prune.archives import prune_tar, prune_wheel
-from buildtool.prune.changes import Deleted, Pruned, TreeResult
-from buildtool.prune.manifest import journal
-from buildtool.prune.rewrite import prune_file
-from buildtool.prune.trees import prune_tree
+from buildtool.prune.manifest import Deleted, Pruned, TreeResult, journal
+from buildtool.prune.trees import prune_file, prune_tree
 
 GFX906 = parse_targets("gfx906")
 GONE = Deleted("K_gfx803.co", 7, ("gfx803",))

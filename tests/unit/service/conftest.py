@@ -10,7 +10,7 @@ from logged import Logged
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "images"))
 
-from service.model.classifier import ModelInfo
+from service.inference.classifier import ModelInfo
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 from unittest.mock import Mock
 
 import uvicorn
-from service.web.acceptor import Acceptor
+from service.api.connection import Acceptor
 
 
 def test_no_connection_is_left_open_when_the_server_has_ended() -> None:

@@ -13,18 +13,18 @@ from typing import Any
 import anyio
 import pytest
 from logged import Logged
-from service.batching import pulse
+from service.api.admission import Admission
+from service.api.app import create_app
+from service.api.observed import WHEN_GONE
+from service.api.service import Service
+from service.api.tracing import begin
+from service.batching import health
 from service.errors import DeviceFault, ModelUnreadable, RequestError, ServiceError
 from service.health import is_ready
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.log import JsonLines
-from service.model.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
 from service.models import Models, folder_of, names_in
 from service.settings import Limits
-from service.web.admission import Admission
-from service.web.app import create_app
-from service.web.observed import WHEN_GONE
-from service.web.service import Service
-from service.web.tracing import begin
 from starlette.testclient import TestClient
 
 LIMITS = Limits(max_texts=3, max_body_bytes=1024, max_in_flight=2)
@@ -438,7 +438,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_a_fault_of_the_device_makes_it_unready_until_a_canary_passes(
     fake: Fake, client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, *[0.05] * 2000))  # it may be asked slowly, and isn't lost
+    monkeypatch.setattr(health, "_PAUSES_S", (0.0, *[0.05] * 2000))  # it may be asked slowly, and isn't lost
     fake.failure = DeviceFault("HIP error: unspecified launch failure")
     refused = client.post("/predict", json={"texts": ["a"]})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
@@ -453,7 +453,7 @@ def test_a_fault_of_the_device_makes_it_unready_until_a_canary_passes(
 def test_a_device_that_does_not_recover_makes_it_dead(
     fake: Fake, client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "_PAUSES_S", (0.0, 0.01))
+    monkeypatch.setattr(health, "_PAUSES_S", (0.0, 0.01))
     fake.failure = DeviceFault("HIP error")
     client.post("/predict", json={"texts": ["a"]})
     wait_for(lambda: not service.live)

@@ -1,6 +1,6 @@
 """Which shapes are captured: each batch takes the smallest that holds it, and no shape is there in vain."""
 
-from service.model.buckets import MAX_TOKENS, ROWS, TOKENS, Bucket, bucket_of, buckets, smaller
+from service.inference.buckets import MAX_TOKENS, ROWS, TOKENS, Bucket, bucket_of, buckets, smaller
 
 
 def test_a_batch_takes_the_smallest_shape_that_holds_it() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from service.errors import DeviceMissing
-from service.model import cards
-from service.model.cards import card_targets, check_cards, held_targets, refuse_foreign
+from service.inference import cards
+from service.inference.cards import card_targets, check_cards, held_targets, refuse_foreign
 
 NODE = "cpu_cores_count 0\nsimd_count 240\ngfx_target_version {}\nvendor_id 4098\n"
 

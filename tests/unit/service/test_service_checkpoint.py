@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from service.errors import Exit, ModelUnreadable
-from service.model.architecture import BertShape, parameter_count, parameter_shapes
-from service.model.checkpoint import IGNORED, Stored, check, is_present, opened, read_shape, stored_in
+from service.inference.architecture import BertShape, parameter_count, parameter_shapes
+from service.inference.checkpoint import IGNORED, Stored, check, is_present, opened, read_shape, stored_in
 
 CONFIG: dict[str, Any] = {
     "model_type": "bert",
@@ -262,7 +262,7 @@ def test_a_pipe_that_comes_between_a_look_and_the_open_is_not_waited_for(
 def test_a_config_or_a_header_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.model.checkpoint.MOST_TEXT_BYTES", 1000)
+    monkeypatch.setattr("service.inference.checkpoint.MOST_TEXT_BYTES", 1000)
     (tmp_path / "config.json").write_text(" " * 1001)
     with pytest.raises(ModelUnreadable, match="it has more than 1,000 bytes"):
         read_shape(tmp_path / "config.json")

@@ -2,7 +2,7 @@
 
 import pytest
 from service.errors import DeviceMissing, Exit, SettingsError
-from service.model.device import Gpu, TorchBuild, choose
+from service.inference.device import Gpu, TorchBuild, choose
 
 CPU = TorchBuild("2.13.0+cpu")
 CUDA = TorchBuild("2.13.0+cu130", cuda="13.0", gpus=(Gpu("H200"), Gpu("H200")))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import uvicorn
+from service.api.connection import Connection
+from service.api.connection_limit import Door, places
 from service.errors import SettingsError
 from service.settings import build_settings
-from service.web.connection import Connection
-from service.web.door import Door, places
 from test_service_settings import SOURCE
 from uvicorn.server import ServerState
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from service.api import infer as binary
+from service.api.embeddings import parse_embeddings, render_embeddings
+from service.api.infer import joined, parse_infer, render_infer
+from service.api.predict import parse_predict
+from service.api.requests import Answer, Ask, timeout_of
 from service.errors import RequestError
-from service.model.classifier import Encoded, ModelInfo
-from service.protocols import binary
-from service.protocols.asks import Answer, Ask, timeout_of
-from service.protocols.embeddings import parse_embeddings, render_embeddings
-from service.protocols.infer import parse_infer
-from service.protocols.inferanswers import joined, render_infer
-from service.protocols.predict import parse_predict
+from service.inference.classifier import Encoded, ModelInfo
 from service.settings import Limits
 
 LIMITS = Limits(max_texts=3, max_text_chars=20)

@@ -57,13 +57,12 @@ PURE = {
 ACTING = {"anyio", "asyncio", "logging", "os", "pathlib", "random", "socket", "threading", "time"}
 # the torch side, which only `server` reaches, and only when it loads
 TORCH_SIDE = {
-    "service.model.allowance",
-    "service.model.bert",
-    "service.model.captured",
-    "service.model.compiled",
-    "service.model.inference",
-    "service.model.mounted",
-    "service.model.placed",
+    "service.inference.placement",
+    "service.inference.bert",
+    "service.inference.captured",
+    "service.inference.compiled",
+    "service.inference.inference",
+    "service.inference.mounted",
 }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from service import server
+from service.batching.worker import in_own_thread
 from service.errors import ModelUnreadable
-from service.own_thread import in_own_thread
 from service.settings import Limits, Settings
 
 SETTINGS = Settings("t", "cpu", Path("/models"), "random", "127.0.0.1", 1, Limits())

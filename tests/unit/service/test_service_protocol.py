@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from service.api.infer import parse_infer, render_infer, render_model
+from service.api.predict import parse_predict, render_predict
+from service.api.requests import Answer, Ask, read_json
 from service.errors import RequestError
-from service.model.classifier import Encoded, ModelInfo
-from service.protocols.asks import Answer, Ask, read_json
-from service.protocols.infer import parse_infer
-from service.protocols.inferanswers import render_infer, render_model
-from service.protocols.predict import parse_predict, render_predict
+from service.inference.classifier import Encoded, ModelInfo
 from service.settings import Limits
 
 LIMITS = Limits(max_texts=3, max_text_chars=20)

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from service.batching.pulse import Pulse
+from service.batching.health import Pulse
 
 
 def test_an_idle_device_is_checked_now_and_then() -> None:

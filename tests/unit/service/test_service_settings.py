@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from service import server
 from service import settings as subject
-from service.cli import main
+from service.cli import main, read_profile
 from service.errors import ModelUnreadable, ServiceError, SettingsError
 from service.listen import parse_listen
 from service.models import names_in
-from service.profile import read_profile
 from service.settings import Hub, Limits, Placement, build_settings, profile_path, quota_cpus
 
 SOURCE = Path("profiles/application-x.yaml")
@@ -79,7 +78,7 @@ def test_grpc_listens_where_the_environment_says_so() -> None:
 
 def test_an_image_without_grpc_says_which_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
-    monkeypatch.delitem(sys.modules, "service.rpc.endpoint", raising=False)
+    monkeypatch.delitem(sys.modules, "service.api.grpc_endpoint", raising=False)
     wanted = build_settings({"WEIR_GRPC_LISTEN": "127.0.0.1:1"}, {"device": "cpu"}, SOURCE)
     with pytest.raises(ServiceError, match="WEIR_GRPC_LISTEN is set, but grpc isn't installed") as caught:
         asyncio.run(server._start_grpc(server.make_service(wanted), wanted))

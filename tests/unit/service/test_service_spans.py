@@ -11,13 +11,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import server
+from service.api.app import create_app
+from service.api.service import Service
+from service.api.spans import Spans
 from service.errors import ServiceError, SettingsError
-from service.model.classifier import ModelInfo
+from service.inference.classifier import ModelInfo
+from service.log import Sparing
 from service.settings import Limits, build_settings
-from service.sparing import Sparing
-from service.web.app import create_app
-from service.web.service import Service
-from service.web.spans import Spans
 from starlette.testclient import TestClient
 from test_service_app import Fake
 
@@ -113,7 +113,7 @@ def test_spans_are_off_unless_an_endpoint_is_named(env: dict[str, str], wanted: 
 
 def test_an_image_without_opentelemetry_says_which_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "service.web.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "service.api.spans", raising=False)
     with pytest.raises(ServiceError, match="opentelemetry isn't installed here") as caught:
         server._add_spans(Service(Limits()))
     assert "cpu-extras" in caught.value.hint

@@ -5,7 +5,7 @@ import logging
 import pytest
 from logged import Logged
 from service.cli import main
-from service.sparing import MOST, PERIOD_S, Sparing
+from service.log import MOST, PERIOD_S, Sparing
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.errors import ModelUnreadable
-from service.model.tokenizer import STAND_IN, Library, Tokenizer, load_tokenizer, stand_in
+from service.inference.tokenizer import STAND_IN, Library, Tokenizer, load_tokenizer, stand_in
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("profit", "##s", "rose", "un", "##aff", "##able", ",", "!", "naive", "中", "国", "a", "##a", "##b")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from image_maker import chunks, file, hardlink, tar
 
-from buildtool.audit.count.copies import (
+from buildtool.audit.counts import (
     BROKEN_LINK,
     CHOWN,
     LATER_RUN,
@@ -20,11 +20,11 @@ from buildtool.audit.count.copies import (
     cause_of_rewriting,
     find_copies,
 )
-from buildtool.audit.read.contents import Attestations, ImageContents, Layer
-from buildtool.audit.read.documents import ImageConfig, Platform
-from buildtool.audit.read.layer import HASHED_BYTES, LayerIndex, index_layer
-from buildtool.audit.read.merge import Merged, merge
-from buildtool.audit.tar.tarwalk import TarReader
+from buildtool.image.archive import Attestations, ImageContents, Layer
+from buildtool.image.documents import ImageConfig, Platform
+from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer
+from buildtool.image.merge import Merged, merge
+from buildtool.image.tar import TarReader
 
 COPY, RUN, CHOWNING = Maker.of("COPY a /a"), Maker.of("RUN cp a b"), Maker.of("RUN chown app /a")
 KIB = 1024

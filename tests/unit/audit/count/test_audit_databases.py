@@ -7,7 +7,7 @@ from contents_maker import A, L, debs, facts
 from image_maker import file, tar
 from report_maker import audited
 
-from buildtool.audit.count.databases import (
+from buildtool.audit.packages import (
     LINE_BYTES,
     DebPackage,
     conda_package,
@@ -271,7 +271,7 @@ def test_bytecode_that_a_list_names_stays_with_its_own_package() -> None:
 
 
 def test_packages_beyond_the_bound_are_counted_and_own_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.audit.count.packages._MOST_PACKAGES", 3)
+    monkeypatch.setattr("buildtool.audit.packages._MOST_PACKAGES", 3)
     lists = debs(**{f"p{n}": (f"f{n}",) for n in range(5)})
     found = facts(L({**lists, **{f"f{n}": 10 for n in range(5)}}))
     assert [(row.name, row.unpacked_bytes) for row in found.packages] == [(f"p{n}", 10) for n in range(3)]

@@ -5,21 +5,15 @@ from collections import Counter
 import pytest
 from image_maker import chunks, file, tar
 
-from buildtool.audit.count.base import Base, find_base
-from buildtool.audit.count.claims import (
-    ClaimCounter,
-    is_foreign,
-    is_tool_directory,
-    parse_targets,
-    saved_bytes,
-)
-from buildtool.audit.count.largest import largest_directories, largest_files
-from buildtool.audit.judge.budget import Judgement, Verdict, judge
-from buildtool.audit.read.documents import ImageConfig, Platform, Step
-from buildtool.audit.read.layer import LayerIndex, index_layer
-from buildtool.audit.read.merge import merge
-from buildtool.audit.tar.tarwalk import TarReader
-from buildtool.model import Budget
+from buildtool.audit.budget import Judgement, Verdict, judge
+from buildtool.audit.counts import Base, find_base
+from buildtool.audit.kinds import ClaimCounter, is_foreign, is_tool_directory, parse_targets, saved_bytes
+from buildtool.audit.treemap import largest_directories, largest_files
+from buildtool.core.model import Budget
+from buildtool.image.documents import ImageConfig, Platform, Step
+from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.merge import merge
+from buildtool.image.tar import TarReader
 
 
 @pytest.mark.parametrize(

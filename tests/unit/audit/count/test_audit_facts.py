@@ -6,14 +6,11 @@ import pytest
 from contents_maker import A, L, contents, debs, facts
 from report_maker import HOSTILE
 
-from buildtool.audit.count.claims import FOREIGN_CODE
-from buildtool.audit.count.counts import Facts, Tally, gather
-from buildtool.audit.count.exposure import SecretPlace
-from buildtool.audit.count.kinds import Kind
-from buildtool.audit.count.largest import FileRow
-from buildtool.audit.count.packages import PackageRow
-from buildtool.audit.count.spot import PackageName, Pattern, Spot
-from buildtool.audit.read.documents import Step
+from buildtool.audit.counts import Facts, SecretPlace, Tally, gather
+from buildtool.audit.kinds import FOREIGN_CODE, Kind, PackageName, Pattern, Spot
+from buildtool.audit.packages import PackageRow
+from buildtool.audit.treemap import FileRow
+from buildtool.image.documents import Step
 
 SITE = "usr/lib/python3/dist-packages"
 

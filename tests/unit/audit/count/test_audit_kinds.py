@@ -4,11 +4,19 @@ import pytest
 from image_maker import file, tar
 from report_maker import audited
 
-from buildtool.audit.count.claims import OF_KIND, is_build_tool
-from buildtool.audit.count.kinds import Classifier, Kind, Place
-from buildtool.audit.count.packages import Manager, Package
-from buildtool.audit.count.rocmtree import Component, component_of
-from buildtool.audit.count.spot import PackageName, Pattern, Spot, naming, shown
+from buildtool.audit.kinds import (
+    OF_KIND,
+    Classifier,
+    Kind,
+    PackageName,
+    Pattern,
+    Place,
+    Spot,
+    is_build_tool,
+    naming,
+    shown,
+)
+from buildtool.audit.packages import Component, Manager, Package, component_of
 
 
 def place(path: str) -> Place:
@@ -149,7 +157,7 @@ def test_gpu_code_is_known_by_name_or_directory_and_comes_before_what_the_direct
 
 def test_a_directory_is_looked_at_once_however_many_files_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[bytes] = []
-    monkeypatch.setattr("buildtool.audit.count.kinds._of_directory", looked.append)
+    monkeypatch.setattr("buildtool.audit.kinds._of_directory", looked.append)
     classifier = Classifier()
     for directory in (b"a", b"b", b"a", b"b", b"a"):
         classifier.place(directory, b"x")

@@ -6,8 +6,8 @@ from image_maker import Image, file, folder, hardlink, tar
 from report_maker import FakeEngine
 
 from buildtool.audit.audit import audit_image
-from buildtool.audit.count.rocmtree import component_of
-from buildtool.audit.report.schema import AuditReport
+from buildtool.audit.packages import component_of
+from buildtool.audit.report import AuditReport
 
 NOP = "/bin/sh -c #(nop) "
 
@@ -128,7 +128,7 @@ def test_rocms_tree_is_owned_by_component_where_no_deb_owns_it() -> None:
 
 
 def test_components_are_bounded_however_many_a_path_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.audit.count.packages._MOST_COMPONENTS", 3)
+    monkeypatch.setattr("buildtool.audit.packages._MOST_COMPONENTS", 3)
     report = audited(tar(*(file(f"opt/rocm/lib/p{n}/x", b"x") for n in range(9))))
     assert packages(report) == {
         ("rocm tree", name): n for name, n in (("p0", 1), ("p1", 1), ("p2", 1), ("rocm", 6))

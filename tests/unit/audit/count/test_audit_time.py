@@ -11,8 +11,8 @@ from time import perf_counter, thread_time
 import pytest
 from long_texts import READERS, Reader, pairs, runs, screening
 
-from buildtool.audit.count.databases import LINE_BYTES, DebPackage, conda_package, deb_packages, lines
-from buildtool.audit.read.layer import LayerIndex
+from buildtool.audit.packages import LINE_BYTES, DebPackage, conda_package, deb_packages, lines
+from buildtool.image.layer import LayerIndex
 
 pytestmark = pytest.mark.thorough
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from image_maker import file, tar
 from report_maker import BASE, HOSTILE, SERVICE, a_row, audited
 
-from buildtool.audit.count import treemap
-from buildtool.audit.count.kinds import Kind
-from buildtool.audit.count.treemap import NO_TREE, Tree, TreeCounter, TreeRow, _Nearest
+from buildtool.audit import treemap
+from buildtool.audit.kinds import Kind
+from buildtool.audit.treemap import NO_TREE, Tree, TreeCounter, TreeRow, _Nearest
 
 NAMES = st.sampled_from([b"a", b"b", b"c"])
 FILES = st.lists(

@@ -9,10 +9,10 @@ import pytest
 from image_maker import file, tar
 from report_maker import audited
 
-from buildtool.audit.inspect.debuginfo import DebugCounter
-from buildtool.audit.read.layer import LayerIndex, index_layer
-from buildtool.audit.tar.tarwalk import TarReader
-from buildtool.gpucode.errors import BadElf
+from buildtool.gpucode.source import BadElf
+from buildtool.image.debug_info import DebugCounter
+from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.tar import TarReader
 
 GNU = (".text", ".comment", ".debug_info", ".debug_str", ".symtab", ".strtab", ".shstrtab")
 LLD = (".text", ".debug_info", ".debug_str", ".comment", ".symtab", ".shstrtab", ".strtab")

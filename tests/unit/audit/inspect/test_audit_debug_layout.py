@@ -6,8 +6,8 @@ import image_maker as make
 import pytest
 from test_audit_debug import BYTES, GNU, LLD, STRIPPED, program
 
-from buildtool.audit.inspect.debuginfo import DebugCounter
-from buildtool.gpucode.errors import BadElf
+from buildtool.gpucode.source import BadElf
+from buildtool.image.debug_info import DebugCounter
 
 LOAD, NOTE = 1, 4
 WORD = b".shstrtab"

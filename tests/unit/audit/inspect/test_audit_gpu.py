@@ -6,10 +6,10 @@ import image_maker as make
 import pytest
 from image_maker import file, tar
 
-from buildtool.audit.inspect.gpucode import GpuCodeCounter
-from buildtool.audit.read.layer import LayerIndex, index_layer
-from buildtool.audit.tar.tarwalk import TarReader
-from buildtool.gpucode.errors import GpuCodeError
+from buildtool.gpucode.source import GpuCodeError
+from buildtool.image.gpu_code import GpuCodeCounter
+from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.tar import TarReader
 
 PAGE = 4096
 KERNELS = {"gfx90a:xnack-": 50_000, "gfx1100": 20_000}
@@ -80,7 +80,7 @@ def test_a_bundle_that_lies_about_itself_is_reported_and_the_file_still_counts()
 
 
 def test_a_library_that_would_fill_the_disk_is_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.audit.inspect.gpucode._LARGEST_BYTES", 100_000)
+    monkeypatch.setattr("buildtool.image.gpu_code._LARGEST_BYTES", 100_000)
     found = index(file("lib/x.so", library(b"CCOB" + b"c" * 200_000)))
     assert "more than 100,000 bytes" in found.unread[0]
 

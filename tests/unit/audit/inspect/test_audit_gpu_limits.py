@@ -9,9 +9,9 @@ import pytest
 from test_audit_gpu import KERNELS, PAGE, bundle, library
 from test_audit_probes_of_content import changed, code_in, fatbin
 
-from buildtool.audit.inspect import gpucode
-from buildtool.audit.inspect.gpucode import GpuCodeCounter
-from buildtool.gpucode.errors import GpuCodeError
+from buildtool.gpucode.source import GpuCodeError
+from buildtool.image import gpu_code
+from buildtool.image.gpu_code import GpuCodeCounter
 
 HEAD = 16 * PAGE  # of a file, kept until it is known whether the rest is needed
 
@@ -38,7 +38,7 @@ def test_all_of_a_file_from_a_compressed_bundle_on_is_copied(
     content = library(magic + b"c" * 300_000, start=pages * PAGE)
     copied = HEAD + len(content) - pages * PAGE
     for limit, fits in ((copied, True), (copied - 1, False)):
-        monkeypatch.setattr(gpucode, "_LARGEST_BYTES", limit)
+        monkeypatch.setattr(gpu_code, "_LARGEST_BYTES", limit)
         for pieces in ([content], [content[:HEAD], content[HEAD:]]):
             with fed(content, pieces) as probe, pytest.raises(GpuCodeError) as told:
                 probe.stored_bytes_by_processor()
@@ -48,11 +48,11 @@ def test_all_of_a_file_from_a_compressed_bundle_on_is_copied(
 
 
 def test_a_copy_takes_at_most_4_gib_and_names_are_looked_for_in_16_mib() -> None:
-    assert (gpucode._LARGEST_BYTES, gpucode._NAMES_BYTES) == (4 << 30, 16 << 20)
+    assert (gpu_code._LARGEST_BYTES, gpu_code._NAMES_BYTES) == (4 << 30, 16 << 20)
 
 
 def test_little_of_a_library_is_copied_for_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpucode, "_NAMES_BYTES", PAGE)
+    monkeypatch.setattr(gpu_code, "_NAMES_BYTES", PAGE)
     content = library(bundle({"gfx90a": 1_000_000}), start=40 * PAGE)
     headers_at = int.from_bytes(content[40:48], "little")
     with fed(content, make.chunks(content, 1 << 16)) as probe:
@@ -61,7 +61,7 @@ def test_little_of_a_library_is_copied_for_a_bundle(monkeypatch: pytest.MonkeyPa
 
 
 def test_from_a_compressed_bundle_on_a_file_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpucode, "_NAMES_BYTES", PAGE)
+    monkeypatch.setattr(gpu_code, "_NAMES_BYTES", PAGE)
     content = bytearray(library(bundle({"gfx90a": 1_000_000}), start=40 * PAGE))
     for page in (100, 200):
         content[page * PAGE : page * PAGE + 4] = b"CCOB"
@@ -79,7 +79,7 @@ def test_names_as_far_before_the_headers_as_linkers_put_them_are_read(
     names_at = content.index(b".hip_fatbin") - 1
     headers_at = int.from_bytes(content[40:48], "little")
     for room, found in ((headers_at - names_at, True), (headers_at - names_at - 8, False)):
-        monkeypatch.setattr(gpucode, "_NAMES_BYTES", room)
+        monkeypatch.setattr(gpu_code, "_NAMES_BYTES", room)
         with fed(content, make.chunks(content, 1 << 16)) as probe:
             if found:
                 assert probe.stored_bytes_by_processor() == {"gfx90a": 50_000, "gfx1100": 20_000}

@@ -9,10 +9,10 @@ import pytest
 from test_audit_debug import BYTES, GNU, STRIPPED, program
 from test_audit_gpu import KERNELS, PAGE, bundle, library
 
-from buildtool.audit.count.claims import FOREIGN_CODE, ClaimCounter, is_foreign, parse_targets, saved_bytes
-from buildtool.audit.inspect.debuginfo import DebugCounter
-from buildtool.audit.inspect.gpucode import GpuCodeCounter
-from buildtool.gpucode.errors import BadElf, GpuCodeError
+from buildtool.audit.kinds import FOREIGN_CODE, ClaimCounter, is_foreign, parse_targets, saved_bytes
+from buildtool.gpucode.source import BadElf, GpuCodeError
+from buildtool.image.debug_info import DebugCounter
+from buildtool.image.gpu_code import GpuCodeCounter
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 

@@ -3,12 +3,14 @@
 import pytest
 from planted import made_up, private_key
 
-from buildtool.audit.inspect.searched import Care, care_for, reads_file
-from buildtool.audit.inspect.secrets import (
+from buildtool.image.secrets import (
     SCANNED_BYTES,
+    Care,
+    care_for,
     kinds_in_document,
     kinds_in_file,
     kinds_in_text,
+    reads_file,
     redacted,
 )
 

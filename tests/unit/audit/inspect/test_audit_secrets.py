@@ -7,10 +7,10 @@ from image_maker import Image, archive, chunks, containerd_nested, file, tar
 from planted import FORMS, PASSWORD, Planted, made_up, planted
 
 from buildtool.audit.audit import audit_image
-from buildtool.audit.inspect.secrets import kinds_in_file, kinds_in_text, redacted, values_in_file
-from buildtool.audit.report.html import render_html
-from buildtool.audit.report.render import render_markdown, render_table
-from buildtool.audit.report.schema import AuditReport, to_json
+from buildtool.audit.html import render_html
+from buildtool.audit.report import AuditReport, to_json
+from buildtool.audit.text import render_markdown, render_table
+from buildtool.image.secrets import kinds_in_file, kinds_in_text, redacted, values_in_file
 
 
 class FakeEngine:

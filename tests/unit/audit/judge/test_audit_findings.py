@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 from contents_maker import A, L, debs, facts
 
-from buildtool.audit.count.copies import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Duplicate
-from buildtool.audit.count.counts import Facts, Tally
-from buildtool.audit.count.exposure import SecretPlace
-from buildtool.audit.count.kinds import Kind
-from buildtool.audit.count.spot import PackageName, Pattern, Spot
-from buildtool.audit.judge.finding import Finding, Severity, merged_places, shown_paths
-from buildtool.audit.judge.findings import find_waste, predict
+from buildtool.audit.counts import (
+    LATER_RUN,
+    ONE_LAYER,
+    ROCM_TWICE,
+    TWO_COPIES,
+    Duplicate,
+    Facts,
+    SecretPlace,
+    Tally,
+)
+from buildtool.audit.findings import Finding, Severity, find_waste, merged_places, predict, shown_paths
+from buildtool.audit.kinds import Kind, PackageName, Pattern, Spot
 
 MIB = 1_048_576
 NOTHING = facts(L({"x": 5}))

@@ -7,12 +7,18 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.audit.read.archive import DirectoryArchive, StreamArchive
-from buildtool.audit.read.contents import ImageContents, Layer
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.tar.faults import MalformedDocument, MalformedStream, Mismatch, MissingContent, Truncated
-from buildtool.audit.tar.limits import LIMITS, Limits
+from buildtool.image.archive import DirectoryArchive, ImageContents, Layer, StreamArchive
+from buildtool.image.documents import Platform
+from buildtool.image.faults import (
+    LIMITS,
+    Limits,
+    MalformedDocument,
+    MalformedStream,
+    Mismatch,
+    MissingContent,
+    Truncated,
+)
+from buildtool.image.image import read_image
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [tar(folder("etc"), file("etc/one", b"1" * 900)), tar(file("two", b"2" * 70))]

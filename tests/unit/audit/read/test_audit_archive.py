@@ -8,13 +8,13 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.audit.read.archive import StreamArchive, open_archive
-from buildtool.audit.read.contents import ImageContents
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.tar.faults import (
+from buildtool.core.errors import ToolError
+from buildtool.image.archive import ImageContents, StreamArchive, open_archive
+from buildtool.image.documents import Platform
+from buildtool.image.faults import (
     ImageFault,
     LimitExceeded,
+    Limits,
     MalformedDocument,
     MalformedStream,
     MalformedTar,
@@ -23,8 +23,7 @@ from buildtool.audit.tar.faults import (
     NoSuchImage,
     Truncated,
 )
-from buildtool.audit.tar.limits import Limits
-from buildtool.errors import ToolError
+from buildtool.image.image import read_image
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [

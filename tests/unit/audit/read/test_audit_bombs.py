@@ -8,19 +8,18 @@ import image_maker as make
 import pytest
 from image_maker import file, pax, symlink, tar
 
-from buildtool.audit.count.kinds import Kind
-from buildtool.audit.count.treemap import TreeCounter
-from buildtool.audit.read import merge as merging
-from buildtool.audit.read.archive import StreamArchive, open_archive
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.read.layer import LayerIndex, index_layer
-from buildtool.audit.read.merge import Finder, merge
-from buildtool.audit.tar.faults import LimitExceeded
-from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.audit.tar.tarwalk import TarReader
-from buildtool.audit.tar.unpack import Allowance, Form, decompressed
-from buildtool.commands import audit as command
+from buildtool.audit.kinds import Kind
+from buildtool.audit.treemap import TreeCounter
+from buildtool.cli.program import audit as command
+from buildtool.image import merge as merging
+from buildtool.image.archive import StreamArchive, open_archive
+from buildtool.image.documents import Platform
+from buildtool.image.faults import LIMITS, LimitExceeded, Limits
+from buildtool.image.image import read_image
+from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.merge import Finder, merge
+from buildtool.image.tar import TarReader
+from buildtool.image.unpack import Allowance, Form, decompressed
 
 pytestmark = pytest.mark.thorough
 

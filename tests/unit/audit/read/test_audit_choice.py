@@ -9,34 +9,27 @@ import pytest
 from image_maker import Image, Members, file, tar
 from odd_configs import ODD, odd_archive
 
-from buildtool.audit.read.archive import StreamArchive, open_archive
-from buildtool.audit.read.blob import Blob
-from buildtool.audit.read.choice import (
+from buildtool.cli.program import main
+from buildtool.core.errors import Exit
+from buildtool.core.json_text import load_as_engines_do
+from buildtool.image.archive import Blob, ImageContents, Layer, StreamArchive, open_archive
+from buildtool.image.documents import ImageConfig, parse_config, parse_index_or_manifest
+from buildtool.image.faults import LimitExceeded, MalformedDocument, MalformedStream, Mismatch, NoSuchImage
+from buildtool.image.image import (
     Called,
     Wanted,
     check_readable,
     choose,
     document,
+    host_platform,
     indexed,
+    read_image,
     same_name,
     shown_name,
 )
-from buildtool.audit.read.contents import ImageContents, Layer
-from buildtool.audit.read.documents import ImageConfig, parse_config, parse_index_or_manifest
-from buildtool.audit.read.image import host_platform, read_image
-from buildtool.audit.read.layer import LayerIndex
-from buildtool.audit.tar.faults import (
-    LimitExceeded,
-    MalformedDocument,
-    MalformedStream,
-    Mismatch,
-    NoSuchImage,
-)
-from buildtool.audit.tar.unpack import Form
-from buildtool.cli import main
-from buildtool.errors import Exit
-from buildtool.jsontext import load_as_engines_do
-from probes.shared.codec import load
+from buildtool.image.layer import LayerIndex
+from buildtool.image.unpack import Form
+from probes.core.codec import load
 
 HERE = host_platform().architecture
 LAYERS = [tar(file("one", b"1" * 900)), tar(file("two", b"2" * 70))]

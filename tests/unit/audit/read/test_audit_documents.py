@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from buildtool.audit.read.documents import (
+from buildtool.image.documents import (
     Descriptor,
     ImageConfig,
     Index,
@@ -19,8 +19,7 @@ from buildtool.audit.read.documents import (
     parse_json,
     parse_saved,
 )
-from buildtool.audit.tar.faults import LimitExceeded, MalformedDocument
-from buildtool.audit.tar.limits import LIMITS
+from buildtool.image.faults import LIMITS, LimitExceeded, MalformedDocument
 
 ONE, TWO, THREE = (f"sha256:{digit * 64}" for digit in "1a3")
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

@@ -7,16 +7,15 @@ import image_maker as make
 import pytest
 from hostile import corpus
 
-from buildtool.audit.count.counts import gather
-from buildtool.audit.read.archive import StreamArchive, open_archive
-from buildtool.audit.read.contents import ImageContents
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.report.render import render_markdown, render_table
-from buildtool.audit.report.schema import make_report, to_json
-from buildtool.audit.tar.limits import Limits
-from buildtool.errors import ToolError
-from buildtool.model import Budget
+from buildtool.audit.counts import gather
+from buildtool.audit.report import make_report, to_json
+from buildtool.audit.text import render_markdown, render_table
+from buildtool.core.errors import ToolError
+from buildtool.core.model import Budget
+from buildtool.image.archive import ImageContents, StreamArchive, open_archive
+from buildtool.image.documents import Platform
+from buildtool.image.faults import Limits
+from buildtool.image.image import read_image
 
 pytestmark = pytest.mark.thorough
 

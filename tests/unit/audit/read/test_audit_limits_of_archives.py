@@ -10,31 +10,33 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, hardlink, header, symlink, tar
 
-from buildtool.audit.read import blob as reading
-from buildtool.audit.read.archive import (
+from buildtool.core.errors import DataError
+from buildtool.image import archive as reading
+from buildtool.image.archive import (
+    CHUNK,
     Archive,
+    Blob,
+    Bounds,
     DirectoryArchive,
     FileArchive,
     StreamArchive,
     member_path,
     open_archive,
+    read_blob,
 )
-from buildtool.audit.read.blob import Blob, Bounds, read_blob
-from buildtool.audit.read.image import read_image
-from buildtool.audit.read.openfile import CHUNK
-from buildtool.audit.tar.ahead import Ahead
-from buildtool.audit.tar.faults import (
+from buildtool.image.faults import (
+    LIMITS,
     ImageFault,
     LimitExceeded,
+    Limits,
     MalformedDocument,
     MalformedStream,
     MalformedTar,
     NoSuchImage,
     Truncated,
 )
-from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.audit.tar.unpack import Form
-from buildtool.errors import DataError
+from buildtool.image.image import read_image
+from buildtool.image.unpack import Ahead, Form
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 LAYER = tar(file("f", b"x"))

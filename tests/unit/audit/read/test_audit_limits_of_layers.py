@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 from image_maker import chunks, file, folder, hardlink, header, padded, pax, symlink, tar
 
-from buildtool.audit.inspect.secrets import SCANNED_BYTES
-from buildtool.audit.read.layer import HASHED_BYTES, LayerIndex, index_layer, split
-from buildtool.audit.read.merge import Finder, Merged, merge
-from buildtool.audit.tar import tarwalk
-from buildtool.audit.tar.faults import LimitExceeded, MalformedTar, Truncated
-from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.audit.tar.tarfields import pax_integer
-from buildtool.audit.tar.tarwalk import Member, TarReader
-from buildtool.gpucode.errors import GpuCodeError
+from buildtool.gpucode.source import GpuCodeError
+from buildtool.image import tar as tarwalk
+from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer, split
+from buildtool.image.merge import Finder, Merged, merge
+from buildtool.image.secrets import SCANNED_BYTES
+from buildtool.image.tar import Member, TarReader, pax_integer
 
 
 def walk(content: bytes) -> list[Member]:
@@ -330,7 +328,7 @@ def test_what_breaks_while_code_is_looked_for_is_noted_and_the_file_is_hashed_al
     def broken(_: object) -> object:
         raise GpuCodeError("half a bundle")
 
-    monkeypatch.setattr("buildtool.audit.inspect.gpucode.GpuCodeCounter.stored_bytes_by_processor", broken)
+    monkeypatch.setattr("buildtool.image.gpu_code.GpuCodeCounter.stored_bytes_by_processor", broken)
     index = layer(file("a.so", bytes(HASHED_BYTES)))
     assert (index.unread, list(index.digests), index.gpu_code) == ({0: "half a bundle"}, [0], {})
 

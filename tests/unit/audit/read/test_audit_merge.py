@@ -3,12 +3,11 @@
 import pytest
 from image_maker import chunks, file, folder, hardlink, symlink, tar
 
-from buildtool.audit.read import merge as merging
-from buildtool.audit.read.layer import LayerIndex, index_layer, split
-from buildtool.audit.read.merge import Finder, Merged, merge
-from buildtool.audit.tar.faults import LimitExceeded, MalformedTar
-from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.audit.tar.tarwalk import TarReader
+from buildtool.image import merge as merging
+from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar
+from buildtool.image.layer import LayerIndex, index_layer, split
+from buildtool.image.merge import Finder, Merged, merge
+from buildtool.image.tar import TarReader
 
 
 def layer(*members: bytes) -> LayerIndex:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from buildtool.audit.read.layer import LayerIndex
-from buildtool.audit.read.merge import Finder, Merged, Tree, merge
-from buildtool.audit.tar.faults import MalformedTar
-from buildtool.audit.tar.tarwalk import DIRECTORY, FILE, HARDLINK, SYMLINK
+from buildtool.image.faults import MalformedTar
+from buildtool.image.layer import LayerIndex
+from buildtool.image.merge import Finder, Merged, Tree, merge
+from buildtool.image.tar import DIRECTORY, FILE, HARDLINK, SYMLINK
 
 Path = tuple[str, ...]
 NAMES = "abc"

@@ -8,15 +8,14 @@ import image_maker as make
 import pytest
 from image_maker import file, header, padded, tar
 
-from buildtool.audit.count.counts import gather
-from buildtool.audit.read.archive import StreamArchive, open_archive
-from buildtool.audit.read.contents import ImageContents
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.report.render import render_table
-from buildtool.audit.report.schema import AuditReport, make_report
-from buildtool.audit.tar.faults import MalformedStream
-from buildtool.model import Budget
+from buildtool.audit.counts import gather
+from buildtool.audit.report import AuditReport, make_report
+from buildtool.audit.text import render_table
+from buildtool.core.model import Budget
+from buildtool.image.archive import ImageContents, StreamArchive, open_archive
+from buildtool.image.documents import Platform
+from buildtool.image.faults import MalformedStream
+from buildtool.image.image import read_image
 
 ROOT = Path(__file__).parents[4]
 

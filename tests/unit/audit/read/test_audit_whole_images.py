@@ -7,14 +7,19 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.audit.read import image as reading
-from buildtool.audit.read.archive import StreamArchive
-from buildtool.audit.read.contents import Attestations, ImageContents, Layer
-from buildtool.audit.read.documents import Platform, parse_config
-from buildtool.audit.read.image import host_platform, read_image
-from buildtool.audit.read.layer import LayerIndex
-from buildtool.audit.tar.faults import LimitExceeded, MalformedDocument, MissingContent, NoSuchImage
-from buildtool.audit.tar.limits import LIMITS, Limits
+from buildtool.image import image as reading
+from buildtool.image.archive import Attestations, ImageContents, Layer, StreamArchive
+from buildtool.image.documents import Platform, parse_config
+from buildtool.image.faults import (
+    LIMITS,
+    LimitExceeded,
+    Limits,
+    MalformedDocument,
+    MissingContent,
+    NoSuchImage,
+)
+from buildtool.image.image import host_platform, read_image
+from buildtool.image.layer import LayerIndex
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [tar(folder("etc"), file("etc/one", b"1" * 900)), tar(file("two", b"2" * 70))]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from report_maker import a_finding, with_findings
 
-from buildtool.audit.judge.finding import Finding, Severity
-from buildtool.audit.report.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
-from buildtool.audit.report.schema import AuditReport
-from buildtool.errors import ConfigError
+from buildtool.audit.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
+from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.report import AuditReport
+from buildtool.core.errors import ConfigError
 
 MB = 1_000_000
 

@@ -11,18 +11,18 @@ import jsonschema
 import pytest
 from report_maker import HOSTILE, a_finding, small_report, with_findings
 
-from buildtool.audit.judge.finding import Severity
-from buildtool.audit.report import sarif as sarif_module
-from buildtool.audit.report.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
-from buildtool.audit.report.junit import render_junit
-from buildtool.audit.report.render import render_table
-from buildtool.audit.report.sarif import render_sarif
-from buildtool.audit.report.schema import AuditReport, to_json
-from buildtool.cli import main
-from buildtool.commands import audit as command
-from buildtool.errors import ConfigError, DataError, Exit
-from buildtool.model import Budget
-from probes.shared.quoting import terminal
+from buildtool.audit import sarif as sarif_module
+from buildtool.audit.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
+from buildtool.audit.findings import Severity
+from buildtool.audit.junit import render_junit
+from buildtool.audit.report import AuditReport, to_json
+from buildtool.audit.sarif import render_sarif
+from buildtool.audit.text import render_table
+from buildtool.cli.program import audit as command
+from buildtool.cli.program import main
+from buildtool.core.errors import ConfigError, DataError, Exit
+from buildtool.core.model import Budget
+from probes.core.quoting import terminal
 
 MB = 1_000_000
 ONE_PERCENT = Tolerance()

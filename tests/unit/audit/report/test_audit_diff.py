@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from report_maker import HOSTILE, a_finding, a_row, small_report, with_findings, with_tree
 
-from buildtool.audit.count.treemap import NO_TREE
-from buildtool.audit.report.diff import Change, diff
-from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_table
-from buildtool.audit.report.schema import GpuCode, PackageRow, to_json
-from buildtool.commands import diff as command
-from buildtool.errors import ConfigError
+from buildtool.audit.diff import Change, diff, render_diff_markdown, render_diff_table
+from buildtool.audit.packages import PackageRow
+from buildtool.audit.report import GpuCode, to_json
+from buildtool.audit.treemap import NO_TREE
+from buildtool.cli.program import diff as command
+from buildtool.core.errors import ConfigError
 
 
 def package(name: str, version: str, n_bytes: int) -> PackageRow:

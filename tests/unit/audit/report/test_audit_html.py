@@ -9,14 +9,15 @@ from html.parser import HTMLParser
 import pytest
 from report_maker import HOSTILE, a_finding, a_row, audited, small_report, with_findings
 
-from buildtool.audit.count.treemap import MAX_ROWS, NO_TREE, Tree
-from buildtool.audit.judge.finding import Prediction, Severity
-from buildtool.audit.report.baseline import Comparison, Regression, Tolerance
-from buildtool.audit.report.html import HTML_FILES, render_html
-from buildtool.audit.report.schema import FileRow, GpuCode, LayerRow, PackageRow
-from buildtool.model import Budget
-from probes.shared.quoting import script_json, terminal
-from probes.shared.units import decimal_bytes
+from buildtool.audit.baseline import Comparison, Regression, Tolerance
+from buildtool.audit.findings import Prediction, Severity
+from buildtool.audit.html import HTML_FILES, render_html
+from buildtool.audit.packages import PackageRow
+from buildtool.audit.report import GpuCode, LayerRow
+from buildtool.audit.treemap import MAX_ROWS, NO_TREE, FileRow, Tree
+from buildtool.core.model import Budget
+from probes.core.quoting import script_json, terminal
+from probes.core.units import decimal_bytes
 
 LOADING = {"src", "href", "data", "srcset", "poster", "action", "background", "xlink:href"}
 

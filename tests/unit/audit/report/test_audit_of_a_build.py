@@ -7,11 +7,11 @@ from typing import cast
 from image_maker import Image
 from report_maker import BASE, SERVICE, FakeEngine
 
-from buildtool.builder import pipeline
-from buildtool.builder.plan import ImagePlan
-from buildtool.builder.workplace import Workplace
+from buildtool.build import pipeline
+from buildtool.build.plan import ImagePlan
+from buildtool.build.workplace import Workplace
+from buildtool.core.model import Budget, BuiltImage, Resolved, Variant
 from buildtool.engine.client import Engine
-from buildtool.model import Budget, BuiltImage, Resolved, Variant
 
 VARIANT = Variant("tiny", "", Path("Dockerfile"), "3.11", (), (), budget=Budget(10_000))
 FORMS = {"tiny.json", "tiny.md", "tiny.html"}

@@ -16,17 +16,16 @@ from image_maker import file, tar
 from report_maker import a_finding, small_report, with_findings
 from test_audit_report import KERNELS, SCHEMA, audited, found, ids
 
-from buildtool.audit.count.spot import PackageName, Pattern, naming
-from buildtool.audit.report.baseline import Comparison, Regression, Tolerance
-from buildtool.audit.report.diff import diff
-from buildtool.audit.report.diff_text import render_diff_markdown, render_diff_table
-from buildtool.audit.report.html import render_html
-from buildtool.audit.report.junit import render_junit
-from buildtool.audit.report.render import render_markdown, render_table
-from buildtool.audit.report.sarif import render_sarif
-from buildtool.audit.report.schema import AuditReport, DirectoryRow, GpuCode, to_json
-from buildtool.cli import main
-from probes.shared.quoting import terminal
+from buildtool.audit.baseline import Comparison, Regression, Tolerance
+from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
+from buildtool.audit.html import render_html
+from buildtool.audit.junit import render_junit
+from buildtool.audit.kinds import PackageName, Pattern, naming
+from buildtool.audit.report import AuditReport, DirectoryRow, GpuCode, to_json
+from buildtool.audit.sarif import render_sarif
+from buildtool.audit.text import render_markdown, render_table
+from buildtool.cli.program import main
+from probes.core.quoting import terminal
 
 MB = 1_000_000
 LARGE = bytes(2 * MB)

@@ -16,25 +16,19 @@ from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from image_maker import Image, file, folder, hardlink, symlink, tar
 
 from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
-from buildtool.audit.count.databases import DebPackage, deb_packages
-from buildtool.audit.count.kinds import Classifier, Kind
-from buildtool.audit.judge.budget import Verdict, judge
-from buildtool.audit.judge.finding import Finding, Severity
-from buildtool.audit.report.render import (
-    MARKDOWN_BYTES,
-    render_markdown,
-    render_table,
-    summary_row,
-    verdict_lines,
-)
-from buildtool.audit.report.schema import AuditReport
-from buildtool.commands import audit as command
-from buildtool.errors import ConfigError, DataError
-from buildtool.gpucode.errors import BadTarget
+from buildtool.audit.budget import Verdict, judge
+from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.kinds import Classifier, Kind
+from buildtool.audit.packages import DebPackage, deb_packages
+from buildtool.audit.report import AuditReport
+from buildtool.audit.text import MARKDOWN_BYTES, render_markdown, render_table, summary_row, verdict_lines
+from buildtool.cli.program import audit as command
+from buildtool.core.errors import ConfigError, DataError
+from buildtool.core.model import Budget
+from buildtool.gpucode.source import BadTarget
 from buildtool.gpucode.target import parse_targets
-from buildtool.model import Budget
 from buildtool.prune.trees import prune_tree
-from probes.shared.quoting import terminal
+from probes.core.quoting import terminal
 
 ROOT = Path(__file__).parents[4]
 SCHEMA = json.loads((ROOT / "docs/schema/audit-report.schema.json").read_text())
@@ -395,7 +389,7 @@ def test_predictions_count_no_byte_twice() -> None:
 
 
 def test_a_layer_that_registries_refuse_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.audit.judge.findings.REGISTRY_LAYER_BYTES", 100)
+    monkeypatch.setattr("buildtool.audit.findings.REGISTRY_LAYER_BYTES", 100)
     assert found(audited(BASE), "huge-layer").paths == ("layer 0",)
 
 

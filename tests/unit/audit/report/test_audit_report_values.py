@@ -15,29 +15,27 @@ from report_maker import BASE, SERVICE, FakeEngine, a_finding, a_row, small_repo
 
 from buildtool.audit import audit as auditing
 from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines, write_reports
-from buildtool.audit.count.copies import Duplicate
-from buildtool.audit.count.counts import Facts, Tally, gather
-from buildtool.audit.judge.finding import Prediction
-from buildtool.audit.read.archive import StreamArchive
-from buildtool.audit.read.contents import PLAIN_REASON, ImageContents
-from buildtool.audit.read.documents import Platform
-from buildtool.audit.read.image import read_image
-from buildtool.audit.report.html import HTML_FILES
-from buildtool.audit.report.schema import (
+from buildtool.audit.counts import Duplicate, Facts, Tally, gather
+from buildtool.audit.findings import Prediction
+from buildtool.audit.html import HTML_FILES
+from buildtool.audit.packages import PackageRow
+from buildtool.audit.report import (
     AuditReport,
     DirectoryRow,
-    FileRow,
     GpuCode,
     ImageRow,
     LayerRow,
-    PackageRow,
     Totals,
     make_report,
     to_json,
 )
-from buildtool.gpucode.errors import BadTarget
-from buildtool.model import Budget
-from probes.shared import invocation
+from buildtool.audit.treemap import FileRow
+from buildtool.core.model import Budget
+from buildtool.gpucode.source import BadTarget
+from buildtool.image.archive import PLAIN_REASON, ImageContents, StreamArchive
+from buildtool.image.documents import Platform
+from buildtool.image.image import read_image
+from probes.core import invocation
 
 HISTORY = [
     {"created_by": "# debian.sh x"},

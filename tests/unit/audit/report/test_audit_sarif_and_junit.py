@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 import pytest
 from report_maker import a_finding, small_report, with_findings
 
-from buildtool.audit.judge.finding import Finding, Severity
-from buildtool.audit.report import sarif as sarif_module
-from buildtool.audit.report.baseline import Comparison, Regression, Tolerance
-from buildtool.audit.report.junit import render_junit
-from buildtool.audit.report.sarif import render_sarif
-from buildtool.audit.report.schema import AuditReport
-from buildtool.model import Budget
+from buildtool.audit import sarif as sarif_module
+from buildtool.audit.baseline import Comparison, Regression, Tolerance
+from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.junit import render_junit
+from buildtool.audit.report import AuditReport
+from buildtool.audit.sarif import render_sarif
+from buildtool.core.model import Budget
 
 MB = 1_000_000
 WORSE = Comparison(

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from report_maker import HOSTILE, a_finding, audited, small_report
 
-from buildtool.audit.count.copies import Duplicate
-from buildtool.audit.judge.budget import Verdict
-from buildtool.audit.judge.finding import Prediction
-from buildtool.audit.report.saved import parse_report, read_report
-from buildtool.audit.report.schema import GpuCode, to_json
-from buildtool.cli import main
-from buildtool.errors import DataError, Exit
-from buildtool.model import Budget
+from buildtool.audit.budget import Verdict
+from buildtool.audit.counts import Duplicate
+from buildtool.audit.findings import Prediction
+from buildtool.audit.report import GpuCode, parse_report, read_report, to_json
+from buildtool.cli.program import main
+from buildtool.core.errors import DataError, Exit
+from buildtool.core.model import Budget
 
 
 def test_a_report_reads_back_as_it_was() -> None:

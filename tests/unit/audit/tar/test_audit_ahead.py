@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from buildtool.audit.tar.ahead import BATCH, Ahead
+from buildtool.image.unpack import BATCH, Ahead
 
 DEPTH = 4  # batches that wait by default
 

@@ -5,11 +5,16 @@ from dataclasses import replace
 import pytest
 from image_maker import chunks, file, folder, gnu_long, header, padded, pax, symlink, tar
 
-from buildtool.audit.tar import tarwalk
-from buildtool.audit.tar.faults import LimitExceeded, MalformedTar, Truncated
-from buildtool.audit.tar.limits import LIMITS, Limits
-from buildtool.audit.tar.tarfields import (
+from buildtool.image import tar as tarwalk
+from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+from buildtool.image.tar import (
+    DIRECTORY,
+    FILE,
+    HARDLINK,
     LARGEST,
+    SYMLINK,
+    Member,
+    TarReader,
     check_pax_time,
     has_junk,
     has_right_checksum,
@@ -18,7 +23,6 @@ from buildtool.audit.tar.tarfields import (
     pax_integer,
     unsigned_sum,
 )
-from buildtool.audit.tar.tarwalk import DIRECTORY, FILE, HARDLINK, SYMLINK, Member, TarReader
 
 
 def walk(content: bytes, limits: Limits = LIMITS, chunk: int = 1 << 16) -> list[Member]:

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_maker import chunks, file, folder, gnu_long, hardlink, header, padded, pax, symlink, tar
 
-from buildtool.audit.tar import tarwalk
-from buildtool.audit.tar.faults import ImageFault, LimitExceeded, MalformedTar, Truncated
-from buildtool.audit.tar.tarfields import octal
-from buildtool.audit.tar.tarwalk import DEVICE, DIRECTORY, FILE, HARDLINK, SYMLINK, Member, TarReader
+from buildtool.image import tar as tarwalk
+from buildtool.image.faults import ImageFault, LimitExceeded, MalformedTar, Truncated
+from buildtool.image.tar import DEVICE, DIRECTORY, FILE, HARDLINK, SYMLINK, Member, TarReader, octal
 
 
 def walk(content: bytes, chunk: int = 1 << 16) -> list[Member]:

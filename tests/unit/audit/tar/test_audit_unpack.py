@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 from image_maker import chunks, file, gzip_members, header, plain, zstandard, zstd_frames
 
-from buildtool import compression
-from buildtool.audit.tar import unpack
-from buildtool.audit.tar.faults import ImageFault, LimitExceeded, MalformedStream, Truncated
-from buildtool.audit.tar.limits import LIMITS
-from buildtool.audit.tar.unpack import LAYERS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
+from buildtool.core import compression
+from buildtool.image import unpack
+from buildtool.image.faults import LIMITS, ImageFault, LimitExceeded, MalformedStream, Truncated
+from buildtool.image.unpack import LAYERS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -4,10 +4,9 @@ import pytest
 from gpucode.cutting import ALL, CUBIN, cuda, pruned, targets_in
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.errors import PruneRefused, TargetMissing
-from buildtool.gpucode.formats.nvfatbin import NvEntry
-from buildtool.gpucode.source import Source
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.nvfatbin import NvEntry
+from buildtool.gpucode.source import PruneRefused, Source, TargetMissing
 from buildtool.gpucode.target import parse_targets
 
 LIBRARY = cuda([nv_fatbin(ALL), nv_fatbin(ALL)])

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from gpucode.maker import Spec, bundles, make_library
 
-from buildtool.gpucode.cut.layout import find_room, lay_out_file
-from buildtool.gpucode.errors import BadElf, GpuCodeError, PruneRefused
-from buildtool.gpucode.formats.elf import (
+from buildtool.gpucode.cut import find_room, lay_out_file
+from buildtool.gpucode.elf import (
     ET_DYN,
     PT_DYNAMIC,
     PT_GNU_RELRO,
@@ -24,7 +23,7 @@ from buildtool.gpucode.formats.elf import (
     read_dynamic,
     read_elf,
 )
-from buildtool.gpucode.source import CHUNK_BYTES, Source
+from buildtool.gpucode.source import CHUNK_BYTES, BadElf, GpuCodeError, PruneRefused, Source
 
 PAGE = 0x1000
 PT_NOTE = 4

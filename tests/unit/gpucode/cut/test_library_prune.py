@@ -11,14 +11,13 @@ import pytest
 from gpucode.cutting import pruned, targets_in
 from gpucode.maker import HOST_ID, Spec, bundles, code, make_library, raw_bundle
 
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.cut.verify import verify_prune
-from buildtool.gpucode.errors import PruneRefused, VerifyFailed
-from buildtool.gpucode.formats.ccob import Method, pack
-from buildtool.gpucode.formats.elf import PT_LOAD, PT_PHDR, read_elf
-from buildtool.gpucode.formats.scan import BundlePlace, iter_bundles, scan_file
-from buildtool.gpucode.source import Source
+from buildtool.gpucode.bundle import Method, pack
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.elf import PT_LOAD, PT_PHDR, read_elf
+from buildtool.gpucode.scan import BundlePlace, iter_bundles, scan_file
+from buildtool.gpucode.source import PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import parse_targets
+from buildtool.gpucode.verify import verify_prune
 
 ALL = ["gfx803", "gfx906", "gfx90a:xnack+", "gfx90a:xnack-", "gfx1100"]
 

@@ -7,12 +7,10 @@ import pytest
 from gpucode.cutting import pruned, targets_in
 from gpucode.maker import Library, Spec, bundles, make_library
 
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.cut.pointers import Bundles, pointer_patches, relr_addresses
-from buildtool.gpucode.errors import PruneRefused
-from buildtool.gpucode.formats.container import HIP
-from buildtool.gpucode.formats.elf import read_elf
-from buildtool.gpucode.source import Source
+from buildtool.gpucode.container import HIP
+from buildtool.gpucode.cut import Bundles, plan_prune, pointer_patches, relr_addresses
+from buildtool.gpucode.elf import read_elf
+from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import parse_targets
 
 GFX906 = parse_targets("gfx906")

@@ -8,15 +8,13 @@ import pytest
 from gpucode.cutting import pruned
 from gpucode.maker import DEVICE, HOST_ID, code, raw_bundle
 
-from buildtool.gpucode.cut.bundles import Cut, cut_bundles
-from buildtool.gpucode.cut.edit import Copy, Literal, Zeros, chunks_of, total_bytes
-from buildtool.gpucode.cut.library import plan_prune
-from buildtool.gpucode.errors import PruneRefused, TargetMissing
-from buildtool.gpucode.formats import ccob
-from buildtool.gpucode.formats.bundle import MAGIC, PAGE_BYTES, Entry, parse_bundle
-from buildtool.gpucode.formats.ccob import Method, pack
-from buildtool.gpucode.formats.scan import iter_bundles, scan_file
-from buildtool.gpucode.source import CHUNK_BYTES, Source
+from buildtool.gpucode import bundle
+from buildtool.gpucode.bundle import BUNDLE_MAGIC, PAGE_BYTES, Entry, Method, pack, parse_bundle
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.cut_bundles import Cut, cut_bundles
+from buildtool.gpucode.edit import Copy, Literal, Zeros, chunks_of, total_bytes
+from buildtool.gpucode.scan import iter_bundles, scan_file
+from buildtool.gpucode.source import CHUNK_BYTES, PruneRefused, Source, TargetMissing
 from buildtool.gpucode.target import parse_targets
 
 GFX906 = parse_targets("gfx906")
@@ -24,7 +22,7 @@ GFX906 = parse_targets("gfx906")
 
 def laid_bundle(rows: Sequence[tuple[str, int, bytes]]) -> bytes:
     """A raw bundle with its entries in the order given and each payload at the offset given."""
-    head = MAGIC + struct.pack("<Q", len(rows))
+    head = BUNDLE_MAGIC + struct.pack("<Q", len(rows))
     head += b"".join(struct.pack("<QQQ", at, len(data), len(name)) + name.encode() for name, at, data in rows)
     out = bytearray(max([len(head), *(at + len(data) for _, at, data in rows)]))
     out[: len(head)] = head
@@ -50,7 +48,7 @@ def written(data: bytes, found: Cut) -> bytes:
 def payloads(data: bytes) -> dict[str, bytes]:
     """Every code object of a file that is one bundle, by its entry's id."""
     (place,) = iter_bundles(Source.of_bytes(data), 0, len(data))
-    raw = data if place.header is None else b"".join(ccob.Unpacking(Source.of_bytes(data), 0, len(data)))
+    raw = data if place.header is None else b"".join(bundle.Unpacking(Source.of_bytes(data), 0, len(data)))
     return {entry.id: raw[entry.offset : entry.offset + entry.n_bytes] for entry in place.bundle.entries}
 
 
@@ -113,7 +111,10 @@ def test_bundles_start_on_pages_of_memory_wherever_their_section_is_loaded(addre
     assert [(address + new) % PAGE_BYTES for new in found.moved.values()] == [0, 0]
     out = written(data, found)
     assert found.n_bytes == len(out) == total_bytes(found.pieces)
-    assert [out[new : new + len(MAGIC)] for new in found.moved.values()] == [MAGIC, MAGIC]
+    assert [out[new : new + len(BUNDLE_MAGIC)] for new in found.moved.values()] == [
+        BUNDLE_MAGIC,
+        BUNDLE_MAGIC,
+    ]
     assert list(found.moved.values())[1] < found.n_bytes - 9000
     assert all(new <= old for old, new in found.moved.items())
 
@@ -178,7 +179,7 @@ def test_compressed_bundle_keeps_version_and_method_when_another_is_asked_for_ra
     raw = raw_bundle({"gfx906": b"code " * 3000, "gfx803": b"more " * 3000})
     packed = pack([raw], len(raw), version=2, method=Method.ZLIB)
     out = written(packed, cut(packed, "gfx906", compress=3))
-    header = ccob.read_header(Source.of_bytes(out), 0, len(out))
+    header = bundle.read_header(Source.of_bytes(out), 0, len(out))
     assert (header.version, header.method) == (2, Method.ZLIB)
 
 
@@ -246,7 +247,7 @@ def test_bundle_too_large_for_the_version_is_refused_with_what_to_do(monkeypatch
     def overflow(*_: object, **__: object) -> bytes:
         raise ValueError("a bundle of 5000000000 bytes doesn't fit CCOB version 2")
 
-    monkeypatch.setattr(ccob, "pack", overflow)
+    monkeypatch.setattr(bundle, "pack", overflow)
     with pytest.raises(PruneRefused, match="doesn't fit CCOB version 2") as caught:
         cut(raw_bundle({"gfx906": code("gfx906")}), "gfx906", compress=2)
     assert "version 3" in str(caught.value.hint)

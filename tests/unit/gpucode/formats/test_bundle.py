@@ -6,13 +6,20 @@ from collections.abc import Iterator
 import pytest
 from gpucode.maker import DEVICE, code, nv_fatbin, raw_bundle
 
-from buildtool.gpucode.errors import BadBundle, GpuCodeError
-from buildtool.gpucode.formats import ccob
-from buildtool.gpucode.formats.bundle import MAGIC, Bundle, Entry, lay_out, parse_bundle
-from buildtool.gpucode.formats.ccob import Method, Unpacking, pack
-from buildtool.gpucode.formats.nvfatbin import NvEntry, iter_fatbins
-from buildtool.gpucode.formats.scan import iter_bundles
-from buildtool.gpucode.source import Source
+from buildtool.gpucode import bundle
+from buildtool.gpucode.bundle import (
+    BUNDLE_MAGIC,
+    Bundle,
+    Entry,
+    Method,
+    Unpacking,
+    lay_out,
+    pack,
+    parse_bundle,
+)
+from buildtool.gpucode.nvfatbin import NvEntry, iter_fatbins
+from buildtool.gpucode.scan import iter_bundles
+from buildtool.gpucode.source import BadBundle, GpuCodeError, Source
 from buildtool.gpucode.target import TargetId
 
 RAW = raw_bundle({"gfx906": code("gfx906"), "gfx90a:xnack-": code("gfx90a")})
@@ -20,7 +27,7 @@ RAW = raw_bundle({"gfx906": code("gfx906"), "gfx90a:xnack-": code("gfx90a")})
 
 def table(*rows: tuple[int, int, str], count: int | None = None) -> bytes:
     packed = b"".join(struct.pack("<QQQ", o, n, len(i)) + i.encode() for o, n, i in rows)
-    return MAGIC + struct.pack("<Q", len(rows) if count is None else count) + packed
+    return BUNDLE_MAGIC + struct.pack("<Q", len(rows) if count is None else count) + packed
 
 
 def test_entry_table_of_a_bundle_is_read() -> None:
@@ -53,12 +60,12 @@ def test_entry_id_without_a_target_is_an_error_not_a_guess() -> None:
 
 DAMAGED = {
     "no magic": b"x" * 64,
-    "cut in the count": MAGIC + b"\1",
+    "cut in the count": BUNDLE_MAGIC + b"\1",
     "no entries": table(),
     "far too many entries": table(count=1 << 40),
     "cut in the table": table((4096, 8, DEVICE + "gfx906"), count=2),
-    "an id of 4 GiB": MAGIC + struct.pack("<QQQQ", 1, 4096, 8, 1 << 32),
-    "an id that is no text": MAGIC + struct.pack("<QQQQ", 1, 4096, 8, 2) + b"\xff\xfe",
+    "an id of 4 GiB": BUNDLE_MAGIC + struct.pack("<QQQQ", 1, 4096, 8, 1 << 32),
+    "an id that is no text": BUNDLE_MAGIC + struct.pack("<QQQQ", 1, 4096, 8, 2) + b"\xff\xfe",
     "a payload past the end": table((4096, 1 << 60, DEVICE + "gfx906")),
     "a payload in the table": table((8, 64, DEVICE + "gfx906")),
     "payloads that overlap": table((4096, 64, DEVICE + "gfx906"), (4100, 64, DEVICE + "gfx908")),
@@ -124,7 +131,7 @@ def test_magic_inside_code_is_not_taken_for_a_bundle() -> None:
     assert len(list(iter_bundles(Source.of_bytes(nested), 0, len(nested)))) == 1
 
 
-VERSIONS = [(version, method) for version in ccob.VERSIONS for method in Method]
+VERSIONS = [(version, method) for version in bundle.VERSIONS for method in Method]
 
 
 @pytest.mark.parametrize(("version", "method"), VERSIONS)

@@ -6,12 +6,11 @@ from collections import Counter
 import pytest
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
-from buildtool.gpucode.errors import BadBundle, BadElf, GpuCodeError
-from buildtool.gpucode.formats import bundle, nvfatbin
-from buildtool.gpucode.formats.ccob import Method, pack
-from buildtool.gpucode.formats.elf import read_elf
-from buildtool.gpucode.formats.scan import UNKNOWN, scan_file
-from buildtool.gpucode.source import Source
+from buildtool.gpucode import bundle, nvfatbin
+from buildtool.gpucode.bundle import Method, pack
+from buildtool.gpucode.elf import read_elf
+from buildtool.gpucode.scan import UNKNOWN, scan_file
+from buildtool.gpucode.source import BadBundle, BadElf, GpuCodeError, Source
 
 
 def scan(data: bytes) -> Counter[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.fit.measured.cgroups import NAME, V1, V2, Parent, group, parent
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
+from probes.fit.limits import NAME, V1, V2, Parent, group, parent
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

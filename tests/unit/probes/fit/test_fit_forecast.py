@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from probes.errors import CheckpointUnreadable, ModelUnknown, UsageError
-from probes.fit.answering.answer import answer
-from probes.fit.answering.fitfile import fit_schema
-from probes.fit.predicted.forecast import CPU, forecast, largest, place_of
+from probes.core.codec import decode, load, to_json
+from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
+from probes.fit.answer import answer, fit_schema
+from probes.fit.forecast import CPU, forecast, largest, place_of
 from probes.fit.question import STATES, FitReport, Question
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.reading import from_config
-from probes.placement.planner.profiles import names, profile
-from probes.shared.codec import decode, load, to_json
+from probes.placement.planner.profile import names, profile
 
 GIB = 2**30
 TINY = {

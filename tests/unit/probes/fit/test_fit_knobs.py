@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from probes.fit.predicted.forecast import CPU, place_of
-from probes.fit.predicted.knobs import LORA_RANK, changes
+from probes.fit.answer import LORA_RANK, changes
+from probes.fit.forecast import CPU, place_of
 from probes.fit.question import Question, Task
 from probes.placement.models.reading import describe
-from probes.placement.planner.profiles import profile
+from probes.placement.planner.profile import profile
 
 TRAINING = Question(model="m", task="training", batch=9, tokens=65, optimizer="adamw", precision="fp32")
 

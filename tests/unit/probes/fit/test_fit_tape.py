@@ -2,7 +2,7 @@
 
 import pytest
 
-from probes.fit.predicted.tape import Storage, Tape, Tensor
+from probes.fit.tape import Storage, Tape, Tensor
 
 K = 1024  # numbers; sizes are multiples of the allocator's 512 bytes, so nothing is rounded
 

@@ -9,21 +9,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from probes import cli
-from probes.errors import DeviceUnusable, ProbeError
-from probes.fit.answering.answer import on_cpu
-from probes.fit.answering.bars import draw
-from probes.fit.answering.bytrials import by_trials
-from probes.fit.answering.saying import lines
-from probes.fit.measured.bracket import Hint
-from probes.fit.measured.caps import verdict_of
-from probes.fit.measured.nursery import Began, Found
-from probes.fit.measured.runs import NOT_BEGUN, Ask, assembled, refuse_what_the_host_lacks
+from probes.cli import program
+from probes.core.codec import decode, load, to_json
+from probes.core.errors import DeviceUnusable, ProbeError
+from probes.core.output import OutputLost
+from probes.core.unknown import Unknown
+from probes.fit.answer import by_trials, on_cpu
+from probes.fit.limits import verdict_of
 from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
-from probes.report.page.fitpage import render_fit
-from probes.shared.codec import decode, load, to_json
-from probes.shared.output import OutputLost
-from probes.shared.unknown import Unknown
+from probes.fit.search import Hint
+from probes.fit.worker import NOT_BEGUN, Ask, Began, Found, assembled, refuse_what_the_host_lacks
+from probes.reports.fit import draw, lines
+from probes.reports.fit_page import render_fit
 
 NO = Unknown("not here")
 MIB = 1 << 20
@@ -43,7 +40,7 @@ QWEN2 = {
 
 
 def run(*words: str) -> int:
-    return cli.main(["fit", *words])
+    return program.main(["fit", *words])
 
 
 def test_what_does_not_fit_exits_1_and_names_the_smallest_budget(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,9 +91,9 @@ def test_a_hostile_name_is_quoted_in_the_picture_and_the_text() -> None:
 
 
 def _report() -> FitReport:
-    from probes.fit.answering.answer import answer
+    from probes.fit.answer import answer
     from probes.placement.models.reading import describe
-    from probes.placement.planner.profiles import profile
+    from probes.placement.planner.profile import profile
 
     return answer(describe("bert-base"), Question("bert-base", tokens=128), profile("mi50"), budget=None)
 
@@ -262,7 +259,7 @@ def test_what_trials_left_open_is_not_answered_with_it_does_not_fit(
             asked, list(tried), None, NOT_BEGUN, seconds=3.0, why="the worker was killed by SIGKILL"
         )
 
-    monkeypatch.setattr("probes.fit.measured.runs.measure", measure)
+    monkeypatch.setattr("probes.fit.worker.measure", measure)
     words = ("qwen2.5-0.5b", "--measure", "cpu", "--budget", "2GiB", "--batch", "2", "--tokens", "8")
     assert run(*words) == code
     said = capsys.readouterr().out
@@ -280,7 +277,7 @@ def test_an_interrupted_prediction_does_not_promise_a_report(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("probes.fit.answering.answer.answer", interrupt)
+    monkeypatch.setattr("probes.fit.answer.answer", interrupt)
     assert run("bert-base") == 130
     assert "report" not in capsys.readouterr().err
 
@@ -294,9 +291,9 @@ def test_a_kept_answer_is_shown_and_drawn_as_a_page_that_loads_nothing(
     (hostile / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")
     assert run(str(hostile), "--tokens", "8", "--json", str(kept)) == 0
     said = capsys.readouterr().out
-    assert cli.main(["show", str(kept)]) == 0
+    assert program.main(["show", str(kept)]) == 0
     assert capsys.readouterr().out.strip() in said
-    assert cli.main(["html", str(kept)]) == 0
+    assert program.main(["html", str(kept)]) == 0
     text = page.read_text(encoding="utf-8")
     assert "<script" not in text
     assert "What one change saves" in text
@@ -332,7 +329,7 @@ def test_a_broken_answer_is_refused_by_name(
 ) -> None:
     kept = tmp_path / "fit.json"
     kept.write_text(json.dumps({**json.loads(to_json(_report())), **wrong}), encoding="utf-8")
-    assert cli.main(["html", str(kept)]) == 5
+    assert program.main(["html", str(kept)]) == 5
     assert "fit.json" in capsys.readouterr().err
 
 
@@ -342,7 +339,7 @@ def test_an_answer_of_a_later_version_is_refused_as_such(
 ) -> None:
     kept = tmp_path / "fit.json"
     kept.write_text(to_json(replace(_report(), schema="weir-fit/2")), encoding="utf-8")
-    assert cli.main([verb, str(kept)]) == 5
+    assert program.main([verb, str(kept)]) == 5
     said = capsys.readouterr().err
     assert "its schema is 'weir-fit/2', this program reads weir-fit/1" in said
     assert "the Weir that wrote it" in said
@@ -489,7 +486,7 @@ def test_an_interrupt_before_two_trials_is_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "probes.fit.measured.runs.measure",
+        "probes.fit.worker.measure",
         lambda asked, _heard: assembled(asked, [], None, NOT_BEGUN, seconds=1.0, why="interrupted"),
     )
     path = tmp_path / "config.json"
@@ -502,7 +499,7 @@ def test_a_lost_output_does_not_cost_the_files(tmp_path: Path, monkeypatch: pyte
     def lose(_text: str) -> None:
         raise OutputLost("No space left on device")
 
-    monkeypatch.setattr("probes.sizing.tell", lose)
+    monkeypatch.setattr("probes.cli.fit.tell", lose)
     kept, picture = tmp_path / "fit.json", tmp_path / "fit.svg"
     assert run("bert-base", "--tokens", "8", "--json", str(kept), "--picture", str(picture)) == 5
     assert load(kept.read_text(encoding="utf-8"))
@@ -514,7 +511,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_trial(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("probes.fit.measured.runs.measure", None)
+    monkeypatch.setattr("probes.fit.worker.measure", None)
     words = ("qwen2.5-0.5b", "--measure", "cpu", "--budget", "2GiB", option, str(tmp_path / "file" / "out"))
     assert run(*words) == 5
     assert "can't write" in capsys.readouterr().err
@@ -526,7 +523,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_trial(
 def test_a_page_goes_into_a_new_folder_as_other_files_do(tmp_path: Path) -> None:
     kept, page = tmp_path / "fit.json", tmp_path / "new" / "folder" / "page.html"
     kept.write_text(to_json(_report()), encoding="utf-8")
-    assert cli.main(["html", str(kept), "--out", str(page)]) == 0
+    assert program.main(["html", str(kept), "--out", str(page)]) == 0
     assert "</html>" in page.read_text(encoding="utf-8")
 
 
@@ -535,9 +532,9 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(
 ) -> None:
     kept = tmp_path / "fit.json"
     kept.write_text(to_json(_report()), encoding="utf-8")
-    monkeypatch.setattr("probes.verbs._page", None)
+    monkeypatch.setattr("probes.cli.reports._page", None)
     for place in (tmp_path, kept / "page.html"):
-        assert cli.main(["html", str(kept), "--out", str(place)]) == 5
+        assert program.main(["html", str(kept), "--out", str(place)]) == 5
         assert f"can't write {place}" in capsys.readouterr().err
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from buildtool.prune import manifest as prune_manifest
-from probes.machine import prunemanifest
-from probes.machine.prunemanifest import foreign_card, held_targets, mismatch
+from probes.hardware import prune_manifest as prunemanifest
+from probes.hardware.prune_manifest import foreign_card, held_targets, mismatch
 
 
 def machine(root: Path, *versions: int) -> Path:

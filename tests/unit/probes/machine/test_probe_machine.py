@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, GPU, HIP_TORCH
 from probe_trees import GIB, HOST, NVRM, PROCESSOR, WX4100, Tree, card, lay, node
 
-from probes.machine import snapshot, surroundings, sysfs
-from probes.records.schema import Reading, TorchFacts, Unknown
+from probes.core.unknown import Unknown
+from probes.hardware import host, snapshot, sysfs
+from probes.hardware.facts import TorchFacts
+from probes.records.rows import Reading
 
 POLARIS = node(1, cpu_cores_count=0, simd_count=64, gfx_target_version=80003, drm_render_minor=128)
 
@@ -78,7 +80,7 @@ def test_wsl_is_known_by_its_device_and_by_its_kernel(tmp_path: Path) -> None:
 
 def test_device_files_are_listed_as_the_container_sees_them(tmp_path: Path) -> None:
     lay(tmp_path, {"dev/kfd": "", "dev/dri/renderD129": "", "dev/dri/renderD128": "", "dev/null": ""})
-    assert surroundings.device_files(tmp_path) == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
+    assert host.device_files(tmp_path) == ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129")
 
 
 def test_available_memory_is_the_kernels_without_a_limit(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 from probe_samples import HIP_TORCH
 from probe_trees import GIB, HOST, NVRM, PROCESSOR, WX4100, Tree, card, fdinfo, gpu_node, lay, metrics, node
 
-from probes.machine import snapshot, sysfs
-from probes.machine.expectation import expect
-from probes.records.schema import Machine, Unknown
+from probes.core.unknown import Unknown
+from probes.hardware import snapshot, sysfs
+from probes.hardware.expectation import expect
+from probes.hardware.facts import Machine
 
 
 @dataclass(frozen=True)

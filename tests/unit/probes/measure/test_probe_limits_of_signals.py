@@ -6,11 +6,12 @@ import pytest
 from probe_fakes import FakeBench
 from test_probe_noise import CALM, LATER
 
-from probes.measure import pressure
-from probes.measure.noise import judge
-from probes.measure.pattern import STEP, Pattern, signed
-from probes.records.schema import Request, Unknown
-from probes.shared import units
+from probes.core import units
+from probes.core.unknown import Unknown
+from probes.measure import spill
+from probes.measure.background_load import judge
+from probes.measure.workbench import STEP, Pattern, signed
+from probes.records.rows import Request
 
 MIB, GIB = 2**20, 2**30
 
@@ -144,15 +145,15 @@ def test_sum_in_closed_form_is_the_sum_of_the_words(first: int, words: int) -> N
     ],
 )
 def test_most_host_memory_that_a_request_can_take(kind: str, asked: int, free: int, host: int) -> None:
-    assert pressure.host_bytes(kind, asked, vram_free_bytes=free) == host  # type: ignore[arg-type]
+    assert spill.host_bytes(kind, asked, vram_free_bytes=free) == host  # type: ignore[arg-type]
 
 
 def test_requests_go_round_the_kinds_within_their_range_and_repeat_with_the_seed() -> None:
-    limits = pressure.Limits(vram_bytes=64 * MIB, host_bytes=32 * MIB, cap_bytes=77)
+    limits = spill.Limits(vram_bytes=64 * MIB, host_bytes=32 * MIB, cap_bytes=77)
 
     def requests(seed: int, spendable: int = 1 << 40):  # type: ignore[no-untyped-def]
         return list(
-            pressure.force(FakeBench(), limits, count=7, seed=seed, host_spendable_bytes=lambda: spendable)
+            spill.force(FakeBench(), limits, count=7, seed=seed, host_spendable_bytes=lambda: spendable)
         )
 
     found = requests(1)
@@ -174,10 +175,10 @@ def test_requests_go_round_the_kinds_within_their_range_and_repeat_with_the_seed
 def test_request_is_reported_with_the_cap_of_its_memory_and_declined_above_the_floor_alone(
     spendable: int, declined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pressure, "FACTORS", (1.0, 1.0))
-    limits = pressure.Limits(vram_bytes=64 * MIB, host_bytes=32 * MIB, cap_bytes=77)
+    monkeypatch.setattr(spill, "FACTORS", (1.0, 1.0))
+    limits = spill.Limits(vram_bytes=64 * MIB, host_bytes=32 * MIB, cap_bytes=77)
     bench = FakeBench()
-    vram, pinned, pageable = pressure.force(
+    vram, pinned, pageable = spill.force(
         bench, limits, count=3, seed=1, host_spendable_bytes=lambda: spendable
     )
     message = pinned.message

@@ -8,12 +8,13 @@ from probe_fakes import FakeBench
 from probe_samples import done, report
 from probe_trees import lay
 
-from probes.machine import nvml, nvmlcard
-from probes.measure import bystanders
-from probes.measure.noise import Look, judge
-from probes.records.schema import Gap, Measurement, Noise, Unknown
-from probes.report import render
-from probes.run.child import watched
+from probes.core.unknown import Unknown
+from probes.hardware import nvml
+from probes.measure import background_load
+from probes.measure.background_load import Look, judge
+from probes.measure.worker import watched
+from probes.records.rows import Gap, Measurement, Noise
+from probes.reports import text as render
 
 CALM = Look(
     at_s=0.0,
@@ -104,13 +105,13 @@ def test_flags_are_doubts_in_the_table_and_counted_below() -> None:
 
 def test_processor_time_is_read_without_idle_and_waiting(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  100 20 30 9999 888 7 3 0 0 0\ncpu0 1 2 3 4\n"})
-    assert bystanders.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
-    assert isinstance(bystanders.busy_cpu_s(tmp_path / "none"), Unknown)
+    assert background_load.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
+    assert isinstance(background_load.busy_cpu_s(tmp_path / "none"), Unknown)
 
 
 def test_without_a_gpu_only_the_host_is_watched(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  1 1 1 1 1 1 1\n"})
-    look = bystanders.Bystanders(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").look()
+    look = background_load.Bystanders(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").look()
     assert isinstance(look.kernel_s, Unknown)
     assert isinstance(look.busy_cpu_s, float)
 
@@ -133,7 +134,7 @@ class NoLibrary:
 def test_what_nvml_refuses_is_unknown_in_its_own_words() -> None:
     found = nvml.Nvml(NoLibrary())  # type: ignore[arg-type]
     assert found.cards() == ()
-    card = nvmlcard.NvmlCard(found, "x")
+    card = nvml.NvmlCard(found, "x")
     for reading in (card.link(), card.slowdowns(), card.computing(), card.uses(0)):
         assert reading == Unknown("NVML: Not Supported")
     assert card.link_bytes_per_s(up=True) == Unknown("NVML: Not Supported")
@@ -151,17 +152,17 @@ class OfProcesses(NoLibrary):
     def nvmlDeviceGetProcessUtilization(self, _: object, each: Any, count: Any, since: object) -> int:
         if each is None:
             count._obj.value = 2
-            return self.code or nvmlcard.INSUFFICIENT_SIZE
+            return self.code or nvml.INSUFFICIENT_SIZE
         for one, (pid, at_us) in zip(each, ((7, 1_000), (8, 2_000)), strict=True):
             one.pid, one.time_us, one.sm, one.memory = pid, at_us, 40, 5
         return 0
 
 
 def test_what_processes_did_since_the_last_reading_is_theirs_alone() -> None:
-    card = nvmlcard.NvmlCard(nvml.Nvml(OfProcesses()), "x")  # type: ignore[arg-type]
-    assert card.uses(0) == tuple(nvmlcard.ProcessUse(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000)))
-    assert card.uses(1_000) == (nvmlcard.ProcessUse(8, 2_000, 40, 5),)
-    idle = nvmlcard.NvmlCard(nvml.Nvml(OfProcesses(nvmlcard.NOT_FOUND)), "x")  # type: ignore[arg-type]
+    card = nvml.NvmlCard(nvml.Nvml(OfProcesses()), "x")  # type: ignore[arg-type]
+    assert card.uses(0) == tuple(nvml.ProcessUse(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000)))
+    assert card.uses(1_000) == (nvml.ProcessUse(8, 2_000, 40, 5),)
+    idle = nvml.NvmlCard(nvml.Nvml(OfProcesses(nvml.NOT_FOUND)), "x")  # type: ignore[arg-type]
     assert idle.uses(0) == ()
 
 
@@ -172,7 +173,8 @@ def test_the_other_side_of_a_run_in_turns_is_no_foreign_load(tmp_path: Path) -> 
     stat = tmp_path / "proc/77/stat"
     stat.write_text(f"77 (a (b) c) S {'0 ' * 10}{300 * ticks} {100 * ticks} 0 0\n")
     alone, beside = (
-        bystanders.Bystanders(FakeBench(), tmp_path, "0000:03:00.0", beside=pid).look() for pid in (0, 77)
+        background_load.Bystanders(FakeBench(), tmp_path, "0000:03:00.0", beside=pid).look()
+        for pid in (0, 77)
     )
     assert beside.own_cpu_s - alone.own_cpu_s == pytest.approx(400, abs=5)
     assert isinstance(beside.foreign_vram_bytes, Unknown)

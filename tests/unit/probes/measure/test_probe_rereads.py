@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 from probe_fakes import FakeBench, FakeMemory, FakeOperation, FakeSpan
 
-from probes.errors import ContentMismatch
+from probes.core.errors import ContentMismatch
 from probes.measure import breakeven, sampling, transfer
-from probes.measure.pattern import Pattern
 from probes.measure.sampling import Effort
 from probes.measure.transfer import SCRUB, SOURCE
-from probes.records.schema import Gap, Reads, Record, Settings
+from probes.measure.workbench import Pattern
+from probes.records.rows import Gap, Reads, Record
+from probes.records.schema import Settings
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 QUICK = Settings(quick=True, seed=7, vram_cap_bytes=None)

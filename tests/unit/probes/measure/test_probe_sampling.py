@@ -11,10 +11,10 @@ from itertools import chain, repeat
 import pytest
 from probe_fakes import FakeBench, FakeOperation
 
+from probes.core.unknown import Unknown
 from probes.measure import sampling
 from probes.measure.sampling import Effort, Samples
 from probes.measure.workbench import Clocked
-from probes.records.schema import Unknown
 
 US = 1e-6
 TEN = Effort(samples=10, at_least=2, budget_s=1000.0)

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from probe_fakes import FakeBench
 from probe_samples import SETTINGS, TIMES, done, passes, report
 
-from probes.errors import ContentMismatch, DeviceUnusable
+from probes.core.errors import ContentMismatch, DeviceUnusable
+from probes.core.unknown import Unknown
 from probes.measure import scenarios
-from probes.placement.split import Shape, linear_shape, plan_stack, spread
-from probes.records.schema import Gap, Measurement, Noise, Pass, Settings, Split, Unknown
-from probes.report.answers import answers, is_faster
-from probes.report.crossover import Timed, k_star
-from probes.report.headline import headline
-from probes.report.render import render
+from probes.placement.types import Shape, linear_shape, plan_stack, spread
+from probes.records.rows import Gap, Measurement, Noise, Pass, Split
+from probes.records.schema import Settings
+from probes.reports.answers import answers, is_faster
+from probes.reports.crossover import Timed, k_star
+from probes.reports.headline import headline
+from probes.reports.text import render
 
 MIB, GIB = 2**20, 2**30
 

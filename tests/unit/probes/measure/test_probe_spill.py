@@ -6,12 +6,15 @@ from hypothesis import strategies as st
 from probe_fakes import FakeBench, gauges
 from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, SETTINGS, done, machine, report
 
-from probes.errors import ContentMismatch
-from probes.machine.expectation import expect
-from probes.measure import pressure, spill
-from probes.records.schema import Block, Card, Expectation, Gap, Record, Request, Settings, Stop, Unknown
-from probes.report import residency
-from probes.report.answers import answers, pick
+from probes.core.errors import ContentMismatch
+from probes.core.unknown import Unknown
+from probes.hardware.expectation import expect
+from probes.hardware.facts import Card
+from probes.measure import spill
+from probes.records.rows import Block, Expectation, Gap, Record, Request, Stop
+from probes.records.schema import Settings
+from probes.reports import answers as residency
+from probes.reports.answers import answers, pick
 
 MIB, GIB = 2**20, 2**30
 EXPECTED = Expectation("refuses", "It refuses.", "a test")
@@ -227,16 +230,16 @@ def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_re
 
 
 def force(bench: FakeBench, count: int, *, cap: int | None = None) -> list[Request]:
-    limits = pressure.Limits(cap or bench.vram_bytes, GIB, cap)
+    limits = spill.Limits(cap or bench.vram_bytes, GIB, cap)
     spendable = gauges(bench).host_spendable_bytes
-    return list(pressure.force(bench, limits, count=count, seed=3, host_spendable_bytes=spendable))
+    return list(spill.force(bench, limits, count=count, seed=3, host_spendable_bytes=spendable))
 
 
 def test_each_request_around_the_limit_ends_in_a_record_and_is_given_back() -> None:
     bench = FakeBench(vram_bytes=4 * GIB)
     found = force(bench, 200)
     assert len(found) == 200
-    assert {r.kind for r in found} == set(pressure.KINDS)
+    assert {r.kind for r in found} == set(spill.KINDS)
     assert all(r.granted == (r.asked_bytes <= 4 * GIB) for r in found if r.kind == "vram")
     assert all(r.message for r in found if not r.granted)
     assert (bench.used_vram, bench.spilled_bytes, bench.host_used) == (0, 0, 0)

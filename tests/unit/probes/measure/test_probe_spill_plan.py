@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 from probe_fakes import FakeBench, FakeMemory, FakeSpan, gauges
 
-from probes.errors import ContentMismatch
+from probes.core.errors import ContentMismatch
+from probes.core.unknown import Unknown
 from probes.measure import spill
-from probes.measure.pattern import Pattern
 from probes.measure.spill import Gauges, Plan
-from probes.records.schema import Block, Expectation, Gap, Reading, Record, Request, Settings, Stop, Unknown
-from probes.report.answers import pick
+from probes.measure.workbench import Pattern
+from probes.records.rows import Block, Expectation, Gap, Reading, Record, Request, Stop
+from probes.records.schema import Settings
+from probes.reports.answers import pick
 
 MIB, GIB = 2**20, 2**30
 EXPECTED = Expectation("refuses", "It refuses.", "a test")

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from probe_fakes import FakeBench, FakeOperation, FakeSpan
 from probe_samples import SETTINGS
 
-from probes.errors import ContentMismatch, DeviceUnusable, OutOfMemory
+from probes.core.errors import ContentMismatch, DeviceUnusable, OutOfMemory
+from probes.core.units import gb_per_s
+from probes.core.unknown import Unknown
 from probes.measure import sampling, transfer
-from probes.measure.pattern import Pattern, signed
 from probes.measure.sampling import Effort
-from probes.records.schema import Gap, Measurement, Settings, Unknown
+from probes.measure.workbench import Pattern, signed
+from probes.records.rows import Gap, Measurement
+from probes.records.schema import Settings
 from probes.records.stats import median
-from probes.shared.units import gb_per_s
 
 MIB, GIB = 2**20, 2**30
 

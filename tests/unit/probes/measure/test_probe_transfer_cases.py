@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from probe_fakes import FakeBench, FakeMemory, FakeOperation, FakeSpan
 
-from probes.errors import DeviceUnusable
+from probes.core.errors import DeviceUnusable
 from probes.measure import sampling, transfer
-from probes.measure.pattern import Pattern
 from probes.measure.sampling import Effort
 from probes.measure.transfer import SCRUB, SOURCE, Grid
-from probes.records.schema import Gap, Measurement, Record, Settings
+from probes.measure.workbench import Pattern
+from probes.records.rows import Gap, Measurement, Record
+from probes.records.schema import Settings
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 QUICK = Settings(quick=True, seed=7, vram_cap_bytes=None)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from probes.cli import main
-from probes.errors import CheckpointUnreadable, Exit, PlacementError, UsageError
+from probes.cli.program import main
+from probes.core.errors import CheckpointUnreadable, Exit, PlacementError, UsageError
 from probes.placement.models import ranges
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.ranges import Ranges, ranges_of, stored_ranges
-from probes.placement.planner.computing import ready
-from probes.placement.planner.profiles import profile
+from probes.placement.planner.costs import ready
+from probes.placement.planner.profile import profile
 
 MODEL = ModelDescription(
     "m", (BlockDescription("0", (TensorDescription("0.weight", (4, 4), "bfloat16"),)),), "drawn"

@@ -11,15 +11,11 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner.costs.blockbytes import cache_bytes
-from probes.placement.planner.costs.constants import Constants
-from probes.placement.planner.costs.option import Option, Pass
-from probes.placement.planner.costs.pythontime import COPY
-from probes.placement.planner.costs.tiers import options
-from probes.placement.planner.footprint import POOL_SEGMENTS, SEGMENT, surroundings
-from probes.placement.planner.planning import make
-from probes.placement.planner.profiles import profile
-from probes.placement.values import Workload
+from probes.placement.planner.costs import COPY, Constants, Option, Pass, cache_bytes
+from probes.placement.planner.plan import make
+from probes.placement.planner.profile import profile
+from probes.placement.planner.tiers import POOL_SEGMENTS, SEGMENT, options, surroundings
+from probes.placement.types import Workload
 
 WIDTH = 8192
 

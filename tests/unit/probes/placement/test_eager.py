@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from probes.placement.models.reading import from_config
-from probes.placement.planner.costs.option import Pass
-from probes.placement.planner.costs.tiers import options
-from probes.placement.planner.profiles import profile
+from probes.placement.planner.costs import Pass
+from probes.placement.planner.profile import profile
+from probes.placement.planner.tiers import options
 
 # Operations of a resident pass on an H200's host (which the counts were made from) and on an H100's, which
 # they weren't: docs/decisions/0058-time-of-eager-passes.md

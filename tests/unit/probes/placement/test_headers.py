@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.errors import CheckpointUnreadable
+from probes.core.errors import CheckpointUnreadable
 from probes.placement.models import headers
 
 TWO = {

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.placement.planner.solver import integers
-from probes.placement.planner.solver.integers import LOOSE_GAP, solve
-from probes.placement.planner.solver.program import Choice, Group, Program, cost, repaired
-from probes.placement.planner.solver.simplex import maximise
+from probes.placement.planner import ilp
+from probes.placement.planner.ilp import LOOSE_GAP, Choice, Group, Program, cost, maximise, repaired, solve
 
 
 def shares(count: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -157,8 +155,8 @@ def test_a_hundred_thousand_blocks_are_not_moved_one_by_one_for_nothing(
         moved = Choice((1.12e-5 + nth * 2.2e-6, copied_packed, 0, 5.814e-5, upkeep), (0, packed, packed))
         groups.append(Group(33333 + (nth == 0), (resident, kept, streamed, small, moved)))
     moves = []
-    best_move = integers.with_best_move
-    monkeypatch.setattr(integers, "with_best_move", lambda *of: moves.append(of) or best_move(*of))
+    best_move = ilp.with_best_move
+    monkeypatch.setattr(ilp, "with_best_move", lambda *of: moves.append(of) or best_move(*of))
     limits = (886204416.0, 23733436416.0, 11866718208.0)
     assert solve(Program(tuple(groups), (0.0,) * 5, limits))
     assert len(moves) < 1000

@@ -5,11 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from probes.errors import UsageError
-from probes.placement.planner.asking import constants as asked
-from probes.placement.planner.profiles import matching, names, profile, sources, table
-from probes.placement.planner.reported import THERE, constants, without_gpu
-from probes.records.schema import Small, TorchFacts, Unknown, read_report
+from probes.core.errors import UsageError
+from probes.core.unknown import Unknown
+from probes.hardware.facts import TorchFacts
+from probes.placement.planner.profile import (
+    THERE,
+    constants,
+    matching,
+    names,
+    profile,
+    sources,
+    table,
+    without_gpu,
+)
+from probes.placement.planner.request import constants as asked
+from probes.records.rows import Small
+from probes.records.schema import read_report
 
 ROOT = Path(__file__).parents[4]
 ASKED_FOR = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from probes.placement.runtime.blocks.memsets import DriverError, Memset, Nodes, replace_memsets
+from probes.placement.runtime.streams import DriverError, Memset, Nodes, replace_memsets
 
 KERNEL, MEMSET = 0, 2
 CHILD = 4
@@ -143,6 +143,6 @@ def test_a_driver_without_one_of_the_functions_leaves_the_memset() -> None:
 
 
 def test_without_the_drivers_library_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.placement.runtime.blocks.memsets.LIBRARY", "libnone-of-this-name.so.1")
+    monkeypatch.setattr("probes.placement.runtime.streams.LIBRARY", "libnone-of-this-name.so.1")
     with pytest.raises(DriverError, match="libnone"):
         Nodes(1)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from probes import cli
-from probes.errors import Exit
+from probes.cli import program
+from probes.core.errors import Exit
 
 CONFIG = {"model_type": "bert", "architectures": ["BertModel"]}
 
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def refused(capsys, folder, *more):
-    code = cli.main(["place", str(folder), "--vram", "1GiB", *more])
+    code = program.main(["place", str(folder), "--vram", "1GiB", *more])
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return code, said
@@ -101,7 +101,7 @@ def test_host_memory_is_limited_for_a_checkpoint_only(capsys):
 
 def test_a_good_folder_without_torch_says_what_is_missing(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "probes.placement.trial.peers", raising=False)
+    monkeypatch.delitem(sys.modules, "probes.measure.placement_baselines", raising=False)
     code, said = refused(capsys, folder)
     assert code == Exit.DEVICE
     assert "torch can't be imported" in said

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from probes import cli
-from probes.errors import Exit
-from probes.shared.unknown import Unknown
-from probes.trials import line
+from probes.cli import program
+from probes.cli.place import line
+from probes.core.errors import Exit
+from probes.core.unknown import Unknown
 
 GIB = 2**30
 
@@ -67,7 +67,7 @@ def test_a_peer_that_cannot_be_run_says_why():
 )
 def test_what_makes_no_sense_is_a_usage_error(words, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(words)
+        program.main(words)
     assert ended.value.code == Exit.USAGE
     assert "Traceback" not in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_a_seed_that_torch_does_not_take_is_a_usage_error(
     seed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["place", "mlp", "--vram", "1GiB", f"--seed={seed}"])
+        program.main(["place", "mlp", "--vram", "1GiB", f"--seed={seed}"])
     assert ended.value.code == 2
     assert "is not a whole number from 0 to 2^63 - 1" in capsys.readouterr().err
 
@@ -86,13 +86,13 @@ def test_a_host_without_torch_is_told_so_and_gets_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "probes.placement.trial.peers", raising=False)
-    assert cli.main(["place", "mlp", "--vram", "1GiB"]) == Exit.DEVICE
+    monkeypatch.delitem(sys.modules, "probes.measure.placement_baselines", raising=False)
+    assert program.main(["place", "mlp", "--vram", "1GiB"]) == Exit.DEVICE
     assert "torch can't be imported" in capsys.readouterr().err
 
 
 def test_a_plan_file_is_for_a_checkpoint_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["place", "bert-base", "--plan", "plan.json"]) == Exit.USAGE
+    assert program.main(["place", "bert-base", "--plan", "plan.json"]) == Exit.USAGE
     assert "--plan is for a checkpoint" in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_what_a_plan_file_says_is_not_said_twice(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkpoint(tmp_path)
-    assert cli.main(["place", str(folder), "--plan", "plan.json", *words]) == Exit.USAGE
+    assert program.main(["place", str(folder), "--plan", "plan.json", *words]) == Exit.USAGE
     assert f"leave {words[0]} out" in capsys.readouterr().err
 
 
@@ -111,9 +111,9 @@ def test_a_plan_over_several_cards_and_one_of_a_later_schema_are_refused(
 ) -> None:
     folder, file = checkpoint(tmp_path), tmp_path / "plan.json"
     cards = ["plan", "bert-base", "--vram", "1GiB", "--cards", "2", "--json", str(file)]
-    assert cli.main(cards) == Exit.OK
-    assert cli.main(["place", str(folder), "--plan", str(file)]) == Exit.USAGE
+    assert program.main(cards) == Exit.OK
+    assert program.main(["place", str(folder), "--plan", str(file)]) == Exit.USAGE
     assert "a plan over 2 cards" in capsys.readouterr().err
     file.write_text('{"schema": "weir-placement-plan/2"}')
-    assert cli.main(["place", str(folder), "--plan", str(file)]) == Exit.DATA
+    assert program.main(["place", str(folder), "--plan", str(file)]) == Exit.DATA
     assert "plan.json can't be used: it is not a plan of the schema" in capsys.readouterr().err

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from probes.cli import main
-from probes.errors import Exit, UsageError
+from probes.cli.program import main
+from probes.core.codec import decode
+from probes.core.errors import Exit, UsageError
 from probes.placement.models.reading import describe
-from probes.placement.planner.asking import plan
-from probes.placement.planner.cards.askcards import plan_cards
-from probes.placement.showing.planfile import read_plan
-from probes.placement.values import Plan
-from probes.shared.codec import decode
+from probes.placement.plan_file import read_plan
+from probes.placement.planner.multi_gpu import plan_cards
+from probes.placement.planner.request import plan
+from probes.placement.types import Plan
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from probes.errors import PlanImpossible, UsageError
+from probes.core.errors import PlanImpossible, UsageError
 from probes.placement.models.description import (
     Attention,
     BlockDescription,
@@ -15,19 +15,16 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner import asking
-from probes.placement.planner.costs import packedlookups, packedtiers
-from probes.placement.planner.costs.option import Option
-from probes.placement.planner.planning import Made, make
-from probes.placement.planner.profiles import names, profile
-from probes.placement.planner.searching import blockkinds, placed, search, starts
-from probes.placement.planner.searching.simulation import Blocks, simulate
-from probes.placement.planner.solver import integers
-from probes.placement.planner.solver.program import Program
-from probes.placement.planner.solver.simplex import Tableau
-from probes.placement.planner.task import Task
-from probes.placement.soundness import flaw
-from probes.placement.values import LOADING_BYTES, Objective, Plan, Rings, Workload
+from probes.placement.plan_file import flaw
+from probes.placement.planner import candidates, ilp, request, search, simulation
+from probes.placement.planner import tiers as packedlookups
+from probes.placement.planner import tiers as packedtiers
+from probes.placement.planner.costs import Option
+from probes.placement.planner.ilp import Program, Tableau
+from probes.placement.planner.plan import Made, Task, make
+from probes.placement.planner.profile import names, profile
+from probes.placement.planner.simulation import Blocks, simulate
+from probes.placement.types import LOADING_BYTES, Objective, Plan, Rings, Workload
 
 MIB, GIB = 2**20, 2**30
 OBJECTIVES: tuple[Objective, ...] = ("exact", "fast")
@@ -340,7 +337,7 @@ def many(count: int, **how: object) -> Plan:
 @pytest.mark.thorough
 def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = many(3000, captured=True)
-    monkeypatch.setattr(placed, "MANY_BLOCKS", 2000)
+    monkeypatch.setattr(simulation, "MANY_BLOCKS", 2000)
     whole = many(3000, captured=True)
     assert whole.rings == sampled.rings
     assert whole.time.middle_s == pytest.approx(sampled.time.middle_s, rel=1e-3)
@@ -350,7 +347,7 @@ def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pyte
 def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 tiny blocks took 20 to 35 s: every candidate was simulated whole, and every block counted."""
     simulated, costed = [], []
-    fast, cost = placed.seconds, blockkinds.options
+    fast, cost = simulation.seconds, candidates.options
 
     def seconds(blocks: Blocks, rings: Rings, *, replayed: bool = False) -> float:
         simulated.append(len(blocks.chosen))
@@ -360,13 +357,13 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
         costed.append(args)
         return cost(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(placed, "seconds", seconds)
-    monkeypatch.setattr(blockkinds, "options", options)
+    monkeypatch.setattr(simulation, "seconds", seconds)
+    monkeypatch.setattr(candidates, "options", options)
     count = 6_000  # more than those that are simulated whole
     plan = many(count)
     assert len(plan.blocks) == count
     assert len(costed) == 3
-    assert max(simulated) <= placed.WINDOW
+    assert max(simulated) <= simulation.WINDOW
     assert sum(simulated) < 20 * count
 
 
@@ -384,14 +381,14 @@ def test_what_is_no_whole_number_or_no_objective_is_refused_by_name(name: str, v
     """A plan with vram=0.9 * total was saved and never read again; a mistyped objective was exact."""
     given: dict[str, object] = {"vram": GIB, "machine": "h200", name: value}
     with pytest.raises(UsageError, match=name):
-        asking.plan("bert-base", **given)  # type: ignore[arg-type]
+        request.plan("bert-base", **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("machine", ["wx4100", "h200"])
 def test_keys_and_values_larger_than_all_else_have_a_way_out(machine: str) -> None:
     """A cache of 275 GiB was refused without one: the search for it ended at eight times the weights."""
     with pytest.raises(PlanImpossible, match=r"the smallest (card|budget) that works (has|is) (27|54)\d\."):
-        asking.plan("qwen2.5-3b", vram=4 * GIB, machine=machine, batch=8, context=1_000_000)
+        request.plan("qwen2.5-3b", vram=4 * GIB, machine=machine, batch=8, context=1_000_000)
 
 
 def of_all_sizes(count: int) -> ModelDescription:
@@ -411,14 +408,14 @@ def half_resident(model: ModelDescription, machine: str = "h200") -> Plan:
 @pytest.mark.thorough
 def test_blocks_of_a_thousand_sizes_are_counted_by_nearly_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 took 18 s and 10,000 more memory than there is: the integer program had a row for each."""
-    real, groups = starts.Search, []
+    real, groups = candidates.Search, []
 
-    def counted(program: Program) -> integers.Search:
+    def counted(program: Program) -> ilp.Search:
         groups.append(len(program.groups))
         return real(program)
 
-    monkeypatch.setattr(starts, "Search", counted)
-    monkeypatch.setattr(blockkinds, "MOST_KINDS", 60)
+    monkeypatch.setattr(candidates, "Search", counted)
+    monkeypatch.setattr(candidates, "MOST_KINDS", 60)
     plan = half_resident(of_all_sizes(1_000))
     assert groups
     assert max(groups) <= 60
@@ -449,7 +446,7 @@ def test_counting_nearly_equal_blocks_together_costs_little(
 ) -> None:
     model = of_all_sizes(count)
     exact = half_resident(model, machine)
-    monkeypatch.setattr(blockkinds, "MOST_KINDS", count // 3)
+    monkeypatch.setattr(candidates, "MOST_KINDS", count // 3)
     rough = half_resident(model, machine)
     assert rough.time.middle_s <= exact.time.middle_s * 1.03
 
@@ -684,7 +681,7 @@ def test_a_better_machine_is_no_slower_than_with_the_plan_of_a_worse_one(
     there, here = (search.search(task.counted, limit) for task, limit in zip(tasks, limits, strict=True))
     assert there
     assert here
-    options = blockkinds.options_by_block(tasks[1].counted)
+    options = candidates.options_by_block(tasks[1].counted)
     same = [next(o for o in options[at] if o.way == one.way) for at, one in enumerate(there.chosen)]
     moved = simulate(same, there.rings, replayed=captured)
     assert here.timeline.seconds <= 1.02 * moved.seconds

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 import probes.placement
-from probes.errors import PlacementError
-from probes.placement.values import Plan
+from probes.core.errors import PlacementError
+from probes.placement.types import Plan
 
 
 def test_names_are_those_that_the_package_lists() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from probes.errors import CheckpointUnreadable, ModelUnknown, UsageError
+from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.reading import describe, known
 

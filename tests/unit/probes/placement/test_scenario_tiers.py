@@ -2,8 +2,8 @@
 
 import pytest
 
-from probes.placement.split import Shape, linear_shape, plan_stack
-from probes.placement.trial.ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, packed_bytes
+from probes.measure.placement_ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, packed_bytes
+from probes.placement.types import Shape, linear_shape, plan_stack
 
 WAYS = ("resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed")
 

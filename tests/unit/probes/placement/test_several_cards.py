@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
-from probes.cli import main
-from probes.errors import Exit, PlanImpossible, UsageError
+from probes.cli.program import main
+from probes.core.errors import Exit, PlanImpossible, UsageError
 from probes.placement.models.reading import describe
-from probes.placement.planner.cards.severalcards import MadeCards, make_cards
-from probes.placement.planner.costs.constants import Constants
-from probes.placement.planner.planning import make
-from probes.placement.planner.profiles import profile
-from probes.placement.showing.planfile import cards_schema
-from probes.placement.values import Workload
+from probes.placement.plan_file import cards_schema
+from probes.placement.planner.costs import Constants
+from probes.placement.planner.multi_gpu import MadeCards, make_cards
+from probes.placement.planner.plan import make
+from probes.placement.planner.profile import profile
+from probes.placement.types import Workload
 
 GIB = 2**30
 MODEL = "qwen2.5-7b"

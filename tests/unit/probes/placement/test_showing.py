@@ -10,16 +10,15 @@ import pytest
 from hostile_texts import CHOSEN
 from jsonschema import Draft202012Validator
 
-from probes.errors import ReportError
+from probes.core.codec import to_json
+from probes.core.errors import ReportError
 from probes.placement.models.reading import describe
-from probes.placement.planner.cards.severalcards import make_cards
-from probes.placement.planner.planning import Made, make
-from probes.placement.planner.profiles import profile
-from probes.placement.showing.picture import draw
-from probes.placement.showing.planfile import plan_schema, read_plan
-from probes.placement.showing.text import lines
-from probes.placement.values import Objective, Plan, Workload
-from probes.shared.codec import to_json
+from probes.placement.plan_file import plan_schema, read_plan
+from probes.placement.planner.multi_gpu import make_cards
+from probes.placement.planner.plan import Made, make
+from probes.placement.planner.profile import profile
+from probes.placement.types import Objective, Plan, Workload
+from probes.reports.plan import draw, lines
 
 ROOT = Path(__file__).parents[4]
 GIB = 2**30

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.placement.planner.costs.option import Option
-from probes.placement.planner.searching.simulation import ARRIVAL_S, BUSY, RELEASE_S, simulate
-from probes.placement.values import Rings
+from probes.placement.planner.costs import Option
+from probes.placement.planner.simulation import ARRIVAL_S, BUSY, RELEASE_S, simulate
+from probes.placement.types import Rings
 
 MS = 1e-3
 TIMES = st.floats(0.001, 10.0)

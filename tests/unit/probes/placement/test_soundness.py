@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from probes.errors import PlanImpossible, ReportError
+from probes.core.codec import to_json
+from probes.core.errors import PlanImpossible, ReportError
 from probes.placement.models.reading import describe
-from probes.placement.planner.planning import make
-from probes.placement.planner.profiles import names, profile
-from probes.placement.showing.planfile import read_plan
-from probes.placement.soundness import flaw
-from probes.placement.values import Objective, Plan, Rings, Tier, Workload
-from probes.shared.codec import to_json
+from probes.placement.plan_file import flaw, read_plan
+from probes.placement.planner.plan import make
+from probes.placement.planner.profile import names, profile
+from probes.placement.types import Objective, Plan, Rings, Tier, Workload
 
 GIB = 2**30
 Edit = Callable[[dict[str, Any]], None]

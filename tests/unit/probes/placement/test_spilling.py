@@ -8,10 +8,10 @@ from itertools import combinations
 import pytest
 
 from probes.placement.models.reading import describe
-from probes.placement.planner.planning import make
-from probes.placement.planner.profiles import profile
-from probes.placement.runtime.storage.spilling import Candidate, Counted, Slots, spilled
-from probes.placement.values import Workload
+from probes.placement.planner.plan import make
+from probes.placement.planner.profile import profile
+from probes.placement.runtime.host_memory import Candidate, Counted, Slots, spilled
+from probes.placement.types import Workload
 
 MIB = 1 << 20
 

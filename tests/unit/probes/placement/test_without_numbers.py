@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from probes.errors import PlanImpossible, UsageError
+from probes.core.errors import PlanImpossible, UsageError
 from probes.placement.models.description import (
     Attention,
     BlockDescription,
@@ -13,13 +13,12 @@ from probes.placement.models.description import (
     TensorDescription,
     Use,
 )
-from probes.placement.planner.cards.severalcards import make_cards
-from probes.placement.planner.planning import make
-from probes.placement.planner.profiles import names, profile
-from probes.placement.showing.picture import draw
-from probes.placement.showing.text import lines
-from probes.placement.soundness import flaw
-from probes.placement.values import Workload
+from probes.placement.plan_file import flaw
+from probes.placement.planner.multi_gpu import make_cards
+from probes.placement.planner.plan import make
+from probes.placement.planner.profile import names, profile
+from probes.placement.types import Workload
+from probes.reports.plan import draw, lines
 
 MIB = 1 << 20
 USES: tuple[Use, ...] = ("product", "lookup", "elementwise")

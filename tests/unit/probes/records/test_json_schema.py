@@ -8,8 +8,8 @@ from enum import Enum
 import pytest
 from jsonschema import Draft202012Validator
 
-from probes.records.json_schema import document
-from probes.shared.codec import Misfit, decode, encode
+from probes.core.codec import Misfit, decode, encode
+from probes.core.json_schema import document
 
 
 class Way(Enum):

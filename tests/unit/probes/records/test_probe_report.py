@@ -8,22 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_samples import done, failed, report, waived
 
-from probes.errors import Exit, ReportError
-from probes.records.schema import (
-    Block,
-    Gap,
-    Measurement,
-    Pass,
-    Reading,
-    Request,
-    Stop,
-    Unknown,
-    from_json,
-    read_report,
-    write_report,
-)
-from probes.run.child import Job, Line
-from probes.shared.codec import Misfit, decode, encode, to_json
+from probes.core.codec import Misfit, decode, encode, to_json
+from probes.core.errors import Exit, ReportError
+from probes.core.unknown import Unknown
+from probes.measure.worker import Job, Line
+from probes.records.rows import Block, Gap, Measurement, Pass, Reading, Request, Stop
+from probes.records.schema import from_json, read_report, write_report
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 seconds = st.lists(finite, min_size=1, max_size=5).map(tuple)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from probe_samples import done, report
 
-from probes import cli
-from probes.errors import Exit, ReportError
-from probes.machine import prunemanifest
+from probes.cli import program
+from probes.core import codec
+from probes.core.errors import Exit, ReportError
+from probes.hardware import prune_manifest
 from probes.records import schema
-from probes.report import residency
-from probes.shared import codec
+from probes.reports import answers
 
 DEEP = "[" * 200_000
 
@@ -26,7 +26,7 @@ def test_a_report_without_end_is_refused_before_memory_runs_out(monkeypatch: pyt
 def test_a_report_of_great_depth_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "deep.json"
     file.write_text(DEEP)
-    assert cli.main(["show", str(file)]) == Exit.DATA
+    assert program.main(["show", str(file)]) == Exit.DATA
     assert "is not a probe report: not JSON" in capsys.readouterr().err
 
 
@@ -34,12 +34,12 @@ def test_a_report_of_great_depth_is_no_report(tmp_path: Path, capsys: pytest.Cap
 def test_a_malformed_prune_manifest_holds_no_targets(text: str, tmp_path: Path) -> None:
     file = tmp_path / "weir-prune.json"
     file.write_text(text, encoding="latin-1")
-    assert prunemanifest.held_targets(file) == ()
+    assert prune_manifest.held_targets(file) == ()
 
 
 def test_a_prune_manifest_without_end_holds_no_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prunemanifest, "MOST_BYTES", 1 << 20)
-    assert prunemanifest.held_targets(Path("/dev/zero")) == ()
+    monkeypatch.setattr(prune_manifest, "MOST_BYTES", 1 << 20)
+    assert prune_manifest.held_targets(Path("/dev/zero")) == ()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_number_that_no_clock_gives_is_no_traceback_in_any_verb(
     kept.write_text(text)
     hostile.write_text(text.replace('"seconds": 1.0', f'"seconds": {seconds}'))
     for words in (["show"], ["html"], ["prometheus"], ["compare", str(kept)]):
-        assert cli.main([*words, str(hostile)]) == Exit.DATA
+        assert program.main([*words, str(hostile)]) == Exit.DATA
         told = capsys.readouterr().err
         assert why in told
         assert len(told) < 1000
@@ -72,7 +72,7 @@ def test_a_number_that_no_clock_gives_is_no_traceback_in_any_verb(
 def test_a_version_of_a_megabyte_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "long.json"
     file.write_text(json.dumps({"schema_version": "\u202e" * 1_000_000}))
-    assert cli.main(["show", str(file)]) == Exit.DATA
+    assert program.main(["show", str(file)]) == Exit.DATA
     assert len(capsys.readouterr().err) < 1000
 
 
@@ -99,7 +99,7 @@ def test_what_no_run_can_have_measured_is_named_before_anything_is_computed_from
     file = tmp_path / "r.json"
     file.write_text(codec.to_json(report(done("transfer", ROW, BLOCK, record))))
     for verb in ("show", "html", "prometheus"):
-        assert cli.main([verb, str(file)]) == Exit.DATA
+        assert program.main([verb, str(file)]) == Exit.DATA
         assert f"report.runs[0].records[2].{place}" in capsys.readouterr().err
 
 
@@ -108,7 +108,7 @@ def test_a_row_whose_clock_now_and_then_shows_no_time_is_shown(
 ) -> None:
     file = tmp_path / "r.json"
     file.write_text(codec.to_json(report(done("transfer", replace(ROW, device_s=(0.0, 1e-6, 2e-6))))))
-    assert cli.main(["show", str(file)]) == Exit.OK
+    assert program.main(["show", str(file)]) == Exit.OK
     assert "h2d_pinned" in capsys.readouterr().out
 
 
@@ -118,14 +118,14 @@ def test_a_date_that_is_none_is_no_traceback(
 ) -> None:
     file = tmp_path / "r.json"
     file.write_text(codec.to_json(replace(report(), started=started)))
-    assert cli.main(["prometheus", str(file)]) == Exit.DATA
+    assert program.main(["prometheus", str(file)]) == Exit.DATA
     told = capsys.readouterr().err
     assert "report.started: expected a date and time" in told
     assert "\x1b" not in told
 
 
 def test_a_refusal_without_its_request_is_a_sentence_all_the_same() -> None:
-    told = residency.verdict((), [BLOCK], schema.Stop("refused", 1 << 30, ""))
+    told = answers.verdict((), [BLOCK], schema.Stop("refused", 1 << 30, ""))
     assert told.startswith("refused with out of memory at 1.00 GiB; ")
 
 
@@ -136,5 +136,5 @@ def test_a_report_of_endless_lists_is_refused_before_memory_is_taken_for_them(
     monkeypatch.setattr(codec, "MOST_VALUES", 1000)
     file = tmp_path / "lists.json"
     file.write_text(f'{{"schema_version": 2, "x": [{"[]," * 1000}[]]}}')
-    assert cli.main(["show", str(file)]) == Exit.DATA
+    assert program.main(["show", str(file)]) == Exit.DATA
     assert "not JSON: more than 1,000 values" in capsys.readouterr().err

@@ -7,24 +7,13 @@ from pathlib import Path
 import pytest
 from probe_samples import done, report
 
-from probes.errors import ReportError
-from probes.records.schema import (
-    Block,
-    Clock,
-    Expectation,
-    Gap,
-    Measurement,
-    Pass,
-    Reads,
-    Request,
-    Settings,
-    Split,
-    Unknown,
-    from_json,
-    read_report,
-)
-from probes.shared import files
-from probes.shared.codec import to_json
+from probes.core import files
+from probes.core.codec import to_json
+from probes.core.errors import ReportError
+from probes.core.unknown import Unknown
+from probes.records.rows import Block, Expectation, Gap, Measurement, Pass, Reads, Request, Split
+from probes.records.samples import Clock
+from probes.records.schema import Settings, from_json, read_report
 
 NONE = Unknown("none")
 ROW = Measurement("h2d", 4096, 8192, 1, "device", (1.0,), (2.0,))

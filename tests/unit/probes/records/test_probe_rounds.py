@@ -7,27 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_samples import SETTINGS, TIMES, passes, report
 
+from probes.core.codec import to_json
+from probes.core.unknown import Unknown
+from probes.measure import catalog
 from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS, merged
-from probes.records.schema import (
-    Done,
-    Failed,
-    Gap,
-    Measurement,
-    Noise,
-    ProbeReport,
-    ProbeRun,
-    Reads,
-    Settings,
-    Split,
-    Stop,
-    Unknown,
-    from_json,
-)
+from probes.records.rows import Gap, Measurement, Noise, Reads, Split, Stop
+from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, from_json
 from probes.records.stats import summarize
-from probes.report.answers import all_records, pick
-from probes.report.render import render
-from probes.run import catalog
-from probes.shared.codec import to_json
+from probes.reports.answers import all_records, pick
+from probes.reports.text import render
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 

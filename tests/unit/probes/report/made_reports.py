@@ -4,29 +4,22 @@ import random
 from dataclasses import replace
 from functools import cache
 
-from probes.records.schema import (
+from probes.core.unknown import Unknown
+from probes.hardware.facts import Gpu, Machine, TorchFacts
+from probes.records.rows import (
     Block,
-    Done,
     Expectation,
-    Failed,
     Gap,
-    Gpu,
-    Machine,
     Measurement,
     Noise,
     Pass,
-    ProbeReport,
-    ProbeRun,
     Reading,
     Reads,
     Request,
-    Settings,
     Split,
     Stop,
-    TorchFacts,
-    Unknown,
-    Waived,
 )
+from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, Waived
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)

@@ -7,13 +7,14 @@ import made_reports as make
 import pytest
 from jsonschema import Draft202012Validator
 
-from buildtool.cli import main
-from probes.errors import ReportError
-from probes.records.json_schema import report_schema
-from probes.records.schema import ProbeReport, Unknown
-from probes.report.compare import compare, render_markdown
-from probes.report.prometheus import HELP, exposition
-from probes.shared.codec import to_json
+from buildtool.cli.program import main
+from probes.core.codec import to_json
+from probes.core.errors import ReportError
+from probes.core.json_schema import report_schema
+from probes.core.unknown import Unknown
+from probes.records.schema import ProbeReport
+from probes.reports.compare import compare, render_markdown
+from probes.reports.prometheus import HELP, exposition
 
 ROOT = Path(__file__).parents[4]
 RESULTS = sorted((ROOT / "docs" / "results").glob("h200*.json"))

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
-from probes.records.schema import Unknown
-from probes.report.page import canvas, draw
-from probes.report.page.canvas import DESK, PHONE
-from probes.report.page.charts import charts
-from probes.report.page.plots import draw_plots
-from probes.report.residency import Controls
+from probes.core.unknown import Unknown
+from probes.reports import canvas
+from probes.reports import charts as draw
+from probes.reports.answers import Controls
+from probes.reports.canvas import DESK, PHONE
+from probes.reports.charts import charts, draw_plots
 
 GIB = 2**30
 pytestmark = pytest.mark.thorough  # a second each
@@ -90,7 +90,7 @@ def test_blocks_of_memory_are_drawn_where_they_lie_with_both_controls(figures: l
     chart = FOUND.residency
     assert not isinstance(chart, Unknown)
     assert isinstance(chart.controls, Controls)
-    draw.residency(chart, DESK)
+    draw.draw_residency(chart, DESK)
     rates, signals = figures[0].axes
     bars = [bar for one in rates.containers if isinstance(one, BarContainer) for bar in one]
     middles = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in bars]
@@ -120,7 +120,7 @@ def test_passes_are_drawn_by_their_names_with_the_limit_of_the_link(figures: lis
     draw.scenarios(panels, DESK)
     for panel, axes in zip(panels, figures[0].axes, strict=True):
         named = [label.get_text() for label in axes.get_yticklabels()]
-        assert named == [draw.SCENARIOS[one.scenario][1] for one in panel.bars[::-1]]
+        assert named == [draw.SCENARIO_STYLES[one.scenario][1] for one in panel.bars[::-1]]
         assert len(texts(axes)) == len(panel.bars)
         assert panel.link_s is not None
         assert [name for name in legend(axes) if name.startswith("link's limit")]

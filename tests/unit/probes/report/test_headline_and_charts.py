@@ -5,11 +5,12 @@ from dataclasses import replace
 import made_reports as make
 import pytest
 
-from probes.records.schema import Request, Stop, Unknown
+from probes.core.unknown import Unknown
+from probes.records.rows import Request, Stop
 from probes.records.stats import summarize
-from probes.report.headline import headline
-from probes.report.page.charts import charts
-from probes.report.quantities import rate, span, with_error
+from probes.reports.charts import charts
+from probes.reports.headline import headline
+from probes.reports.tables import rate, span, with_error
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import made_reports as make
 import pytest
 import strict_readers as read
 
-from probes.records.schema import Pass, ProbeReport
-from probes.report.page.html import render_page
-from probes.report.prometheus import exposition
+from probes.records.rows import Pass
+from probes.records.schema import ProbeReport
+from probes.reports.html import render_page
+from probes.reports.prometheus import exposition
 
 EVIL = "$\\frac{a$ \x1b[2J </style><script>x</script> \u202e `y` ${A} &amp; \udce9"
 
@@ -40,7 +41,7 @@ def test_no_name_in_a_probe_report_adds_an_element_to_its_page() -> None:
 def test_a_dollar_sign_in_a_name_is_no_formula_of_a_plot() -> None:
     from matplotlib.figure import Figure  # here, for a second worker that doesn't need it
 
-    from probes.report.page.canvas import DESK, svg_of
+    from probes.reports.canvas import DESK, svg_of
 
     def paint(figure: Figure) -> None:
         figure.subplots().set_title("$\\frac{a$")

@@ -6,18 +6,16 @@ from html.parser import HTMLParser
 import made_reports as make
 import pytest
 
-from probes.records.schema import Measurement
+from probes.core.codec import to_json
+from probes.records.rows import Measurement
 from probes.records.stats import summarize
-from probes.report.answers import all_records, pick
-from probes.report.compare import compare
-from probes.report.page.html import Plot, render_page
-from probes.report.page.palette import COLOURS
-from probes.report.page.svg import embed
-from probes.report.prometheus import exposition
-from probes.report.quantities import rate, span
-from probes.report.render import render
-from probes.report.tables import facts, tables
-from probes.shared.codec import to_json
+from probes.reports.answers import all_records, pick
+from probes.reports.compare import compare
+from probes.reports.html import Plot, render_page
+from probes.reports.prometheus import exposition
+from probes.reports.svg import COLOURS, embed
+from probes.reports.tables import facts, rate, span, tables
+from probes.reports.text import render
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (

@@ -5,10 +5,11 @@ import random
 
 import pytest
 
+from probes.core.unknown import Unknown
 from probes.measure.workbench import READS_AFTER
-from probes.records.schema import Measurement, Reads, Unknown, Way
-from probes.report import crossover
-from probes.report.crossover import COPY, IN_PLACE, REREAD, Adviser, BreakEven
+from probes.records.rows import Measurement, Reads, Way
+from probes.reports import crossover
+from probes.reports.crossover import COPY, IN_PLACE, REREAD, Adviser, BreakEven
 
 MIB = 2**20
 SIZES = tuple(MIB * 4**i for i in range(6))

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from probe_samples import done, report
 
-from probes.measure.noise import Look, judge
-from probes.records.schema import Expectation, Record, Request, Stop, Unknown
-from probes.report import answers, headline
+from probes.core.unknown import Unknown
+from probes.measure.background_load import Look, judge
+from probes.records.rows import Expectation, Record, Request, Stop
+from probes.reports import answers, headline
 
 MIB, GIB = 2**20, 2**30
 BEFORE = Look(

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from probes.core.unknown import Unknown
 from probes.records import stats
-from probes.records.schema import Block, Measurement, Noise, Request, Unknown
-from probes.report import answers, residency
-from probes.report.crossover import BreakEven
-from probes.report.residency import Controls
+from probes.records.rows import Block, Measurement, Noise, Request
+from probes.reports import answers
+from probes.reports.answers import Controls
+from probes.reports.crossover import BreakEven
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_doubts_begin_above_their_thresholds(changes: dict[str, object], reasons
     ],
 )
 def test_labels_by_timing_change_at_their_thresholds(read: float, known: Controls, label: str) -> None:
-    assert residency.by_timing(read, known) == label
+    assert answers.by_timing(read, known) == label
 
 
 def block(asked: str, read_s: float, **changes: object) -> Block:
@@ -115,15 +116,15 @@ def block(asked: str, read_s: float, **changes: object) -> Block:
 def test_controls_are_the_middle_ones_of_each_place_and_no_other_blocks() -> None:
     vram = [block("vram", (1 << 30) / 1e9 / speed, control=True) for speed in (90, 100, 400)]
     host = [block("zero_copy", (1 << 30) / 1e9 / speed, control=True) for speed in (4, 5, 9)]
-    found = residency.controls([*vram, *host, block("vram", 1.0), block("zero_copy", 1.0)])
+    found = answers.controls([*vram, *host, block("vram", 1.0), block("zero_copy", 1.0)])
     assert isinstance(found, Controls)
     assert (found.vram_gb_per_s, found.host_gb_per_s) == (pytest.approx(100), pytest.approx(5))
-    assert isinstance(residency.controls(vram), Unknown)
-    assert isinstance(residency.controls(host), Unknown)
+    assert isinstance(answers.controls(vram), Unknown)
+    assert isinstance(answers.controls(host), Unknown)
 
 
 def test_signals_disagree_only_where_both_speak() -> None:
-    one = residency.Placed(block("vram", 1.0), 1.0, "vram", "host")
+    one = answers.Placed(block("vram", 1.0), 1.0, "vram", "host")
     assert one.disagree
     assert not replace(one, by_counters="vram").disagree
     assert not replace(one, by_counters="unclear").disagree
@@ -131,10 +132,10 @@ def test_signals_disagree_only_where_both_speak() -> None:
 
 
 def test_first_reads_are_slow_beyond_three_times_the_later_ones() -> None:
-    calm = residency.first_read_verdict([block("vram", 1.0, first_read_s=3.0)])
+    calm = answers.first_read_verdict([block("vram", 1.0, first_read_s=3.0)])
     assert "took 3.00 x as long" in str(calm)
     slow = [block("vram", 1.0, first_read_s=first) for first in (3.5, 8.0, 1.0)]
-    told = str(residency.first_read_verdict([*slow, block("zero_copy", 1.0, first_read_s=99.0)]))
+    told = str(answers.first_read_verdict([*slow, block("zero_copy", 1.0, first_read_s=99.0)]))
     assert "2 of 3 blocks (2.00 GiB) took up to 8 x" in told
 
 
@@ -142,7 +143,7 @@ def test_first_reads_are_slow_beyond_three_times_the_later_ones() -> None:
     ("cap", "free", "who"), [(1, 10, "torch's cap"), (1, 9, "the driver"), (None, 10, "the driver")]
 )
 def test_a_cap_refuses_only_where_the_driver_had_room(cap: int | None, free: int, who: str) -> None:
-    assert residency.refused_by(Request("block", 10, 0, free, cap, False, "")) == who
+    assert answers.refused_by(Request("block", 10, 0, free, cap, False, "")) == who
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from probe_fakes import FakeBench
 from probe_samples import SETTINGS, done, report
 
-from probes.errors import ContentMismatch
+from probes.core.errors import ContentMismatch
+from probes.core.unknown import Unknown
 from probes.measure import breakeven, transfer
 from probes.records import stats
-from probes.records.schema import Gap, Measurement, Reads, Record, Settings, Unknown
-from probes.report import crossover, pieces
-from probes.report.answers import answers, least_reads, pick, surely_reads
-from probes.report.pieces import Fit, Point
+from probes.records.rows import Gap, Measurement, Reads, Record
+from probes.records.schema import Settings
+from probes.reports import crossover
+from probes.reports.answers import answers, least_reads, pick, surely_reads
+from probes.reports.crossover import Fit, Point
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = tuple(4 * KIB * 4**i for i in range(10))
@@ -28,7 +30,7 @@ def on_line(alpha: float, beta: float, sizes: tuple[int, ...] = SIZES) -> list[P
 
 
 def fitted(points: list[Point]) -> Fit:
-    found = pieces.fit(points)
+    found = crossover.fit(points)
     assert isinstance(found, Fit), found
     return found
 
@@ -59,11 +61,11 @@ def test_a_break_is_found_where_the_way_changes(alpha: float, beta: float, place
         Point(p.n_bytes, p.seconds * (1.0 if i <= place else jump))
         for i, p in enumerate(on_line(alpha, beta))
     ]
-    found = pieces.fit(points)
-    one = Fit((pieces.line(points),), 0.0)
+    found = crossover.fit(points)
+    one = Fit((crossover.line(points),), 0.0)
     straight = max(abs(one.seconds(p.n_bytes) / p.seconds - 1) for p in points)
     if isinstance(found, Fit):
-        assert found.residual <= min(straight, pieces.WORST_RESIDUAL)
+        assert found.residual <= min(straight, crossover.WORST_RESIDUAL)
         assert all(a.last_bytes == b.first_bytes for a, b in pairwise(found.pieces))
 
 
@@ -71,11 +73,11 @@ def test_a_break_is_found_where_the_way_changes(alpha: float, beta: float, place
 @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=10))
 def test_whatever_the_times_the_fit_is_good_enough_or_refused(times: list[float]) -> None:
     points = [Point(n, t) for n, t in zip(SIZES, times, strict=False)]
-    found = pieces.fit(points)
+    found = crossover.fit(points)
     if isinstance(found, Unknown):
         assert found.reason
         return
-    assert found.residual <= pieces.WORST_RESIDUAL
+    assert found.residual <= crossover.WORST_RESIDUAL
     assert all(p.alpha_s >= 0 and p.s_per_byte >= 0 for p in found.pieces)
     assert all(
         abs(found.seconds(p.n_bytes) / p.seconds - 1) <= found.residual + 1e-9 for p in ends(found, points)
@@ -96,20 +98,20 @@ def test_a_scale_of_time_scales_the_fit(alpha: float, beta: float, scale: float)
 
 
 def test_two_points_are_no_fit_and_wild_ones_are_refused_with_the_miss() -> None:
-    assert isinstance(pieces.fit(on_line(1e-6, 1e9)[:2]), Unknown)
-    wild = pieces.fit([Point(n, t) for n, t in zip(SIZES, [1.0, 9.0, 1.0, 9.0], strict=False)])
+    assert isinstance(crossover.fit(on_line(1e-6, 1e9)[:2]), Unknown)
+    wild = crossover.fit([Point(n, t) for n, t in zip(SIZES, [1.0, 9.0, 1.0, 9.0], strict=False)])
     assert isinstance(wild, Unknown)
     assert "miss by up to" in wild.reason
     with pytest.raises(ValueError, match="no points"):
-        pieces.line([])
+        crossover.line([])
 
 
 def test_between_measured_sizes_is_the_straight_line() -> None:
     points = on_line(1e-5, 1e10)
     for n in (KIB, 6 * KIB, 3 * MIB, 2 * GIB):
-        assert pieces.between(points, n) == pytest.approx(1e-5 + n / 1e10)
+        assert crossover.between(points, n) == pytest.approx(1e-5 + n / 1e10)
     with pytest.raises(ValueError, match="two points"):
-        pieces.between(points[:1], 1)
+        crossover.between(points[:1], 1)
 
 
 def timed(seconds: float, error: float = 0.0) -> crossover.Timed:

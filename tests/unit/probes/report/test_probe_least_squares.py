@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.records.schema import Unknown
-from probes.report import pieces as fit
-from probes.report.pieces import Fit, Piece, Point
+from probes.core.unknown import Unknown
+from probes.reports import crossover as fit
+from probes.reports.crossover import Fit, Piece, Point
 
 KIB, MIB = 2**10, 2**20
 seconds = st.floats(1e-6, 1e-2)

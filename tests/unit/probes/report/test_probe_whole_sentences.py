@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from probe_samples import APU_NODE, CUDA_TORCH, done, failed, machine, report, waived
 
+from probes.core.unknown import Unknown
 from probes.measure.workbench import READS_AFTER
-from probes.records.schema import Block, Measurement, Noise, Pass, Reads, Request, Stop, Unknown, Way
-from probes.report import answers, crossover, headline, residency
-from probes.report.crossover import COPY, IN_PLACE, REREAD
+from probes.records.rows import Block, Measurement, Noise, Pass, Reads, Request, Stop, Way
+from probes.reports import answers, crossover, headline
+from probes.reports.crossover import COPY, IN_PLACE, REREAD
 
 MIB, GIB = 2**20, 2**30
 SIZES = tuple(MIB * 4**i for i in range(5))
@@ -200,14 +201,14 @@ def test_requests_around_the_limit_are_counted_by_their_answers() -> None:
     made = (
         [request("forced", granted=True)] * 3 + [request("forced", declined=True)] + [request("forced")] * 2
     )
-    told = residency.forced_verdict([*made, request("block", granted=True)])
+    told = answers.forced_verdict([*made, request("block", granted=True)])
     assert str(told).startswith("of 6 requests for 0.9 to 1.5 of the limit 3 were granted, 2 refused")
     assert ", 1 not made" in str(told)
 
 
 def test_the_last_refused_block_says_who_refused() -> None:
     asked = [request("block"), request("block", cap=5), request("block", granted=True), request("forced")]
-    told = residency.verdict(asked, (), Stop("refused", GIB, ""))
+    told = answers.verdict(asked, (), Stop("refused", GIB, ""))
     assert told.startswith("refused with out of memory by torch's cap at 1.00 GiB")
 
 
@@ -218,7 +219,7 @@ def block(read_s: float, *, control: bool = False, asked: str = "vram") -> Block
 @pytest.mark.parametrize("read_s", [0.1, 1.0])  # at the link's speed, and far below it
 def test_blocks_outside_vram_are_a_silent_spill(read_s: float) -> None:
     controls = [block(0.001, control=True), block(0.1, control=True, asked="zero_copy")]
-    told = residency.verdict((), [*controls, block(0.001), block(read_s)], Stop("target", 2 * GIB, ""))
+    told = answers.verdict((), [*controls, block(0.001), block(read_s)], Stop("target", 2 * GIB, ""))
     assert told.startswith("spilled silently: of 2.00 GiB granted as device memory, 1.00 GiB reads")
     run = done("spill", *controls, block(0.001), block(read_s), Stop("target", 2 * GIB, ""))
     assert headline.headline(report(run))[1].startswith("When VRAM is full it spills silently: of 2 GiB")
@@ -229,7 +230,7 @@ def test_blocks_outside_vram_are_a_silent_spill(read_s: float) -> None:
 )
 def test_counters_speak_from_half_a_block_on(drop: int, growth: int, label: str) -> None:
     one = replace(block(1.0), n_bytes=16, vram_drop_bytes=drop, gtt_growth_bytes=growth)
-    assert residency.by_counters(one) == label
+    assert answers.by_counters(one) == label
 
 
 def test_the_fastest_way_is_reported_with_its_error_and_how_much_slower_it_is() -> None:

@@ -14,12 +14,15 @@ from functools import cache
 import made_reports as make
 import pytest
 
-from probes.records.schema import Measurement, Noise, Pass, ProbeReport, ProbeRun, Reads, Unknown
+from probes.core.unknown import Unknown
+from probes.measure.session import MOST, PAIRS
+from probes.records.rows import Measurement, Noise, Pass, Reads
+from probes.records.schema import ProbeReport, ProbeRun
 from probes.records.stats import pairs_scatter
-from probes.report.compare import compare
-from probes.report.ratio import (
+from probes.reports.compare import (
     Ratio,
     Scatter,
+    compare,
     pair_scatter,
     paired_ratio,
     scatter,
@@ -27,8 +30,6 @@ from probes.report.ratio import (
     speed_ratio,
     typical,
 )
-from probes.run.further import MOST
-from probes.run.session import PAIRS
 
 pytestmark = pytest.mark.thorough
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from probe_samples import CPU_TORCH, report
 
-from probes.records.schema import Done, Failed, Measurement, ProbeReport, ProbeRun, Unknown
-from probes.run.further import MOST, START_S, Further, further
+from probes.core.unknown import Unknown
+from probes.measure.session import MOST, START_S, Further, further
+from probes.records.rows import Measurement
+from probes.records.schema import Done, Failed, ProbeReport, ProbeRun
 
 STEADY, WILD = (1.0, 1.0, 1.0), (1.0, 1.1, 0.9)
 

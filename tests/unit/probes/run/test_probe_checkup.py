@@ -2,12 +2,12 @@
 
 import pytest
 
-from probes.errors import Exit
-from probes.records.facts import Check
+from probes.core.errors import Exit
+from probes.hardware.facts import Check
+from probes.measure.supervisor import Ended
+from probes.measure.this_machine import checks
+from probes.measure.worker import CHECK, Job
 from probes.records.schema import Done, Failed
-from probes.run.checkup import checks
-from probes.run.child import CHECK, Job
-from probes.run.supervisor import Ended
 
 GOOD = Check("a copy", holds=True, said="1 MiB")
 

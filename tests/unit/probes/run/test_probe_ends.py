@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
+from probes.measure import supervisor
 from probes.records.schema import Failed
-from probes.run import supervisor
 
 
 @pytest.mark.parametrize(

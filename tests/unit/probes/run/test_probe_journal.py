@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, report
 
-from probes import cli
-from probes.errors import DeviceBusy, Exit, ReportError
+from probes.cli import program
+from probes.core import files
+from probes.core.errors import DeviceBusy, Exit, ReportError
+from probes.core.unknown import Unknown
+from probes.measure import journal, session, supervisor, this_machine
+from probes.measure.worker import DESCRIBE, Job
 from probes.records.rounds import FULL_ROUNDS, merged
-from probes.records.schema import Done, Failed, Measurement, ProbeReport, Stop, Unknown, read_report
-from probes.run import journal, session, supervisor, thismachine
-from probes.run.child import DESCRIBE, Job
-from probes.shared import files
+from probes.records.rows import Measurement, Stop
+from probes.records.schema import Done, Failed, ProbeReport, read_report
 
 BEGUN = replace(report(torch=CPU_TORCH), asked=("transfer",))
 
@@ -155,7 +157,7 @@ def cut_short(folder: Path, workers: Callable[[Play], list[Job]]) -> Path:
     """A run of `transfer` that measured two sizes."""
     workers(tells(1, 2, then=PowerCut))
     with pytest.raises(PowerCut):
-        cli.main(["run", "transfer", "--seed", "9", "--out", str(folder)])
+        program.main(["run", "transfer", "--seed", "9", "--out", str(folder)])
     (path,) = folder.glob("*.json")
     return path
 
@@ -164,7 +166,7 @@ def test_a_run_goes_on_where_the_power_was_cut(tmp_path: Path, workers: Callable
     path = cut_short(tmp_path, workers)
     assert read_report(path).runs == ()
     seen = workers(tells(1, 2, 3, 4))
-    assert cli.main(["run", "--resume", str(path)]) == Exit.OK
+    assert program.main(["run", "--resume", str(path)]) == Exit.OK
     assert [job.done for job in seen] == [(row(1).case, row(2).case), (), ()]
     assert [job.settings.seed for job in seen] == [9, 10, 11]  # another order in each round
     found = read_report(path)
@@ -186,10 +188,10 @@ def test_a_run_goes_on_in_the_round_in_which_it_was_cut(
 
     workers(play)
     with pytest.raises(PowerCut):
-        cli.main(["run", "transfer", "--seed", "9", "--out", str(tmp_path)])
+        program.main(["run", "transfer", "--seed", "9", "--out", str(tmp_path)])
     (path,) = tmp_path.glob("*.json")
     seen = workers(tells(1, 2, 3))
-    assert cli.main(["run", "--resume", str(path)]) == Exit.OK
+    assert program.main(["run", "--resume", str(path)]) == Exit.OK
     assert [(job.done, job.settings.seed) for job in seen] == [((row(1).case, row(2).case), 10), ((), 11)]
     found = read_report(path)
     assert [len(run.records) for run in found.runs] == [2, 3, 3]
@@ -202,7 +204,7 @@ def test_a_run_of_an_older_version_is_not_gone_on_with(
     path = cut_short(tmp_path, workers)
     file = journal.path_of(path)
     file.write_text(file.read_text().replace('"schema_version": 2', '"schema_version": 1'))
-    assert cli.main(["run", "--resume", str(path)]) == Exit.DATA
+    assert program.main(["run", "--resume", str(path)]) == Exit.DATA
     assert "begun by another version" in capsys.readouterr().err
 
 
@@ -211,14 +213,14 @@ def test_a_probe_that_failed_or_was_waived_is_not_tried_again_in_later_rounds(
 ) -> None:
     broken = Failed("it broke", "", int(Exit.BROKEN), wedged=False)
     seen = workers(lambda _job, _heard: supervisor.Ended(broken, (), 0.1))
-    assert cli.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.BROKEN
+    assert program.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.BROKEN
     assert len(seen) == 1
 
 
 def test_a_journal_can_be_named_itself(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
     path = cut_short(tmp_path, workers)
     workers(tells(3))
-    assert cli.main(["run", "--resume", str(journal.path_of(path))]) == Exit.OK
+    assert program.main(["run", "--resume", str(journal.path_of(path))]) == Exit.OK
 
 
 def test_a_new_run_names_the_unfinished_one(
@@ -226,16 +228,16 @@ def test_a_new_run_names_the_unfinished_one(
 ) -> None:
     path = cut_short(tmp_path, workers)
     workers(tells(1))
-    assert cli.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.OK
+    assert program.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.OK
     assert f"run --resume {path}" in capsys.readouterr().out
 
 
 def test_a_finished_run_leaves_the_report_alone(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
     workers(tells(1))
-    cli.main(["run", "transfer", "--out", str(tmp_path)])
+    program.main(["run", "transfer", "--out", str(tmp_path)])
     (path,) = tmp_path.iterdir()
     assert path.suffix == ".json"
-    assert cli.main(["run", "--resume", str(path)]) == Exit.DATA
+    assert program.main(["run", "--resume", str(path)]) == Exit.DATA
 
 
 def test_parts_of_a_whole_are_measured_again(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
@@ -247,10 +249,10 @@ def test_parts_of_a_whole_are_measured_again(tmp_path: Path, workers: Callable[[
 
     workers(play)
     with pytest.raises(PowerCut):
-        cli.main(["run", "transfer", "--out", str(tmp_path)])
+        program.main(["run", "transfer", "--out", str(tmp_path)])
     (path,) = tmp_path.glob("*.json")
     seen = workers(tells(1))
-    assert cli.main(["run", "--resume", str(path)]) == Exit.OK
+    assert program.main(["run", "--resume", str(path)]) == Exit.OK
     assert seen[0].done == ()
     assert {run.records for run in only_report(tmp_path).runs} == {(row(1),)}
 
@@ -261,7 +263,7 @@ def test_another_machine_is_refused(
     path = cut_short(tmp_path, workers)
     file = journal.path_of(path)
     file.write_text(file.read_text().replace('"threads": 2', '"threads": 2').replace("2.6.0", "2.7.1"))
-    assert cli.main(["run", "--resume", str(path)]) == Exit.DATA
+    assert program.main(["run", "--resume", str(path)]) == Exit.DATA
     assert "begun with torch 2.7.1" in capsys.readouterr().err
 
 
@@ -270,13 +272,13 @@ def test_another_machine_is_refused(
 )
 def test_what_differs_is_named(what: str, change: dict[str, object]) -> None:
     here = BEGUN.machine
-    thismachine.refuse_other_machine(here, here)
+    this_machine.refuse_other_machine(here, here)
     with pytest.raises(ReportError, match=f"begun with {what}"):
-        thismachine.refuse_other_machine(here, replace(here, **change))  # type: ignore[arg-type]
+        this_machine.refuse_other_machine(here, replace(here, **change))  # type: ignore[arg-type]
 
 
 def test_resume_takes_no_other_wishes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--quick", "--resume", str(tmp_path / "r.json")]) == Exit.USAGE
+    assert program.main(["run", "--quick", "--resume", str(tmp_path / "r.json")]) == Exit.USAGE
     assert "own settings" in capsys.readouterr().err
 
 
@@ -288,10 +290,10 @@ def test_an_interrupted_probe_goes_on_too(tmp_path: Path, workers: Callable[[Pla
         )
 
     workers(play)
-    assert cli.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.INTERRUPTED
+    assert program.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.INTERRUPTED
     (path,) = tmp_path.glob("*.json")
     workers(tells(1, 2))
-    assert cli.main(["run", "--resume", str(path)]) == Exit.OK
+    assert program.main(["run", "--resume", str(path)]) == Exit.OK
     ended = [(type(run.outcome), len(run.records)) for run in only_report(tmp_path).runs]
     assert ended == [(Done, 2)] * FULL_ROUNDS
 
@@ -306,5 +308,5 @@ def test_what_only_has_a_journals_name_is_not_waited_for(
     with (tmp_path / "long.json.journal").open("wb") as file:
         file.truncate(journal.MOST_BYTES + 1)
     for name in ("pipe", "folder", "link", "long"):
-        assert cli.main(["run", "--resume", str(tmp_path / f"{name}.json")]) == Exit.DATA
+        assert program.main(["run", "--resume", str(tmp_path / f"{name}.json")]) == Exit.DATA
         assert f"can't read {tmp_path}/{name}.json.journal: " in capsys.readouterr().err

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from probe_samples import CPU_TORCH, done, report
 
-from probes.errors import ReportError
-from probes.records.schema import Gap, Measurement, Unknown
-from probes.run import journal
-from probes.run.journal import Entry, Past
+from probes.core.errors import ReportError
+from probes.core.unknown import Unknown
+from probes.measure import journal
+from probes.measure.journal import Entry, Past
+from probes.records.rows import Gap, Measurement
 
 BEGUN = replace(report(torch=CPU_TORCH), asked=("transfer",))
 ONE, OTHER = Gap("h2d", 1, "one"), Gap("h2d", 2, "another")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from probe_samples import CPU_TORCH, report
 
-from probes.errors import DeviceBusy, ReportError
-from probes.records.schema import Gap
-from probes.run import journal
+from probes.core.errors import DeviceBusy, ReportError
+from probes.measure import journal
+from probes.records.rows import Gap
 
 BEGUN = replace(report(torch=CPU_TORCH), asked=("transfer",))
 FIRST, SECOND = Gap("h2d", 1, "the first"), Gap("h2d", 2, "the second")

@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, machine
 
-from probes import cli
-from probes.measure import breakeven, scenarios, transfer
+from probes.cli import program
+from probes.measure import breakeven, catalog, scenarios, transfer
+from probes.measure.catalog import BEGINNING, Planned, progress, sentence
 from probes.records.rounds import QUICK_ROUNDS
-from probes.records.schema import Gap, Settings
-from probes.run import catalog
-from probes.run.remaining import BEGINNING, Planned, progress, sentence
+from probes.records.rows import Gap
+from probes.records.schema import Settings
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 costs = st.lists(st.floats(0.1, 10), min_size=2, max_size=30)
@@ -84,7 +84,7 @@ def test_models_that_this_image_lacks_and_probes_that_dont_apply_are_not_planned
 
 def test_a_run_prints_now_and_then_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
-    printer = cli.ProgressPrinter(now=lambda: clock[0])
+    printer = program.ProgressPrinter(now=lambda: clock[0])
     printer.planned(tuple(Planned("transfer", f"x {i}", 2.0) for i in range(10)))
     printer.started(catalog.select(("transfer",))[0], 0)
     for i in range(9):

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from probe_samples import CPU_TORCH, machine
 
-from probes import cli
-from probes.errors import Exit
-from probes.records.schema import Done, Failed, Measurement, Unknown, read_report
-from probes.run import inturns, session, supervisor, thismachine
-from probes.run.inturns import Side
+from probes.cli import program
+from probes.core.errors import Exit
+from probes.core.unknown import Unknown
+from probes.measure import in_turns, session, supervisor, this_machine
+from probes.measure.in_turns import Side
+from probes.records.rows import Measurement
+from probes.records.schema import Done, Failed, read_report
 
 PYTHON = "/bin/sh"  # any program that is there: nothing starts it here
 
@@ -25,7 +27,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
         assert sides[0].job.settings == sides[1].job.settings, "other seeds give other orders"
         wild = 1.0 + 0.2 * (len(asked) % 2)
         found = []
-        for number in inturns.SIDES:
+        for number in in_turns.SIDES:
             records = [
                 Measurement(name, 4096, 4096, 1, "wall", Unknown("none"), (at,) * 20)
                 for name, at in (("steady", 1.0), ("wild", wild if number else 1.0))
@@ -34,16 +36,16 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
             found.append(supervisor.Ended(Done(), tuple(records), 1.0))
         return tuple(found)
 
-    monkeypatch.setattr(inturns, "both", both)
+    monkeypatch.setattr(in_turns, "both", both)
     monkeypatch.setattr(session, "spares", lambda *_: 0)
-    monkeypatch.setattr(thismachine, "look", lambda *_: replace(machine(), torch=CPU_TORCH))
+    monkeypatch.setattr(this_machine, "look", lambda *_: replace(machine(), torch=CPU_TORCH))
     return asked
 
 
 def test_both_reports_belong_together_and_after_two_pairs_only_rows_that_scatter_get_more(
     sides: list[tuple[str, int, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.OK
+    assert program.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.OK
     assert sides == [("transfer", n % 2, 0 if n < 2 else 1) for n in range(6)]
     a, b = (read_report(path) for path in sorted(tmp_path.glob("*.json")))
     assert a.pair == b.pair != ""
@@ -54,7 +56,7 @@ def test_both_reports_belong_together_and_after_two_pairs_only_rows_that_scatter
 def test_a_python_that_is_not_there_is_a_message_before_anything_begins(
     sides: list[tuple[str, int, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["run", "--out", str(tmp_path), "--against", str(tmp_path / "python")]) == Exit.USAGE
+    assert program.main(["run", "--out", str(tmp_path), "--against", str(tmp_path / "python")]) == Exit.USAGE
     assert "there is no Python to run" in capsys.readouterr().err
     assert not sides
     assert not list(tmp_path.iterdir())
@@ -63,15 +65,15 @@ def test_a_python_that_is_not_there_is_a_message_before_anything_begins(
 def test_a_side_that_breaks_leaves_both_reports_with_what_was_measured(
     sides: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = inturns.both
+    good = in_turns.both
     broken = Failed("the worker was killed by SIGSEGV", "", int(Exit.BROKEN), wedged=False)
 
     def breaks(two: tuple[Side, Side], *, first: int, limit_s: float) -> object:
         a, b = good(two, first=first, limit_s=limit_s)
         return a, replace(b, outcome=broken) if len(sides) == 2 else b
 
-    monkeypatch.setattr(inturns, "both", breaks)
-    assert cli.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.BROKEN
+    monkeypatch.setattr(in_turns, "both", breaks)
+    assert program.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.BROKEN
     assert len(sides) == 2
     assert all(len(read_report(path).runs) == 2 for path in tmp_path.glob("*.json"))
 
@@ -82,15 +84,15 @@ def test_an_interrupt_in_a_pair_keeps_the_pairs_before_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    good = inturns.both
+    good = in_turns.both
 
     def interrupted(two: tuple[Side, Side], *, first: int, limit_s: float) -> object:
         if len(sides) == 2:
             raise KeyboardInterrupt
         return good(two, first=first, limit_s=limit_s)
 
-    monkeypatch.setattr(inturns, "both", interrupted)
-    assert cli.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.INTERRUPTED
+    monkeypatch.setattr(in_turns, "both", interrupted)
+    assert program.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == (
         f"interrupted; the two reports in {tmp_path} hold the pairs that were measured\n"
     )

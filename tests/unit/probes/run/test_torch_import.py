@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.errors import DeviceUnusable
-from probes.run import torchimport
+from probes.core.errors import DeviceUnusable
+from probes.measure import worker
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_a_broken_torch_is_an_error_of_ours(
         (tmp_path / "torch/__init__.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(torchimport, "why_without", torchimport.why_without.__wrapped__)
+    monkeypatch.setattr(worker, "why_without", worker.why_without.__wrapped__)
     with pytest.raises(DeviceUnusable, match="torch can't be imported") as refused:
-        torchimport.require_torch("run it where torch is")
+        worker.require_torch("run it where torch is")
     assert why in refused.value.message
     sys.modules.pop("torch", None)

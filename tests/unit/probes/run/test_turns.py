@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from probes.run.inturns import SIDES, Baton
+from probes.measure.in_turns import SIDES, Baton
 
 
 def run(first: int, messages: tuple[int, int], *, to_a_row: tuple[int, int] = (1, 1)) -> list[int]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.cli import main as weir
-from buildtool.errors import Exit
-from probes import cli as probes
-from probes.shared.invocation import host_command, probe_command, probe_line
+from buildtool.cli.program import main as weir
+from buildtool.core.errors import Exit
+from probes.cli import program as probes
+from probes.core.invocation import host_command, probe_command, probe_line
 
 
 @pytest.mark.parametrize(

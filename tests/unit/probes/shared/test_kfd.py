@@ -4,7 +4,7 @@ from pathlib import Path
 
 from probe_trees import lay, node
 
-from probes.shared import kfd
+from probes.hardware import kfd
 
 SIMDS = {"simd_count": 64}
 

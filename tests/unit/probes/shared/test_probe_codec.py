@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from probes.shared.codec import DERIVED, Json, Misfit, decode, encode
+from probes.core.codec import DERIVED, Json, Misfit, decode, encode
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from probes.run import journal
-from probes.run.lock import gpu_lock
-from probes.shared import files, locks
+from probes.core import files
+from probes.measure import journal
+from probes.measure.journal import gpu_lock
 
 LEFT = ".weir-0123456789abcdef.partial"
 NEVER = "nobody waits"
@@ -52,8 +52,8 @@ def use_all(folder: Path) -> None:
     assert files.read_text(folder / "a", most_bytes=1) == "x"
     files.sync_directory(folder)
     files.link_over(folder / "a", folder / "b")
-    with files.scratch(folder), locks.locked(folder / "lock", never), locks.locked(folder, never):
-        assert locks.open_lock(folder / "lock", shared=False) is None
+    with files.scratch(folder), files.locked(folder / "lock", never), files.locked(folder, never):
+        assert files.open_lock(folder / "lock", shared=False) is None
     with suppress(OSError):
         files.read_text(folder / "a", most_bytes=0)
     with suppress(OSError):
@@ -88,17 +88,17 @@ def test_a_file_system_without_locks_is_written_to_all_the_same(
     (tmp_path / LEFT).touch()
     files.sweep_partials(tmp_path)  # nobody can know that its owner is dead
     assert names(tmp_path) == [LEFT, "a", "b"]
-    descriptor = locks.open_lock(tmp_path / "lock", shared=True)
+    descriptor = files.open_lock(tmp_path / "lock", shared=True)
     assert descriptor is not None
     os.close(descriptor)
-    assert locks.open_lock(tmp_path / "lock", shared=False) is None
+    assert files.open_lock(tmp_path / "lock", shared=False) is None
 
 
 @pytest.mark.parametrize("name", ["", "a/b/lock"])
 def test_a_directory_or_a_lock_file_is_held_for_the_block_alone(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     for _ in range(2):  # a lock file stays
-        with locks.locked(path, never):
+        with files.locked(path, never):
             assert is_held(path)
         assert not is_held(path)
     assert path.is_dir() or stat.S_IMODE(path.stat().st_mode) & 0o111 == 0
@@ -117,31 +117,31 @@ def test_who_finds_a_lock_held_says_so_and_waits_until_it_is_free(
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with locks.locked(tmp_path / "lock", lambda: said.append("waiting")):
+    with files.locked(tmp_path / "lock", lambda: said.append("waiting")):
         assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
 
 
-@pytest.mark.parametrize("use", [lambda path: locks.locked(path, never).__enter__(), locks.open_lock])
+@pytest.mark.parametrize("use", [lambda path: files.locked(path, never).__enter__(), files.open_lock])
 def test_a_link_planted_in_a_lock_file_s_place_is_not_followed(
     use: Callable[..., object], tmp_path: Path
 ) -> None:
     (tmp_path / "lock").symlink_to("victim")
     with pytest.raises(OSError, match=r"symbolic link"):
-        use(tmp_path / "lock") if use is not locks.open_lock else use(tmp_path / "lock", shared=True)
+        use(tmp_path / "lock") if use is not files.open_lock else use(tmp_path / "lock", shared=True)
     assert not (tmp_path / "victim").exists()
 
 
 def test_many_share_a_lock_and_only_the_last_one_can_have_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    first, second = locks.open_lock(path, shared=True), locks.open_lock(path, shared=True)
+    first, second = files.open_lock(path, shared=True), files.open_lock(path, shared=True)
     assert first is not None
     assert second is not None
     assert stat.S_IMODE(path.stat().st_mode) & 0o111 == 0
-    assert locks.open_lock(path, shared=False) is None
+    assert files.open_lock(path, shared=False) is None
     os.close(first)
-    assert locks.open_lock(path, shared=False) is None
+    assert files.open_lock(path, shared=False) is None
     os.close(second)
-    alone = locks.open_lock(path, shared=False)
+    alone = files.open_lock(path, shared=False)
     assert alone is not None
     assert is_held(path)
     os.close(alone)
@@ -165,7 +165,7 @@ def test_a_lock_file_that_was_removed_meanwhile_holds_nobody(
 
     monkeypatch.setattr(fcntl, "flock", late)
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    descriptor = locks.open_lock(path, shared=True)
+    descriptor = files.open_lock(path, shared=True)
     assert descriptor is not None
     assert os.path.samestat(os.fstat(descriptor), path.stat())
     os.close(descriptor)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from probes.shared import quoting
+from probes.core import quoting
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import strict_readers as read
 from hostile_texts import hostile_texts
 
-from probes.shared import quoting
-from probes.shared.quoting import Unquotable, terminal
+from probes.core import quoting
+from probes.core.quoting import Unquotable, terminal
 
 TEXTS = list(hostile_texts(600))
 CODE = {"code"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from probes.shared.units import counted, parse_bytes, typed_bytes
+from probes.core.units import counted, parse_bytes, typed_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Throughput reports made by hand: a device with known ceilings and a model with known work."""
 
-from probes.records.schema import Machine
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import Ceiling, Ceilings, DeviceCeilings, FlopCeiling
+from probes.core.unknown import Unknown
+from probes.hardware.facts import Machine
+from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings, FlopCeiling
 from probes.throughput.direct.scanned import BatchRow, DirectScan, ModelFacts, Series, Way, Work
 from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from probes.errors import OutOfMemory
-from probes.shared.unknown import Unknown
+from probes.core.errors import OutOfMemory
+from probes.core.unknown import Unknown
 from probes.throughput.direct.scanned import Work
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from probes.errors import OutOfMemory
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import (
+from probes.core.errors import OutOfMemory
+from probes.core.unknown import Unknown
+from probes.throughput.ceiling import (
     Ceiling,
     Ceilings,
     DeviceCeilings,

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from probes.throughput.served.client.goodanswer import READ_BYTES, Wanted
-from probes.throughput.served.client.httpanswer import AnswerReader
+from probes.throughput.served.answers import READ_BYTES, AnswerReader, Wanted
 
 GOOD = {"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}
 

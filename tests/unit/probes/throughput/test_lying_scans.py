@@ -9,12 +9,12 @@ import made_scans
 import pytest
 from test_scan_shown import whole
 
-from probes.cli import main
-from probes.errors import ReportError, ServerUnusable, UsageError
-from probes.shared.codec import to_json
+from probes.cli.program import main
+from probes.core.codec import to_json
+from probes.core.errors import ReportError, ServerUnusable, UsageError
 from probes.throughput.document import from_json
-from probes.throughput.served.client.address import parse_url
-from probes.throughput.served.serverscan import _resolved
+from probes.throughput.served.client import parse_url
+from probes.throughput.served.scan import _resolved
 
 Report = dict[str, Any]
 

@@ -9,13 +9,11 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from test_scan_shown import served, whole
 
-from probes.report.page.canvas import DESK
-from probes.report.page.scan import scandraw
-from probes.report.page.scan.scancharts import Dot, Line, ScanCharts, scan_charts
-from probes.report.page.scan.scanpage import render_scan_page
-from probes.shared.unknown import Unknown
-from probes.throughput.direct.figures import latency_s
-from probes.throughput.direct.scanned import DirectScan
+from probes.core.unknown import Unknown
+from probes.reports import scan_charts as scandraw
+from probes.reports.canvas import DESK
+from probes.reports.scan_charts import Dot, Line, ScanCharts, render_scan_page, scan_charts
+from probes.throughput.direct.scanned import DirectScan, latency_s
 
 pytestmark = pytest.mark.thorough  # a second each
 
@@ -48,7 +46,7 @@ def names(axes: Axes) -> list[str]:
 
 @pytest.mark.parametrize(
     ("draw", "factor", "label"),
-    [(scandraw.throughput, 1.0, "inputs per second"), (scandraw.latency, 1e3, "median time, ms")],
+    [(scandraw.draw_throughput, 1.0, "inputs per second"), (scandraw.latency, 1e3, "median time, ms")],
 )
 def test_rates_and_times_are_drawn_over_inputs_with_their_bars(
     figures: list[Figure], draw, factor: float, label: str
@@ -70,7 +68,7 @@ def test_no_two_ways_look_alike_and_the_service_looks_like_none(figures: list[Fi
     count = 2 * len(scandraw.STYLES)
     dots = (Dot(1, 1.0, 0.5, 2.0), Dot(2, 2.0, 1.5, 3.0))
     lines = [Line(f"way {at}", dots) for at in range(count)] + [Line("served", dots, served=True)]
-    scandraw.throughput(lines, DESK)
+    scandraw.draw_throughput(lines, DESK)
     drawn = [one.lines[0] for one in figures[0].axes[0].containers]
     looks = {(line.get_color(), line.get_marker(), str(line.get_markerfacecolor())) for line in drawn}
     assert len(looks) == count + 1

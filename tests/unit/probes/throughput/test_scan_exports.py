@@ -8,15 +8,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_scan_shown import served, whole
 from test_served_statistics import level
 
-from probes.cli import main
-from probes.errors import Exit, ReportError
-from probes.records.facts import TorchFacts
-from probes.shared.codec import to_json
-from probes.shared.unknown import Unknown
+from probes.cli.program import main
+from probes.core.codec import to_json
+from probes.core.errors import Exit, ReportError
+from probes.core.unknown import Unknown
+from probes.hardware.facts import TorchFacts
+from probes.reports.scan_compare import compare_scans, render_scan_markdown
+from probes.reports.scan_metrics import HELP, scan_exposition
 from probes.throughput.document import ThroughputReport
-from probes.throughput.served.servedscan import Count, Level
-from probes.throughput.showing.scancompare import compare_scans, render_scan_markdown
-from probes.throughput.showing.scanmetrics import HELP, scan_exposition
+from probes.throughput.served.scanned import Count, Level
 
 HOSTILE = '<script>alert(1)</script>|`"\x1b[31m'
 

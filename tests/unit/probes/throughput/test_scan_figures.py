@@ -6,12 +6,10 @@ import random
 import made_scans as make
 import pytest
 
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import Ceilings, DeviceCeilings, FlopCeiling
-from probes.throughput.direct.figures import joules_per_input, latency_s, throughput
-from probes.throughput.direct.knee import Flat, Growing, Knee, Point, find, of_series
-from probes.throughput.direct.saturation import saturation
-from probes.throughput.direct.scanned import BatchRow, Way, Work
+from probes.core.unknown import Unknown
+from probes.throughput.ceiling import Ceilings, DeviceCeilings, FlopCeiling
+from probes.throughput.direct.knee import Flat, Growing, Knee, Point, find, of_series, saturation
+from probes.throughput.direct.scanned import BatchRow, Way, Work, joules_per_input, latency_s, throughput
 
 NONE = Unknown("made without it")
 

@@ -5,11 +5,10 @@ from itertools import groupby
 import pytest
 from scan_fakes import FakeDevice
 
+from probes.core.unknown import Unknown
 from probes.records.stats import median
-from probes.shared.unknown import Unknown
-from probes.throughput.direct.figures import joules_per_input, throughput
-from probes.throughput.direct.repeating import Repeats, SeriesEnd, rows
-from probes.throughput.direct.scanned import BatchRow, latest
+from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
+from probes.throughput.direct.scanned import BatchRow, joules_per_input, latest, throughput
 
 BATCHES = tuple(2**power for power in range(8))
 

@@ -7,15 +7,13 @@ import pytest
 from made_scans import direct, report
 from test_served_statistics import BY, SETTINGS, level
 
-from probes.cli import main
-from probes.errors import Exit
-from probes.shared.codec import to_json
-from probes.shared.unknown import Unknown
+from probes.cli.program import main
+from probes.core.codec import to_json
+from probes.core.errors import Exit
+from probes.core.unknown import Unknown
+from probes.reports.scan import interval, level_line, served_answer, served_tables, side_by_side
 from probes.throughput.document import ThroughputReport
-from probes.throughput.served.orderstats import Percentile
-from probes.throughput.served.servedscan import ClientSide, Count, ServedScan
-from probes.throughput.showing.servedtables import interval, level_line, served_answer, served_tables
-from probes.throughput.showing.sidebyside import side_by_side
+from probes.throughput.served.scanned import ClientSide, Count, Percentile, ServedScan
 
 
 def served() -> ServedScan:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import made_scans as make
 import pytest
 
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import Ceiling, Ceilings
+from probes.core.unknown import Unknown
+from probes.reports.scan import direct_answer
+from probes.throughput.ceiling import Ceiling, Ceilings
 from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
-from probes.throughput.showing.verdict import direct_answer
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 LAUNCHED = Unknown("no device clock")

@@ -10,20 +10,19 @@ from pathlib import Path
 import made_scans as make
 import pytest
 
-from probes import cli, scanning
-from probes.errors import Exit
-from probes.machine import surroundings
-from probes.records.facts import TorchFacts
+from probes.cli import program, throughput
+from probes.core.errors import Exit
+from probes.core.unknown import Unknown
+from probes.hardware import host
+from probes.hardware.facts import TorchFacts
+from probes.measure.supervisor import Ended
 from probes.records.schema import Done, Failed
-from probes.run.supervisor import Ended
-from probes.shared.unknown import Unknown
-from probes.throughput import directscan as scan
-from probes.throughput.direct import worker
-from probes.throughput.direct.combinations import powers, ways
-from probes.throughput.direct.repeating import SeriesEnd
+from probes.reports.scan import render_scan
+from probes.throughput.direct import scan, worker
+from probes.throughput.direct.repeats import SeriesEnd
+from probes.throughput.direct.scan import powers, ways
 from probes.throughput.direct.scanned import DirectScan, Series, Way
 from probes.throughput.document import named_scan
-from probes.throughput.showing.scantext import render_scan
 
 TORCH = TorchFacts("2.13", "none", "", 2, (), "this torch is a CPU build")
 CPU = replace(make.machine(), torch=TORCH)
@@ -60,7 +59,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
 
 
 def run(words: str, folder: Path) -> int:
-    return cli.main(["throughput", "--out", str(folder), *shlex.split(words)])
+    return program.main(["throughput", "--out", str(folder), *shlex.split(words)])
 
 
 def only(folder: Path) -> scan.ThroughputReport:
@@ -80,7 +79,7 @@ def test_a_scan_prints_its_answer_and_keeps_every_trial(played, tmp_path, capsys
     assert report.direct.series[0].rows == ROWS
     assert report.ceilings == make.ceilings()
     (file,) = tmp_path.glob("*.json")
-    assert cli.main(["show", str(file)]) == Exit.OK
+    assert program.main(["show", str(file)]) == Exit.OK
     assert capsys.readouterr().out.strip() in said
 
 
@@ -127,7 +126,7 @@ def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys
     assert run("", tmp_path) == Exit.INTERRUPTED
     (file,) = tmp_path.glob("*.json")
     assert f"report: {file}, written after every row" in capsys.readouterr().out
-    assert cli.main(["show", str(file)]) == Exit.OK
+    assert program.main(["show", str(file)]) == Exit.OK
     assert "Nothing was measured: the scan ended before its first row." in capsys.readouterr().out
 
 
@@ -135,7 +134,7 @@ def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys
 def test_a_cpu_limit_that_holds_the_scan_back_is_in_the_answer(
     limit: float | Unknown, said: bool, tmp_path: Path
 ) -> None:
-    around = replace(surroundings.describe(tmp_path), cpu_limit=limit)
+    around = replace(host.describe(tmp_path), cpu_limit=limit)
     report = replace(make.report(), machine=replace(CPU, surroundings=around))
     found = "A CPU limit of 0.5 of 2 processors holds this container back" in render_scan(report)
     assert found == said
@@ -149,7 +148,7 @@ def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) 
             kept.append(only(tmp_path).direct.series[-1])
 
     played(good)
-    monkeypatch.setattr(scanning, "tell", tell)
+    monkeypatch.setattr(throughput, "tell", tell)
     assert run("--backend pytorch --precision fp32", tmp_path) == Exit.OK
     assert [len(series.rows) for series in kept] == list(range(1, len(ROWS) + 1))
     assert {(series.end, series.reason) for series in kept} == {("interrupted", scan.CUT_OFF)}
@@ -221,12 +220,12 @@ def test_hostile_names_do_not_reach_the_terminal(capsys, tmp_path: Path) -> None
     report = replace(report, direct=DirectScan(make.direct().model, (series,)))
     file = tmp_path / "a.json"
     file.write_text(scan_text(report))
-    assert cli.main(["show", str(file)]) == Exit.OK
+    assert program.main(["show", str(file)]) == Exit.OK
     assert "\x1b" not in capsys.readouterr().out
 
 
 def scan_text(report: scan.ThroughputReport) -> str:
-    from probes.shared.codec import to_json
+    from probes.core.codec import to_json
 
     return to_json(report)
 
@@ -245,7 +244,7 @@ def test_ways_are_every_combination_once_and_the_cpu_has_no_link() -> None:
 
 def test_every_model_that_the_command_line_offers_is_named_once() -> None:
     source = (Path(scan.__file__).parent / "direct" / "testmodels.py").read_text()
-    assert all(f'"{name}"' in source for name in scanning.MODELS)  # it imports torch, which isn't here
+    assert all(f'"{name}"' in source for name in throughput.MODELS)  # it imports torch, which isn't here
 
 
 def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:

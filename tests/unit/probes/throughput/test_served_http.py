@@ -5,11 +5,11 @@ import struct
 
 import pytest
 
-from probes.errors import ServerUnusable, UsageError
-from probes.throughput.served.client import described, payload
-from probes.throughput.served.client.address import parse_url
-from probes.throughput.served.client.httpanswer import MOST_BODY_BYTES, AnswerReader, Garbled
-from probes.throughput.served.client.payload import Tensor
+from probes.core.errors import ServerUnusable, UsageError
+from probes.throughput.served import payload
+from probes.throughput.served.answers import MOST_BODY_BYTES, AnswerReader, Garbled
+from probes.throughput.served.client import parse_url
+from probes.throughput.served.payload import Tensor
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nT: v\r\n\r\n"
@@ -179,15 +179,13 @@ def test_texts_count_by_their_words_so_that_a_server_can_not_ask_for_gigabytes()
 
 def test_of_weirs_service_only_the_ids_are_sent() -> None:
     names = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids")
-    model = described.ModelSays(
-        "finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names)
-    )
-    weir = described.ServerSays("weir", "1", binary=True)
-    assert [one.name for one in described.chosen(model, weir, ())] == ["input_ids"]
-    assert [one.name for one in described.chosen(model, weir, ("text",))] == ["text"]
-    assert len(described.chosen(model, described.ServerSays("triton"), ())) == 5
+    model = payload.ModelSays("finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names))
+    weir = payload.ServerSays("weir", "1", binary=True)
+    assert [one.name for one in payload.chosen(model, weir, ())] == ["input_ids"]
+    assert [one.name for one in payload.chosen(model, weir, ("text",))] == ["text"]
+    assert len(payload.chosen(model, payload.ServerSays("triton"), ())) == 5
     with pytest.raises(ServerUnusable, match="'x'"):
-        described.chosen(model, weir, ("x",))
+        payload.chosen(model, weir, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -203,18 +201,18 @@ def test_of_weirs_service_only_the_ids_are_sent() -> None:
 )  # fmt: skip
 def test_a_description_that_can_not_be_used_says_what_to_give_instead(body: bytes) -> None:
     with pytest.raises(ServerUnusable) as caught:
-        described.model_says(body)
+        payload.model_says(body)
     assert "--payload" in caught.value.hint
 
 
 def test_the_one_ready_model_is_found() -> None:
     index = [{"name": "a", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE"}]
-    assert described.only_model(json.dumps(index).encode()) == "a"
+    assert payload.only_model(json.dumps(index).encode()) == "a"
     with pytest.raises(ServerUnusable, match="a, b"):
-        described.only_model(b'[{"name": "a"}, {"name": "b"}]')
+        payload.only_model(b'[{"name": "a"}, {"name": "b"}]')
 
 
 def test_what_a_server_says_of_itself_may_be_anything() -> None:
-    assert described.server_says(b'{"name": 3, "extensions": 4}') == described.ServerSays()
-    assert described.server_says(b"nonsense") == described.ServerSays()
-    assert described.server_says(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary
+    assert payload.server_says(b'{"name": 3, "extensions": 4}') == payload.ServerSays()
+    assert payload.server_says(b"nonsense") == payload.ServerSays()
+    assert payload.server_says(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary

@@ -7,13 +7,11 @@ from statistics import fmean
 import pytest
 from simulated import Doing, Queue, simulate
 
-from probes.shared.unknown import Unknown
-from probes.throughput.served import servedcurve
-from probes.throughput.served.client.arrivals import poisson
-from probes.throughput.served.client.driving import Reply
-from probes.throughput.served.levelrun import measure_level
-from probes.throughput.served.servedscan import Level, ServedSettings
-from probes.throughput.served.tallying import Load
+from probes.core.unknown import Unknown
+from probes.throughput.served import scanned
+from probes.throughput.served.client import Reply
+from probes.throughput.served.level import Load, measure_level, poisson
+from probes.throughput.served.scanned import Level, ServedSettings
 
 
 def settings(**other: object) -> ServedSettings:
@@ -40,7 +38,7 @@ def lindley(rate: float, seed: int, service_s: float, count: int) -> list[float]
 
 def test_a_closed_loop_of_one_reaches_what_a_lone_caller_can() -> None:
     level = measured(Load("closed", 1), Queue(0.01))
-    assert servedcurve.throughput(level).value == pytest.approx(100, rel=0.01)
+    assert scanned.throughput(level).value == pytest.approx(100, rel=0.01)
     assert level.latency_s == pytest.approx([0.01] * len(level.latency_s))
     assert not level.unstable
     assert len(level.windows) == 3
@@ -50,7 +48,7 @@ def test_callers_of_a_closed_loop_share_what_the_server_can() -> None:
     queue = Queue(0.01)
     level = measured(Load("closed", 8), queue)
     assert queue.most_inside == 8
-    assert servedcurve.throughput(level).value == pytest.approx(100, rel=0.01)
+    assert scanned.throughput(level).value == pytest.approx(100, rel=0.01)
     assert fmean(level.latency_s) == pytest.approx(0.08, rel=0.01)
 
 
@@ -83,7 +81,7 @@ def test_a_pause_of_the_server_shows_in_an_open_loop_and_hides_in_a_naive_one() 
     """One connection, 50 requests a second, 1 s of pause in the 6 s that count: a sixth of them waited."""
     queue = Queue(0.001, pauses=((4.0, 5.0),))
     level = measured(Load("open", 1, 50.0), queue, settings(tolerance=0.0, most_windows=3))
-    corrected, naive = servedcurve.latencies(level), servedcurve.naive_latencies(level)
+    corrected, naive = scanned.latencies(level), scanned.naive_latencies(level)
     assert not isinstance(corrected, Unknown)
     assert not isinstance(naive, Unknown)
     assert corrected[1].value == pytest.approx(0.4, abs=0.15)  # p90: 1 s x (1 - 0.1 x 6)
@@ -91,7 +89,7 @@ def test_a_pause_of_the_server_shows_in_an_open_loop_and_hides_in_a_naive_one() 
     assert corrected[2].value > 0.85
     assert level.client.queued > 40
     closed = measured(Load("closed", 1), Queue(0.001, pauses=((4.0, 5.0),)), settings(most_windows=3))
-    found = servedcurve.latencies(closed)
+    found = scanned.latencies(closed)
     assert not isinstance(found, Unknown)
     assert found[2].value < 0.005  # the one slow answer is one of thousands
 
@@ -162,8 +160,8 @@ def test_a_server_slower_than_a_window_is_waited_for(load: Load) -> None:
 
 def test_a_window_ends_at_a_good_answer_whatever_is_noted_after_it() -> None:
     """The one who answers and the one who refuses end in one turn of the loop, the refusal a little later."""
-    from probes.throughput.served import levelrun
-    from probes.throughput.served.client.driving import Note
+    from probes.throughput.served import level as levelrun
+    from probes.throughput.served.client import Note
 
     async def bound() -> float:
         ledger = levelrun._Ledger()

@@ -8,8 +8,8 @@ import made_scans as make
 import pytest
 from jsonschema import Draft202012Validator
 
-from probes.errors import ReportError
-from probes.shared.codec import to_json
+from probes.core.codec import to_json
+from probes.core.errors import ReportError
 from probes.throughput.document import from_json, named_scan, throughput_schema, write_scan
 
 ROOT = Path(__file__).parents[4]

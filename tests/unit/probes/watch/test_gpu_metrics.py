@@ -6,9 +6,9 @@ import pytest
 from probe_trees import metrics
 from watch_samples import table_1_3
 
-from probes.machine import gpumetrics
-from probes.machine.gpumetrics import Metrics, parse, slowdowns
-from probes.shared.unknown import Unknown
+from probes.core.unknown import Unknown
+from probes.hardware import sysfs
+from probes.hardware.sysfs import Metrics, parse, slowdowns_between
 
 # form -> (bytes of the structure, where its 32 bits of throttle_status are), by the kernel's header
 STATUS = {
@@ -37,9 +37,9 @@ def known(data: bytes) -> Metrics:
 @pytest.mark.parametrize("form", STATUS)
 def test_the_throttle_status_is_found_in_each_form(form: tuple[int, int]) -> None:
     size, offset = STATUS[form]
-    assert slowdowns(None, known(metrics(form, throttle=0, offset=offset, size=size))) == ()
-    assert slowdowns(None, known(metrics(form, throttle=1, offset=offset, size=size)))
-    silent = slowdowns(None, known(metrics(form, throttle=0xFFFFFFFF, offset=offset, size=size)))
+    assert slowdowns_between(None, known(metrics(form, throttle=0, offset=offset, size=size))) == ()
+    assert slowdowns_between(None, known(metrics(form, throttle=1, offset=offset, size=size)))
+    silent = slowdowns_between(None, known(metrics(form, throttle=0xFFFFFFFF, offset=offset, size=size)))
     assert isinstance(silent, Unknown)
     assert isinstance(parse(metrics(form, throttle=1, offset=offset, size=size)[:70]), Unknown)
 
@@ -49,13 +49,13 @@ def test_a_residency_that_grew_is_a_slowdown(form: tuple[int, int]) -> None:
     size, offset, _ = RESIDENCIES[form]
     before = known(metrics(form, throttle=100, offset=offset + 4, size=size))
     after = known(metrics(form, throttle=107, offset=offset + 4, size=size))
-    assert slowdowns(before, after) == ("power cap",)
-    assert slowdowns(after, after) == ()
-    assert isinstance(slowdowns(None, after), Unknown)
+    assert slowdowns_between(before, after) == ("power cap",)
+    assert slowdowns_between(after, after) == ()
+    assert isinstance(slowdowns_between(None, after), Unknown)
 
 
 def test_every_form_is_tested() -> None:
-    assert set(gpumetrics._LAYOUTS) == set(STATUS) | set(RESIDENCIES)
+    assert set(sysfs._LAYOUTS) == set(STATUS) | set(RESIDENCIES)
 
 
 def test_fields_that_firmware_leaves_out_are_missing_and_not_65535() -> None:
@@ -68,12 +68,12 @@ def test_fields_that_firmware_leaves_out_are_missing_and_not_65535() -> None:
     [(1 << 0, ("power cap",)), (1 << 36, ("hot",)), (1 << 34 | 1 << 17, ("current limit", "memory hot"))],
 )
 def test_names_that_hold_for_every_chip_are_preferred(status: int, words: tuple[str, ...]) -> None:
-    assert slowdowns(None, known(table_1_3(status=0x80, independent=status))) == words
+    assert slowdowns_between(None, known(table_1_3(status=0x80, independent=status))) == words
 
 
 def test_a_chips_own_bits_are_named_only_where_one_chip_has_that_form() -> None:
-    assert slowdowns(None, known(metrics((1, 4), throttle=2, offset=40, size=288))) == ("power cap",)
-    assert slowdowns(None, known(metrics((1, 1), throttle=2, offset=68, size=96))) == ("status 0x2",)
+    assert slowdowns_between(None, known(metrics((1, 4), throttle=2, offset=40, size=288))) == ("power cap",)
+    assert slowdowns_between(None, known(metrics((1, 1), throttle=2, offset=68, size=96))) == ("status 0x2",)
 
 
 def test_an_energy_counter_is_in_joules() -> None:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from watch_samples import NONE, SUBJECT, sample
 
-from probes.errors import ReportError
+from probes.core.codec import to_json
+from probes.core.errors import ReportError
 from probes.records.samples import Subject
 from probes.records.watched import Saturation
-from probes.shared.codec import to_json
-from probes.watch import samplelines, savedwatch
-from probes.watch.savedwatch import named_watch, report_of
-from probes.watch.showing.words import report_lines, saturation_text
-from probes.watch.tallies.tally import Tally
+from probes.reports.watch import report_lines, saturation_text
+from probes.watch import recording
+from probes.watch.recording import named_watch, report_of
+from probes.watch.totals import Tally
 
-LINE = samplelines.LineWriter().line(sample(0.25, power_w=100.0))
+LINE = recording.LineWriter().line(sample(0.25, power_w=100.0))
 
 
 def write(path: Path, subject: Subject, *lines: str) -> Path:
-    path.write_text("\n".join([samplelines.first_line(subject), *lines, ""]))
+    path.write_text("\n".join([recording.first_line(subject), *lines, ""]))
     return path
 
 
@@ -57,7 +57,7 @@ def test_times_and_figures_that_no_watch_has_are_refused_instead_of_ending_in_a_
 
 
 def test_a_first_line_without_a_subject_is_refused_instead_of_ending_in_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"form": samplelines.FORM}) + "\n")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"form": recording.FORM}) + "\n")
     with pytest.raises(ReportError, match="is broken"):
         named_watch(tmp_path / "a.jsonl")
 
@@ -70,7 +70,7 @@ def test_a_command_with_many_words_leaves_samples_that_can_be_read(tmp_path: Pat
 def test_a_line_without_an_end_is_refused_before_memory_is_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(savedwatch, "MOST_LINE_CHARS", 1000)
+    monkeypatch.setattr(recording, "MOST_LINE_CHARS", 1000)
     with pytest.raises(ReportError, match="a line of"):
         named_watch(write(tmp_path / "a.jsonl", SUBJECT, LINE, "0" * 5000))
 

@@ -7,13 +7,11 @@ import pytest
 from probe_trees import GIB, WX4100
 from watch_samples import FakeNvml, amd_tree
 
-from probes.machine.nvml import Nvml
+from probes.core.unknown import Unknown
+from probes.hardware.nvml import Nvml
 from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse
-from probes.shared.unknown import Unknown
-from probes.watch.readers.allreaders import Readers
-from probes.watch.readers.cardreader import Rate
-from probes.watch.readers.keptfile import KeptFile
-from probes.watch.readers.machinereader import CommandTree
+from probes.watch.readers import CommandTree, KeptFile, Rate
+from probes.watch.watcher import Readers
 
 NO_NVML = Unknown("no library here")
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from watch_samples import NONE, SUBJECT, sample
 
-from probes.watch.showing.screen import LiveTable, PlainLines, view_for
+from probes.watch.screen import LiveTable, PlainLines, view_for
 
 FULL = sample(0.0, power_w=100.0, vram_bytes=2.0**30, slow=("power cap",))
 

@@ -5,12 +5,11 @@ import math
 import pytest
 from watch_samples import sample
 
+from probes.core.unknown import Unknown
 from probes.records.samples import ProcessUse
 from probes.records.watched import Energy, Slowdowns, Track
-from probes.shared.unknown import Unknown
-from probes.watch.deadlines import Deadlines
-from probes.watch.tallies.tally import Tally
-from probes.watch.tallies.totals import MOST_STEPS, Intervals, PowerArea
+from probes.watch.totals import MOST_STEPS, Intervals, PowerArea, Tally
+from probes.watch.watcher import Deadlines
 
 NONE = Unknown("no counter")
 

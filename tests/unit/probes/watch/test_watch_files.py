@@ -9,21 +9,19 @@ import pytest
 from jsonschema import Draft202012Validator
 from watch_samples import NONE, SUBJECT, sample
 
-from probes import watching
-from probes.cli import main
-from probes.errors import ReportError, UsageError
+from probes.cli.program import main, watch
+from probes.core.codec import encode, to_json
+from probes.core.errors import ReportError, UsageError
+from probes.core.unknown import Unknown
 from probes.records.samples import ProcessUse, Sample
 from probes.records.watched import from_json, watch_schema, write_watch
-from probes.shared.codec import encode, to_json
-from probes.shared.unknown import Unknown
-from probes.throughput.ceilings.ceiling import Ceiling, Ceilings, DeviceCeilings
-from probes.watch import samplelines
+from probes.reports.watch import report_lines, sample_line
+from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
+from probes.watch import recording
 from probes.watch.allocator import AllocatorTally, hooked
-from probes.watch.recorder import open_recorders
-from probes.watch.saturated import Tops, saturation
-from probes.watch.savedwatch import named_watch
-from probes.watch.showing.metricsserver import exposition
-from probes.watch.showing.words import report_lines, sample_line
+from probes.watch.metrics_server import exposition
+from probes.watch.recording import named_watch, open_recorders
+from probes.watch.watcher import Tops, saturation
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "schema" / "watch-report.schema.json"
 USE = ProcessUse(7, "py\x1b[2Jthon", 2**20, NONE, NONE)
@@ -35,14 +33,14 @@ SAMPLES = [
 
 
 def lines(samples: list[Sample]) -> list[str]:
-    writer = samplelines.LineWriter()
-    return [samplelines.first_line(SUBJECT), *map(writer.line, samples)]
+    writer = recording.LineWriter()
+    return [recording.first_line(SUBJECT), *map(writer.line, samples)]
 
 
 def test_samples_can_be_read_back_with_their_reasons() -> None:
     written = lines(SAMPLES)
-    assert samplelines.subject_of(written[0]) == SUBJECT
-    found = list(samplelines.samples_of(written[1:]))
+    assert recording.subject_of(written[0]) == SUBJECT
+    found = list(recording.samples_of(written[1:]))
     assert [one.at_s for one in found] == [0.0, 0.2503, 0.5]
     assert found[0].cards[0].processes == Unknown("hidden")
     assert found[1].cards[0].slowdowns == ("power cap",)
@@ -94,8 +92,8 @@ def test_a_file_that_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_a_csv_has_a_column_for_each_gauge_and_a_row_for_each_sample() -> None:
-    head = samplelines.csv_header(SUBJECT).split(",")
-    rows = [samplelines.csv_row(one).split(",") for one in SAMPLES]
+    head = recording.csv_header(SUBJECT).split(",")
+    rows = [recording.csv_row(one).split(",") for one in SAMPLES]
     assert {len(row) for row in rows} == {len(head)}
     assert rows[1][head.index("card0_power_w")] == "120.0"
     assert rows[2][head.index("card0_power_w")] == ""
@@ -140,8 +138,8 @@ def test_saturation_is_work_of_what_was_measured_and_unknown_without_it() -> Non
 
 
 def _report(*samples: Sample):
-    from probes.watch.savedwatch import report_of
-    from probes.watch.tallies.tally import Tally
+    from probes.watch.recording import report_of
+    from probes.watch.totals import Tally
 
     tally = Tally(0.25, 1)
     for one in samples:
@@ -279,7 +277,7 @@ def test_ceilings_come_from_a_throughput_report(monkeypatch: pytest.MonkeyPatch)
     gpu = DeviceCeilings("gpu", "made", (), rate, replace(rate, work=5e10), NONE, rate)
     made = SimpleNamespace(ceilings=Ceilings((gpu,)))
     monkeypatch.setattr("probes.throughput.document.named_scan", lambda _path: (made, ""))
-    assert watching._tops(Path("x")) == (Tops(2e12, 5e10, NONE),)
+    assert watch._tops(Path("x")) == (Tops(2e12, 5e10, NONE),)
     made.ceilings = Ceilings(())
-    (tops,) = watching._tops(Path("x"))
+    (tops,) = watch._tops(Path("x"))
     assert isinstance(tops.memory_bytes, Unknown)

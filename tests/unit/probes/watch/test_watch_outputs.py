@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 from watch_samples import SUBJECT, sample
 
-from probes.cli import main
-from probes.errors import ReportError, UsageError
-from probes.records.reportfiles import reserving
+from probes.cli.program import main
+from probes.core.errors import ReportError, UsageError
+from probes.core.output import OutputLost
+from probes.records.files import reserving
 from probes.records.samples import Sample
-from probes.shared.output import OutputLost
-from probes.watch import samplelines
-from probes.watch.outputs import require_distinct
-from probes.watch.readers.allreaders import Readers
-from probes.watch.recorder import Recorder, open_recorders
-from probes.watch.savedwatch import named_watch
+from probes.watch import recording
+from probes.watch.recording import Recorder, named_watch, open_recorders
+from probes.watch.watcher import Readers, require_distinct
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def test_a_pipes_reader_gets_the_samples_and_the_report(pipe: Path, tmp_path: Pa
     samples, report = (os.read(end, 1 << 20).decode() for end in ends)
     for end in ends:
         os.close(end)
-    assert samplelines.subject_of(samples.splitlines()[0])
+    assert recording.subject_of(samples.splitlines()[0])
     assert '"kind": "watch"' in report
 
 
@@ -82,7 +80,7 @@ def test_a_slow_reader_costs_samples_and_not_the_watch(
 def test_a_line_after_a_lost_one_repeats_the_reasons_that_were_lost_with_it(
     pipe: Path, tmp_path: Path
 ) -> None:
-    from probes.shared.unknown import Unknown
+    from probes.core.unknown import Unknown
 
     end = reading(pipe)
     made = recorder(pipe)
@@ -94,7 +92,7 @@ def test_a_line_after_a_lost_one_repeats_the_reasons_that_were_lost_with_it(
     heard += os.read(end, 1 << 20)
     os.close(end)
     assert made.close().endswith("lacks 1 of 2 samples: its reader has gone")
-    (found,) = samplelines.samples_of(heard.decode().splitlines()[1:])
+    (found,) = recording.samples_of(heard.decode().splitlines()[1:])
     assert found.cards[0].processes == Unknown("hidden")
 
 
@@ -258,7 +256,7 @@ def test_standard_output_on_a_log_is_gone_on_with_and_not_cut(tmp_path: Path) ->
         made.close()
     first, head, _, last = log.read_text().splitlines()
     assert (first, last) == ("before", "after")
-    assert samplelines.subject_of(head)
+    assert recording.subject_of(head)
 
 
 def test_a_time_beyond_a_day_is_refused_with_both_limits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +310,7 @@ def test_a_watch_writes_its_report_before_it_says_it(tmp_path: Path, monkeypatch
     def lose(_text: str) -> None:
         raise OutputLost("No space left on device")
 
-    monkeypatch.setattr("probes.watching.tell", lose)
+    monkeypatch.setattr("probes.cli.watch.tell", lose)
     kept = tmp_path / "kept.json"
     assert main(["watch", "--for", "0.05", "--interval", "0.02", "--plain", "--report", str(kept)]) == 5
     assert named_watch(kept)[0].pace.samples

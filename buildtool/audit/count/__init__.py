@@ -1,1 +1,0 @@
-"""Counts an image's bytes by owner, kind, layer and place."""

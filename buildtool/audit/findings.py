@@ -1,0 +1,449 @@
+"""Waste, by cause: each finding has its bytes, where they are and what to type to remove them.
+
+Pure functions.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
+from buildtool.audit.kinds import (
+    BUILD_ONLY,
+    CUDA,
+    DELETED,
+    DUPLICATES,
+    FOREIGN_CODE,
+    FOREIGN_FILES,
+    OF_KIND,
+    OVERWRITTEN,
+    STRIPPABLE,
+    PackageName,
+    Spot,
+    is_foreign,
+    naming,
+    parse_targets,
+    saved_bytes,
+    shown,
+)
+from buildtool.gpucode.scan import SECTIONS_READ, UNKNOWN
+from buildtool.gpucode.target import TargetId, known_targets
+from probes.core.quoting import command, terminal
+from probes.core.units import counted, decimal_bytes
+
+SHOWN_PATHS = 20
+SHOWN_SECRETS = 500
+WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image is wrong
+
+
+class Severity(Enum):
+    """`error`: the image isn't what it claims to be. `warning`: waste. `info`: useful to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause of unneeded bytes. `bytes` are unpacked bytes; 0 where it isn't about size."""
+
+    id: str
+    severity: Severity
+    title: str
+    bytes: int
+    paths: tuple[str, ...]
+    remedy: str
+    predicted_unpacked_bytes: int | None = None  # of the image after this remedy alone; None: not about size
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The image after the remedies of all errors and warnings: bytes that several would remove count once."""
+
+    unpacked_bytes: int
+    saved_bytes: int
+
+
+_NO_PATHS = ("secrets", "build-only", "huge-layer")  # name places in words, packages, layers
+
+
+def shown_paths(finding: Finding) -> list[str]:
+    """A finding's places for people, paths with the slash that they begin with inside the image."""
+    if finding.id in _NO_PATHS:
+        return list(finding.paths)
+    return [" = ".join(f"/{part}" for part in path.split(" = ")) for path in finding.paths]
+
+
+def merged_places(tallies: Iterable[Tally]) -> list[Spot]:
+    """The places of several tallies, those with most bytes first."""
+    total = sum((tally.places for tally in tallies), Tally().places)
+    return [place for place, _ in total.most_common()]
+
+
+SECTIONS = ", ".join(SECTIONS_READ)
+
+
+def cuda_in_cpu_image(facts: Facts) -> Finding | None:
+    """CUDA's distributions and libraries where the image isn't for CUDA."""
+    meant = _meant_hardware(facts)
+    if meant == "cuda":
+        return None
+    n_bytes = facts.cuda.unpacked_bytes
+    if not n_bytes:
+        return None
+    if meant in ("cpu", "rocm"):
+        severity, title = Severity.ERROR, f"CUDA in an image for {meant}"
+    else:
+        severity, title = (
+            Severity.INFO,
+            "this image holds CUDA; on machines without NVIDIA GPUs it is dead weight",
+        )
+    index = "rocm6.4" if meant == "rocm" else "cpu"
+    return Finding(
+        CUDA,
+        severity,
+        title,
+        n_bytes,
+        tuple(map(shown, facts.cuda.top(SHOWN_PATHS))),
+        f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
+        "# not --extra-index-url: with both, pip takes the highest version, which is CUDA's",
+    )
+
+
+def torch_without_gpu_kernels(facts: Facts) -> Finding | None:
+    """A CPU build of torch in a variant for GPUs."""
+    variant = _label(facts, "variant")
+    if _label(facts, "torch.build") != "cpu" or not variant.startswith(("rocm", "cuda")):
+        return None
+    return Finding(
+        "torch-without-gpu-kernels",
+        Severity.WARNING,
+        f"variant {terminal(variant)} holds a CPU build of torch: tensors can't be put on a GPU",
+        0,
+        (),
+        "# make a GPU build of torch reachable: see this variant's `torch:` in images/variants.yaml; then\n"
+        + command("weir", "build", "--", variant),
+    )
+
+
+def foreign_files(facts: Facts) -> Finding | None:
+    """Files of GPU code that no wanted target can run."""
+    return _foreign(facts, facts.gpu_files, FOREIGN_FILES, "files of")
+
+
+def foreign_code_in_libraries(facts: Facts) -> Finding | None:
+    """GPU code inside libraries that no wanted target can run."""
+    return _foreign(facts, facts.cuttable, FOREIGN_CODE, "inside libraries,")
+
+
+def no_code_for_target(facts: Facts) -> Finding | None:
+    """A card that the image is for, and for which no GPU code was found.
+
+    A warning where some may be in sections that aren't read: the libraries that may hold it are named.
+    """
+    names, kept = _code_names(facts), _kept(facts)
+    makers = {code.is_cuda for code in known_targets(names)}
+    wanted = [target for target in parse_targets(facts.wanted_targets) if target.is_cuda in makers]
+    missing = [target for target in wanted if target not in kept]
+    if not missing or UNKNOWN in names:
+        return None
+    lacking = f"no GPU code for {', '.join(map(str, missing))}"
+    hidden = facts.unsearched.top(SHOWN_PATHS)
+    if hidden:
+        title = (
+            f"{lacking} was found, only for {', '.join(sorted(names))}; not read: what "
+            f"{counted(len(facts.unsearched.places), 'library')} may hold outside {SECTIONS}"
+        )
+    else:
+        title = f"{lacking}, only for {', '.join(sorted(names))}: the libraries here can't use that card"
+    return Finding(
+        "no-code-for-target",
+        Severity.WARNING if hidden else Severity.ERROR,
+        title,
+        0,
+        tuple(map(shown, hidden)),
+        f"{command('weir', 'doctor', '--card', missing[0].processor)}\n"
+        "# shows which torch and which ROCm have code for the card; prune can only keep what is here",
+    )
+
+
+def _code_names(facts: Facts) -> set[str]:
+    """What the image's GPU code is for, by the names in its files."""
+    return {name for key in (*facts.gpu_files, *facts.gpu_in_libraries) for name in key.split("+")}
+
+
+def _kept(facts: Facts) -> tuple[TargetId, ...]:
+    """The wanted targets that the image has code for: prune refuses to keep others."""
+    had = known_targets(_code_names(facts))
+    return tuple(one for one in parse_targets(facts.wanted_targets) if any(code.serves(one) for code in had))
+
+
+def _prune(facts: Facts) -> str:
+    """What to type to remove foreign code of both forms: one command removes both."""
+    saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
+    targets = ",".join(map(str, _kept(facts)))
+    left = decimal_bytes(sum(facts.layer_bytes) - saved)
+    prune = "weir", "prune", "--targets", targets
+    return (
+        f"{command(*prune, '--', facts.ref)}\n"
+        f"# takes {decimal_bytes(saved)} out of files and libraries, leaves {left}\n"
+        f"# or prune what is copied into an image: {command(*prune, 'DIRECTORY')}"
+    )
+
+
+def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
+    """A finding of the code that no wanted target can run; None where nothing would be kept."""
+    wanted = parse_targets(facts.wanted_targets)
+    names = ", ".join(map(str, wanted))
+    foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
+    n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
+    if not n_bytes or not _kept(facts):
+        return None
+    return Finding(
+        name,
+        Severity.WARNING,
+        f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {names}",
+        n_bytes,
+        tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
+        _prune(facts),
+    )
+
+
+def _meant_hardware(facts: Facts) -> str:
+    """What the image claims to be for: cpu, rocm, cuda, or nothing."""
+    words = f"{_label(facts, 'variant')} {facts.ref}".lower()
+    names = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
+    return names or _label(facts, "torch.build")
+
+
+def _label(facts: Facts, name: str) -> str:
+    """The value of one of our labels; empty for an image without it."""
+    return facts.labels.get(f"io.weir.{name}", "")
+
+
+# the smallest documented quota of large public registries; some take 10 GB
+REGISTRY_LAYER_BYTES = 10_000 << 20
+_REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
+
+
+class _Needless(NamedTuple):
+    """A finding of files that nobody needs at run time; `{places}` in it becomes the largest places."""
+
+    title: str
+    remedy: str = _REMOVE
+    severity: Severity = Severity.WARNING
+
+
+_NEEDLESS = {  # by their names in OF_KIND
+    "caches": _Needless(
+        "caches of package managers",
+        "RUN apt-get update && apt-get install -y --no-install-recommends PACKAGES \\\n"
+        " && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old\n"
+        "RUN pip install --no-cache-dir PACKAGES   # or --mount=type=cache,target=/root/.cache\n"
+        "RUN conda install -y PACKAGES && conda clean -afy",
+    ),
+    "headers-and-static": _Needless(
+        "headers, static libraries and build files",
+        f"{_REMOVE}\n# torch.compile on CPUs needs torch/include",
+    ),
+    "tests": _Needless("tests of installed packages"),
+    "debug-info": _Needless("debug information"),
+    "docs-and-locale": _Needless(
+        "documentation and translations",
+        "# before packages are installed:\n"
+        "RUN printf 'path-exclude=%s\\n' '/usr/share/man/*' '/usr/share/locale/*' '/usr/share/doc/*' \\\n"
+        "  > /etc/dpkg/dpkg.cfg.d/slim\n"
+        "RUN echo 'path-include=/usr/share/doc/*/copyright' >> /etc/dpkg/dpkg.cfg.d/slim",
+    ),
+    "bytecode": _Needless(
+        "compiled Python next to its source",
+        "RUN pip install --no-compile PACKAGES   # costs start-up time at every start: measure before",
+        Severity.INFO,
+    ),
+}
+
+
+def find_waste(facts: Facts) -> tuple[Finding, ...]:
+    """Every finding, the most severe and largest first."""
+    order = list(Severity)
+    total = sum(facts.layer_bytes)
+    claiming = {cause for causes in facts.claims for cause in causes}
+    found = [
+        replace(finding, predicted_unpacked_bytes=total - saved_bytes(facts.claims, {finding.id}))
+        if finding.id in claiming
+        else finding
+        for finding in (*(check(facts) for check in CHECKS), *(_needless(facts, name) for name in _NEEDLESS))
+        if finding
+    ]
+    return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.bytes)))
+
+
+def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
+    """The size after all remedies except those of severity `info`."""
+    saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
+    return Prediction(sum(facts.layer_bytes) - saved, saved)
+
+
+def _strippable(facts: Facts) -> Finding | None:
+    if facts.strippable.unpacked_bytes < WORTH_BYTES:
+        return None
+    places = facts.strippable.top(SHOWN_PATHS)
+    left_out = len(facts.strippable.places) - len(places)
+    more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
+    return Finding(
+        STRIPPABLE,
+        Severity.WARNING,
+        "debug information and linkers' symbols inside libraries and programs",
+        facts.strippable.unpacked_bytes,
+        tuple(map(shown, places)),
+        naming(
+            places,
+            lambda listed: (
+                f"RUN find {listed} -maxdepth 1 -type f \\\n"
+                "  -exec strip --strip-unneeded {} \\;   # reports an error for files that aren't programs"
+            ),
+        )
+        + f"\n{more}# in the layer that installs them, with binutils there; never after weir prune;\n"
+        "# then test what was stripped: libraries that patchelf changed may no longer load",
+    )
+
+
+def _overwritten(facts: Facts) -> Finding | None:
+    same = "".join(f"; {why}, same content: {decimal_bytes(n)}" for why, n in _largest_first(facts.rewritten))
+    return _of_tally(
+        facts.overwritten,
+        OVERWRITTEN,
+        f"replaced in a later layer{same}",
+        "COPY --chown=USER --chmod=MODE ...   # instead of RUN chown or chmod in a later layer\n"
+        "# and install a package once, in the layer that settles its version",
+    )
+
+
+def _deleted(facts: Facts) -> Finding | None:
+    return _of_tally(
+        facts.deleted,
+        DELETED,
+        "deleted in a later layer, but still stored and pulled",
+        "RUN install-something && rm -rf what-is-not-needed   # in the same RUN, or COPY --from=STAGE",
+    )
+
+
+_AGAINST_COPIES = {
+    ROCM_TWICE: "RUN ln -sf /opt/rocm/lib/LIBRARY TORCH/lib/LIBRARY   # in the layer that installs torch,"
+    " or install torch's wheel on a base without ROCm",
+    TWO_COPIES: "COPY --from=STAGE ...   # once, and RUN ln -s FIRST SECOND in the same layer",
+    LATER_RUN: "RUN install-it && ln FIRST SECOND   # in one RUN: linking to a lower layer's file copies it",
+    ONE_LAYER: "RUN ln -sf FIRST SECOND   # in the layer that makes the copy",
+}
+
+
+def _duplicates(facts: Facts) -> Finding | None:
+    n_bytes = sum(row.wasted_bytes for row in facts.duplicates)
+    if n_bytes < WORTH_BYTES:
+        return None
+    causes: Counter[str] = Counter()
+    for row in facts.duplicates:
+        causes[row.cause] += row.wasted_bytes
+    reasons = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
+    if len(causes) == 1:
+        reasons = next(iter(causes))
+    return Finding(
+        DUPLICATES,
+        Severity.WARNING,
+        f"the same content at several paths ({reasons})",
+        n_bytes,
+        tuple(" = ".join(row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
+        "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),
+    )
+
+
+def _build_only(facts: Facts) -> Finding | None:
+    spots = facts.build_only.top(SHOWN_PATHS)
+    packages = [spot for spot in spots if isinstance(spot, PackageName)]
+    purge = naming(
+        packages[:8],
+        lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
+    )
+    return _of_tally(
+        facts.build_only,
+        BUILD_ONLY,
+        "compilers, build systems and -dev packages, not needed at run time",
+        "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
+        f"{purge}".rstrip("\n"),
+    )
+
+
+def _secrets(facts: Facts) -> Finding | None:
+    """The only finding whose list isn't shortened: somebody has to handle each of its places."""
+    if not facts.secrets:
+        return None
+    return Finding(
+        "secrets",
+        Severity.ERROR,
+        f"credentials in {counted(len(facts.secrets), 'place')}; anyone who can pull the image can read them",
+        sum(row.unpacked_bytes for row in facts.secrets),
+        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
+        "RUN --mount=type=secret,id=NAME ...   # available during this step only, and not in the history\n"
+        "# revoke what was found: deleting it in a later layer leaves it in the earlier one",
+    )
+
+
+def _huge_layer(facts: Facts) -> Finding | None:
+    known = [(n, stored) for n, stored in enumerate(facts.layer_stored_bytes) if stored is not None]
+    huge = [n for n, stored in known if stored > REGISTRY_LAYER_BYTES]
+    if not huge:
+        return None
+    return Finding(
+        "huge-layer",
+        Severity.WARNING,
+        "a layer larger than public registries take (10,000 MiB compressed)",
+        sum(facts.layer_bytes[n] for n in huge),
+        tuple(f"layer {n}" for n in huge),
+        "RUN one-half-of-the-packages\nRUN the-other-half   # layers are pushed and pulled in parallel, too",
+    )
+
+
+CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
+    cuda_in_cpu_image,
+    _secrets,
+    torch_without_gpu_kernels,
+    no_code_for_target,
+    foreign_files,
+    foreign_code_in_libraries,
+    _overwritten,
+    _deleted,
+    _duplicates,
+    _build_only,
+    _huge_layer,
+    _strippable,
+)
+
+
+def _of_tally(tally: Tally, name: str, title: str, remedy: str) -> Finding | None:
+    """A finding of bytes that were counted apart, if they are worth one."""
+    if tally.unpacked_bytes < WORTH_BYTES:
+        return None
+    paths = tuple(map(shown, tally.top(SHOWN_PATHS)))
+    return Finding(name, Severity.WARNING, title, tally.unpacked_bytes, paths, remedy)
+
+
+def _needless(facts: Facts, name: str) -> Finding | None:
+    """A finding of all visible files of the kinds that have this name."""
+    what = _NEEDLESS[name]
+    tallies = [tally for kind, tally in facts.shown.items() if OF_KIND.get(kind) == name]
+    n_bytes = sum(tally.unpacked_bytes for tally in tallies)
+    if n_bytes < WORTH_BYTES:
+        return None
+    places = merged_places(tallies)
+    remedy = what.remedy
+    if "{places}" in remedy:
+        remedy = naming(places[:8], lambda listed: what.remedy.replace("{places}", listed))
+    paths = tuple(map(shown, places[:SHOWN_PATHS]))
+    return Finding(name, what.severity, what.title, n_bytes, paths, remedy)
+
+
+def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda row: (-row[1], row[0]))

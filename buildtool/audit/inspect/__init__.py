@@ -1,1 +1,0 @@
-"""Looks inside files that stream by: GPU code, debug information, credentials."""

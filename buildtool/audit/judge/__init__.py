@@ -1,1 +1,0 @@
-"""Judges the counts: findings with their remedies, and the budget."""

@@ -1,0 +1,139 @@
+"""An audit as SARIF 2.1.0, for code scanning: a result for each finding, broken limit and regression."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from buildtool.audit.baseline import Comparison
+from buildtool.audit.budget import Verdict
+from buildtool.audit.findings import Severity
+from buildtool.audit.report import AuditReport
+from probes.core.codec import Json
+from probes.core.quoting import sarif, terminal
+from probes.core.units import decimal_bytes
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+# GitHub code scanning takes no more ("SARIF support for code scanning", upload limits)
+MAX_RESULTS = 5_000
+MAX_BYTES = 10_000_000
+_MAX_TEXT = 4_000
+_SPARE_BYTES = 100_000  # for what surrounds the results
+_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+
+@dataclass(frozen=True)
+class _Result:
+    rule: str
+    level: str
+    text: str
+    paths: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> str:
+    """The report as SARIF, within MAX_RESULTS and MAX_BYTES; results left out are counted."""
+    results = list(_results(report, comparison))
+    kept = fitting([_result(report, row) for row in results])
+    rules = {row.rule: row for row in reversed(results[: len(kept)])}
+    names = {name: n for n, name in enumerate(sorted(rules))}
+    for row, result in zip(results, kept, strict=False):
+        result["ruleIndex"] = names[row.rule]
+    root: Json = {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
+    return document(
+        Tool("gpu-weir audit", report.tool_version, [_rule(rules[name]) for name in names]),
+        kept,
+        left_out=len(results) - len(kept),
+        bases={"IMAGE": root},
+    )
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What reports: its name, version and rules."""
+
+    name: str
+    version: str
+    rules: Sequence[Json]
+
+
+def document(
+    tool: Tool, results: Sequence[dict[str, Json]], *, left_out: int, bases: Mapping[str, Json]
+) -> str:
+    """A SARIF document of one run. `results` are those that code scanning accepts: see `fitting`."""
+    run: dict[str, Json] = {
+        "tool": {"driver": {"name": tool.name, "version": tool.version, "rules": [*tool.rules]}},
+        "originalUriBaseIds": dict(bases),
+        "columnKind": "unicodeCodePoints",
+        "results": [*results],
+    }
+    if left_out:
+        note = f"{left_out} results were left out, because code scanning accepts no more"
+        run["invocations"] = [
+            {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
+        ]
+    whole: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(whole) + "\n"
+
+
+def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
+    """The most severe first, since the last are left out when there are too many."""
+    for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
+        if judged.verdict is Verdict.FAIL:
+            actual, limit = decimal_bytes(judged.actual_bytes or 0), decimal_bytes(judged.limit_bytes or 0)
+            yield _Result("over-budget", "error", f"{actual} {name} > {limit}, the image's budget")
+    for regression in comparison.regressions if comparison else ():
+        yield _Result("regression", "error", str(regression), regression.paths)
+    for row in report.findings:
+        size = f" ({decimal_bytes(row.bytes)})" if row.bytes else ""
+        text = f"{row.title}{size}\n\n{row.remedy}"
+        yield _Result(row.id, _LEVELS[row.severity], text, row.paths, row.remedy)
+
+
+def _rule(row: _Result) -> Json:
+    rule: dict[str, Json] = {
+        "id": row.rule,
+        "shortDescription": {"text": sarif(row.rule.replace("-", " "))},
+        "defaultConfiguration": {"level": row.level},
+    }
+    return rule | ({"help": {"text": sarif(_cut(row.remedy))}} if row.remedy else {})
+
+
+def _result(report: AuditReport, row: _Result) -> dict[str, Json]:
+    """One result. Its fingerprint stays when sizes change, so builds don't reopen the same alert."""
+    identity = terminal(f"{report.image.ref}\n{row.rule}\n{''.join(row.paths[:1])}", keep="\n")
+    return {
+        "ruleId": row.rule,
+        "level": row.level,
+        "message": {"text": sarif(_cut(row.text))},
+        "locations": [*_locations(row.paths or (report.image.ref,), report.image.ref)],
+        "partialFingerprints": {"weirFinding/v1": hashlib.sha256(identity.encode()).hexdigest()},
+    }
+
+
+def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
+    """Duplicates name several places separated by ` = `; the first one is the location."""
+    for path in paths:
+        yield {
+            "physicalLocation": {
+                "artifactLocation": {"uri": quote(terminal(_cut(path.split(" = ")[0]))), "uriBaseId": "IMAGE"}
+            },
+            "logicalLocations": [{"name": terminal(_cut(ref)), "kind": "module"}],
+        }
+
+
+def fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """As many results, from the first on, as code scanning accepts."""
+    left, kept = MAX_BYTES - _SPARE_BYTES, []
+    for result in results[:MAX_RESULTS]:
+        # twice: the result, and what its rule may repeat of it
+        left -= 2 * len(json.dumps(result))
+        if left < 0:
+            break
+        kept.append(result)
+    return kept
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

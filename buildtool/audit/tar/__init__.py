@@ -1,1 +1,0 @@
-"""Byte streams from outside, read within limits: decompression, tar headers, faults."""

@@ -1,0 +1,394 @@
+"""The order of a build: inputs, plan, contexts, bake, proof, audit, names.
+
+Each step takes the result of the one before.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, astuple
+from functools import partial
+from pathlib import Path
+
+from buildtool.audit.audit import Wish, audit_image, progress_lines, write_reports
+from buildtool.audit.text import SummaryRow, summary_row, text_table
+from buildtool.build.lockfile import Lock
+from buildtool.build.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, group_wheels, unresolved
+from buildtool.build.sources import Sources
+from buildtool.build.wheels import WheelCache
+from buildtool.build.workplace import Workplace
+from buildtool.core.command import stop_children
+from buildtool.core.files import kept, require_writable, scratch, sha256_of, write_text
+from buildtool.core.model import BuiltImage, Resolved, Variant, Wheel
+from buildtool.core.progress import Say, at_once
+from buildtool.core.shipped import IMAGES, PROBES
+from buildtool.engine import buildx, proof
+from buildtool.engine.client import Engine
+from buildtool.engine.host import require_engine_room, require_room
+from buildtool.engine.proof import Proof
+from buildtool.engine.reference import Reference
+from buildtool.engine.tags import move_tags
+from buildtool.gpucode.source import TargetMissing
+from buildtool.gpucode.target import TargetId
+from buildtool.prune.inputs import PrunedInputs
+from buildtool.prune.manifest import IMAGE_PATH
+from probes.core.codec import encode
+from probes.core.quoting import command, terminal
+from probes.core.units import counted, decimal_bytes
+
+APP = "payload/opt/weir/app"
+# what goes into every image, and where below APP
+PAYLOAD = {
+    IMAGES / "service": "service",
+    IMAGES / "profiles": "profiles",
+    PROBES: "probes",
+    IMAGES / "smoke.py": "smoke.py",
+}
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "py.typed", ".*", "*~")  # bytecode, what editors leave
+
+
+def stage_context(
+    final: Path,
+    resolved: Resolved,
+    cache: WheelCache,
+    tools: tuple[Wheel, ...],
+    *,
+    rootfs: Path | None,
+    epoch: int,
+    pruned: PrunedInputs | None = None,
+) -> None:
+    """Make the context `final` again, completely or not at all.
+
+    Files of caches are linked, not copied. `pruned` inputs replace their originals, and the list of what
+    was removed joins the payload.
+    """
+    with scratch(final.parent) as folder:
+        context = folder / final.name
+        _fill(context, resolved, cache, tools, epoch=epoch, pruned=pruned)
+        if rootfs:
+            _link(pruned.path(resolved.base.pin, rootfs) if pruned else rootfs, context / "rootfs.tar")
+        if final.exists():  # moved, not removed: an interrupted removal would leave half of it there
+            final.replace(folder / "old")
+        context.replace(final)
+
+
+def _fill(
+    context: Path,
+    resolved: Resolved,
+    cache: WheelCache,
+    tools: tuple[Wheel, ...],
+    *,
+    epoch: int,
+    pruned: PrunedInputs | None,
+) -> None:
+    """Everything in a context except the root file system."""
+    groups = group_wheels(resolved.wheels)
+    by_folder = {"torch": groups.torch, "heavy": groups.heavy, "small": groups.small}
+    for folder, wheels in by_folder.items():
+        _link_all(wheels, cache, context / "wheels" / folder, pruned=pruned)
+    _link_all(tools, cache, context / "tools")
+    for script in (IMAGES / "tools").glob("*.py"):
+        shutil.copyfile(script, context / "tools" / script.name)
+    for origin, name in PAYLOAD.items():
+        _copy(origin, context / APP / name)
+    if pruned:
+        (context / "payload" / IMAGE_PATH).write_text(pruned.manifest(), encoding="utf-8")
+    _settle(context / "payload", epoch)
+    _settle(context / "tools", epoch, links=False)
+
+
+def _link_all(
+    wheels: tuple[Wheel, ...], cache: WheelCache, folder: Path, *, pruned: PrunedInputs | None = None
+) -> None:
+    folder.mkdir(parents=True)
+    for wheel in wheels:
+        path = cache.path(wheel)
+        _link(pruned.path(wheel.sha256, path) if pruned else path, folder / wheel.filename)
+
+
+def _link(origin: Path, target: Path) -> None:
+    try:
+        os.link(origin, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(origin, target)
+
+
+def _copy(origin: Path, target: Path) -> None:
+    if origin.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, target)
+    elif origin.is_dir():
+        shutil.copytree(
+            origin,
+            target,
+            ignore=LEFT_OUT,
+            copy_function=shutil.copyfile,
+        )
+
+
+def _settle(folder: Path, epoch: int, *, links: bool = True) -> None:
+    """Set modes and times below and including a folder; hard links into caches are left as they are.
+
+    A file's time is made from its content: BuildKit sends a file again only when its size or time differs,
+    so if all had the same time, an edit of the same length would never reach the engine.
+    """
+    for path in sorted((folder, *folder.rglob("*")), reverse=True):
+        if not links and path.is_file() and path.stat().st_nlink > 1:
+            continue
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        before_ns = 0 if path.is_dir() else int(sha256_of(path)[:12], 16)  # 48 bits: 3 days in nanoseconds
+        time_ns = max(0, epoch * 10**9 - before_ns)
+        os.utime(path, ns=(time_ns, time_ns))
+
+
+def make_plan(
+    workplace: Workplace,
+    candidates: Sequence[Sequence[Variant]],
+    *,
+    engine: Engine,
+    epoch: int,
+    update_lock: bool = False,
+    asked: bool = False,
+) -> BuildPlan:
+    """Find every input and decide which cards the images are for. Images in parallel: each mostly waits.
+
+    Each image has a list of candidates, the same variant for different cards: the first whose stack has code
+    for one of its cards is built. With `asked`, code for all of them must be there. Raises SourceUnreachable,
+    EnvironmentMissing, DataError, ConfigError, TargetMissing for the first image that fails. Half-written
+    files of killed runs are removed first.
+    """
+    buildx.require_buildx()  # the build needs it after minutes of downloads
+    workplace.sweep()
+    lock = Lock.load(workplace.lock)
+    if update_lock or not lock.tools or None in (lock.get(variants[0]) for variants in candidates):
+        require_writable(workplace.lock.parent, "name another lock file: WEIR_LOCK=FILE")
+    sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.say)
+    require_disk(workplace, [variants[0] for variants in candidates], engine, lock)
+
+    def planned(variant: Variant) -> ImagePlan:
+        image = workplace.image(variant, sources.resolve(variant, update_lock=update_lock))
+        archives = workplace.archives(image, epoch)
+        found = [
+            workplace.inspections.targets(path, sha256, verify=partial(workplace.verify, image))
+            for sha256, path in archives.items()
+        ]
+        decided, remark = image.decided(frozenset().union(*found), asked=asked)
+        if remark:
+            workplace.say(f"{remark}; pruning to {', '.join(decided.variant.gpu_targets)}")
+        return decided
+
+    tasks = [partial(_first_served, variants, planned, workplace.say) for variants in candidates]
+    images = at_once(tasks, workers=4, stop=stop_children)
+    return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock))
+
+
+def locked_plan(
+    workplace: Workplace, candidates: Sequence[Sequence[Variant]], *, epoch: int, asked: bool
+) -> BuildPlan:
+    """The plan as far as earlier builds know its inputs; nothing is fetched, made or inspected.
+
+    What isn't locked is planned from its first source, and cards aren't decided on before the inputs are
+    known. Raises TargetMissing as `make_plan` does.
+    """
+    lock = Lock.load(workplace.lock)
+
+    def planned(variant: Variant) -> ImagePlan:
+        resolved = lock.get(variant)
+        image = workplace.image(variant, resolved or unresolved(variant))
+        found = [workplace.inspections.known(sha256) for sha256 in image.looked_into]
+        known = [targets for targets in found if targets is not None]
+        if resolved is None or len(known) < len(found):
+            return image
+        return image.decided(frozenset().union(*known), asked=asked)[0]
+
+    images = [_first_served(variants, planned, lambda _line: None) for variants in candidates]
+    return BuildPlan(tuple(images), epoch, lock.tools)
+
+
+def _first_served(
+    variants: Sequence[Variant], planned: Callable[[Variant], ImagePlan], say: Say
+) -> ImagePlan:
+    """The plan of the first variant whose inputs have code for its cards. Raises TargetMissing for none."""
+    for variant in variants[:-1]:
+        try:
+            return planned(variant)
+        except TargetMissing as error:
+            say(f"{error.message}: building for the cards that the catalog names")
+    return planned(variants[-1])
+
+
+def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
+    """Check every input, prune what is to be pruned, and make the contexts. Raises DataError, OSError."""
+    for image in build_plan.images:
+        begun = time.monotonic()
+        wheels = (*image.resolved.wheels, *build_plan.tools)
+        workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in image.looked_into])
+        rootfs = workplace.rootfs_of(image, build_plan.epoch)
+        if rootfs and not image.variant.prune:
+            workplace.rootfs.verify(rootfs, image.resolved.base.pin)
+        stage_context(
+            image.context,
+            image.resolved,
+            workplace.wheels,
+            build_plan.tools,
+            rootfs=rootfs,
+            epoch=build_plan.epoch,
+            pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
+        )
+        description = _description(image.resolved)
+        workplace.say(f"{image.variant.name}: inputs ready: {description} ({time.monotonic() - begun:.1f} s)")
+
+
+def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
+    """The image's big inputs without GPU code for other cards than those that the plan decided on."""
+    targets = tuple(map(TargetId.parse, image.variant.gpu_targets))
+    verify = partial(workplace.verify, image)
+    archives = workplace.archives(image, epoch).items()
+    found = {key: workplace.prunes.bring(path, key, targets, verify=verify) for key, path in archives}
+    return PrunedInputs(targets, found)
+
+
+def bake(
+    plan: BuildPlan,
+    named: str | None = None,
+    *,
+    engine: Engine,
+    say: Say,
+    no_cache: bool = False,
+    verbose: bool = False,
+) -> list[BuiltImage]:
+    """Build every image of the plan, named as `BuildPlan.bake` says. Raises as `buildx.bake_plan` does."""
+    baked = plan.bake(zstd=engine.info().containerd_store, named=named)
+    digests = buildx.bake_plan(baked, engine=engine, say=say, no_cache=no_cache, verbose=verbose)
+    variants = [image.variant for image in plan.images]
+    return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
+
+
+def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine) -> proof.Proof:
+    """Run the image and check its promises, once for each digest and promise. Raises ProofFailed."""
+    promised = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
+    seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
+    if earlier := kept(seal, proof.from_seal):
+        return earlier
+    workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
+    ran = engine.run(image.digest, proof.COMMAND)
+    judged = proof.judge(
+        planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
+    )
+    write_text(seal, proof.to_seal(judged))
+    return judged
+
+
+def audited(
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine, reports: Path
+) -> SummaryRow:
+    """Audit the image and write its reports, unless the very reports of this audit are there already.
+
+    Raises as `buildtool.audit.audit.audit_image` does.
+    """
+    variant = planned.variant
+    seal = workplace.seal(
+        "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
+    )
+    known = kept(seal, _audit_of_seal)
+    if known and known[1] == _digests(reports, known[1]):
+        return known[0]
+    workplace.say(f"{variant.name}: auditing {image.ref}")
+    report = audit_image(
+        image.ref,
+        engine=engine,
+        wish=Wish(budget=variant.budget, targets=variant.gpu_targets),
+        tick=progress_lines(workplace.say, image.ref),
+        digest=image.digest,
+    )
+    written = write_reports(report, reports, variant.name)
+    row = summary_row(report)
+    files = _digests(reports, [path.name for path in written])
+    write_text(seal, json.dumps({"row": asdict(row), "files": files}))
+    return row
+
+
+def record(planned: ImagePlan, image: BuiltImage, proved: proof.Proof, reports: Path) -> None:
+    """Record what the image was made from and what was observed: `<variant>.build.json`."""
+    parts = {"image": image, "inputs": planned.resolved, "proof": proved}
+    data = {"schema_version": 1, **{name: encode(part) for name, part in parts.items()}}
+    write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
+
+
+def name_all(
+    workplace: Workplace, wanted: Sequence[tuple[BuiltImage, Sequence[Reference]]], engine: Engine
+) -> None:
+    """Give the images their names, all of them or none, and say which of them other images have lost.
+
+    Raises as `naming.move_tags` does.
+    """
+    for name, old, new in move_tags(
+        engine, [(image.digest, name) for image, names in wanted for name in names]
+    ):
+        given = workplace.named(name)
+        if old not in ("", new, kept(given, str)):
+            back = command("docker", "tag", old, str(name))
+            workplace.say(
+                f"until now {name} was an image that no build with {workplace.state} made; to have it back: "
+                + back
+            )
+        write_text(given, new)
+
+
+def _audit_of_seal(text: str) -> tuple[SummaryRow, dict[str, str]]:
+    """The row and the reports' digests of an audit. Raises what `kept` takes for damage."""
+    data = json.loads(text)
+    return SummaryRow(**data["row"]), {str(name): str(digest) for name, digest in data["files"].items()}
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """The SHA-256 of files by name; None for one that isn't there."""
+    return {name: sha256_of(folder / name) if (folder / name).is_file() else None for name in names}
+
+
+def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
+    """Refuse, before anything is made, a build that certainly doesn't fit on a disk of this host.
+
+    Raises EnvironmentMissing.
+    """
+    missing = [v for v in variants if lock.get(v) is None]
+    needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
+    purpose = f"building {', '.join(v.name for v in variants)}"
+    require_room(workplace.state, max(needed, DISK_FLOOR), purpose)
+    require_engine_room(engine, max(needed, DISK_FLOOR), purpose, say=workplace.say)
+
+
+def _description(resolved: Resolved) -> str:
+    stored = sum(wheel.stored_bytes for wheel in resolved.wheels)
+    return (
+        f"base {resolved.base.origin} {resolved.base.name}, torch {resolved.torch_version or 'of the base'} "
+        f"({resolved.torch_source}), {counted(len(resolved.wheels), 'wheel')} of {decimal_bytes(stored)}"
+    )
+
+
+def built(targets: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
+    """Where each image came from and what its proof showed; below, why other sources weren't used."""
+    rows = [
+        (
+            image.ref,
+            image.digest[:19],
+            f"{target.resolved.base.origin}: {target.resolved.base.name}",
+            f"{proof.torch_version} ({proof.torch_build.value}, from {target.resolved.torch_source})",
+            proof.python,
+            proof.rocminfo,
+        )
+        for target, image, proof in zip(targets, images, proofs, strict=True)
+    ]
+    headers = ("image", "manifest digest", "base", "torch", "python", "rocminfo")
+    notes = [
+        f"  {target.variant.name}: skipped {note}" for target in targets for note in target.resolved.notes
+    ]
+    return "\n".join([text_table(headers, rows), *map(terminal, notes)])
+
+
+def audited_text(rows: Sequence[SummaryRow]) -> str:
+    """One line per image: its bytes, its budget, its biggest finding."""
+    headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
+    return text_table(headers, [astuple(row) for row in rows])

@@ -1,0 +1,49 @@
+"""`weir diff A B`: shows two images side by side, and what differs between them."""
+
+import argparse
+from pathlib import Path
+
+from buildtool.audit.audit import Wish
+from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
+from buildtool.audit.subject import report_of, require_source
+from buildtool.core.errors import ConfigError, Exit
+from buildtool.core.files import path_or_name, refuse_overwriting, write_text
+from probes.core.output import flag, hand_over, option
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    what = "image in the engine, archive, layout directory or saved JSON report"
+    parser.add_argument("before", type=path_or_name, metavar="A", help=what)
+    parser.add_argument(
+        "after",
+        type=path_or_name,
+        metavar="B",
+        help="image, archive, layout directory or saved report to compare with A",
+    )
+    option(parser, "--markdown", "FILE", "write the difference as Markdown", Path)
+    parser.add_argument(
+        "--format",
+        choices=("table", "markdown"),
+        default="table",
+        help="what to print (default: %(default)s)",
+    )
+    flag(parser, "--no-pull", "fail if the engine doesn't have an image, instead of pulling it")
+    option(parser, "--top", "N", "rows of each list", int, default=15)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two images; a difference isn't a failure."""
+    if args.top < 0:
+        raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
+    if args.markdown:
+        refuse_overwriting([args.markdown], inputs=[args.before, args.after])
+    for name in (args.before, args.after):
+        require_source(name)
+    before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
+    found = diff(before, after)
+    if args.markdown:
+        write_text(args.markdown, render_diff_markdown(found))
+    render = render_diff_markdown if args.format == "markdown" else render_diff_table
+    hand_over(render(found, args.top))
+    return int(Exit.OK)

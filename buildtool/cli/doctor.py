@@ -1,0 +1,206 @@
+"""`weir doctor`: what this host has, which torch its cards can run, and what to type next."""
+
+import argparse
+import datetime
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from buildtool.core.errors import ConfigError, DataError, Exit
+from buildtool.core.files import reading, refuse_overwriting, write_text
+from buildtool.doctor import advice as advise
+from buildtool.doctor import gather, text
+from buildtool.doctor.compatibility import Compatibility, compatibility, rules
+from buildtool.doctor.host import Display, Host
+from buildtool.engine import host as engine_host
+from probes.core.codec import encode
+from probes.core.files import read_regular
+from probes.core.invocation import tool_version
+from probes.core.output import flag, hand_over, option, tell
+from probes.core.quoting import command
+from probes.core.unknown import Unknown
+
+_MOST_BYTES = 1 << 20  # of a file of settings
+ABSENT = Unknown("the card isn't in this machine")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    flag(parser, "--json", "print facts and advice, or with --lint the faults, as JSON; sizes in bytes")
+    option(
+        parser,
+        "--card",
+        "NAME|TARGET|PCI-ID",
+        "answer for this card instead of those that are here: 'WX 4100', gfx803, 1002:67e3",
+    )
+    parser.add_argument(
+        "--on", choices=("linux", "wsl", "windows"), help="with --card: where (default: as this host is)"
+    )
+    acts = parser.add_mutually_exclusive_group()
+    flag(
+        acts,
+        "--fix",
+        "write .env and compose.here.yaml for this host (groups as numbers, device files, CDI), after "
+        "showing what changes; changes nothing else",
+    )
+    option(
+        acts,
+        "--variants",
+        "FILE",
+        "write a catalog with one variant for this host's card: weir build --catalog FILE builds it",
+        Path,
+    )
+    option(
+        acts,
+        "--prove",
+        "IMAGE",
+        "try what the image's torch promises on this host's card: copies, products, a convolution",
+    )
+    acts.add_argument(
+        "--lint",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="name the faults of Dockerfiles, compose files, scripts, devcontainers, Slurm and Apptainer "
+        "files, requirements, instead of looking at this host; exit 1 if there is one that isn't a note",
+    )
+    flag(parser, "--dry-run", "with --fix: show it only")
+    option(parser, "--sarif", "FILE", "with --lint: write the faults as SARIF", Path)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print facts, routes and the next command; 3 when something that every build needs is missing."""
+    _refuse_ignored(args)
+    if args.lint:
+        return _lint(args)
+    data = compatibility()
+    engine = engine_host.gather()
+    host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
+    if args.card:
+        host = advise.asked_host(host, display_named(args.card, data), args.on or host.platform)
+    if args.prove:
+        return _prove(args.prove, host)
+    advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    if args.variants:
+        return _variants(args.variants, advice)
+    if args.fix:
+        return _fix(host, advice, dry=args.dry_run)
+    rows = list(engine_host.diagnose(engine))
+    if args.json:
+        hand_over(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
+    else:
+        tell(text.answer_text(host, advice, rows))
+    missing = any(row.fails for row in rows)
+    return int(Exit.ENVIRONMENT if missing else Exit.OK)
+
+
+def _refuse_ignored(args: argparse.Namespace) -> None:
+    """Refuse options that would change nothing. Raises ConfigError."""
+    if args.sarif and not args.lint:
+        raise ConfigError(
+            "--sarif needs files", "name them: weir doctor --lint Dockerfile --sarif lint.sarif"
+        )
+    if args.dry_run and not args.fix:
+        raise ConfigError("--dry-run is for --fix", "weir doctor --fix --dry-run")
+    if args.on and not args.card:
+        raise ConfigError("--on needs a card", "name one: weir doctor --card gfx803 --on windows")
+    if args.card and args.lint:
+        raise ConfigError("--lint looks at files, whatever the card", "leave --card out")
+    if args.json and (args.fix or args.variants or args.prove):
+        raise ConfigError("--json is for facts, advice and --lint", "leave --json out")
+
+
+def _variants(path: Path, advice: advise.Advice) -> int:
+    """Write the catalog of one variant."""
+    from buildtool.build import catalog
+    from buildtool.doctor.fix import variant_text
+
+    write_text(path, variant_text(advice, catalog.load()))
+    tell(f"wrote {path}\nnext, type:\n  {command('weir', 'build', '--catalog', str(path))}")
+    return int(Exit.OK)
+
+
+def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
+    """Show what changes in this directory, then write it."""
+    from buildtool.doctor import fix
+
+    if not Path(fix.BASE).is_file():
+        raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
+    before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
+    changed = fix.changes(host, advice, before)
+    tell(fix.shown(changed, written=not dry))
+    for change in () if dry else changed:
+        write_text(Path(change.path), change.after)
+    return int(Exit.OK)
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return read_regular(Path(os.path.realpath(path)), most_bytes=_MOST_BYTES).decode()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}", "correct or remove it") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text", "save it as UTF-8, or remove it") from error
+
+
+def _prove(image: str, host: Host) -> int:
+    """Run the doctor of the image's own probes on this host's card; its exit code is 0 when all holds."""
+    from buildtool.doctor import proving
+    from buildtool.engine.client import Engine
+
+    passed = proving.passed_on(host)
+    result = Engine().run(image, proving.COMMAND, devices=passed)
+    checks = proving.checks_of(result.exit_code, result.stdout, result.stderr)
+    tell("\n".join(proving.lines(image, passed, checks)))
+    return int(Exit.OK if all(check.holds for check in checks) else Exit.BUILD)
+
+
+def _lint(args: argparse.Namespace) -> int:
+    """Print the faults of files; 1 when one of them is more than a note."""
+    from buildtool.doctor.lint import report
+    from buildtool.doctor.lint.linter import MOST_BYTES, judged
+
+    known = rules()
+    refuse_overwriting([args.sarif] if args.sarif else [], inputs=args.lint)
+    found = [(str(path), judged(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
+    if args.sarif:
+        write_text(args.sarif, report.lint_sarif(found, known, version=tool_version()))
+    if args.json:
+        hand_over(json.dumps(report.lint_json(found, known), indent=1) + "\n")
+    else:
+        tell(report.lint_text(found, known))
+    serious = any(known[fault.rule].level != "note" for _, faults in found for fault in faults)
+    return int(Exit.FINDINGS if serious else Exit.OK)
+
+
+def _content(path: Path, *, most_bytes: int) -> bytes:
+    """The beginning of a file."""
+    with reading(path, "name files that exist"), path.open("rb") as file:
+        return file.read(most_bytes)
+
+
+def display_named(words: str, data: Compatibility) -> Display:
+    """The card that a user names. Raises ConfigError for none and for several of different targets."""
+    if advise.is_target(words):
+        return _display("", words, words)
+    card = data.card(words)
+    found = (card,) if card else data.cards_named(words)
+    if not found:
+        close = [f"{card.product} ({card.target})" for card in data.cards_like(words)]
+        guess = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
+        raise ConfigError(
+            f"no card of our list is called {words!r}",
+            f"{guess}give its PCI id (lspci -nn shows it) or its target (rocminfo names it)",
+        )
+    if len({one.target for one in found}) > 1:
+        names = ", ".join(f"{one.product} ({one.target})" for one in found[:6])
+        raise ConfigError(f"{words!r} names several cards: {names}", "write more of the name, or its target")
+    return _display(found[0].pci, found[0].product, found[0].target)
+
+
+def _display(product: str, name: str, target: str) -> Display:
+    blank = Display("not here", product, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
+    return replace(blank, name=name, target=target)

@@ -1,0 +1,22 @@
+"""`weir engine`: makes sure that a Docker engine answers."""
+
+import argparse
+
+from buildtool.core.errors import Exit
+from buildtool.core.progress import Progress
+from buildtool.engine import buildx, provision
+from probes.core.output import flag, tell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    flag(parser, "--yes", "install without asking")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find, or install and start."""
+    with Progress() as progress:
+        info = provision.ensure_engine(progress.say, assume_yes=args.yes).info()
+    store = "containerd" if info.containerd_store else "classic"
+    tell(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
+    return int(Exit.OK)

@@ -1,0 +1,72 @@
+"""The command line: finds the verb's module, runs it, turns failures into messages and exit codes."""
+
+import argparse
+import importlib
+from collections.abc import Collection, Sequence
+from functools import cache
+
+from probes.core.entry import delivered, run_as_program
+from probes.core.invocation import host_command, tool_version
+from probes.core.output import Parser
+
+# verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
+VERBS = {
+    "build": "build images from a catalog, test each in a container, and audit it (what `make images` does)",
+    "plan": "print what `build` would do, as JSON for docker buildx bake, and change nothing",
+    "audit": "show what takes the bytes of an image, and which commands make it smaller",
+    "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
+    "prune": "remove GPU code for other cards from a file, a directory tree or an image",
+    "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
+    "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
+    "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
+    "completion": "print a script that completes verbs, options and paths in bash or zsh",
+}
+
+EXITS = (
+    "Exit codes: 0 done; 1 done, but a budget or a check failed; 2 usage; 3 environment; 4 build; "
+    "5 data that can't be read or written."
+)
+
+
+def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
+    """The parser with every verb, of which those `filled` have their arguments (imports stay lazy)."""
+    parser = Parser(
+        prog=prog,
+        description="Build, audit and prune container images of PyTorch services; measure and plan GPU "
+        f"memory. Begin with `{prog} doctor`, or with `{prog} audit IMAGE`.",
+        epilog=EXITS,
+    )
+    parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, summary in VERBS.items():
+        about = f"{summary[:1].upper()}{summary[1:]}."
+        sub = verbs.add_parser(name, help=summary, description=about, epilog=EXITS)
+        if name in filled:
+            importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb; returns the exit code and never raises for anything a user can cause."""
+    return delivered(
+        _run_verb, argv, interrupted="half-written files are removed, by the next run at the latest"
+    )
+
+
+def _run_verb(argv: Sequence[str]) -> int:
+    if list(argv[:1]) == ["probe"]:  # its arguments, --help included, are for the other program
+        return int(importlib.import_module("buildtool.cli.probe").run(argv[1:]))
+    verb = next((word for word in argv if word in VERBS), None)
+    args = _parser(verb, host_command()).parse_args(argv)
+    return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
+
+
+@cache
+def _parser(verb: str | None, prog: str) -> argparse.ArgumentParser:
+    """Made once: a process may run many verbs."""
+    return build_parser([verb] if verb else [], prog)
+
+
+def entry() -> None:
+    """Console entry point."""
+    run_as_program(main)

@@ -1,0 +1,230 @@
+"""`weir prune`: take GPU code for other cards out of a directory tree, a file or an image."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from buildtool.audit.audit import Wish, audit_image, progress_lines
+from buildtool.audit.kinds import FOREIGN_CODE, FOREIGN_FILES
+from buildtool.build.catalog import workplace
+from buildtool.core.errors import ConfigError, DataError, Exit
+from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
+from buildtool.core.progress import Progress
+from buildtool.engine.client import Engine
+from buildtool.gpucode.cut import PrunePlan
+from buildtool.gpucode.scan import SECTIONS_READ
+from buildtool.gpucode.source import naming
+from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
+from buildtool.prune import images
+from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
+from buildtool.prune.trees import prune_file, prune_tree
+from probes.core.output import flag, option, say, tell
+from probes.core.quoting import command, terminal
+from probes.core.units import counted, decimal_bytes
+
+_NOTHING_FOREIGN = f"no code for other cards is in {', '.join(SECTIONS_READ)}, the sections that are read"
+COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument(
+        "path",
+        type=path_or_name,
+        metavar="TREE|FILE|IMAGE",
+        help="directory, library or bundle, or an image's name",
+    )
+    option(parser, "--targets", "GFX[,GFX...]", "cards to keep code for, e.g. gfx906,gfx1100")
+    option(
+        parser,
+        "--hsa-override",
+        "X.Y.Z",
+        "keep the code that this HSA_OVERRIDE_GFX_VERSION needs, e.g. 10.3.0",
+    )
+    option(
+        parser, "--out", "PATH", "for a file: write the result here, and leave the original unchanged", Path
+    )
+    parser.add_argument(
+        "--compress",
+        action="store_const",
+        const=COMPRESS_VERSION,
+        help=f"write bundles compressed (CCOB {COMPRESS_VERSION}), for runtimes that can read them",
+    )
+    parser.add_argument(
+        "--compress-version",
+        dest="compress",
+        type=int,
+        choices=(1, 2, 3),
+        metavar="VERSION",
+        help="compress in another version of CCOB: 1, 2 or 3",
+    )
+    option(
+        parser,
+        "--manifest",
+        "FILE",
+        f"for a tree: list here what was removed (default: TREE/{FILE_NAME})",
+        Path,
+    )
+    option(
+        parser,
+        "--tag",
+        "REF",
+        "for an image: the pruned copy's name (default: the image's own, with the targets as tag)",
+    )
+    flag(parser, "--dry-run", "show what would be removed and change nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prune; 1 when libraries of a tree or an image were refused and left whole."""
+    override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
+    targets = parse_targets(f"{args.targets or ''},{override}")
+    path = Path(args.path)
+    there = place_at(path)
+    if there is Place.DIRECTORY:
+        return int(_run_tree(path, args, targets))
+    if there is Place.FILE:
+        return int(_run_file(path, args, targets))
+    if there is not Place.NOTHING:
+        raise DataError(
+            f"{path} is {there.value}",
+            "give a regular file, a directory or the name of an image: only those are pruned",
+        )
+    if means_file(args.path):
+        raise DataError(
+            f"there is no file or directory {args.path}",
+            "check the path; images that there are: docker images",
+        )
+    return int(_run_image(args, targets))
+
+
+def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
+    for name in names:
+        if getattr(args, name):
+            raise ConfigError(
+                f"--{name} isn't for {kind}", "leave it out; prune --help lists which option is for what"
+            )
+
+
+def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+    _refuse_options(args, "a file", "manifest", "tag")
+    if ARCHIVE_NAME.search(path.name):
+        raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
+    with naming(path):
+        plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
+    tell(_describe(path, plan, dry_run=args.dry_run))
+    if args.out and not plan.changed and not args.dry_run:
+        tell(f"{args.out}: a copy of it")
+    return Exit.OK
+
+
+def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
+    name = terminal(str(path))
+    if not plan.changed:
+        held = ", ".join(sorted(plan.kept_bytes))
+        return f"{name}: nothing to cut; {f'it holds code for {held}' if held else _NOTHING_FOREIGN}"
+    verb = "would shrink from" if dry_run else "shrank from"
+    return (
+        f"{name}: {verb} {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
+        f" ({plan.bytes_after / plan.bytes_before:.1%});"
+        f" kept {', '.join(sorted(plan.kept_bytes))};"
+        f" cut {', '.join(sorted(plan.removed_bytes)) or 'nothing'}"
+    )
+
+
+def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+    _refuse_options(args, "a directory", "tag")
+    if args.out:
+        copy = command("cp", "-a", "--", str(path), str(args.out))
+        raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
+    manifest = args.manifest or path / FILE_NAME
+    with ExitStack() as stack:
+        stack.enter_context(naming(path))
+        written = None if args.dry_run else stack.enter_context(journal(manifest, path, targets))
+        result = prune_tree(
+            path,
+            targets,
+            compress=args.compress,
+            dry_run=args.dry_run,
+            say=say,
+            announce=written.announce if written else lambda _changes: None,
+        )
+        if written:
+            written.finish(result)
+    tell(_summary(path, result, dry_run=args.dry_run))
+    return Exit.FINDINGS if result.refused else Exit.OK
+
+
+def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
+    _refuse_options(args, "an image", "out", "manifest", "compress")
+    if args.dry_run:
+        return _preview_image(args.path, targets)
+    ref = args.path
+    with Progress() as progress:
+        say = progress.say
+        state = workplace(say).state
+        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
+    if made is None:
+        tell(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
+        return Exit.OK
+    done = made.result
+    tell("\n".join(_by_target(done)))
+    tell(
+        f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
+        f" {_counts(done)}; {made.proof}"
+    )
+    return Exit.FINDINGS if done.refused else Exit.OK
+
+
+def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
+    """What would be removed, by the audit's figures; nothing is made."""
+    with Progress() as progress:
+        names = tuple(map(str, targets))
+        tick = progress_lines(progress.say, ref)
+        report = audit_image(ref, engine=Engine(), wish=Wish(targets=names), tick=tick)
+    had = known_targets(name for key in report.gpu_code.by_target for name in key.split("+"))
+    with naming(ref):
+        served(had, targets, strict=True)
+    before = report.totals.unpacked_bytes
+    saved = sum(row.bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
+    there = ", ".join(map(str, sorted(had)))
+    tell(
+        f"{ref}: would save {decimal_bytes(saved)} of {decimal_bytes(before)} unpacked;"
+        f" kept for {', '.join(names)}; it has GPU code for {there}"
+    )
+    return Exit.OK
+
+
+def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
+    name = terminal(str(root))
+    if not (result.changed or result.refused or result.untouched):
+        return f"{name}: nothing to cut; {_NOTHING_FOREIGN}"
+    verb = "would save" if dry_run else "saved"
+    totals = (
+        f"{name}: {verb} {decimal_bytes(result.saved_bytes)}; {_counts(result)};"
+        f" kept for {', '.join(result.targets)}"
+    )
+    return "\n".join([*_by_target(result), totals])
+
+
+def _by_target(result: TreeResult) -> Iterator[str]:
+    """What is removed, by card: bytes of files, and unpacked bytes of code."""
+    in_files: Counter[str] = Counter()
+    in_libraries: Counter[str] = Counter()
+    for file in result.deleted:
+        in_files[", ".join(file.targets)] += file.freed_bytes
+    for library in result.pruned:
+        in_libraries.update(library.removed_bytes)
+    for target in sorted({*in_files, *in_libraries}):
+        files, code = (decimal_bytes(counted[target]) for counted in (in_files, in_libraries))
+        yield f"  {target}: {files} in files, {code} of code in libraries"
+
+
+def _counts(result: TreeResult) -> str:
+    """The figures that a prune of a tree and of an image have in common."""
+    return (
+        f"{counted(len(result.deleted), 'file')} for other cards,"
+        f" {counted(len(result.pruned), 'library')} cut, {len(result.refused)} left whole,"
+        f" {len(result.untouched)} untouched with code for other cards"
+    )

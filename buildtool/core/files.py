@@ -1,0 +1,244 @@
+"""Buildtool's way to read and write files (by `probes.core.files`), with its failures as our errors."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, ToolError
+from probes.core import files
+
+T = TypeVar("T")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file next to `path` to write into; it replaces `path` if the block succeeds.
+
+    Otherwise it is removed. The block must write into exactly that file and not rename another one over it.
+    Symbolic links are followed; what isn't a regular file (a device, a FIFO, /dev/stdout) is written into at
+    the end of the block. Raises EnvironmentMissing when the disk is full, DataError when the place can't be
+    written.
+    """
+    with _translated(path), files.replacing(path) as partial:
+        yield partial
+
+
+@contextmanager
+def reading(path: Path | str, way_out: str = "check the path and its permissions") -> Iterator[None]:
+    """Raises DataError, which names the path and the way out, where the block can't read it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror or error}", way_out) from error
+
+
+@contextmanager
+def scratch(directory: Path | None = None) -> Iterator[Path]:
+    """A directory for this block only, below `directory` or the system's temporary one; removed afterwards.
+
+    Raises as `replacing` does where it can't be made, EnvironmentMissing for a disk that the block fills.
+    """
+    place = directory or Path("a temporary directory")
+    with contextlib.ExitStack() as held:
+        with _translated(place):
+            path = held.enter_context(files.scratch(directory))
+        with _full_disk(place):
+            yield path
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a directory or lock file against other threads and processes; `on_wait` is called before a wait.
+
+    Raises DataError when it can't be made.
+    """
+    with contextlib.ExitStack() as held:
+        with _translated(path):
+            held.enter_context(files.locked(path, on_wait))
+        yield
+
+
+def link_over(existing: Path, path: Path) -> None:
+    """Make `path` another name of the file `existing`, in one step. Raises as `replacing` does."""
+    with _translated(path):
+        files.link_over(existing, path)
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor with a shared lock on `path`; the caller closes it. Raises as `replacing` does."""
+    with _translated(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = files.open_lock(path, shared=True)
+    assert descriptor is not None  # a shared lock is waited for
+    return descriptor
+
+
+@contextmanager
+def lock_if_free(path: Path) -> Iterator[bool]:
+    """Whether nobody holds a lock on the file `path`: then it is held for this block only."""
+    with _translated(path):
+        descriptor = files.open_lock(path, shared=False)
+        try:
+            yield descriptor is not None
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole UTF-8 file or nothing. Raises as `replacing` does."""
+    with _translated(path):
+        files.write_text(path, text)
+
+
+def kept(path: Path, parse: Callable[[str], T]) -> T | None:
+    """What an earlier run stored in a cache; None where it is missing or damaged and must be made again.
+
+    `parse` raises ValueError, LookupError, TypeError, AttributeError or a ToolError for a damaged text.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ToolError):
+        return None
+
+
+def discard(path: Path) -> None:
+    """Remove a cache's entry at `path`, even if it is a directory. Raises as `replacing` does."""
+    with _translated(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def require_writable(directory: Path, way_out: str) -> None:
+    """Refuse, before long work, a directory that can't be made or written. Raises DataError."""
+    with _translated(directory):
+        place = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise DataError(f"can't write into {place}", way_out)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file's content."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def require_sha256(path: Path, sha256: str, what: str, *, way_out: str) -> None:
+    """Read a cache's file once and compare. Raises DataError when it is damaged, having removed it."""
+    if not path.is_file() or sha256_of(path) != sha256:
+        discard(path)
+        raise DataError(f"{what} {path.name} is corrupt (not {sha256[:12]}...); removed it", way_out)
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that the file system under `path` (or its nearest visible parent) still has for this process."""
+    for place in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    raise DataError(f"can't find out how much space is left at {path}", "check the path and its permissions")
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        with _full_disk(path):
+            yield
+    except OSError as error:
+        raise DataError(
+            f"can't write {path}: {error.strerror or error}", "check the path and its permissions"
+        ) from error
+
+
+@contextmanager
+def _full_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EnvironmentMissing(
+                f"no space left while writing {path}", "free some space and run the same command again"
+            ) from error
+        raise
+
+
+ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
+_CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
+_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+
+
+def path_or_name(text: str) -> str:
+    """The type of an argument that a path or an image's name may follow: shells complete it as a path."""
+    return text
+
+
+class Place(Enum):
+    """What a path leads to, symbolic links followed."""
+
+    NOTHING = "nothing"
+    FILE = "a regular file"
+    DIRECTORY = "a directory"
+    CHARACTER_DEVICE = "a character device"
+    BLOCK_DEVICE = "a block device"
+    PIPE = "a named pipe"
+    SOCKET = "a socket"
+
+
+_PLACES = {
+    stat.S_IFREG: Place.FILE,
+    stat.S_IFDIR: Place.DIRECTORY,
+    stat.S_IFCHR: Place.CHARACTER_DEVICE,
+    stat.S_IFBLK: Place.BLOCK_DEVICE,
+    stat.S_IFIFO: Place.PIPE,
+    stat.S_IFSOCK: Place.SOCKET,
+}
+
+
+def place_at(path: Path) -> Place:
+    """What is there. A name that no file can have leads to nothing.
+
+    Raises DataError where that can't be determined, as below a directory that this user can't search.
+    """
+    with reading(path):
+        try:
+            return _PLACES[stat.S_IFMT(path.stat().st_mode)]
+        except OSError as error:
+            if error.errno in _NOTHING:
+                return Place.NOTHING
+            raise
+
+
+def near(path: Path) -> Path:
+    """The path as it is typed from the current directory, where it is below that."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return path
+
+
+def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path]) -> None:
+    """Refuse reports that would replace what this command reads, or one another. Raises ConfigError."""
+    read = {os.path.realpath(path) for path in inputs}
+    places = [os.path.realpath(path) for path in written]
+    for path, place in zip(written, places, strict=True):
+        if place_at(path) in (Place.FILE, Place.NOTHING) and (place in read or places.count(place) > 1):
+            what = "is what this command reads" if place in read else "is named for two reports"
+            raise ConfigError(f"{path} {what}", "write the report to another file")
+
+
+def means_file(name: str) -> bool:
+    """Whether a name with nothing at it was meant as a file, not as an image: by its beginning or ending.
+
+    Images may be called so too (`x.tar` is a valid name): with its tag, `x.tar:latest` means the image.
+    """
+    return bool(name.startswith((".", "/", "~")) or _CODE_NAME.search(name) or ARCHIVE_NAME.search(name))

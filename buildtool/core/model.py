@@ -1,0 +1,215 @@
+"""The nouns of a build: what a variant asks for, what was found for it, what came out. Values only."""
+
+import re
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from buildtool.core.errors import ConfigError
+from probes.core.units import parse_bytes
+
+CARD = "{gpu_target}"
+LABEL = "io.weir"  # what the names of our labels begin with
+# zstd 1: on the CPU image 3 times faster than BuildKit's default gzip and smaller (docs/decisions/0003)
+ZSTD_LEVEL = 1
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "1.0 GB" (10^9) or "512 MiB" (2^20). Raises ConfigError for anything else."""
+    try:
+        if not text.rstrip().endswith("B"):
+            raise ValueError("a size without a unit")
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"not a size: {text!r}", "write a number and a unit, such as `320 MB` or `1.5 GiB`"
+        ) from error
+
+
+def normalised(name: str) -> str:
+    """A distribution's or an extra's name, the same for every way to write it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class TorchBuild(Enum):
+    """Which hardware a torch build has kernels for."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    ROCM = "rocm"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A base that an image registry holds."""
+
+    ref: str
+
+    def pinned(self, pin: str) -> "PinnedBase":
+        """The base, pinned to the digest of its manifest."""
+        return PinnedBase("registry", self.ref, pin)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """A base made from Debian's packages: `mmdebstrap`'s essential variant, plus and minus packages.
+
+    `cut` are paths from the root, with `fnmatch`'s wildcards, that stay out with all below them.
+    """
+
+    suite: str
+    packages: tuple[str, ...]
+    remove: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
+
+    def pinned(self, pin: str) -> "PinnedBase":
+        """The base, pinned to the SHA-256 of its tar."""
+        return PinnedBase("bootstrap", self.suite, pin)
+
+
+Base = Registry | Bootstrap
+
+
+@dataclass(frozen=True)
+class TorchSource:
+    """One place torch can come from: the host's pip configuration, an index, or the base itself.
+
+    `require` is empty where the base already holds torch; `{gpu_target}` in it is replaced by a card. Only a
+    `fallback` may give a build other than the variant's first source. `base` and `python` replace the
+    variant's own.
+    """
+
+    name: str
+    build: TorchBuild
+    require: tuple[str, ...] = ()
+    index: str | None = None
+    fallback: bool = False
+    python: str | None = None
+    base: tuple[Base, ...] = ()
+
+    def for_card(self, gpu_target: str) -> "TorchSource":
+        """The source with its requirements for a card; itself where it has none by card."""
+        return replace(self, require=tuple(text.replace(CARD, gpu_target) for text in self.require))
+
+    @property
+    def is_by_card(self) -> bool:
+        """True where every card has its own wheels."""
+        return any(CARD in text for text in self.require)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most bytes an image may take; None where no limit is set."""
+
+    unpacked_bytes: int | None = None
+    stored_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One image, as variants.yaml asks for it."""
+
+    name: str
+    summary: str
+    dockerfile: Path
+    python: str
+    base: tuple[Base, ...]
+    torch: tuple[TorchSource, ...]
+    wheels: tuple[str, ...] = ()
+    system_packages: tuple[str, ...] = ()
+    gpu_targets: tuple[str, ...] = ()
+    prune: bool = False  # whether GPU code for other cards than gpu_targets is taken out
+    labels: tuple[tuple[str, str], ...] = ()
+    budget: Budget = Budget()
+
+    @property
+    def first_target(self) -> str:
+        """The card that represents all cards where wheels are made for one; empty without any."""
+        return self.gpu_targets[0] if self.gpu_targets else ""
+
+    @property
+    def ref(self) -> str:
+        """The tag that the built image gets."""
+        return f"weir/{self.name}:latest"
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything in variants.yaml."""
+
+    source_date_epoch: int
+    default: tuple[str, ...]
+    variants: tuple[Variant, ...]
+
+    def for_cards(self, gpu_targets: tuple[str, ...]) -> "Catalog":
+        """The catalog with these cards instead of those that a variant names; itself for none."""
+        if not gpu_targets:
+            return self
+        variants = (replace(v, gpu_targets=gpu_targets) if v.gpu_targets else v for v in self.variants)
+        return replace(self, variants=tuple(variants))
+
+    def select(self, names: tuple[str, ...]) -> tuple[Variant, ...]:
+        """The named variants in the file's order, the default ones for no names. Raises ConfigError."""
+        known = {variant.name: variant for variant in self.variants}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"no variant {name!r} in the catalog", f"there are: {', '.join(known)}")
+        wanted = set(names or self.default)
+        return tuple(variant for variant in self.variants if variant.name in wanted)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel file, by content."""
+
+    filename: str
+    sha256: str
+    stored_bytes: int
+
+    @property
+    def distribution(self) -> str:
+        """The distribution's normalised name (PEP 503)."""
+        return normalised(self.filename.split("-")[0])
+
+    @property
+    def version(self) -> str:
+        """The distribution's version, with its local label."""
+        return self.filename.split("-")[1]
+
+
+@dataclass(frozen=True)
+class PinnedBase:
+    """A resolved base: `pin` is a manifest digest or the SHA-256 of a root file system's tar."""
+
+    origin: str  # "registry" or "bootstrap"
+    name: str  # the reference, or the suite
+    pin: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A variant whose every input is known by content. What the lock file keeps."""
+
+    variant: str
+    spec_sha256: str
+    torch_source: str
+    torch_build: TorchBuild
+    python: str
+    base: PinnedBase
+    wheels: tuple[Wheel, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # sources that were tried before and why they didn't serve
+    gpu_target: str = ""  # the card that the wheels are for; empty where they are for every card
+
+    @property
+    def torch_version(self) -> str | None:
+        """Version of the torch wheel; None when torch comes with the base."""
+        return next((wheel.version for wheel in self.wheels if wheel.distribution == "torch"), None)
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image that the engine now holds."""
+
+    variant: str
+    ref: str
+    digest: str  # of the manifest

@@ -1,1 +1,0 @@
-"""Plans and checks how GPU code is cut out of one file."""

@@ -1,1 +1,0 @@
-"""The file formats that hold GPU code: ELF, bundles, compressed bundles, CUDA fat binaries."""

@@ -1,0 +1,419 @@
+"""Where an image's blobs come from: an engine's stream, an archive file, an OCI layout directory.
+
+All give the same: named blobs, each hashed and, where it is a layer, indexed.
+"""
+
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Protocol
+
+from buildtool.core.errors import DataError
+from buildtool.core.files import Place, place_at, reading
+from buildtool.image.documents import ImageConfig
+from buildtool.image.faults import (
+    LIMITS,
+    ImageFault,
+    LimitExceeded,
+    Limits,
+    MalformedDocument,
+    MalformedStream,
+    MalformedTar,
+    Truncated,
+)
+from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
+from buildtool.image.unpack import LAYERS, Ahead, Allowance, Form, Meter, decompressed, peek, sniff
+
+_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One blob after its only reading.
+
+    `digest` and `stored_bytes` are of the blob as the archive stores it, `diff_id` and `tar_bytes`
+    after decompression. A blob that looked like a layer and couldn't be read keeps its fault, since
+    only a manifest can say whether it matters.
+    """
+
+    form: Form
+    digest: str | None = None
+    stored_bytes: int = 0
+    document: bytes | None = None
+    index: LayerIndex | None = None
+    diff_id: str | None = None
+    tar_bytes: int = 0
+    fault: ImageFault | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The limits of one blob:
+
+    `room_bytes` of memory for its index, and a share of the archive's allowance.
+    """
+
+    limits: Limits = LIMITS
+    room_bytes: int | None = None
+    allowance: Allowance | None = None
+
+
+def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
+    """Read a blob once: hash it, keep it if it is JSON, index it if it is a layer."""
+    meter = Meter()
+    head, rest = peek(meter.through(chunks))
+    form = sniff(head)
+    blob = Blob(form)
+    if form is Form.JSON:
+        most = bounds.limits.document_bytes
+        kept = [piece for piece in rest if meter.n_bytes <= most]
+        blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= most else None)
+    elif form not in LAYERS:
+        for _ in rest:
+            pass
+    else:
+        try:
+            blob = _read_layer(rest, blob, meter, path, bounds)
+        except ImageFault as fault:
+            return replace(blob, fault=fault)
+    return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
+
+
+def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: Bounds) -> Blob:
+    limits = bounds.limits
+    plain = meter if blob.form is Form.TAR else Meter()
+    first = list(islice(rest, _SMALL_CHUNKS))
+    pieces = decompressed(
+        chain(first, rest), blob.form, place=path, limits=limits, allowance=bounds.allowance
+    )
+    # a thread each: read, hash and decompress; hash again. This thread walks the tar
+    with ExitStack() as stages:
+        if len(first) == _SMALL_CHUNKS:
+            pieces = iter(stages.enter_context(Ahead(pieces)))
+        if plain is not meter:
+            pieces = plain.through(pieces)
+            if len(first) == _SMALL_CHUNKS:
+                pieces = iter(stages.enter_context(Ahead(pieces)))
+        reader = TarReader(pieces, place=path, limits=limits)
+        index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
+    return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
+
+
+CHUNK = 1 << 18
+FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
+    with reading(path):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DataError(f"{path} is not a file", FORMS)
+        with reading(path, "check the disk"):
+            yield handle
+    finally:
+        os.close(handle)
+
+
+def files_below(root: Path) -> Iterator[str]:
+    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    yield path
+
+
+def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
+    """A reader of an open file's tar that passes over content without reading it."""
+    size = os.fstat(handle).st_size
+
+    def leap(distance: int) -> int:
+        here = os.lseek(handle, 0, os.SEEK_CUR)
+        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
+
+    chunks = iter(partial(os.read, handle, 64 << 10), b"")
+    return TarReader(chunks, place=place, limits=limits, leap=leap)
+
+
+def span(handle: int, start: int, length: int) -> Iterator[bytes]:
+    """A part of an open file in chunks, without moving its position."""
+    at, end = start, start + length
+    while chunk := os.pread(handle, min(CHUNK, end - at), at):
+        at += len(chunk)
+        yield chunk
+
+
+_LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
+Tick = Callable[[int], None]  # is called with the number of further bytes read
+
+
+class Archive(Protocol):
+    """Named blobs."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Oddities of the tar that holds them, which was read nevertheless."""
+
+    def paths(self) -> frozenset[str]:
+        """Every blob's path in the archive."""
+
+    def blob(self, path: str) -> Blob:
+        """Read one blob. Raises KeyError for a path that isn't there."""
+
+
+class StreamArchive:
+    """A tar stream that is read once: each blob is read as it passes, before it is known what it is."""
+
+    def __init__(
+        self, chunks: Iterator[bytes], *, label: str, limits: Limits = LIMITS, tick: Tick = lambda _: None
+    ) -> None:
+        self._blobs: dict[str, Blob] = {}
+        self._aliases: dict[str, str] = {}
+        index_room, document_room = limits.index_bytes, limits.documents_bytes
+        allowance = Allowance(limits)
+        reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
+        for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
+            outer: list[ImageFault] = []
+            bounds = Bounds(limits, index_room, allowance)
+            blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
+            if outer:  # a fault of the archive, not of the blob
+                raise outer[0]
+            index_room -= blob.index.index_bytes if blob.index else 0
+            document_room -= len(blob.document or b"")
+            if document_room < 0:
+                raise LimitExceeded("more JSON documents than an image has", place=label)
+            self._blobs[path] = blob
+        self.notes = tuple(reader.notes)
+
+    def paths(self) -> frozenset[str]:
+        """Every blob's path."""
+        return frozenset(self._blobs) | frozenset(self._aliases)
+
+    def blob(self, path: str) -> Blob:
+        """The blob as it was read. Raises KeyError."""
+        return self._blobs[_resolved(path, self._aliases)]
+
+
+class _SeekableArchive:
+    """Blobs that can be read when asked for, in any order."""
+
+    def __init__(self, limits: Limits, tick: Tick) -> None:
+        self._limits, self._tick = limits, tick
+        self._room_bytes = limits.index_bytes
+        self._allowance = Allowance(limits)
+
+    def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
+        chunks = _ticking(span(handle, start, length), self._tick)
+        blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
+        self._room_bytes -= blob.index.index_bytes if blob.index else 0
+        return blob
+
+
+class FileArchive(_SeekableArchive):
+    """An uncompressed archive file: its headers are walked once, its blobs are read in place."""
+
+    def __init__(self, file: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
+        super().__init__(limits, tick)
+        self._file = file
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._aliases: dict[str, str] = {}
+        with opened(file) as handle:
+            self._allowance = Allowance(limits, os.fstat(handle).st_size)
+            reader = headers_of(handle, place=str(file), limits=limits)
+            for path, length in _files(reader, self._spans, self._aliases, place=str(file), limits=limits):
+                self._spans[path] = (reader.offset, length)
+            self.notes = tuple(reader.notes)
+
+    def paths(self) -> frozenset[str]:
+        """Every blob's path."""
+        return frozenset(self._spans) | frozenset(self._aliases)
+
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each blob is in the file: offset and bytes."""
+        return tuple(self._spans.values())
+
+    def blob(self, path: str) -> Blob:
+        """Read one blob. Raises KeyError, DataError and as `read_blob` does."""
+        start, length = self._spans[_resolved(path, self._aliases)]
+        with opened(self._file) as handle:
+            return self._read(handle, path, start, length)
+
+
+class DirectoryArchive(_SeekableArchive):
+    """An OCI layout, or an unpacked `docker save`, in a directory. Links are not followed."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, root: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
+        super().__init__(limits, tick)
+        self._root = root
+        try:
+            self._paths = frozenset(files_below(root))
+        except OSError as error:
+            message = f"can't read {error.filename}: {error.strerror}"
+            raise DataError(message, "check its permissions") from error
+        if self._paths.isdisjoint(_LISTS):
+            raise MalformedDocument(
+                f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=FORMS
+            )
+
+    def paths(self) -> frozenset[str]:
+        """Every regular file's path."""
+        return self._paths
+
+    def blob(self, path: str) -> Blob:
+        """Read one file. Raises KeyError, DataError and as `read_blob` does."""
+        if path not in self._paths:
+            raise KeyError(path)
+        with opened(self._root / path) as handle:
+            return self._read(handle, path, 0, os.fstat(handle).st_size)
+
+
+def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
+    """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
+    if place_at(path) is Place.DIRECTORY:
+        return DirectoryArchive(path, limits=limits, tick=tick)
+    with opened(path) as handle:
+        if sniff(os.read(handle, 512)) is Form.TAR:
+            return FileArchive(path, limits=limits, tick=tick)
+        os.lseek(handle, 0, os.SEEK_SET)
+        chunks = iter(partial(os.read, handle, CHUNK), b"")
+        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
+
+
+def member_path(raw: bytes) -> str:
+    """A member's path in an image archive, without leading `./`."""
+    return posixpath.normpath("/" + raw.decode("utf-8", "surrogateescape")).lstrip("/")
+
+
+def _link_target(path: str, kind: int, link: bytes) -> str:
+    folder = posixpath.dirname(path).encode("utf-8", "surrogateescape")
+    return member_path(posixpath.join(folder, link) if kind == SYMLINK else link)
+
+
+def _resolved(path: str, aliases: Mapping[str, str]) -> str:
+    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
+    for _ in range(8):
+        path = aliases.get(path, path)
+    return path
+
+
+def _files(
+    reader: TarReader, known: Mapping[str, object], aliases: dict[str, str], *, place: str, limits: Limits
+) -> Iterator[tuple[str, int]]:
+    """Path and bytes of each file in an archive, which has to be whole; links are added to `aliases`.
+
+    `known` are the files so far. Raises LimitExceeded, MalformedTar, Truncated.
+    """
+    for raw, kind, length, link in reader:
+        path = member_path(raw)
+        if len(known) + len(aliases) > limits.index_bytes // 1024:
+            raise LimitExceeded("more members than an image archive has", place=place)
+        if kind in (SYMLINK, HARDLINK):
+            aliases[path] = _link_target(path, kind, link)
+        elif kind == FILE:
+            # blobs are identified by digest, others by name alone
+            if path in known and not path.startswith("blobs/"):
+                raise MalformedTar(f"the archive holds {path} twice", place=place)
+            yield path, length
+    if not reader.ended:
+        raise Truncated("the archive has no end marker", place=place)
+    reader.drain()
+
+
+def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
+    head, rest = peek(chunks)
+    form = sniff(head)
+    if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
+        raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
+    if form is not Form.TAR:
+        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
+    return TarReader(rest, place=label, limits=limits)
+
+
+def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterator[bytes]:
+    """The chunks up to a fault, which is added to `faults`."""
+    try:
+        yield from chunks
+    except ImageFault as fault:
+        faults.append(fault)
+
+
+def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
+    for chunk in chunks:
+        tick(len(chunk))
+        yield chunk
+
+
+PLAIN_REASON = "the archive holds its layers uncompressed; what a registry would store is not known from it"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, bottom first in its image.
+
+    `stored_bytes` is its compressed size, None where it is stored uncompressed or is absent. `tar_bytes` is
+    the uncompressed tar with headers and padding. `index` is None for content that isn't in the archive.
+    """
+
+    digest: str | None
+    diff_id: str
+    stored_bytes: int | None
+    tar_bytes: int
+    command: str | None
+    index: LayerIndex | None
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Content of the layer's files."""
+        return sum(self.index.sizes) if self.index else 0
+
+
+@dataclass(frozen=True)
+class Attestations:
+    """Provenance and SBOM manifests of the image; not part of its size."""
+
+    count: int = 0
+    stored_bytes: int = 0
+    documents: tuple[bytes, ...] = ()  # those that the archive holds
+
+
+@dataclass(frozen=True)
+class ImageContents:
+    """One image for one platform. `digest` is of what the reference names: an index or the manifest."""
+
+    ref: str
+    digest: str | None
+    manifest_digest: str | None
+    config_digest: str
+    config: ImageConfig
+    layers: tuple[Layer, ...]
+    attestations: Attestations
+    notes: tuple[str, ...]
+
+    def layer_notes(self) -> tuple[str, ...]:
+        """Oddities that were read nevertheless, each with the layers (0 is the lowest) that have it."""
+        found: dict[str, list[int]] = {}
+        for at, layer in enumerate(self.layers):
+            for note in layer.index.notes if layer.index else ():
+                found.setdefault(note, []).append(at)
+        return tuple(
+            f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where[:5]))}"
+            f"{' and more' * (len(where) > 5)}: {note}"
+            for note, where in found.items()
+        )

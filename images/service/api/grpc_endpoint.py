@@ -1,0 +1,444 @@
+"""The gRPC server: the same service behind it as behind HTTP. The only module that imports grpc.
+
+It runs in the event loop of the HTTP server. A call's bytes are read and parsed here and not by grpc, which
+waits for them without an end and calls unreadable ones its own failure.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message import DecodeError
+
+from service.api.admission import RETRY_AFTER_S
+from service.api.answers import answered
+from service.api.app import SERVER
+from service.api.connection_limit import Door
+from service.api.infer import VERSION, parameters_of, parse_infer, render_infer, render_model
+from service.api.observed import watched
+from service.api.requests import Answer, Ask, timeout_of
+from service.api.service import Service, load_model, unload_model
+from service.errors import RequestError, ServiceError, bad_request
+from service.inference.classifier import ModelInfo
+from service.listen import shown
+from service.models import Entry
+from service.settings import Limits
+
+SERVICE = "inference.GRPCInferenceService"
+# Fields by number, from 1 on: a type and a name; `*`: repeated; `%`: by a string as key
+_TABLE = {
+    "InferParameter": "bool bool_param, int64 int64_param, string string_param, double double_param, "
+    "uint64 uint64_param",
+    "RepositoryParameter": "bool bool_param, int64 int64_param, string string_param, bytes bytes_param",
+    "Contents": "bool* bool_contents, int32* int_contents, int64* int64_contents, uint32* uint_contents, "
+    "uint64* uint64_contents, float* fp32_contents, double* fp64_contents, bytes* bytes_contents",
+    "Tensor": "string name, string datatype, int64* shape, InferParameter% parameters, Contents contents",
+    "RequestedOutput": "string name, InferParameter% parameters",
+    "TensorMetadata": "string name, string datatype, int64* shape",
+    "ModelIndex": "string name, string version, string state, string reason",
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "bool live",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "bool ready",
+    "ModelReadyRequest": "string name, string version",
+    "ModelReadyResponse": "bool ready",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "string name, string version, string* extensions",
+    "ModelMetadataRequest": "string name, string version",
+    "ModelMetadataResponse": "string name, string* versions, string platform, TensorMetadata* inputs, "
+    "TensorMetadata* outputs",
+    "ModelInferRequest": "string model_name, string model_version, string id, InferParameter% parameters, "
+    "Tensor* inputs, RequestedOutput* outputs, bytes* raw_input_contents",
+    "ModelInferResponse": "string model_name, string model_version, string id, InferParameter% parameters, "
+    "Tensor* outputs, bytes* raw_output_contents",
+    "RepositoryIndexRequest": "string repository_name, bool ready",
+    "RepositoryIndexResponse": "ModelIndex* models",
+    "RepositoryModelLoadRequest": "string repository_name, string model_name, "
+    "RepositoryParameter% parameters",
+    "RepositoryModelLoadResponse": "",
+    "RepositoryModelUnloadRequest": "string repository_name, string model_name, "
+    "RepositoryParameter% parameters",
+    "RepositoryModelUnloadResponse": "",
+    # what a refusal carries in its trailing metadata (google.rpc.Status and its details)
+    "Status": "int32 code, string message, Any* details",
+    "Any": "string type_url, bytes value",
+    "RetryInfo": "Duration retry_delay",
+    "Duration": "int64 seconds, int32 nanos",
+}
+_ONE_OF = ("InferParameter", "RepositoryParameter")  # at most one of their fields is there
+_PACKAGE = "weir.inference"
+
+
+def _file() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="weir/inference.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _TABLE.items():
+        message = file.message_type.add(name=name)
+        if name in _ONE_OF:
+            message.oneof_decl.add(name="choice")
+        for number, text in enumerate(filter(None, fields.split(", ")), 1):
+            kind, field_name = text.split(" ")
+            field = message.field.add(name=field_name, number=number)
+            _set_type(field, kind.rstrip("*%"))
+            field.label = field.LABEL_REPEATED if kind[-1] in "*%" else field.LABEL_OPTIONAL
+            if name in _ONE_OF:
+                field.oneof_index = 0
+            if kind.endswith("%"):
+                entry = message.nested_type.add(name=field_name.capitalize() + "Entry")
+                entry.options.map_entry = True
+                _set_type(entry.field.add(name="key", number=1, label=1), "string")
+                _set_type(entry.field.add(name="value", number=2, label=1), kind[:-1])
+                _set_type(field, f"{name}.{entry.name}")
+    return file
+
+
+def _set_type(field: FieldDescriptorProto, kind: str) -> None:
+    if kind[0].isupper():
+        field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+    else:
+        field.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+
+
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(_file())
+
+
+def message(name: str) -> Any:
+    """The class of a message."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+
+
+def parsed(name: str, data: bytes) -> Any:
+    """A message of that class. Raises RequestError (400) for bytes that are none."""
+    try:
+        return message(name).FromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise bad_request(f"the message is no {name}: {error}") from error
+
+
+_MOST = 16  # inputs, outputs or parameters of one request: more than there are names for
+_CONTENTS = {"INT64": "int64_contents", "INT32": "int_contents", "BYTES": "bytes_contents"}
+_RETRY_TYPE = "type.googleapis.com/google.rpc.RetryInfo"
+
+
+def document_of(request: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
+    """A ModelInferRequest as HTTP's JSON and binary part would be. Raises RequestError (400)."""
+    for what in ("inputs", "outputs", "parameters", "raw_input_contents"):
+        if len(getattr(request, what)) > _MOST:
+            raise bad_request(f"the request has more than {_MOST} {what}")
+    raw = list(request.raw_input_contents)
+    if raw and len(raw) != len(request.inputs):
+        raise bad_request(f"raw_input_contents has {len(raw)} elements for {len(request.inputs)} inputs")
+    document: dict[str, Any] = {
+        "inputs": [
+            _input(tensor, raw[at] if raw else None, limits) for at, tensor in enumerate(request.inputs)
+        ],
+        # an answer comes in the form in which it was asked for
+        "parameters": _parameters(request.parameters) | {"binary_data_output": bool(raw)},
+    }
+    if request.id:
+        document["id"] = request.id
+    if request.outputs:
+        document["outputs"] = [{"name": output.name} for output in request.outputs]
+    return document, b"".join(raw)
+
+
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, value.WhichOneof("choice") or "", None) for key, value in given.items()}
+
+
+def _input(tensor: Any, raw: bytes | None, limits: Limits) -> dict[str, Any]:
+    if len(tensor.shape) > 2:
+        raise bad_request(f"shape of {tensor.name[:64]} must be one or two whole numbers above 0")
+    made: dict[str, Any] = {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": list(tensor.shape),
+    }
+    if raw is None:
+        return made | {"data": _data(tensor, limits)}
+    if tensor.HasField("contents") and tensor.contents.ByteSize():
+        raise bad_request(
+            f"input {tensor.name[:64]} has contents and raw_input_contents; one of them is needed"
+        )
+    return made | {"parameters": {"binary_data_size": len(raw)}}
+
+
+def _data(tensor: Any, limits: Limits) -> list[Any]:
+    wanted = _CONTENTS.get(tensor.datatype, "bool_contents")
+    values = getattr(tensor.contents, wanted)
+    if tensor.datatype in _CONTENTS and any(each.name != wanted for each, _ in tensor.contents.ListFields()):
+        raise bad_request(
+            f"input {tensor.name[:64]} of datatype {tensor.datatype} has its values in {wanted} alone"
+        )
+    if tensor.datatype != "BYTES":
+        return list(values)
+    if len(values) > limits.max_texts:
+        raise bad_request(f"{tensor.name[:64]} has {len(values)} texts; at most {limits.max_texts} are taken")
+    try:
+        return [value.decode() for value in values]
+    except UnicodeDecodeError as error:
+        raise bad_request(f"an element of {tensor.name[:64]} is no UTF-8") from error
+
+
+def infer_response(info: ModelInfo, ask: Ask, answer: Answer) -> Any:
+    """A ModelInferResponse."""
+    document, tail = render_infer(info, ask, answer)
+    made = message("ModelInferResponse")(
+        model_name=document["model_name"], model_version=document["model_version"], id=document.get("id", "")
+    )
+    for key, value in document["parameters"].items():
+        kind = "string" if isinstance(value, str) else "int64" if isinstance(value, int) else "double"
+        setattr(made.parameters[key], f"{kind}_param", value)
+    at = 0
+    for output in document["outputs"]:
+        tensor = made.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+        if "data" not in output:
+            n_bytes = output["parameters"]["binary_data_size"]
+            made.raw_output_contents.append(tail[at : at + n_bytes])
+            at += n_bytes
+        elif output["datatype"] == "BYTES":
+            tensor.contents.bytes_contents.extend(value.encode() for value in output["data"])
+        else:
+            tensor.contents.fp32_contents.extend(output["data"])
+    return made
+
+
+def metadata_response(info: ModelInfo) -> Any:
+    """A ModelMetadataResponse; what it has no field for is said over HTTP."""
+    said = render_model(info)
+    names = ("name", "versions", "platform", "inputs", "outputs")
+    return message("ModelMetadataResponse")(**{name: said[name] for name in names})
+
+
+def index_response(index: Mapping[str, Entry], *, ready_only: bool) -> Any:
+    """A RepositoryIndexResponse."""
+    return message("RepositoryIndexResponse")(
+        models=[
+            {"name": name, "version": VERSION, "state": entry.state, "reason": entry.reason}
+            for name, entry in index.items()
+            if entry.state == "READY" or not ready_only
+        ]
+    )
+
+
+def retry_details(code: int, error: RequestError) -> bytes:
+    """A google.rpc.Status that says after how many seconds to try again."""
+    delay = message("RetryInfo")(retry_delay={"seconds": error.retry_after_s or 0})
+    detail = {"type_url": _RETRY_TYPE, "value": delay.SerializeToString()}
+    status = message("Status")(code=code, message=error.message, details=[detail])
+    data: bytes = status.SerializeToString()
+    return data
+
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_EXTRA_BYTES = 4 << 10  # of a message around its tensors
+MAX_CONNECTIONS = 8192  # however many files may be open: each takes some memory
+# When all places are taken, newcomers wait for one of these. grpc can't close a connection for them.
+_IDLE_S = 15  # that a connection may have no call; the next one makes another
+_AGE_S = 60  # of any connection, give or take a tenth; its calls have drain_s to end
+_PING_S = 10  # between two pings, and until an answer to one: else the other side is gone
+
+log = logging.getLogger("service")
+
+Context = Any  # grpc.aio.ServicerContext
+Answering = Callable[[Service, Any, Context, float], Awaitable[Any]]
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call whose message hasn't arrived."""
+
+    scope: anyio.CancelScope
+    evicted: bool = False
+
+    def evict(self) -> None:
+        """Make room for a newer one."""
+        self.evicted = True
+        self.scope.cancel()
+
+
+class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Which method a path names, and the steps of every call."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._door: Door[_Call] = Door(service.limits.max_connections)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The method's handler; None for methods that there aren't: UNIMPLEMENTED."""
+        package, _, name = handler_call_details.method.removeprefix("/").partition("/")
+        if package != SERVICE or name not in METHODS:
+            return None
+        # On the wire a call with one message is a stream of one
+        return grpc.stream_unary_rpc_method_handler(partial(self._call, name))
+
+    async def _call(self, name: str, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        service = self._service
+        with watched(f"grpc/{name}", given, service.metrics, service.spans) as request:
+            try:
+                await context.send_initial_metadata(request.headers)
+                data = await self._message(messages)
+                arrived = time.monotonic()
+                found = await METHODS[name](service, parsed(f"{name}Request", data), context, arrived)
+                made: bytes = found.SerializeToString()
+                request.status = 200
+                return made
+            except RequestError as error:
+                request.status, refusal = error.status, error
+            except asyncio.CancelledError:
+                request.status = 499
+                raise
+            except Exception as error:
+                log.exception("a gRPC call failed")
+                refusal = RequestError(500, f"the service failed ({type(error).__name__}); its log says more")
+        return await _refuse(context, refusal)
+
+    async def _message(self, messages: AsyncIterator[bytes]) -> bytes:
+        """The message. Raises RequestError: there is none, it is too slow, or others need the place."""
+        within_s = self._service.limits.body_timeout_s
+        with anyio.move_on_after(within_s) as scope:
+            call = _Call(scope)
+            if leaver := self._door.enter(call):
+                leaver.evict()
+            try:
+                data = await anext(messages, None)
+            finally:
+                self._door.leave(call)
+            if data is None:
+                raise bad_request("the call has no message")
+            return data
+        if call.evicted:
+            raise RequestError(503, "all calls are in use", retry_after_s=RETRY_AFTER_S)
+        raise RequestError(408, f"the message didn't arrive within {within_s} s")
+
+
+async def _refuse(context: Context, error: RequestError) -> bytes:
+    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    trailing: tuple[tuple[str, str | bytes], ...] = ()
+    if error.retry_after_s is not None:
+        trailing = (
+            ("grpc-status-details-bin", retry_details(code.value[0], error)),
+            ("retry-after", str(error.retry_after_s)),
+        )
+    await context.abort(code, error.message, trailing)
+    return b""  # not reached: it raises
+
+
+async def _server_live(service: Service, _request: Any, _context: Context, _arrived: float) -> Any:
+    return message("ServerLiveResponse")(live=service.live)
+
+
+async def _server_ready(service: Service, _request: Any, _context: Context, _arrived: float) -> Any:
+    return message("ServerReadyResponse")(ready=service.ready)
+
+
+async def _model_ready(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+    ready = service.ready and service.models.is_ready(request.name) and request.version in ("", VERSION)
+    return message("ModelReadyResponse")(ready=ready)
+
+
+async def _server_metadata(_service: Service, _request: Any, _context: Context, _arrived: float) -> Any:
+    return message("ServerMetadataResponse")(**SERVER)
+
+
+async def _model_metadata(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+    _check_version(request.version)
+    return metadata_response(service.models.require(request.name).info)
+
+
+async def _model_infer(service: Service, request: Any, context: Context, arrived: float) -> Any:
+    """The steps of HTTP's `app`, with a message instead of a body."""
+    _check_version(request.model_version)
+    classifier = service.require(request.model_name)
+    with service.admission.slot():
+        document, raw = document_of(request, service.limits)
+        ask = parse_infer(document, service.limits, classifier.info, raw)
+        asked_s, left_s = timeout_of(parameters_of(document), None), context.time_remaining()
+        timeout_s = min((each for each in (asked_s, left_s) if each is not None), default=None)
+        answer = await answered(service, classifier, ask, arrived=arrived, timeout_s=timeout_s)
+    return infer_response(classifier.info, ask, answer)
+
+
+async def _index(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+    return index_response(service.models.index(), ready_only=request.ready)
+
+
+async def _load(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+    await load_model(service, request.model_name)
+    return message("RepositoryModelLoadResponse")()
+
+
+async def _unload(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+    unload_model(service, request.model_name)
+    return message("RepositoryModelUnloadResponse")()
+
+
+METHODS: dict[str, Answering] = {
+    "ServerLive": _server_live,
+    "ServerReady": _server_ready,
+    "ModelReady": _model_ready,
+    "ServerMetadata": _server_metadata,
+    "ModelMetadata": _model_metadata,
+    "ModelInfer": _model_infer,
+    "RepositoryIndex": _index,
+    "RepositoryModelLoad": _load,
+    "RepositoryModelUnload": _unload,
+}
+
+
+def _check_version(version: str) -> None:
+    if version not in ("", VERSION):
+        raise RequestError(404, f"there is no version {version[:64]!r}; there is {VERSION}")
+
+
+async def start(
+    service: Service, host: str, port: int, *, connections: int = MAX_CONNECTIONS
+) -> tuple[grpc.aio.Server, int]:
+    """A server that answers, and its port (one that is free for 0). Raises ServiceError.
+
+    To be called in the event loop of the service. Further `connections` than that are closed at once.
+    """
+    limits = service.limits
+    server = grpc.aio.server(
+        handlers=(Calls(service),),
+        options=(
+            ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
+            ("grpc.max_receive_message_length", limits.max_body_bytes + _EXTRA_BYTES),
+            ("grpc.max_concurrent_streams", 2 * limits.max_in_flight),  # a client's own queue has the rest
+            ("grpc.max_allowed_incoming_connections", connections),
+            ("grpc.max_connection_idle_ms", 1000 * _IDLE_S),
+            ("grpc.max_connection_age_ms", 1000 * _AGE_S),
+            ("grpc.max_connection_age_grace_ms", 1000 * limits.drain_s),
+            ("grpc.keepalive_time_ms", 1000 * _PING_S),
+            ("grpc.keepalive_timeout_ms", 1000 * _PING_S),
+            ("grpc.http2.ping_timeout_ms", 1000 * _PING_S),
+            ("grpc.server_handshake_timeout_ms", 1000 * limits.header_timeout_s),
+        ),
+    )
+    try:
+        found = server.add_insecure_port(shown(host, port))
+    except RuntimeError as error:
+        raise ServiceError(
+            f"can't listen on {shown(host, port)} for gRPC", "set WEIR_GRPC_LISTEN to another host:port"
+        ) from error
+    await server.start()
+    return server, found

@@ -1,0 +1,428 @@
+"""The torch side: what torch can do here, loading a model onto a device, and running it."""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
+from service.inference import bert, checkpoint, hub
+from service.inference.architecture import BertShape, parameter_count
+from service.inference.buckets import buckets
+from service.inference.captured import Captured, GraphRecorder, Recorder, capture
+from service.inference.cards import check_cards
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.inference.compiled import Compiled
+from service.inference.device import Device, Gpu, TorchBuild, choose
+from service.inference.mounted import weights as mounted_weights
+from service.inference.tokenizer import Tokenizer, load_tokenizer, stand_in
+from service.settings import Dtype, Settings, quota_cpus
+
+SEED = 0  # of the random weights, so that two starts answer alike
+CANARIES = (
+    "Shares rose after the company raised its outlook for the year.",
+    "Losses widened.",
+    "The board will meet on Tuesday.",
+    "Revenue fell by a third while costs stayed where they were, and the dividend was cut to a cent.",
+)
+_PAD = 0  # any id does: the mask hides it
+_DRM = Path("/sys/class/drm")
+_NODES = ("/dev/kfd", "/dev/dxg")  # AMD's compute device on Linux, and WSL's
+_DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_ALIKE = 0.01  # how far a canary's probabilities may be from those at the start; batches round differently
+
+log = logging.getLogger("service")
+
+
+def torch_build() -> TorchBuild:
+    """The facts that `device.choose` decides on."""
+    hip = getattr(torch.version, "hip", None)
+    there = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    return TorchBuild(
+        version=torch.__version__,
+        hip=hip,
+        cuda=torch.version.cuda,
+        gpus=tuple(_gpu(index, is_hip=bool(hip)) for index in there),
+        gfx_targets=tuple(torch.cuda.get_arch_list()) if hip and there else (),
+        nodes={path: _node_state(Path(path)) for path in _NODES} if hip else {},
+    )
+
+
+def _gpu(index: int, *, is_hip: bool) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    gfx = getattr(properties, "gcnArchName", "").partition(":")[0] if is_hip else ""
+    return Gpu(properties.name, gfx or None)
+
+
+def _node_state(path: Path) -> str:
+    if not path.exists():
+        return "absent"
+    return "open" if os.access(path, os.R_OK | os.W_OK) else "denied"
+
+
+Task = Literal["classify", "embed"]
+
+
+class Outputs(Protocol):
+    """A model's pass over ids [rows, tokens], mask [rows, tokens] and types [rows, tokens] or None."""
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the host's memory that its weights hold pinned, beside torch's own allocator."""
+        ...
+
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None, task: Task
+    ) -> torch.Tensor:
+        """Logits [rows, labels], or embeddings [rows, hidden]."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """All weights in one memory. `hidden_states`: bert's, perhaps compiled."""
+
+    weights: bert.Weights
+    shape: BertShape
+    hidden_states: Callable[..., torch.Tensor] = bert.hidden_states
+    pinned_bytes: int = 0
+
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None, task: Task
+    ) -> torch.Tensor:
+        """See `Outputs`."""
+        hidden = self.hidden_states(self.weights, self.shape, ids, mask, types)
+        return bert.embedded(hidden, mask) if task == "embed" else bert.classified(self.weights, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchClassifier:
+    """A model on its device. Satisfies `classifier.Classifier`."""
+
+    info: ModelInfo
+    outputs: Outputs
+    tokenizer: Tokenizer
+    device: Device
+    expected: Probabilities = ()  # of the first canary
+    captured: Captured = field(default_factory=Captured)  # passes that are launched as one
+
+    def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
+        """See `Classifier.encode`."""
+        return tuple(map(self.tokenizer.encode, texts))
+
+    def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
+        """See `Classifier.classify`."""
+        return self._guarded("classify", batch)
+
+    def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        """See `Classifier.embed`."""
+        return self._guarded("embed", batch)
+
+    def prove(self) -> None:
+        """See `Classifier.prove`."""
+        (row,) = self.classify(self.encode(CANARIES[:1]))
+        if not largest_difference([row], [self.expected]) <= _ALIKE:  # NaN isn't
+            raise DeviceFault(f"a text whose probabilities were {self.expected} now has {row}")
+
+    def memory(self) -> Mapping[str, int]:
+        """See `Classifier.memory`; of this process, unless the kind says `device_`."""
+        if self.device.torch_name == "cpu":
+            return {}
+        free, total = torch.cuda.mem_get_info(self.device.torch_name)
+        found = {
+            "vram_allocated": torch.cuda.memory_allocated(self.device.torch_name),
+            "vram_reserved": torch.cuda.memory_reserved(self.device.torch_name),
+            "device_vram_free": free,
+            "device_vram_total": total,
+        }
+        if hasattr(torch.cuda, "host_memory_stats"):  # torch 2.7 and later
+            found["pinned_by_torch"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+        return found | {"pinned_by_placement": self.outputs.pinned_bytes} | gtt_bytes(_DRM)
+
+    def counts(self) -> Mapping[str, int]:
+        """See `Classifier.counts`."""
+        return {"captured_batches": self.captured.batches, "captured_padding_tokens": self.captured.padding}
+
+    def _guarded(self, task: Task, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        """One pass; where memory is short, two of half the size, so that only a row too many is refused."""
+        try:
+            with torch.inference_mode():
+                return tuple(map(tuple, self._pass(task, batch).tolist()))  # waits for the device
+        except RuntimeError as error:
+            if not _is_short_of_memory(error):
+                if self.device.torch_name == "cpu":
+                    raise
+                raise DeviceFault(first_line(error)) from error
+            if len(batch) == 1:
+                log.warning("no memory left on %s: %s", self.device.torch_name, first_line(error))
+                raise RequestError(
+                    503, f"no memory left on {self.device.torch_name} for this request", retry_after_s=1
+                ) from error
+        torch.cuda.empty_cache()
+        half = len(batch) // 2
+        return self._guarded(task, batch[:half]) + self._guarded(task, batch[half:])
+
+    def _pass(self, task: Task, batch: Sequence[Encoded]) -> torch.Tensor:
+        replayed = self.captured.run(batch, task)
+        if replayed is not None:
+            return replayed
+        longest = max(len(row.ids) for row in batch)
+        place = self.device.torch_name
+        padded = [[*row.ids, *[_PAD] * (longest - len(row.ids))] for row in batch]
+        ids = torch.tensor(padded, dtype=torch.int64, device=place)
+        lengths = torch.tensor([len(row.ids) for row in batch], device=place)
+        mask = torch.arange(longest, device=place)[None, :] < lengths[:, None]
+        types = None
+        if any(row.types for row in batch):
+            kinds = [[*row.types, *[0] * (longest - len(row.types))] for row in batch]
+            types = torch.tensor(kinds, dtype=torch.int64, device=place)
+        found = self.outputs(ids, mask, types, task)
+        return torch.softmax(found.float(), dim=-1) if task == "classify" else found
+
+
+def _is_short_of_memory(error: RuntimeError) -> bool:
+    """The CPU's allocator has no kind of its own for it, only words."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
+
+
+def gtt_bytes(drm: Path) -> dict[str, int]:
+    """System memory that AMD's driver has mapped for all cards together; empty without such a card."""
+    found: dict[str, int] = {}
+    for path in drm.glob("card*/device/mem_info_gtt_used"):
+        try:
+            found["device_gtt_used"] = found.get("device_gtt_used", 0) + int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def largest_difference(some: Sequence[Vector], others: Sequence[Vector]) -> float:
+    """The largest absolute difference between two lists of vectors; NaN when one holds NaN."""
+    differences = [abs(a - b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True)]
+    return math.nan if any(map(math.isnan, differences)) else max(differences)
+
+
+def first_line(error: Exception) -> str:
+    """What torch says went wrong, without its advice."""
+    return str(error).strip().partition("\n")[0]
+
+
+def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
+    """Find the device, load the model onto it and prove it with one inference.
+
+    Raises DeviceMissing, ModelUnreadable or SettingsError.
+    """
+    started = time.perf_counter()
+    check_cards(settings.device, os.environ)
+    device = choose(settings.device, torch_build())
+    torch.set_num_threads(settings.threads or _cpus())
+    _without_plans_by_shape()
+    plain = _load_plain(settings, name, directory)
+    loaded = time.perf_counter()
+    classifier = _on_device(plain, settings, device)
+    info = classifier.info
+    log.info(
+        "ready weights=%s (%s) parameters=%d tokenizer=%s device=%s threads=%d load_s=%.2f canary_s=%.2f "
+        "model=%s dtype=%s",
+        info.weights,
+        info.weights_source,
+        info.parameters,
+        info.tokenizer,
+        info.device_description,
+        torch.get_num_threads(),
+        loaded - started,
+        time.perf_counter() - loaded,
+        name,
+        info.dtype if info.accuracy is None else f"{info.dtype}, {_said(info.accuracy)}",
+    )
+    return classifier
+
+
+def _without_plans_by_shape() -> None:
+    """Leave out attention kernels that are planned again for each shape: batches have a new one all the time.
+
+    cuDNN's do, in half precision: on an H200, 113 mixed texts a second in bfloat16, against 816 in float32.
+    """
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):  # torch 2.5 and later
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _said(accuracy: float) -> str:
+    return f"probabilities differ from float32 on the CPU by at most {accuracy:.2g} on {len(CANARIES)} texts"
+
+
+def _cpus() -> int:
+    """CPUs that this container may use: torch counts the host's and would crowd a smaller quota."""
+    usable = len(os.sched_getaffinity(0))
+    try:
+        quota = quota_cpus(Path("/sys/fs/cgroup/cpu.max").read_text())
+    except OSError:  # cgroup v1, or no cgroup file system at all
+        quota = None
+    return min(usable, quota or usable)
+
+
+def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifier:
+    """The model in float32 on the CPU: what every device and type is compared with."""
+    if settings.hub:
+        directory = hub.fetched(settings.hub)
+    mounted = settings.weights != "random" and checkpoint.is_present(directory)
+    if settings.weights == "mounted" and not mounted:
+        raise ModelUnreadable(
+            f"{directory} holds no model, but one was asked for",
+            "set WEIR_MODEL_DIR to a directory with config.json, model.safetensors and vocab.txt",
+        )
+    shape = checkpoint.read_shape(directory / "config.json") if mounted else BertShape()
+    max_tokens = min(settings.limits.max_tokens, shape.max_position_embeddings)
+    make = (lambda: load_tokenizer(directory, shape.vocab_size, max_tokens)) if mounted else None
+    tokenizer = make() if make else stand_in(shape.vocab_size, max_tokens)
+    tensors = (
+        mounted_weights(shape, directory / "model.safetensors")
+        if mounted
+        else bert.random_weights(shape, SEED)
+    )
+    cpu = Device("cpu", "cpu", "cpu")
+    weights, source = (
+        ("mounted", str(directory / "model.safetensors"))
+        if mounted
+        else ("random", f"seed {SEED}, untrained")
+    )
+    if settings.hub:
+        weights, source = "hub", str(settings.hub)
+    info = ModelInfo(
+        name=name,
+        weights=weights,
+        weights_source=source,
+        tokenizer=tokenizer.name,
+        device=cpu.label,
+        device_description=cpu.description,
+        labels=shape.labels,
+        parameters=parameter_count(shape),
+        vocab_size=shape.vocab_size,
+        max_tokens=max_tokens,
+        hidden_size=shape.hidden_size,
+    )
+    return TorchClassifier(info, Resident(tensors, shape), tokenizer, cpu)
+
+
+def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> TorchClassifier:
+    """The same model on the device and in the type that were asked for, proven and compared. See `load`."""
+    as_is = device.torch_name == "cpu" and settings.dtype == "float32" and not settings.compile
+    as_is = as_is and settings.placement is None
+    rows = plain.encode(CANARIES)
+    reference = [] if as_is else _proven(plain, rows)
+    outputs, description = _outputs(plain, settings, device)
+    made = replace(plain, outputs=outputs, device=device)
+    found = _proven(made, rows, compiled=settings.compile)
+    if isinstance(outputs, Resident) and captures(settings, device):
+        captured = capture_passes(made, settings, GraphRecorder(device.torch_name))
+        found = _proven(replace(made, captured=captured), rows)
+        made = replace(made, captured=captured)
+        description += f"; {len(captured.graphs)} shapes captured in {captured.n_bytes / 1e6:.0f} MB"
+    info = replace(
+        plain.info,
+        device=device.label,
+        device_description=description,
+        dtype=settings.dtype,
+        accuracy=None if as_is else largest_difference(found, reference),
+    )
+    return replace(made, info=info, expected=found[0])
+
+
+def captures(settings: Settings, device: Device) -> bool:
+    """Whether passes are captured: on a GPU, unless the profile says no; with HIP only where it says yes."""
+    if device.torch_name == "cpu":
+        return False
+    is_hip = bool(getattr(torch.version, "hip", None))  # no AMD card has run this yet
+    return settings.capture if settings.capture is not None else not is_hip
+
+
+def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder) -> Captured:
+    """The passes of a model that is resident on its device, recorded. See `captured.capture`."""
+    resident = made.outputs
+    assert isinstance(resident, Resident)
+
+    def compute(
+        ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = resident.hidden_states(resident.weights, resident.shape, ids, mask, types)
+        logits = bert.classified(resident.weights, hidden)
+        return torch.softmax(logits.float(), dim=-1), bert.embedded(hidden, mask)
+
+    positions = resident.shape.max_position_embeddings
+    shapes = buckets(made.info.max_tokens, positions, settings.limits.max_batch_tokens)
+    place, most = made.device.torch_name, settings.capture_bytes
+    return capture(compute, shapes, recorder, place=place, max_bytes=most)
+
+
+def _outputs(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:
+    """The model's pass with its weights where they belong, and a sentence about where that is."""
+    assert isinstance(plain.outputs, Resident)
+    weights, shape, dtype = plain.outputs.weights, plain.outputs.shape, _DTYPES[settings.dtype]
+    if settings.placement is None:
+        run = Compiled() if settings.compile else bert.hidden_states
+        return Resident(_placed(weights, device, dtype), shape, run), device.description
+    from service.inference.placement import (
+        described,
+        placed,
+    )  # the planner and its tables, only where asked for
+
+    there = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    model, made = placed(
+        there, shape, settings.placement, device, max_batch_tokens=settings.limits.max_batch_tokens
+    )
+    return model, f"{device.description}; {described(made)}"
+
+
+def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:
+    try:
+        return {name: tensor.to(device.torch_name, dtype) for name, tensor in tensors.items()}
+    except torch.cuda.OutOfMemoryError as error:
+        raise DeviceMissing(
+            f"the model doesn't fit into the memory of {device.description}",
+            "free the device, take a smaller model, or run on the CPU: APP_PROFILE=experiment1",
+        ) from error
+
+
+def _compile(classifier: TorchClassifier, rows: Sequence[Encoded]) -> None:
+    """Have both programs made now, so that no request waits for them. Raises SettingsError."""
+    try:
+        classifier.classify(rows)
+        classifier.classify(rows[:1])
+    except Exception as error:  # of the compiler, of loading what it made, of a full disk
+        raise SettingsError(
+            f"`compile: true` doesn't work here: {first_line(error)}",
+            "it needs a C++ compiler (CPU) or Triton (GPU), and a TORCHINDUCTOR_CACHE_DIR whose programs "
+            "may be run: add them, or remove the line",
+        ) from error
+
+
+def _proven(
+    classifier: TorchClassifier, rows: Sequence[Encoded], *, compiled: bool = False
+) -> list[Probabilities]:
+    """One inference, end to end: a device or weights that can't do it must not be called ready."""
+    try:
+        if compiled:
+            _compile(classifier, rows)
+        found = [classifier.classify([row])[0] for row in rows]
+    except (RuntimeError, DeviceFault) as error:  # what torch raises when a kernel can't be launched
+        raise DeviceMissing(
+            f"{classifier.device.description} failed the first inference: {first_line(error)}",
+            "the driver, the device and this torch build must fit together",
+        ) from error
+    for row in found:
+        if not all(map(math.isfinite, row)) or abs(sum(row) - 1) > 1e-3:
+            raise ModelUnreadable(
+                f"the first inference gave {row}, which are no probabilities",
+                "the weights may be damaged, or too large for this dtype",
+            )
+    return found

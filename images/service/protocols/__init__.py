@@ -1,1 +1,0 @@
-"""What callers send and get, as values: plain JSON, the Open Inference Protocol, embeddings."""

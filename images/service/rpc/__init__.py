@@ -1,1 +1,0 @@
-"""The Open Inference Protocol over gRPC, where WEIR_GRPC_LISTEN asks for it and grpcio is installed."""

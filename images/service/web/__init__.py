@@ -1,1 +1,0 @@
-"""HTTP: routes, connections, admission, metrics and the page."""

@@ -1,0 +1,168 @@
+"""What the verbs' arguments have in common: sizes, numbers, seeds, and the files that a verb writes."""
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from probes.core import files
+from probes.core.errors import ReportError, UsageError
+from probes.core.output import option, say
+from probes.core.quoting import command
+from probes.core.units import binary_bytes, parse_bytes, typed_bytes
+from probes.records.files import word_under, writing
+
+if TYPE_CHECKING:
+    from probes.placement.planner.costs import Constants
+
+
+PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
+MACHINE = "h200"  # that plans and predictions are for where no other is named
+LEAST_BARE = 1 << 20  # of a size without a unit, in bytes
+FEW_GIB = 256  # below it, a number without a unit is rather GiB than MiB
+MOST_WRITTEN = 64 << 20  # bytes of a plan or an answer
+PLACE = "check the path, its permissions and the disk"  # where a file can't be written
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_verb(verbs: Verbs, name: str, summary: str, *, exits: str | None = None) -> argparse.ArgumentParser:
+    """A verb that shows its summary in the program's help and above its own; `exits`: its exit codes."""
+    about = f"{summary[:1].upper()}{summary[1:]}."
+    return verbs.add_parser(name, help=summary, description=about, epilog=exits)
+
+
+def size(text: str) -> int:
+    """Bytes, as in 4GiB. Raises argparse.ArgumentTypeError.
+
+    That is so also for a number below 1 MiB, or a fraction, without a unit: 4 is hardly meant as 4 bytes.
+    """
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    number = text.strip()
+    if number[-1].isdigit() and float(number) and (found < LEAST_BARE or not number.isdecimal()):
+        unit = "GiB" if float(number) < FEW_GIB else "MiB"
+        raise argparse.ArgumentTypeError(f"{text!r} without a unit is bytes; write {number}{unit}")
+    return found
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Returns what reads a whole number within these bounds, or raises argparse.ArgumentTypeError."""
+
+    def read(text: str) -> int:
+        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+        if not (is_short and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def number(fits: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    """Returns what reads a number that fits, or raises argparse.ArgumentTypeError: it isn't `what`."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not fits(found):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}")
+        return found
+
+    return read
+
+
+def seed(text: str) -> int:
+    """A seed, as every generator takes it. Raises argparse.ArgumentTypeError."""
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def picture(text: str) -> Path:
+    """The file of a picture. Raises argparse.ArgumentTypeError for -, which prints other answers."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("a picture isn't printed: name a file, such as picture.svg")
+    return Path(text)
+
+
+def refuse_overwriting(model: Path, read: Sequence[Path], written: Sequence[Path | None]) -> None:
+    """Refuse to write over what is read or beside it in the model's folder, or twice into one file.
+
+    What Weir has written there itself may be written again. Raises UsageError, and ReportError where a file's
+    folder isn't there.
+    """
+    places = {os.path.realpath(path) for path in (model, *read)}
+    folder = os.path.realpath(model if model.is_dir() else model.parent) if model.exists() else None
+    for path in written:
+        if path is None or path == Path("-"):
+            continue
+        place = os.path.realpath(path)
+        if place in places:
+            raise UsageError(f"{path} is what this command reads or writes already", "choose another file")
+        beside = folder is not None and Path(place).is_relative_to(folder)
+        if beside and os.path.lexists(place) and not _is_ours(Path(place)):
+            raise UsageError(f"{path} is a file of the model's folder", "choose another file")
+        _require_folder(path)
+        places.add(place)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a picture, or JSON that Weir wrote."""
+    return path.suffix == ".svg" or bool(word_under(path, "schema", "weir-", most_bytes=MOST_WRITTEN))
+
+
+def _require_folder(path: Path) -> None:
+    """Raise ReportError where a file's folder isn't there: one is made below the current folder only."""
+    folder = Path(os.path.abspath(path)).parent  # noqa: PTH100  # of links, where they are
+    if not folder.exists() and not folder.is_relative_to(Path.cwd()):
+        make_it = command("mkdir", "-p", "--", str(folder))
+        raise ReportError(f"can't write {path}: there is no folder {folder}", f"make it: {make_it}")
+
+
+def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Constants") -> None:
+    """Raise UsageError for more VRAM than the machine's card has."""
+    if n_bytes is not None and machine.has_gpu and n_bytes > machine.vram_bytes:
+        raise UsageError(
+            f"{option} is {binary_bytes(n_bytes)}, and {machine.name} has {binary_bytes(machine.vram_bytes)}",
+            f"give {option} {typed_bytes(machine.vram_bytes)} or less, or another --machine",
+        )
+
+
+def write(path: Path, text: str, *, place: Path | None = None) -> None:
+    """Write an answer, at a place that was reserved for it if any, and say so. Raises ReportError."""
+    with writing(path, PLACE):
+        files.write_text(place or path, text)
+    say(f"wrote {path}")
+
+
+def add_compute(verb: argparse.ArgumentParser) -> None:
+    """Add the argument that says what a GPU without bfloat16 units does with bfloat16 weights."""
+    verb.add_argument(
+        "--compute",
+        choices=("auto", "float16", "float32"),
+        default="auto",
+        help="what bfloat16 weights become on a GPU without bfloat16 units (default: auto, which is float32 "
+        "with --objective exact, and float16 with fast unless a weight is too large for it)",
+    )
+
+
+def add_model(verb: argparse.ArgumentParser) -> None:
+    """The model and the machine of a verb that needs neither."""
+    verb.add_argument(
+        "model",
+        metavar="MODEL",
+        help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
+    )
+    option(
+        verb,
+        "--machine",
+        "NAME|REPORT",
+        f"profile ({PROFILES}), or the file of a probe report (default: {MACHINE})",
+    )

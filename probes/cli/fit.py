@@ -1,0 +1,281 @@
+"""The verb `fit`: the largest batch and the longest sequence within a budget. Predicting needs no torch."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probes.cli.arguments import (
+    MACHINE,
+    PLACE,
+    Verbs,
+    add_model,
+    add_verb,
+    picture,
+    refuse_more_than_the_card,
+    refuse_overwriting,
+    size,
+    whole,
+    write,
+)
+from probes.core.codec import to_json
+from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
+from probes.core.output import flag, hand_over, option, say, tell
+from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.records.files import reserving
+
+if TYPE_CHECKING:
+    from probes.fit.question import FitReport, Measured, Precision
+    from probes.fit.worker import Ask
+    from probes.placement.models.description import ModelDescription
+    from probes.placement.planner.costs import Constants
+
+
+FIT_EXITS = (
+    "Exit codes: 0 it fits, 1 it doesn't (the smallest budget that works is named), 2 usage, 3 no torch, GPU "
+    "or memory for --measure, 4 the trials don't say whether it fits, 5 unreadable model or "
+    "report, 130 interrupted (what was found is shown)."
+)
+EIGHT_BITS = "adamw8bit"
+TOKENS = 1024  # of a sequence
+LIMIT_S = 120  # of all trials together
+MOST_TRIED = 10**6  # of a size
+TRY_IT = "--measure cpu --budget SIZE"
+INTERRUPTED = "interrupted"  # what the supervisor calls it
+
+_count = whole(1, 10**9)
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    fit = add_verb(
+        verbs,
+        "fit",
+        "find the largest batch and the longest sequence that fit in memory: predicted, or also measured",
+        exits=FIT_EXITS,
+    )
+    option(
+        fit,
+        "--budget",
+        "SIZE",
+        "memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
+        size,
+    )
+    add_model(fit)
+    _add_what_is_run(fit)
+    fit.add_argument(
+        "--measure",
+        choices=("cpu", "gpu"),
+        help="also try sizes: run steps with random weights, in fresh processes limited to --budget",
+    )
+    fit.add_argument(
+        "--axis",
+        choices=("batch", "tokens"),
+        help="which size --measure searches for (default: batch)",
+    )
+    fit.add_argument(
+        "--cap",
+        choices=CAPS,
+        help="how --measure cpu limits memory: a cgroup, or the process's own limit (default: auto, a cgroup "
+        "if one can be made)",
+    )
+    option(fit, "--limit", "SECONDS", "time for all trials of --measure together (default: 120)", _count)
+    option(fit, "--json", "FILE", "write the answer as JSON; - prints it", Path)
+    option(fit, "--picture", "FILE.svg", "draw what takes the bytes", picture)
+    fit.set_defaults(do=_fit)
+
+
+def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what a pass or a step is."""
+    fit.add_argument(
+        "--task", choices=TASKS, default="inference", help="what has to fit (default: %(default)s)"
+    )
+    option(fit, "--batch", "N", "sequences at once", _count, default=1)
+    positions = "tokens of each sequence (default: 1024, or as many as the model has positions for)"
+    option(fit, "--tokens", "N", positions, _count)
+    fit.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="number format of weights; amp: float32 weights, products in 16 bits (default: bf16; for "
+        "training without --lora, amp-bf16)",
+    )
+    fit.add_argument(
+        "--optimizer",
+        choices=(*OPTIMIZERS, EIGHT_BITS),
+        help="optimizer of a training step (default: adamw)",
+    )
+    flag(fit, "--checkpointing", "use gradient checkpointing")
+    fit.add_argument(
+        "--lora", type=_count, default=0, metavar="RANK", help="train only LoRA adapters of this rank"
+    )
+    option(fit, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
+    option(fit, "--accumulate", "N", "batches whose gradients are added up for one step (default: 1)", _count)
+
+
+def _fit(args: argparse.Namespace) -> Exit:
+    from probes.reports.fit import draw
+
+    asked = _question(args)
+    args.machine = args.machine or MACHINE
+    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
+    file = None if args.json == Path("-") else args.json
+    with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
+        report = _report(args, asked)
+        try:
+            _say(report, as_json=args.json == Path("-"))
+        finally:  # trials take minutes: a lost output doesn't cost the files
+            if kept:
+                write(args.json, to_json(report), place=kept)
+            if place:
+                write(args.picture, draw(report), place=place)
+    return _exit(report)
+
+
+def _say(report: "FitReport", *, as_json: bool) -> None:
+    from probes.reports.fit import lines
+
+    if as_json:
+        hand_over(to_json(report))
+    else:
+        tell(lines(report))
+
+
+def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
+    """By rules, and by trials where they are asked for; by trials alone where there are no rules."""
+    from probes.fit.answer import answer, by_trials, compared, on_cpu, room
+    from probes.fit.forecast import CPU, most_of
+    from probes.placement.models.reading import config_of
+    from probes.placement.planner.request import constants, described
+
+    machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
+    refuse_more_than_the_card("--budget", args.budget, machine)
+    try:
+        model = described(args.model)
+        if args.tokens is None:
+            asked = replace(asked, tokens=min(TOKENS, most_of(model, "tokens")))
+        report = answer(model, asked, machine, budget=args.budget)
+    except ModelUnknown as unknown:
+        if not args.measure:
+            raise ModelUnknown(unknown.message, f"{unknown.hint}; or try it for real: {TRY_IT}") from unknown
+        config = config_of(args.model)
+        say(f"{unknown.message}; so two small trials say what a larger one takes")
+        budget = room(machine, args.budget, CPU)
+        found = _measured(_ask(args, config, asked, budget))
+        try:
+            return by_trials(asked, machine, budget, found)
+        except ProbeError:
+            if found.ended == INTERRUPTED:
+                raise KeyboardInterrupt from None
+            raise
+    if not args.measure:
+        return report
+    ask = _ask(args, config_of(args.model), asked, report.budget_bytes)
+    found = _measured(guided(ask, report, model, machine))
+    return compared(report, model, machine, found)
+
+
+def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question, budget: int) -> "Ask":
+    """What to measure where nothing was predicted."""
+    from probes.fit.search import Hint
+    from probes.fit.worker import Ask
+
+    return Ask(
+        config,
+        asked,
+        args.measure,
+        args.axis or "batch",
+        budget,
+        Hint(),
+        most=MOST_TRIED,
+        limit_s=args.limit or LIMIT_S,
+        cap=args.cap or "auto",
+    )
+
+
+def guided(ask: "Ask", report: "FitReport", model: "ModelDescription", machine: "Constants") -> "Ask":
+    """The same, from the predicted size on."""
+    from probes.fit.answer import rise
+    from probes.fit.question import Largest
+    from probes.fit.search import Hint
+
+    predicted = report.predicted_largest_batch if ask.axis == "batch" else report.predicted_largest_tokens
+    assert isinstance(predicted, Largest), "by rules"
+    ends = predicted.exact and predicted.fails is None
+    most = predicted.fits if ends else MOST_TRIED
+    guess = min(max(predicted.fits, 1), most)
+    return replace(ask, hint=Hint(guess, rise(model, ask.asked, machine, ask.axis, guess)), most=most)
+
+
+def _measured(ask: "Ask") -> "Measured":
+    """Trials, each said as it ends."""
+    from probes.fit.worker import measure
+    from probes.reports.fit import VERDICTS
+
+    return measure(ask, lambda trial: say(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
+
+
+def _exit(report: "FitReport") -> Exit:
+    """The measurement's verdict where there is one, else the prediction's."""
+    from probes.fit.question import SHORT_OF_MEMORY, Measured
+
+    found = report.measured
+    if not isinstance(found, Measured):
+        return Exit.OK if report.fits else Exit.REQUIRED
+    if found.ended == INTERRUPTED:
+        return Exit.INTERRUPTED
+    axis = found.largest.axis
+    wanted = report.question.batch if axis == "batch" else report.question.tokens
+    if found.largest.fits >= wanted:
+        return Exit.OK
+    refused = any(t.size <= wanted and t.verdict in SHORT_OF_MEMORY for t in found.trials)
+    return Exit.REQUIRED if refused else Exit.BROKEN
+
+
+def _question(args: argparse.Namespace) -> Question:
+    """What the arguments ask. Raises UsageError for what contradicts itself."""
+    training = args.task == "training"
+    if args.optimizer == EIGHT_BITS:
+        raise UsageError(
+            "what 8-bit optimizers keep isn't known here: each library has a format of its own",
+            "ask for an upper bound: --optimizer adamw",
+        )
+    _refuse_what_does_not_apply(args)
+    if args.targets and not args.lora:
+        raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
+    if args.measure and args.budget is None:
+        raise UsageError("trials need a limit", "say what they may take: --budget 4GiB")
+    precision: Precision = args.precision or ("amp-bf16" if training and not args.lora else "bf16")
+    if precision.startswith("amp") and not training:
+        raise UsageError(f"{precision} is a precision of training", "for inference: --precision bf16")
+    targets = tuple(word.strip() for word in (args.targets or "").split(",") if word.strip())
+    return Question(
+        model=args.model,
+        task=args.task,
+        batch=args.batch,
+        tokens=args.tokens or TOKENS,
+        optimizer=args.optimizer or "adamw",
+        precision=precision,
+        checkpointing=args.checkpointing,
+        lora_rank=args.lora,
+        lora_targets=targets,
+        accumulate=args.accumulate or 1,
+    )
+
+
+def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
+    """Raise UsageError for an argument that nothing of what is asked would use."""
+    for names, applies, what, hint in (
+        (
+            ("lora", "checkpointing", "optimizer", "accumulate"),
+            args.task == "training",
+            "changes training only",
+            "add --task training",
+        ),
+        (("axis", "limit"), args.measure, "is for trials", f"leave it out, or try sizes: {TRY_IT}"),
+        (("cap",), args.measure == "cpu", "limits trials on the CPU", f"leave it out, or add {TRY_IT}"),
+        (("machine",), args.measure != "cpu", "isn't tried by --measure cpu", "leave it out"),
+    ):
+        for name in names:
+            if getattr(args, name) and not applies:
+                raise UsageError(f"--{name} {what}", hint)

@@ -1,0 +1,151 @@
+"""The verb `plan`: where the blocks of a model would go. It needs neither torch nor a GPU nor weights."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probes.cli.arguments import (
+    MACHINE,
+    Verbs,
+    add_compute,
+    add_model,
+    add_verb,
+    picture,
+    refuse_more_than_the_card,
+    refuse_overwriting,
+    size,
+    whole,
+    write,
+)
+from probes.core.errors import Exit
+from probes.core.output import flag, hand_over, option, tell
+
+if TYPE_CHECKING:
+    from probes.placement.models.description import ModelDescription
+    from probes.placement.planner.costs import Constants
+
+
+PLAN_EXITS = (
+    "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, "
+    "5 unreadable model or report."
+)
+
+_count = whole(0, 10**9)
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    plan = add_verb(
+        verbs,
+        "plan",
+        "predict whether a model runs on a card, how, and how fast; needs no torch, GPU or weights",
+        exits=PLAN_EXITS,
+    )
+    plan.add_argument(
+        "--vram", type=size, required=True, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB"
+    )
+    option(
+        plan,
+        "--host",
+        "SIZE",
+        "host memory for weights (default: all that the machine of a probe report has; 64GiB with a profile)",
+        size,
+    )
+    add_model(plan)
+    option(plan, "--batch", "N", "sequences at once", _count, default=1)
+    option(
+        plan,
+        "--tokens",
+        "N",
+        "tokens of each sequence in a pass; with --context, of the prompt",
+        _count,
+        default=1,
+    )
+    plan.add_argument(
+        "--context",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="predict generation, with room for this many tokens in the KV cache (default: a single pass)",
+    )
+    plan.add_argument(
+        "--objective",
+        choices=("exact", "fast"),
+        default="exact",
+        help="exact: outputs have the bits of a model that fits; fast: the CPU and kernels for packed "
+        "weights compute as well, and round sums in another order (default: %(default)s)",
+    )
+    option(
+        plan,
+        "--cards",
+        "N",
+        "number of equal cards, each with --vram and a part of the layers",
+        _count,
+        default=1,
+    )
+    add_compute(plan)
+    flag(plan, "--captured", "plan for passes that are replayed as CUDA graphs")
+    option(plan, "--json", "FILE", "write the plan as JSON; - prints it", Path)
+    option(plan, "--picture", "FILE.svg", "draw where each layer is kept, and a pass over time", picture)
+    plan.set_defaults(do=_plan)
+
+
+def _plan(args: argparse.Namespace) -> Exit:
+    args.machine = args.machine or MACHINE
+    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
+    text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
+    printed = args.json == Path("-")
+    if printed:
+        hand_over(document())
+    else:
+        tell(text)
+    if args.json and not printed:
+        write(args.json, document())
+    if args.picture:
+        write(args.picture, drawn())
+    return Exit.OK
+
+
+Shown = tuple[str, Callable[[], str], Callable[[], str]]
+
+
+def _one_card(args: argparse.Namespace) -> Shown:
+    """The plan as text, and what makes JSON and a picture of it."""
+    from probes.core.codec import to_json
+    from probes.placement.planner.plan import make
+    from probes.placement.planner.request import constants, described
+    from probes.reports.plan import draw, lines
+
+    model, machine = described(args.model), constants(args.machine)
+    made = make(model, machine, **_asked(args, model, machine))
+    return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.found.timeline)
+
+
+def _several_cards(args: argparse.Namespace) -> Shown:
+    """The same over several cards."""
+    from probes.core.codec import to_json
+    from probes.placement.planner.multi_gpu import make_cards
+    from probes.placement.planner.request import constants, described
+    from probes.reports.plan import cards_lines, draw
+
+    model, machine = described(args.model), constants(args.machine)
+    made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
+    return cards_lines(made.plan), partial(to_json, made.plan), partial(draw, made.joined, made.timeline)
+
+
+def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:
+    from probes.placement.planner.request import ranges
+    from probes.placement.types import Workload
+
+    refuse_more_than_the_card("--vram", args.vram, machine)
+    return {
+        "vram": args.vram,
+        "host": args.host,
+        "workload": Workload(args.batch, args.tokens, args.context),
+        "objective": args.objective,
+        "captured": args.captured,
+        "compute": args.compute,
+        "ranges": ranges(args.model, model, machine, objective=args.objective, compute=args.compute),
+    }

@@ -1,0 +1,112 @@
+"""What both programs do around their command lines: signals, failures, output that is lost, the exit code."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from probes.core.errors import Failure
+from probes.core.output import OutputLost, complain, complain_from_handler, harden
+
+# Longer than an orderly exit takes: 3 s for programs to end (buildtool.core.command), 3 s for threads that
+# wait for them (buildtool.core.progress).
+PATIENCE_S = 10.0
+_AGAIN_S = 0.01  # after an interruption that was raised where Python ignores exceptions
+_STOPPING = f"stopping, which takes some seconds; a signal after {PATIENCE_S:.0f} s cuts the clean-up short"
+
+
+class Interrupts:
+    """A handler that raises KeyboardInterrupt, but not twice within PATIENCE_S.
+
+    A terminal, a shell and `timeout` may each send a signal for one wish to stop, and a second
+    KeyboardInterrupt would end the clean-up that follows the first. A later signal interrupts again, since
+    the clean-up may hang.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._last_s: float | None = None
+        self._said = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle one signal."""
+        now = self._now()
+        if self._last_s is None or now - self._last_s >= PATIENCE_S:
+            self._last_s, self._said = now, False
+            raise KeyboardInterrupt
+        if not self._said:
+            self._said = True
+            complain_from_handler(_STOPPING)
+
+    def ignored(self, what: "sys.UnraisableHookArgs") -> None:
+        """Stands in for sys.unraisablehook. Python calls finalisers and weak references' callbacks anywhere.
+
+        What is raised in one goes no further, so the same interruption is raised again a moment later.
+        """
+        if isinstance(what.exc_value, KeyboardInterrupt):
+            self._last_s = None
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            sys.__unraisablehook__(what)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP interrupt the block as `Interrupts` says, and do nothing after it.
+
+    A SIGINT or SIGHUP that is ignored (`nohup`, `&` in a script) stays so. What follows the block is an exit
+    whose code is known already.
+    """
+    handler = Interrupts()
+    handled = [signal.SIGTERM, signal.SIGALRM]
+    handled += [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handler)
+    before, sys.unraisablehook = sys.unraisablehook, handler.ignored
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN)
+
+
+DATA = 5  # of both programs' exit codes
+INTERRUPTED = 130
+
+
+def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, interrupted: str) -> int:
+    """The exit code of `run`, or of the failure that ends it, which is shown; `interrupted` is for Ctrl-C."""
+    try:
+        try:
+            return int(run(argv))
+        except Failure as error:
+            complain(f"error: {error}")
+            return int(error.exit_code)
+        except OSError as error:  # about a file in the way that no module expects
+            unnamed = " the current directory" if isinstance(error, FileNotFoundError) else ""  # it is gone
+            where = f" {error.filename}" if error.filename else unnamed
+            complain(
+                f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions"
+            )
+            return DATA
+        except KeyboardInterrupt:
+            complain(f"interrupted; {interrupted}")
+            return INTERRUPTED
+        finally:
+            sys.stdout.flush()  # also after --help, whose SystemExit passes by here
+    except OutputLost as error:
+        complain(
+            f"error: can't write standard output: {error}\n  free space there, or write elsewhere: > FILE"
+        )
+        return DATA
+
+
+def run_as_program(main: Callable[[Sequence[str]], int]) -> None:
+    """Run a command line as this process's program."""
+    harden()
+    with interruptible():
+        code = main(sys.argv[1:])
+    sys.exit(code)

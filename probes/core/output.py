@@ -1,0 +1,188 @@
+"""Standard output and error of both programs, which write through this module alone.
+
+Text for people holds no control characters: names and messages come from images, trees and drivers.
+Lost output is an error of its own, never a traceback.
+
+A reader that goes away (`| head`) wants no more: what follows is dropped and the exit code stays the
+verb's own. A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding
+lacks are written as escapes.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from probes.core.quoting import log_text
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+_OUT, _ERR = 1, 2
+_LAYOUT = "\n\t"  # what programs use for layout
+_CLEAR_LINE = "\r\x1b[K"
+_USUAL_COLUMNS = 80
+
+
+class OutputLost(Exception):
+    """Standard output doesn't take what is written to it. The message is the system's reason."""
+
+
+class _Descriptor(io.RawIOBase):
+    """Writes to a file descriptor until that fails, and drops everything after that."""
+
+    def __init__(self, number: int, *, must_arrive: bool) -> None:
+        super().__init__()
+        self._number = number
+        self._must_arrive = must_arrive
+        self._dropping = False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write some of the data; returns how many bytes. Raises OutputLost, once."""
+        n_bytes = memoryview(data).nbytes
+        if self._dropping:
+            return n_bytes
+        try:
+            return os.write(self._number, data)
+        except OSError as error:
+            self._dropping = True
+            if self._must_arrive and not isinstance(error, BrokenPipeError):
+                raise OutputLost(error.strerror or str(error)) from error
+            return n_bytes
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser for text that somebody else may have chosen: a shell's `*`, a script's variable.
+
+    It repeats arguments without their control characters, and refuses empty ones: `--tag "$TAG"` with an
+    unset variable asks for something, and must not pass for an argument that wasn't given. An option's name
+    has to be whole: a script that shortens it would break with the next option that begins alike.
+    """
+
+    def __init__(self, **how: Any) -> None:  # noqa: ANN401 - argparse's own
+        super().__init__(allow_abbrev=False, **how)
+
+    def error(self, message: str) -> NoReturn:
+        """The usage, the message and what to type next, on standard error, and exit code 2."""
+        super().error(f"{log_text(message)}\n  see: {self.prog} --help")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> object:
+        """One value of an argument, which argparse asks for before it converts it."""
+        theirs = (argparse.PARSER, argparse.REMAINDER)  # of a subcommand's own parser, or of another program
+        if not arg_string and action.nargs not in theirs:
+            name = action.option_strings[-1] if action.option_strings else ""
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            way_out = f"write `{name} {shown}`, or leave {name} out" if name else f"write {shown}"
+            raise argparse.ArgumentError(action, f"its value is empty; {way_out}")
+        return super()._get_value(action, arg_string)
+
+
+def flag(to: argparse._ActionsContainer, name: str, what: str) -> None:
+    """Add an option without a value: true where it is given."""
+    to.add_argument(name, action="store_true", help=what)
+
+
+def option(
+    to: argparse._ActionsContainer,
+    name: str,
+    metavar: str,
+    what: str,
+    read: Callable[[str], object] = str,
+    *,
+    default: object = None,
+) -> None:
+    """Add an option with a value. Its help ends with the default; where that is None, `what` says it."""
+    end = "" if default is None else " (default: %(default)s)"
+    to.add_argument(name, metavar=metavar, help=f"{what}{end}", type=read, default=default)
+
+
+def tell(text: str) -> None:
+    """Lines for people, on standard output."""
+    print(log_text(text, keep=_LAYOUT), flush=True)
+
+
+def complain(text: str) -> None:
+    """Lines for people, on standard error."""
+    print(log_text(text, keep=_LAYOUT), file=sys.stderr, flush=True)
+
+
+def complain_from_handler(text: str) -> None:
+    """A line on standard error from a signal handler: the stream may be in the middle of a write."""
+    with contextlib.suppress(OSError):
+        os.write(_ERR, f"{log_text(text)}\n".encode("ascii", "backslashreplace"))
+
+
+def say(line: str) -> None:
+    """One line of progress, on standard error; a line break in a name doesn't make it two."""
+    print(log_text(line), file=sys.stderr, flush=True)
+
+
+def redraw(line: str) -> None:
+    """A line of progress in place of the one before, on a terminal; an empty one takes it away.
+
+    It is cut to the terminal's width: only the last row of a line that goes over several can be cleared.
+    """
+    sys.stderr.write(_CLEAR_LINE + log_text(line)[: max(_columns() - 1, 0)])
+    sys.stderr.flush()
+
+
+def can_redraw(*, output: bool = False) -> bool:
+    """Whether standard error, or standard output, is a terminal that knows more than printing."""
+    return (sys.stdout if output else sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(_ERR).columns or _USUAL_COLUMNS  # 0: a terminal that doesn't know
+    except OSError:
+        return _USUAL_COLUMNS
+
+
+def hand_over(document: str) -> None:
+    """A whole document (JSON, Markdown) on standard output, as it is: its maker has quoted for its form."""
+    sys.stdout.write(document)
+
+
+def flush() -> None:
+    """Write out what the streams hold back, where the process then ends without Python's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def harden() -> None:
+    """Replace standard output and error by streams that fail as this module says.
+
+    Call once, at the start of a process. A closed descriptor is occupied first, so that no file that is
+    opened later gets its number and with it the output.
+    """
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    while descriptor <= _ERR:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for the process's life
+    sys.stdout = _stream(_OUT, sys.stdout, must_arrive=True)
+    sys.stderr = _stream(_ERR, sys.stderr, must_arrive=False)
+
+
+def _stream(number: int, old: TextIO | None, *, must_arrive: bool) -> TextIO:
+    encoding = old.encoding if old else "utf-8"
+    raw = _Descriptor(number, must_arrive=must_arrive)
+    at_once = raw.isatty() or not must_arrive
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=at_once
+    )

@@ -1,1 +1,0 @@
-"""The answer put together, as text, as a picture and as JSON."""

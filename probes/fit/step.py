@@ -1,0 +1,253 @@
+"""A real pass or training step of a model with random weights, by torch, transformers and peft themselves."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from probes.core.errors import LibraryMissing, ModelUnknown, UsageError
+from probes.fit.question import Built, Question
+from probes.fit.tape import LAYER_TARGETS
+from probes.placement.models.from_config import config_refusals, configured, library
+
+DTYPES: Final = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "amp-bf16": torch.float32,
+    "amp-fp16": torch.float32,
+}
+HALVES: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+QUARTERS: Final = 4
+RATE: Final = 1e-4  # of learning: any that trains
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model is called with: tokens of a vocabulary, or images of channels x height x width."""
+
+    has_head: bool  # over the vocabulary: it says a loss itself
+    vocabulary: int = 0
+    image: tuple[int, int, int] | None = None
+    decodes: bool = False  # an encoder, and a decoder that goes on with as many tokens
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model on its device, and its optimizer where it is trained."""
+
+    module: Any  # transformers' or peft's
+    optimizer: torch.optim.Optimizer | None
+    device: str
+    takes: Inputs
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model before it is run."""
+
+    module: Any  # transformers' or peft's
+    takes: Inputs
+
+
+def prepare(config: Mapping[str, Any], asked: Question, device: str) -> Prepared:
+    """The model of a config.json with random weights. Raises LibraryMissing, ModelUnknown, UsageError."""
+    return ready(make(config, asked, device), asked, device)
+
+
+def make(config: Mapping[str, Any], asked: Question, device: str) -> Made:
+    """The model alone, with its adapters. Raises what `prepare` raises."""
+    module, has_head = _built(config, asked, device)
+    takes = _inputs(module, has_head=has_head)
+    module.train(asked.task == "training")
+    if asked.checkpointing:
+        _checkpoint(module)
+    return Made(_adapted(module, asked) if asked.lora_rank else module, takes)
+
+
+def built(made: Made) -> Built:
+    """The bytes of a model's weights, those that are shared once, and of those that are trained."""
+    held = {id(tensor): tensor for tensor in (*made.module.parameters(), *made.module.buffers())}
+    return Built(
+        sum(tensor.nbytes for tensor in held.values()),
+        sum(tensor.nbytes for tensor in held.values() if tensor.requires_grad),
+    )
+
+
+def _inputs(module: Any, *, has_head: bool) -> Inputs:
+    """What a model of transformers takes. Raises ModelUnknown for sound and the like."""
+    config, name = module.config.get_text_config(), str(module.main_input_name)
+    if name == "input_ids" and type(getattr(config, "vocab_size", None)) is int:
+        return Inputs(has_head, config.vocab_size, decodes=bool(module.config.is_encoder_decoder))
+    size, channels = getattr(module.config, "image_size", None), getattr(module.config, "num_channels", 3)
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    if name == "pixel_values" and len(sides) == 2 and all(type(n) is int for n in (*sides, channels)):
+        return Inputs(has_head=False, image=(channels, sides[0], sides[1]))
+    raise ModelUnknown(
+        f"it takes {name[:60]}, and steps are tried here with tokens or with images of one size",
+        "give the config.json of a model of text or images",
+    )
+
+
+def _checkpoint(module: Any) -> None:
+    """Turn gradient checkpointing on, by the name that this version of transformers has for it."""
+    how = {"use_reentrant": False}
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable(how)
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+
+
+def ready(made: Made, asked: Question, device: str) -> Prepared:
+    """A model with the optimizer that trains it, if it is trained."""
+    trained = [p for p in made.module.parameters() if p.requires_grad]
+    optimizer = (
+        _optimizer(trained, asked, foreach=device.startswith("cuda")) if asked.task == "training" else None
+    )
+    return Prepared(made.module, optimizer, device, made.takes)
+
+
+def _built(config: Mapping[str, Any], asked: Question, device: str) -> tuple[Any, bool]:
+    transformers = library()
+    named = config.get("architectures")
+    kind = str(named[0]) if isinstance(named, list) and named else ""
+    with config_refusals():
+        made = configured(config)
+        for key, value in made.to_dict().items():
+            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float) and value:
+                setattr(made, key, 0.0)
+        maker = transformers.AutoModel
+        if made.is_encoder_decoder and kind.endswith("ForConditionalGeneration"):
+            maker = transformers.AutoModelForSeq2SeqLM
+        elif kind.endswith(("ForCausalLM", "LMHeadModel")):
+            maker = transformers.AutoModelForCausalLM
+        with torch.device(device):
+            module = maker.from_config(made, dtype=DTYPES[asked.precision])
+            return module, maker is not transformers.AutoModel
+
+
+def _adapted(module: Any, asked: Question) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise LibraryMissing(f"LoRA needs peft: {error}", "pip install peft") from error
+    present = {name.rpartition(".")[2] for name, _ in module.named_modules()}
+    targets = asked.lora_targets or tuple(name for name in LAYER_TARGETS if name in present)
+    try:
+        adapters = peft.LoraConfig(
+            r=asked.lora_rank, lora_alpha=2 * asked.lora_rank, lora_dropout=0.0, target_modules=list(targets)
+        )
+        return peft.get_peft_model(module, adapters)
+    except ValueError as error:
+        raise UsageError(
+            f"peft refuses these targets: {str(error)[:200]}", "name others: --targets"
+        ) from error
+
+
+def _optimizer(trained: list[torch.nn.Parameter], asked: Question, *, foreach: bool) -> torch.optim.Optimizer:
+    """As torch itself would make it; `foreach` is its default on a GPU, which a trace doesn't show."""
+    if asked.optimizer == "adamw":
+        return torch.optim.AdamW(trained, lr=RATE, foreach=foreach)
+    momentum = 0.9 if asked.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(trained, lr=RATE, momentum=momentum, foreach=foreach)
+
+
+def run(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
+    """Do all that decides the peak: two steps of training, or two tokens. `begins` takes a phase's name."""
+    if ready.optimizer is None:
+        _infer(ready, asked, begins)
+        return
+    with _quarters(ready.module, begins) as backward:
+        for number in (1, 2):  # from the second on, the optimizer has its state
+            for _ in range(asked.accumulate):
+                begins(f"step {number}: forward")
+                loss = _loss(ready, asked)
+                backward(number)
+                (loss / asked.accumulate).backward()
+                del loss
+            begins(f"step {number}: optimizer")
+            ready.optimizer.step()
+            ready.optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _quarters(module: Any, begins: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
+    """Makes phases of a backward pass: until each quarter of the weights has its gradient.
+
+    At its beginning activations take most, at its end gradients do; what each takes by itself is a straight
+    line over the batch.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    borders = {max(len(trained) * part // QUARTERS, 1): part for part in range(QUARTERS)}
+    step, done = 0, 0
+
+    def backward(number: int) -> None:
+        nonlocal step, done
+        step, done = number, 0
+        begins(f"step {step}: backward, to the first gradient")
+
+    def count(_: torch.Tensor) -> None:
+        nonlocal done
+        done += 1
+        if done in borders:
+            begins(f"step {step}: backward, part {borders[done] + 1} of {QUARTERS}")
+
+    hooks = [parameter.register_post_accumulate_grad_hook(count) for parameter in trained]
+    try:
+        yield backward
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _loss(ready: Prepared, asked: Question) -> torch.Tensor:
+    given = _given(ready, asked)
+    with _autocast(ready, asked):
+        if ready.takes.has_head:
+            more = {} if ready.takes.decodes else {"use_cache": False}
+            found: torch.Tensor = ready.module(**given, labels=given["input_ids"], **more).loss
+            return found
+        return _first(ready.module(**given)).float().pow(2).mean()
+
+
+def _first(outputs: Any) -> torch.Tensor:
+    """The last hidden states, or whatever a model without them says first."""
+    found: torch.Tensor = getattr(outputs, "last_hidden_state", None)
+    return outputs[0] if found is None else found
+
+
+def _autocast(ready: Prepared, asked: Question) -> AbstractContextManager[Any]:
+    half = HALVES.get(asked.precision)
+    return nullcontext() if half is None else torch.autocast(ready.device.partition(":")[0], dtype=half)
+
+
+def _given(ready: Prepared, asked: Question) -> dict[str, torch.Tensor]:
+    """Token ids, all kinds of them, or images, under the names that the model has for them."""
+    takes = ready.takes
+    if takes.image is not None:
+        dtype = DTYPES[asked.precision]
+        return {"pixel_values": torch.zeros(asked.batch, *takes.image, device=ready.device, dtype=dtype)}
+    count = torch.arange(asked.batch * asked.tokens, device=ready.device)
+    tokens = count.remainder_(takes.vocabulary).view(asked.batch, asked.tokens)
+    if takes.decodes and not (takes.has_head and ready.optimizer):
+        return {"input_ids": tokens, "decoder_input_ids": tokens}
+    return {"input_ids": tokens}
+
+
+def _infer(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
+    """The prompt with keys and values kept, then one more token; of what doesn't generate one pass."""
+    with torch.no_grad():
+        begins("prompt")
+        given = _given(ready, asked)
+        if not ready.takes.has_head or ready.takes.decodes:
+            ready.module(**given)
+            return
+        found = ready.module(**given, use_cache=True, logits_to_keep=1)
+        chosen = found.logits[:, -1:].argmax(-1)
+        cache = getattr(found, "past_key_values", None)
+        del found
+        if cache is not None:  # a state of another kind goes by another name
+            begins("next token")
+            ready.module(input_ids=chosen, past_key_values=cache, use_cache=True, logits_to_keep=1)

@@ -1,1 +1,0 @@
-"""What this machine has, read from the kernel's files, NVML and torch."""

@@ -1,0 +1,257 @@
+"""The table of probes: what each is for, when it is waived, how long it may take, what it runs."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.core.errors import UsageError
+from probes.core.unknown import Unknown
+from probes.hardware import snapshot as here
+from probes.hardware import sysfs
+from probes.hardware.expectation import expect
+from probes.hardware.facts import Gpu, Machine, TorchFacts
+from probes.measure import breakeven, scenarios, spill, transfer
+from probes.measure.workbench import Workbench
+from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS
+from probes.records.rows import Reading, Record, Small
+from probes.records.schema import Settings
+
+TRUST = 0.05  # of the planned cost: until about as much is done, the plan counts more than the pace
+BEGINNING = ""  # the case that represents a probe's start; it is done with the first record
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One case of a probe and about how many seconds it takes on an ordinary machine."""
+
+    probe: str
+    case: str  # as in the journal
+    cost_s: float
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    done: int
+    total: int
+    left_s: float
+
+
+def progress(
+    plan: Sequence[Planned],
+    done: Collection[tuple[str, int, str]],
+    ended: Collection[tuple[str, int]],
+    *,
+    elapsed_s: float,
+) -> Progress:
+    """Where a run stands `elapsed_s` after it was planned.
+
+    Done are these (probe, round, case), ended the processes of these (probe, round).
+
+    What is left costs its plan times the pace: seconds spent over seconds planned for what is done.
+    """
+    over = [
+        one for one in plan if (one.probe, one.round) in ended or (one.probe, one.round, one.case) in done
+    ]
+    spent_s = sum(one.cost_s for one in over)
+    whole_s = sum(one.cost_s for one in plan)
+    trust_s = TRUST * whole_s
+    pace = (elapsed_s + trust_s) / (spent_s + trust_s) if whole_s else 1.0
+    cases = [one for one in plan if one.case != BEGINNING]
+    finished = sum(one.case != BEGINNING for one in over)
+    return Progress(finished, len(cases), (whole_s - spent_s) * pace)
+
+
+def sentence(at: Progress, *, so_far_s: float) -> str:
+    """`42 s so far, 61 of 141 cases done, about 55 s left`."""
+    return f"{_span(so_far_s)} so far, {at.done} of {at.total} cases done, about {_about(at.left_s)} left"
+
+
+def _span(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02} s"
+
+
+def _about(seconds: float) -> str:
+    """To five seconds below two minutes, to whole minutes above; never nothing."""
+    return f"{max(5, 5 * round(seconds / 5))} s" if seconds < 100 else f"{math.ceil(seconds / 60)} min"
+
+
+QUICK_LIMIT_S = 120.0  # of a process of any probe, on a slow machine
+START_S = 2.0  # to start a process, import torch and open the card; less where one waits
+
+
+@dataclass(frozen=True)
+class Context:
+    """A probe's input: the settings, the machine as it was at the start, the root of its files."""
+
+    settings: Settings
+    machine: Machine
+    root: Path
+    done: frozenset[str] = frozenset()  # cases that an earlier try has measured
+
+    @property
+    def torch(self) -> TorchFacts:
+        """Torch's facts; a probe runs only where they are known."""
+        assert isinstance(self.machine.torch, TorchFacts)
+        return self.machine.torch
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is measured, torch's first."""
+        return self.torch.gpus[0]
+
+    def available_bytes(self) -> int:
+        """Available host memory, read now; 0 where it isn't known."""
+        available = here.available_bytes(self.root)
+        return 0 if isinstance(available, Unknown) else available
+
+    def spendable_bytes(self) -> int:
+        """Host memory above the floor, read now. The floor is that of the start, so it can't sink."""
+        floor = self.machine.ram_available_bytes
+        least = here.LEAST_FLOOR if isinstance(floor, Unknown) else here.floor_bytes(floor)
+        return here.spendable_bytes(here.available_bytes(self.root), least)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One probe. Each of its rounds is in a fresh process; what isn't a timing is measured once.
+
+    The time limit of a process in full mode is for a slow machine: past it, it counts as hanging.
+    """
+
+    name: str
+    summary: str
+    needs_gpu: bool
+    limit_s: float
+    quick_rounds: int
+    full_rounds: int
+    run: Callable[[Workbench, Context], Iterator[Record | Small]]
+    alone: bool = False  # takes all of a memory, so that no other side can measure beside it
+
+
+def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
+    yield from transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
+    yield from transfer.small(bench, context.settings)
+
+
+def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
+    pci_id = here.pci_id_of_first_gpu(context.torch, context.machine.cards, context.root)
+
+    def readings(moment: str) -> tuple[Reading, ...]:
+        kernel = sysfs.readings(context.root, pci_id, moment)
+        driver = Reading(moment, "driver free VRAM", bench.vram_free_bytes())
+        host = Reading(moment, "host available", here.available_bytes(context.root))
+        return (*kernel, driver, host)
+
+    return spill.run(
+        bench,
+        context.settings,
+        vram_total_bytes=context.gpu.vram_total_bytes,
+        expectation=expect(context.machine),
+        gauges=spill.Gauges(
+            host_spendable_bytes=context.spendable_bytes,
+            gtt_used_bytes=lambda: sysfs.used_bytes(context.root, pci_id, "gtt"),
+            readings=readings,
+        ),
+    )
+
+
+PROBES = (
+    Probe(
+        "transfer",
+        "bandwidth and time of copies and reads, pageable, pinned, zero-copy and in VRAM, by size",
+        needs_gpu=False,
+        limit_s=900,
+        quick_rounds=QUICK_ROUNDS,
+        full_rounds=FULL_ROUNDS,
+        run=_transfer,
+    ),
+    Probe(
+        "breakeven",
+        "read a buffer k times, copied to VRAM first or in place: from which k on does the copy pay",
+        needs_gpu=True,
+        limit_s=900,
+        quick_rounds=QUICK_ROUNDS,
+        full_rounds=FULL_ROUNDS,
+        run=lambda bench, on: breakeven.run(bench, on.settings, on.available_bytes(), done=on.done),
+    ),
+    Probe(
+        "spill",
+        "ask for device memory up to and past the limit; say where the bytes went",
+        needs_gpu=True,
+        limit_s=600,
+        quick_rounds=1,
+        full_rounds=1,
+        run=_spill,
+        alone=True,
+    ),
+    Probe(
+        "scenarios",
+        "a model larger than VRAM: resident, zero-copy weights, inputs too, streamed, packed, as planned",
+        needs_gpu=True,
+        limit_s=900,
+        quick_rounds=1,  # placing a model takes longer than timing it
+        full_rounds=FULL_ROUNDS,
+        run=lambda bench, on: scenarios.run(bench, on.settings, on.spendable_bytes(), done=on.done),
+    ),
+)
+
+
+def select(names: tuple[str, ...]) -> tuple[Probe, ...]:
+    """The probes of these names in the table's order, all for none. Raises UsageError for an unknown one."""
+    known = {probe.name for probe in PROBES}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no probe named {name!r}", f"choose from: {', '.join(sorted(known))}")
+    return tuple(probe for probe in PROBES if not names or probe.name in names)
+
+
+def waive(probe: Probe, machine: Machine) -> str | None:
+    """Why the probe can't apply to this machine; None when it can."""
+    if isinstance(machine.torch, Unknown):
+        return machine.torch.reason
+    if probe.needs_gpu and machine.torch.obstacle:
+        return f"no GPU to measure: {machine.torch.obstacle}"
+    return None
+
+
+def plan(
+    names: tuple[str, ...], settings: Settings, machine: Machine, *, has_transformers: bool
+) -> tuple[Planned, ...]:
+    """Every case of the probes of these names that can apply here, with about what it costs. Pure."""
+    has_gpu = isinstance(machine.torch, TorchFacts) and not machine.torch.obstacle
+    cases = {
+        "transfer": transfer.planned(settings, has_gpu=has_gpu),
+        "breakeven": breakeven.planned(settings),
+        "spill": (("spill", spill.QUICK_S if settings.quick else spill.FULL_S),),
+        "scenarios": scenarios.planned(settings, has_transformers=has_transformers),
+    }
+    return tuple(
+        Planned(probe.name, case, cost_s, turn)
+        for probe, turn in schedule(select(names), settings)
+        if waive(probe, machine) is None
+        for case, cost_s in ((BEGINNING, START_S), *cases[probe.name])
+    )
+
+
+def schedule(probes: Sequence[Probe], settings: Settings) -> tuple[tuple[Probe, int], ...]:
+    """The processes of a run in order: each probe and its round.
+
+    Round by round, so that the rounds of a case are as far apart in time as the run allows. Pure.
+    """
+    rounds = [probe.quick_rounds if settings.quick else probe.full_rounds for probe in probes]
+    return tuple(
+        (probe, turn)
+        for turn in range(max(rounds, default=0))
+        for probe, most in zip(probes, rounds, strict=True)
+        if turn < most
+    )
+
+
+def limit_s(probe: Probe, settings: Settings) -> float:
+    """How long the probe may take with these settings."""
+    return QUICK_LIMIT_S if settings.quick else probe.limit_s

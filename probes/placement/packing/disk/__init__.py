@@ -1,1 +1,0 @@
-"""Packed tensors kept on disk, by content: what was packed once is read, not packed again."""

@@ -1,1 +1,0 @@
-"""Plans over several equal cards: the blocks cut into stages, one a card. No torch."""

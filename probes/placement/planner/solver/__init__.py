@@ -1,1 +1,0 @@
-"""Integer programs of a few dozen variables: no more than plans need."""

@@ -1,0 +1,185 @@
+"""A block's bytes in one piece: where each tensor, raw or packed, is in a flat buffer.
+
+The same arrangement serves the buffer on the host, a slot in VRAM and a file, so a block crosses the link in
+one copy, or in several where a slot holds a piece of it. A tensor keeps the order of its dimensions in
+memory: a library may choose another product, and round otherwise, for one that is stored transposed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from probes.placement.models.modules import Block, Entry
+from probes.placement.packing.format import PackedForm, aligned
+from probes.placement.packing.packed import Packed, packed_in
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is unpacked at once, or copied where it is raw: an item, or its weights `first` to `last`."""
+
+    offset: int  # in the block's buffer
+    n_bytes: int
+    form: PackedForm | None
+    first: int
+    last: int
+
+    def write(self, source: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
+        """Bring its weights from its bytes to their place among all of the item's, flat and of any dtype."""
+        target = flat[self.first : self.last]
+        if self.form is None:
+            target.copy_(source.view(flat.dtype), non_blocking=True)
+        else:
+            unpack(packed_in(self.form, source), target.view(self.form.shape))
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a block: the units that are copied together, and where they are in its buffer."""
+
+    begin: int
+    end: int
+    units: tuple[tuple["Item", Unit], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One entry of a block in the buffer, raw or packed."""
+
+    entry: Entry
+    offset: int
+    n_bytes: int
+    form: PackedForm | None  # of the whole; None: raw
+    units: tuple[Unit, ...]
+
+    def bytes(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Its part of a buffer."""
+        return buffer[self.offset : self.offset + self.n_bytes]
+
+    def raw(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The parameter's values as a view of a buffer that holds them raw."""
+        return raw_view(self.entry, self.bytes(buffer))
+
+    def given(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The model's own values as a view of a buffer that holds them unpacked."""
+        return raw_view(self.entry, self.bytes(buffer)[: self.entry.given_bytes], self.entry.given)
+
+    def packed(self, buffer: torch.Tensor) -> Packed:
+        """The packed tensor, which is one unit, with its parts in that buffer."""
+        assert self.form
+        assert len(self.units) == 1
+        return packed_in(self.form, self.bytes(buffer))
+
+    def write(self, buffer: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
+        """Bring all weights from the item's bytes to `flat`, of any dtype."""
+        for unit in self.units:
+            begin = unit.offset - self.offset
+            unit.write(buffer[begin : begin + unit.n_bytes], flat, unpack)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A block laid out: its items, and the bytes of the buffer that holds them.
+
+    A table stays packed: it has `room` behind its one item, for the piece that a product unpacks.
+    """
+
+    block: Block
+    items: tuple[Item, ...]
+    table: bool = False
+    room: int = 0  # bytes
+    most: int = 0  # bytes of a piece that is copied at once; 0: whole
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a buffer for the block, each tensor aligned, and its room."""
+        return sum(aligned(item.n_bytes) for item in self.items) + self.room
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether calls need it in a scratch buffer: unpacked, or put together from its pieces."""
+        return not self.table and (self.most > 0 or any(item.form for item in self.items))
+
+    @property
+    def pieces(self) -> tuple[Span, ...]:
+        """The block as it is copied: whole, or in pieces of at most `most` bytes where its units allow it."""
+        units = [(item, unit) for item in self.items for unit in item.units]
+        if not self.most or len(units) < 2:
+            return (Span(0, self.n_bytes, tuple(units)),)
+        ends = [unit.offset for _, unit in units[1:]] + [self.n_bytes]
+        made: list[Span] = []
+        for one, end in zip(units, ends, strict=True):
+            if made and end - made[-1].begin <= self.most:
+                made[-1] = Span(made[-1].begin, end, (*made[-1].units, one))
+            else:
+                made.append(Span(one[1].offset, end, (one,)))
+        return tuple(made)
+
+
+Cuts = Sequence[tuple[int, PackedForm | None]]  # the parts of a tensor: their first weights and their forms
+
+
+def lay_out(
+    block: Block, forms: Sequence[PackedForm | None] | None = None, cuts: Sequence[Cuts] | None = None
+) -> Stored:
+    """Where each tensor of a block goes. `forms` are those of its entries, None for one that stays raw.
+
+    `cuts`: the parts of each entry, none where it isn't cut.
+    """
+    items, count = [], len(block.entries)
+    offset = 0
+    for entry, form, parts in zip(block.entries, forms or [None] * count, cuts or [()] * count, strict=True):
+        weights = prod(entry.shape)
+        if len(parts) < 2:
+            n_bytes = form.n_bytes if form else entry.n_bytes
+            units = [Unit(offset, n_bytes, form, 0, weights)]
+        else:
+            units, at = [], offset
+            ends = [first for first, _ in parts[1:]] + [weights]
+            for (first, part), last in zip(parts, ends, strict=True):
+                n_bytes = part.n_bytes if part else (last - first) * entry.dtype.itemsize
+                units.append(Unit(at, n_bytes, part, first, last))
+                at += aligned(n_bytes)
+            n_bytes = units[-1].offset + units[-1].n_bytes - offset
+        items.append(Item(entry, offset, n_bytes, form, tuple(units)))
+        offset += aligned(n_bytes)
+    return Stored(block, tuple(items))
+
+
+def raw_bytes(block: Block) -> int:
+    """Bytes of the block unpacked, each tensor aligned: what a scratch buffer needs."""
+    return sum(aligned(entry.n_bytes) for entry in block.entries)
+
+
+def raw_view(entry: Entry, n_bytes: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The parameter's values as a view of its bytes, in the order that its dimensions have in memory.
+
+    Dimensions of size 1 have the parameter's own strides: a library knows channels_last by them.
+    `dtype`: that of the bytes, where it isn't the one that calls compute with.
+    """
+    order = memory_order(entry)
+    stored = n_bytes.view(dtype or entry.dtype).view([entry.shape[d] for d in order])
+    view = stored.permute([order.index(d) for d in range(len(order))])
+    own = zip(entry.shape, entry.stride, view.stride(), strict=True)
+    return view.as_strided(entry.shape, [given if size == 1 else made for size, given, made in own])
+
+
+def as_stored(entry: Entry, values: torch.Tensor) -> torch.Tensor:
+    """The values with the dimensions in the order of memory, contiguous: what is packed or copied."""
+    return values.permute(memory_order(entry)).contiguous()
+
+
+def memory_order(entry: Entry) -> tuple[int, ...]:
+    """The dimensions from the slowest to the quickest; as they are for a tensor with gaps or overlaps."""
+    plain = tuple(range(len(entry.shape)))
+    order = tuple(sorted(plain, key=lambda d: (-entry.stride[d], d)))
+    expected = 1
+    for dimension in reversed(order):
+        if entry.shape[dimension] > 1:
+            if entry.stride[dimension] != expected:
+                return plain
+            expected *= entry.shape[dimension]
+    return order

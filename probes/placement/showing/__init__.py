@@ -1,1 +1,0 @@
-"""A placement plan for people: as text with a table, and as a picture."""

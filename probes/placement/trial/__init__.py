@@ -1,1 +1,0 @@
-"""The scenarios' model, placed in each of the ways that they compare."""

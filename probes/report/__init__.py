@@ -1,1 +1,0 @@
-"""Derives figures and answers from a report and writes them as text, metrics and comparisons."""

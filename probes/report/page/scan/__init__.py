@@ -1,1 +1,0 @@
-"""A throughput report as one HTML page with plots. Imported only when a page is drawn."""

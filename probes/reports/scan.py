@@ -1,0 +1,588 @@
+"""A throughput report as text or Markdown. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from probes.core.units import binary_bytes, decimal_bytes, duration
+from probes.core.unknown import Unknown
+from probes.hardware.facts import Surroundings
+from probes.hardware.snapshot import machine_lines
+from probes.records.stats import median
+from probes.reports.tables import Table, span, with_error
+from probes.reports.text import bullets, drawn_table, heading
+from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
+from probes.throughput.direct.knee import (
+    Flat,
+    Found,
+    Growing,
+    Knee,
+    Resource,
+    Saturation,
+    arithmetic,
+    of_series,
+    saturation,
+)
+from probes.throughput.direct.scanned import (
+    BatchRow,
+    DirectScan,
+    Series,
+    Way,
+    joules_per_input,
+    latency_s,
+    throughput,
+)
+from probes.throughput.document import ThroughputReport
+from probes.throughput.served import scanned
+from probes.throughput.served.scanned import Level, Percentile, ServedScan, ends_of
+
+HEADERS = (
+    "batch",
+    "n",
+    "wall",
+    "p95",
+    "device",
+    "inputs/s",
+    "compute",
+    "memory",
+    "link",
+    "host",
+    "binds",
+    "busy",
+    "J/input",
+    "peak",
+)
+WORDS = frozenset({"binds"})
+NOTE = (
+    "n: trials; wall: from call to end, their median; device: the pass without copies, by its own clock. "
+    "inputs/s: mean of the trials ± its standard error, in which correlated trials count for less. "
+    "compute, memory, link, host: the share of a trial that each would need by itself at this machine's "
+    "ceilings; memory counts every operation's tensors once, so that above 100% caches served them. "
+    "busy: what nvidia-smi and rocm-smi call utilisation: time in which any kernel ran, not saturation."
+)
+
+
+def rate(row: BatchRow) -> str:
+    """Inputs per second with the standard error."""
+    found = throughput(row)
+    error = "" if found.share is None else f" ± {found.share:.1%}"
+    return f"{found.mean:,.4g}{error}" if found.mean < 1e4 else f"{found.mean:,.0f}{error}"
+
+
+def direct_tables(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[Table, ...]:
+    """The ceilings, every way, and all ways side by side where there are several."""
+    shown = [series for series in scan.series if series.rows]
+    side = (_all_ways(shown),) if len(shown) > 1 else ()
+    ways = (_of_way(one, ceilings, note="" if at else NOTE) for at, one in enumerate(shown))
+    return (*ceiling_tables(ceilings), *ways, *side)
+
+
+def _of_way(series: Series, ceilings: Ceilings | Unknown, *, note: str) -> Table:
+    ended = [] if series.end == "finished" else [f"Ended: {series.end}, {series.reason}."]
+    note = " ".join(part for part in [note, *ended, *(f"{reason}." for reason in _missing(series))] if part)
+    rows = tuple(_cells(row, series.way, ceilings) for row in series.rows)
+    return Table(f"Direct, {series.way.label}", note, HEADERS, rows, WORDS)
+
+
+def _cells(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
+    wall_s, late_s = latency_s(row)
+    found = saturation(row, way, ceilings)
+    joules = joules_per_input(row)
+    return (
+        str(row.batch),
+        str(len(row.wall_s)),
+        duration(wall_s),
+        duration(late_s),
+        "?" if isinstance(row.pass_s, Unknown) else duration(row.pass_s),
+        rate(row),
+        *(_percent(share) for share in (found.compute, found.memory, found.link, found.host)),
+        found.binds,
+        "?" if isinstance(row.busy_percent, Unknown) else f"{row.busy_percent:.0f}%",
+        "?" if isinstance(joules, Unknown) else f"{joules:.3g}",
+        "?" if isinstance(row.peak_bytes, Unknown) else binary_bytes(row.peak_bytes),
+    )
+
+
+def _percent(share: float | Unknown) -> str:
+    return "?" if isinstance(share, Unknown) else f"{share:.0%}"
+
+
+def _missing(series: Series) -> tuple[str, ...]:
+    """Why columns have no figure, each reason once."""
+    found = [
+        f"? {what}: {value.reason}"
+        for row in series.rows
+        for what, value in (
+            ("device", row.pass_s),
+            ("J/input", row.joules),
+            ("busy", row.busy_percent),
+            ("peak", row.peak_bytes),
+            ("shares", row.work),
+        )
+        if isinstance(value, Unknown)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _all_ways(shown: list[Series]) -> Table:
+    """Inputs per second of every way by batch size: CPU next to GPU where both were measured."""
+    batches = sorted({row.batch for series in shown for row in series.rows})
+    by_way = [{row.batch: rate(row) for row in series.rows} for series in shown]
+    rows = tuple((str(batch), *(rates.get(batch, "") for rates in by_way)) for batch in batches)
+    headers = ("batch", *(series.way.label for series in shown))
+    return Table("Direct, inputs/s side by side", "", headers, rows, frozenset())
+
+
+def ceiling_tables(ceilings: Ceilings | Unknown) -> tuple[Table, ...]:
+    """This machine's ceilings, one table a device."""
+    return () if isinstance(ceilings, Unknown) else tuple(_ceilings_of(on) for on in ceilings.devices)
+
+
+def _ceilings_of(on: DeviceCeilings) -> Table:
+    rates: list[tuple[str, Ceiling | Unknown, str]] = [
+        *((f"{one.precision} products", one.rate, "FLOP/s") for one in on.flop),
+        ("memory, read and written", on.memory, "B/s"),
+        ("link to the device", on.to_device, "B/s"),
+        ("link from the device", on.from_device, "B/s"),
+        ("launches", on.launches, "/s"),
+    ]
+    return Table(
+        f"Ceilings of {on.name} ({on.device})",
+        "Measured in the same run, each with nothing else going on; the largest rate over sizes counts.",
+        ("what", "rate", "n", "by", "of"),
+        tuple((what, *_ceiling(found, unit)) for what, found, unit in rates),
+        frozenset({"what", "by", "of"}),
+    )
+
+
+def _ceiling(found: Ceiling | Unknown, unit: str) -> tuple[str, str, str, str]:
+    if isinstance(found, Unknown):
+        return "?", "", "", found.reason
+    error = "" if found.error is None else f" ± {found.error / found.median:.1%}"
+    return f"{_scaled(found.median, unit)}{error}", str(found.n), found.clock, found.of
+
+
+def _scaled(value: float, unit: str) -> str:
+    if unit == "B/s":
+        return f"{decimal_bytes(value)}/s"
+    if unit == "/s":
+        return f"{value:,.0f}/s"
+    return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
+
+
+_INTERVAL = (
+    "Brackets: 95 % intervals from order statistics; `>` and `<`: the sample is too small for that end. "
+)
+_CLOSED_NOTE = (
+    "Each caller asks again as soon as it is answered, so a slow server is asked less: these latencies leave "
+    "out the wait of those who would have come meanwhile. " + _INTERVAL + "Throughput: mean ± standard error "
+    "between windows."
+)
+_OPEN_NOTE = (
+    "Requests come at random times (Poisson), whether or not earlier ones were answered. Latency counts from "
+    "when a request was due; naive p99 from when it was sent, which leaves out its wait for a connection. "
+    + _INTERVAL
+)
+
+
+def served_tables(served: ServedScan) -> tuple[Table, ...]:
+    """The closed loop and the open loop, those that have levels."""
+    found = (_closed(served), _open(served), _odd(served))
+    return tuple(table for table in found if table.rows)
+
+
+def level_line(level: Level) -> str:
+    """One level as it is measured."""
+    found = scanned.latencies(level)
+    who = callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g} requests/s"
+    if isinstance(found, Unknown):
+        return f"{level.loop} loop, {who}: no good answer; {ends_of(level)}"
+    middle, _, p99 = found
+    doubts = "".join(f"; {doubt}" for doubt in doubts_of(level))
+    return (
+        f"{level.loop} loop, {who}: {_per_s(level)} answers/s, p50 {span(middle.value, bare=True)}, "
+        f"p99 {span(p99.value, bare=True)} (n={len(level.latency_s)}){doubts}"
+    )
+
+
+def callers(count: int) -> str:
+    """So many callers."""
+    return f"{count} caller{'s' if count != 1 else ''}"
+
+
+def doubts_of(level: Level) -> tuple[str, ...]:
+    """Why not to trust a level too far."""
+    unstable = (f"unstable: {level.unstable}",) if level.unstable else ()
+    bound = (f"client-bound: {level.client.bound_by}",) if level.client.bound_by else ()
+    return (*unstable, *bound)
+
+
+def served_answer(served: ServedScan) -> tuple[str, ...]:
+    """What follows from the levels, in sentences."""
+    said = []
+    fastest = scanned.best(served.of("closed"))
+    if fastest:
+        found = scanned.throughput(fastest)
+        inputs = f", {found.value * served.settings.rows:.4g} inputs/s" if served.settings.rows > 1 else ""
+        said.append(
+            f"Most answers: {with_error(found.value, found.error)} a second{inputs}, "
+            f"at {callers(fastest.callers)}."
+        )
+    bend = scanned.knee(served.of("closed"))
+    if isinstance(bend, Unknown):
+        said.append(f"The knee is unknown: {bend.reason}.")
+    else:
+        said.append(
+            f"The knee is at {with_error(bend.callers, bend.error)} callers: beyond it requests wait for "
+            "each other, and there are hardly more answers."
+        )
+    said += _slo(served)
+    said.append(f"The scan ended: {served.ended}.")
+    return tuple(said)
+
+
+def _slo(served: ServedScan) -> list[str]:
+    limit = served.settings.slo_s
+    if limit is None or not served.of("open"):
+        return []
+    fits = scanned.within_slo(served)
+    if isinstance(fits, Unknown):
+        return [f"No rate that was tried keeps its p99 within {span(limit, bare=True)} for sure."]
+    return [
+        f"Up to {fits.rate_per_s:.4g} requests a second, 99 % are answered within {span(limit, bare=True)}, "
+        "counted from when they were due."
+    ]
+
+
+def _closed(served: ServedScan) -> Table:
+    return Table(
+        "Served, closed loop",
+        _CLOSED_NOTE,
+        ("callers", "answers/s", *(_inputs(served)), "p50", "p90", "p99", *_slo_header(served), "n",
+         "refused", "failed", "doubts"),
+        tuple(
+            (str(level.callers), _per_s(level), *_inputs_cell(served, level), *_latencies(level),
+             *_slo_cell(served, level), *_ends(level))
+            for level in served.of("closed")
+        ),
+        frozenset({"failed", "doubts"}),
+    )  # fmt: skip
+
+
+def _open(served: ServedScan) -> Table:
+    return Table(
+        "Served, open loop",
+        _OPEN_NOTE,
+        ("asked/s", "answers/s", "p50", "p90", "p99", "naive p99", *_slo_header(served), "n", "queued",
+         "refused", "failed", "doubts"),
+        tuple(
+            (f"{level.rate_per_s:.4g}", _per_s(level), *_latencies(level), _naive(level),
+             *_slo_cell(served, level), _ends(level)[0], str(level.client.queued), *_ends(level)[1:])
+            for level in served.of("open")
+        ),
+        frozenset({"failed", "doubts"}),
+    )  # fmt: skip
+
+
+def _odd(served: ServedScan) -> Table:
+    """What the client cost: how busy it was, and how late it sent."""
+    return Table(
+        "What the client cost",
+        "A client that is busy or late measures itself. Late: between when a request was due, or its caller "
+        "answered, and when it was sent, though a connection was free.",
+        ("level", "client busy", "late, p50", "late, p99", "windows"),
+        tuple(
+            (
+                callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g}/s",
+                f"{level.client.busy_share:.1%}",
+                span(level.client.late_median_s, bare=True),
+                span(level.client.late_p99_s, bare=True),
+                str(len(level.windows)),
+            )
+            for level in served.levels
+        ),
+        frozenset({"level"}),
+    )
+
+
+def _per_s(level: Level) -> str:
+    found = scanned.throughput(level)
+    return with_error(found.value, found.error)
+
+
+def _inputs(served: ServedScan) -> tuple[str, ...]:
+    return ("inputs/s",) if served.settings.rows > 1 else ()
+
+
+def _inputs_cell(served: ServedScan, level: Level) -> tuple[str, ...]:
+    rows = served.settings.rows
+    return (f"{rows * scanned.throughput(level).value:.4g}",) if rows > 1 else ()
+
+
+def _latencies(level: Level) -> tuple[str, ...]:
+    found = scanned.latencies(level)
+    return ("none",) * 3 if isinstance(found, Unknown) else tuple(map(interval, found))
+
+
+def _naive(level: Level) -> str:
+    found = scanned.naive_latencies(level)
+    return "none" if isinstance(found, Unknown) else span(found[-1].value, bare=True)
+
+
+def interval(found: Percentile) -> str:
+    """`12.3 ms [11.9, 12.8]`: all in the unit of the figure."""
+    shown = span(found.value, bare=True)
+    factor = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}[shown.split(" ")[1]]
+    low = "<" if isinstance(found.low, Unknown) else f"{found.low * factor:.3g}"
+    high = ">" if isinstance(found.high, Unknown) else f"{found.high * factor:.3g}"
+    return f"{shown} [{low}, {high}]"
+
+
+def _slo_header(served: ServedScan) -> Sequence[str]:
+    limit = served.settings.slo_s
+    return () if limit is None else (f"good/s within {span(limit, bare=True)}",)
+
+
+def _slo_cell(served: ServedScan, level: Level) -> Sequence[str]:
+    if served.settings.slo_s is None:
+        return ()
+    found = scanned.goodput(level, served.settings.slo_s)
+    return (f"{found.per_s:.4g} ({found.share:.1%} [{100 * found.low:.1f}, {100 * found.high:.1f}])",)
+
+
+def _ends(level: Level) -> tuple[str, str, str, str]:
+    refusal = level.refused_median_s
+    refused = f"{level.refused}" + (f", p50 {span(refusal, bare=True)}" if refusal is not None else "")
+    failed = ", ".join(f"{one.requests} {one.what}" for one in level.failed) or "0"
+    return str(len(level.latency_s)), refused, failed, "; ".join(doubts_of(level))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A level of the closed loop, and the direct row of the largest batch that its callers could fill."""
+
+    level: Level
+    in_flight: int  # inputs that callers have under way
+    row: BatchRow
+
+    def served_per_s(self, rows: int) -> float:
+        """Inputs a second through the service."""
+        return rows * scanned.throughput(self.level).value
+
+
+def beside(series: Series, served: ServedScan) -> tuple[Beside, ...]:
+    """The levels that a direct row can be set next to."""
+    found = []
+    for level in served.of("closed"):
+        in_flight = level.callers * served.settings.rows
+        rows = [row for row in series.rows if row.batch <= in_flight]
+        if rows and level.latency_s:
+            found.append(Beside(level, in_flight, max(rows, key=lambda row: row.batch)))
+    return tuple(found)
+
+
+def side_by_side(direct: DirectScan, served: ServedScan) -> tuple[Table, ...]:
+    """A table for each way of the direct half."""
+    name = direct.model.name if not isinstance(direct.model, Unknown) else "an unknown model"
+    note = (
+        f"Direct: {name}, called in a loop at the largest measured batch that the callers' inputs fill. "
+        f"Served: {served.by.model or served.by.url}. The difference is what the service costs, if both "
+        "are the same model on the same device; batches that the service joins may be smaller."
+    )
+    return tuple(_table(series, served, note) for series in direct.series)
+
+
+def _table(series: Series, served: ServedScan, note: str) -> Table:
+    rows = served.settings.rows
+    return Table(
+        f"Direct and served, {series.way.label}",
+        note,
+        ("callers", "inputs under way", "direct batch", "direct inputs/s", "served inputs/s", "served/direct",
+         "direct median", "served p50", "difference"),
+        tuple(_cells_beside(one, rows) for one in beside(series, served)),
+        frozenset(),
+    )  # fmt: skip
+
+
+def _cells_beside(one: Beside, rows: int) -> tuple[str, ...]:
+    direct, mine = throughput(one.row).mean, one.served_per_s(rows)
+    trial_s, p50 = latency_s(one.row)[0], median(one.level.latency_s)
+    sign = "-" if p50 < trial_s else ""
+    return (
+        str(one.level.callers),
+        str(one.in_flight),
+        str(one.row.batch),
+        f"{direct:.4g}",
+        f"{mine:.4g}",
+        f"{mine / direct:.2f}",
+        span(trial_s, bare=True),
+        span(p50, bare=True),
+        f"{sign}{span(abs(p50 - trial_s), bare=True)}",
+    )
+
+
+WIDE = 0.1  # error of a ceiling
+MOST = 1.1  # of the arithmetic's ceiling: more is impossible, so that ceiling was measured on a busy machine
+FULL = 0.8  # of a ceiling: a device that reaches it has hardly anything left
+NAMES: dict[Resource, str] = {"compute": "compute", "memory": "memory bandwidth", "link": "the link"}
+LIMITS: dict[Resource, str] = {
+    "compute": "compute binds",
+    "memory": "memory bandwidth binds",
+    "link": "the link binds",
+    "host": "the host binds: it launches operations slower than the device runs them",
+    "none": "no resource is near its ceiling: operations are too small, or their kernels reach little",
+}
+
+
+def direct_answer(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
+    """Whether each device is saturated; then one sentence for each way, or why it wasn't measured."""
+    fastest: dict[str, Series] = {}
+    for series in scan.series:
+        if series.rows and _most(series) > _most(fastest.get(series.way.device)):
+            fastest[series.way.device] = series
+    asked = tuple(_verdict(series, ceilings) for series in fastest.values())
+    return (*asked, *(f"{one.way.label}: {_way(one, ceilings)}" for one in scan.series))
+
+
+def _most(series: Series | None) -> float:
+    return throughput(_best(series)).mean if series else 0.0
+
+
+def _best(series: Series) -> BatchRow:
+    return max(series.rows, key=lambda row: throughput(row).mean)
+
+
+def _verdict(series: Series, ceilings: Ceilings | Unknown) -> str:
+    """Whether the device is saturated, by its fastest way at its best batch size."""
+    best, way = _best(series), series.way
+    shares = saturation(best, way, ceilings)
+    where = "" if way.device == "cpu" else f", inputs {way.inputs}"
+    said = [
+        f"Is the {way.device.upper()} saturated? {_judged(series, best, shares)}.",
+        f"Fastest way: {way.backend}, {way.precision}{where}.",
+    ]
+    wide = _widest(way, ceilings)
+    if wide > WIDE:
+        said.append(
+            f"The ceilings err by up to {wide:.0%}: another program ran, so end it and repeat the scan."
+        )
+    if not isinstance(best.busy_percent, Unknown):
+        said.append(f"Its driver calls it {best.busy_percent:.0f}% busy: some kernel ran, no more than that.")
+    return " ".join(said)
+
+
+def _widest(way: Way, ceilings: Ceilings | Unknown) -> float:
+    """The largest error of the ceilings that a way is compared with, as a part of each."""
+    on = ceilings if isinstance(ceilings, Unknown) else ceilings.on(way.device)
+    used = () if isinstance(on, Unknown) else (on.flops(arithmetic(way)), on.memory)
+    known = (one for one in used if isinstance(one, Ceiling) and one.error is not None)
+    return max(((one.error or 0.0) / one.median for one in known), default=0.0)
+
+
+def _judged(series: Series, best: BatchRow, shares: Saturation) -> str:
+    if not isinstance(shares.compute, Unknown) and shares.compute > MOST:
+        return (
+            f"Unknown: compute is at {shares.compute:.0%} of its ceiling, which is impossible: another "
+            "program ran while that was measured, so end it and repeat the scan"
+        )
+    found = of_series(series)
+    if isinstance(found, Unknown):
+        return f"Unknown: {found.reason}. At batch {best.batch} {_reached(shares)}"
+    if isinstance(found, Growing):
+        further = series.hint or "for larger batches: --max-batch"
+        return (
+            f"Not yet: at batch {found.batch}, the largest measured, throughput still grows by "
+            f"{found.per_doubling:.0%} per doubling ({further}). There {_reached(shares)}"
+        )
+    start = found.saturated_from if isinstance(found, Knee) else found.batch
+    return f"{_limit(shares)}. From batch {start} on it does {rate(best)} inputs/s and hardly more"
+
+
+def _limit(shares: Saturation) -> str:
+    """What limits a throughput that no longer grows."""
+    if shares.binds == "host":
+        return "No, it waits for the host, which launches operations slower than the device runs them"
+    if shares.binds == "none":
+        if isinstance(shares.compute, Unknown) and isinstance(shares.memory, Unknown):
+            return f"Unknown: {_reached(shares)}"
+        return f"No, the model's operations are too small, or their kernels reach little: {_reached(shares)}"
+    share = shares.share(shares.binds)
+    assert not isinstance(share, Unknown)
+    if share >= FULL:
+        return f"Yes: {NAMES[shares.binds]} is at {share:.0%} of its ceiling"
+    return f"In part: {NAMES[shares.binds]} limits it, at {share:.0%} of its ceiling"
+
+
+def _reached(shares: Saturation) -> str:
+    """`compute is at 60% of its ceiling, memory bandwidth at 26%`, those that are known."""
+    named = (("compute", shares.compute), ("memory bandwidth", shares.memory))
+    known = [f"{name} is at {share:.0%}" for name, share in named if not isinstance(share, Unknown)]
+    if isinstance(shares.compute, Unknown) and not known:
+        return f"no share of a ceiling is known: {shares.compute.reason}"
+    return ", ".join([f"{known[0]} of its ceiling", *known[1:]])
+
+
+def _way(series: Series, ceilings: Ceilings | Unknown) -> str:
+    if not series.rows:
+        hint = f" ({series.hint})" if series.hint else ""
+        return f"not measured: {series.reason}{hint}"
+    best = _best(series)
+    limit = LIMITS[saturation(best, series.way, ceilings).binds]
+    ended = "" if series.end == "finished" else f"; ended early ({series.reason})"
+    doubts = "".join(f"; {doubt}" for doubt in dict.fromkeys(row.doubt for row in series.rows) if doubt)
+    return f"{rate(best)} inputs/s at batch {best.batch}, {_knee(of_series(series))}; {limit}{doubts}{ended}"
+
+
+def _knee(found: Found) -> str:
+    if isinstance(found, Knee):
+        return (
+            f"hardly more than from batch {found.saturated_from} on "
+            f"(knee at {found.batch:.3g}, {found.least:.3g} to {found.most:.3g})"
+        )
+    if isinstance(found, Flat):
+        which = "the smallest measured" if found.first else "before which it doesn't rise as one line"
+        return f"hardly more than from batch {found.batch} on, {which}"
+    if isinstance(found, Growing):
+        return f"and it still grows by {found.per_doubling:.0%} per doubling there"
+    return f"knee {found}"
+
+
+def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
+    """The whole report: what follows, the machine, then the tables of each half and of both."""
+    parts = [
+        heading("The answer", markdown=markdown) + bullets(answer(report), markdown=markdown),
+        heading("Machine", markdown=markdown) + bullets(machine_lines(report.machine), markdown=markdown),
+    ]
+    parts += [drawn_table(table, markdown=markdown) for table in scan_tables(report)]
+    return "\n\n".join(parts)
+
+
+def answer(report: ThroughputReport) -> tuple[str, ...]:
+    """What follows from both halves, in sentences."""
+    direct = direct_answer(report.direct, report.ceilings) if report.direct else ()
+    served = served_answer(report.served) if report.served else ()
+    return (*direct, *_limited(report), *served) or (
+        "Nothing was measured: the scan ended before its first row.",
+    )
+
+
+def _limited(report: ThroughputReport) -> tuple[str, ...]:
+    """That a limit holds the CPU back; torch starts a thread for each processor all the same."""
+    around, cpus = report.machine.surroundings, report.machine.cpus
+    limit = around.cpu_limit if isinstance(around, Surroundings) else 0.0
+    measured = report.direct and any(one.rows and one.way.device == "cpu" for one in report.direct.series)
+    if not measured or isinstance(limit, Unknown) or not 0 < limit < cpus:
+        return ()
+    return (
+        f"A CPU limit of {limit:g} of {cpus} processors holds this container back: passes stop in the middle "
+        f"when it is used up. Raise it, or measure with --threads {max(int(limit), 1)}.",
+    )
+
+
+def scan_tables(report: ThroughputReport) -> tuple[Table, ...]:
+    """The tables of both halves, and of both side by side, those with rows."""
+    found = [
+        *(direct_tables(report.direct, report.ceilings) if report.direct else ()),
+        *(served_tables(report.served) if report.served else ()),
+        *(side_by_side(report.direct, report.served) if report.direct and report.served else ()),
+    ]
+    return tuple(table for table in found if table.rows)

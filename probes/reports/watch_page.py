@@ -1,0 +1,105 @@
+"""One HTML page from a watch's report and its plots: what came of it, plots, every figure. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from probes.core.quoting import html, terminal
+from probes.core.unknown import Unknown
+from probes.records.samples import GAUGES
+from probes.records.watched import Track, WatchReport
+from probes.reports.canvas import legend_below, panels_of, plot_of
+from probes.reports.html import Plot, answer_section, figure, framed, header, moment, raw_section
+from probes.reports.svg import light
+from probes.reports.watch import figure_lines, summary
+
+
+def render_watch(report: WatchReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
+    """The whole page. `raw` is the report's file, which the page includes unless it is empty."""
+    subject = report.subject
+    title = f"{subject.host}, watched for {report.duration_s:.0f} s"
+    beside = [f"during {' '.join(subject.command)}"] if subject.command else []
+    return framed(
+        title,
+        header("Watched", title, [moment(subject.started), *beside, f"Weir {report.tool_version}"]),
+        answer_section(summary(report)),
+        *map(figure, plots),
+        f'<section id="figures"><h2>Every figure</h2><div class="scroll" tabindex="0"><pre>'
+        f"{html(chr(10).join(figure_lines(report)))}</pre></div></section>",
+        raw_section(raw, name) if raw else "",
+    )
+
+
+PANEL_IN = 2.9  # height
+_COLOURS = ("blue", "vermillion", "green", "purple", "amber", "ink")
+_DASHES: tuple[object, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)), (0, (1, 1)))
+_SCALES = {"bytes": ("GiB", 2**-30), "bytes/s": ("GB/s", 1e-9), "C": ("°C", 1.0)}
+_PANELS = {
+    "%": "share, %",
+    "bytes": "memory, GiB",
+    "W": "power, W",
+    "C": "temperature, °C",
+    "MHz": "clock, MHz",
+    "bytes/s": "traffic, GB/s",
+}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    label: str
+    unit: str
+    tracks: tuple[Track, ...]
+
+
+def draw_watch(report: WatchReport) -> tuple[Plot, ...]:
+    """A plot for the machine and one for each card, for a desk and for a phone."""
+    places = [("machine", "The machine", report.machine)]
+    for at, card in enumerate(report.cards):
+        places.append((f"card-{at}", f"Card {at}: {report.subject.cards[at].name}", card.tracks))
+    return tuple(_plot(name, title, tracks, report.step_s) for name, title, tracks in places)
+
+
+def _plot(name: str, title: str, tracks: Sequence[Track], step_s: float) -> Plot:
+    panels = [panel for panel in _panels(tracks) if panel.tracks]
+    shown = ", ".join(GAUGES[track.gauge].words for panel in panels for track in panel.tracks)
+    caption = f"Means over steps of {step_s:g} s. A gap is time in which a gauge wasn't known."
+    return plot_of(
+        (name, title),
+        panels or Unknown("no gauge of it was ever known"),
+        paint=lambda panels, sheet: panels_of(panels, sheet, partial(_curves, step_s=step_s), PANEL_IN),
+        words=lambda _panels: (caption, shown),
+    )
+
+
+def _panels(tracks: Sequence[Track]) -> list[_Panel]:
+    return [
+        _Panel(
+            label.split(",")[0].capitalize(),
+            label,
+            unit,
+            tuple(one for one in tracks if GAUGES[one.gauge].unit == unit and one.curve),
+        )
+        for unit, label in _PANELS.items()
+    ]
+
+
+def _curves(axes: Axes, panel: _Panel, step_s: float) -> None:
+    _, factor = _SCALES.get(panel.unit, (panel.unit, 1.0))
+    for at, track in enumerate(panel.tracks):
+        times = [(step + 0.5) * step_s for step in range(len(track.curve))]
+        values = [float("nan") if value is None else value * factor for value in track.curve]
+        axes.plot(
+            times,
+            values,
+            color=light(_COLOURS[at % len(_COLOURS)]),
+            linestyle=_DASHES[at % len(_DASHES)],
+            label=terminal(GAUGES[track.gauge].words),
+        )
+    axes.set_title(panel.title)
+    axes.set_xlabel("seconds since the watch began")
+    axes.set_ylabel(panel.label)
+    axes.set_ylim(bottom=0)
+    legend_below(axes, columns=2, drop=0.26)

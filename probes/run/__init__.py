@@ -1,1 +1,0 @@
-"""Runs probes in separate processes and keeps every record."""

@@ -1,1 +1,0 @@
-"""The vocabulary of both programs: quantities, quoting, files, output. Imports nothing else of either."""

@@ -1,1 +1,0 @@
-"""Callers over HTTP in one event loop, and what they send. Knows nothing of levels or statistics."""

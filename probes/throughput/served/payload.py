@@ -1,0 +1,315 @@
+"""Request bodies of the Open Inference Protocol, made of a model's own description. Pure.
+
+A body is one JSON document, followed by the tensors' bytes where the server takes binary tensors (the
+protocol's `binary_tensor_data` extension): numbers in JSON cost the client more than the server.
+"""
+
+import json
+import math
+import random
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from probes.core.codec import Json, load
+from probes.core.errors import ServerUnusable, UsageError
+
+SAMPLES = 32  # different bodies, sent by turns
+MOST_VALUES = 4_000_000  # of all bodies together: about a second to draw
+TEXT_WORDS = 10  # of each text; a word counts as a value
+MOST_IDS = 1000  # random whole numbers stay below: ids of tokens of any vocabulary
+_ARRAYS = {
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP32": "f",
+    "FP64": "d",
+}
+DATATYPES = (*_ARRAYS, "BOOL", "FP16", "BF16", "BYTES")
+_WORDS = (
+    "profits",
+    "rose",
+    "fell",
+    "sharply",
+    "in",
+    "the",
+    "third",
+    "quarter",
+    "as",
+    "demand",
+    "grew",
+    "slowly",
+)
+# inputs whose content a model checks, under the names that Hugging Face gives them
+_ALL_ONES, _ALL_ZEROS = "attention_mask", "token_type_ids"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input; -1 in the shape is any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Body:
+    """One request's body. `json_bytes` is the length of its JSON part where binary tensors follow."""
+
+    data: bytes
+    json_bytes: int | None = None
+
+
+def sized(
+    inputs: Sequence[Tensor], *, rows: int, dim: int, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[Tensor, ...]:
+    """The inputs with whole shapes: `rows` where the first dimension is open, `dim` for the other open ones.
+
+    Raises UsageError for a shape that doesn't fit, and for several rows of a model whose size is fixed.
+    """
+    for name in shapes.keys() - {one.name for one in inputs}:
+        known = ", ".join(one.name for one in inputs)
+        raise UsageError(f"--tensor names {name!r}, which isn't sent", f"the inputs are {known}")
+    if rows > 1 and not any(one.shape[:1] == (-1,) for one in inputs):
+        raise UsageError(
+            "the model takes one input at a time: no first dimension is open", "leave --rows out"
+        )
+    return tuple(_sized(one, rows, dim, shapes.get(one.name)) for one in inputs)
+
+
+def _sized(one: Tensor, rows: int, dim: int, given: tuple[int, ...] | None) -> Tensor:
+    open_first = one.shape[:1] == (-1,)
+    inner = one.shape[1:] if open_first else one.shape
+    if given is not None:
+        fits = len(given) == len(inner) and all(a in (-1, b) for a, b in zip(inner, given, strict=True))
+        if not fits:
+            raise UsageError(
+                f"--tensor {one.name}:{','.join(map(str, given))} doesn't fit the model's {list(inner)}",
+                "give its dimensions without the batch",
+            )
+        inner = given
+    whole = tuple(dim if size == -1 else size for size in inner)
+    return replace(one, shape=((rows,) if open_first else ()) + whole)
+
+
+def bodies(inputs: Sequence[Tensor], *, seed: int, binary: bool) -> tuple[Body, ...]:
+    """Bodies with fresh random values: standard normal, or ids below 1,000, or texts.
+
+    Raises UsageError where one of them would be too large.
+    """
+    values = sum(math.prod(one.shape) * (TEXT_WORDS if one.datatype == "BYTES" else 1) for one in inputs)
+    if values > MOST_VALUES:
+        raise UsageError(
+            f"one request would have {values:,} values", "choose smaller --rows, --dim or --tensor"
+        )
+    count = max(1, min(SAMPLES, MOST_VALUES // max(values, 1)))
+    rng = random.Random(seed)
+    return tuple(_body(inputs, rng, binary=binary) for _ in range(count))
+
+
+def _body(inputs: Sequence[Tensor], rng: random.Random, *, binary: bool) -> Body:
+    entries, tail = [], []
+    for one in inputs:
+        values = _values(one, rng)
+        entry: dict[str, object] = {"name": one.name, "shape": list(one.shape), "datatype": one.datatype}
+        if binary:
+            piece = _packed(one.datatype, values)
+            entry["parameters"] = {"binary_data_size": len(piece)}
+            tail.append(piece)
+        else:
+            entry["data"] = values
+        entries.append(entry)
+    document: dict[str, object] = {"inputs": entries}
+    if binary:
+        document["parameters"] = {"binary_data_output": True}
+    head = json.dumps(document, separators=(",", ":")).encode()
+    return Body(head + b"".join(tail), len(head) if binary else None)
+
+
+def _values(one: Tensor, rng: random.Random) -> list[float] | list[int] | list[bool] | list[str]:
+    count = math.prod(one.shape)
+    if one.name in (_ALL_ONES, _ALL_ZEROS):
+        return [int(one.name == _ALL_ONES)] * count
+    if one.datatype == "BYTES":
+        return [" ".join(rng.choices(_WORDS, k=TEXT_WORDS)) for _ in range(count)]
+    if one.datatype == "BOOL":
+        return [rng.random() < 0.5 for _ in range(count)]
+    if one.datatype in ("FP16", "BF16", "FP32", "FP64"):
+        return [rng.gauss(0.0, 1.0) for _ in range(count)]
+    most = 128 if one.datatype == "INT8" else 256 if one.datatype == "UINT8" else MOST_IDS
+    return [rng.randrange(1, most) for _ in range(count)]
+
+
+def _packed(datatype: str, values: Sequence[object]) -> bytes:
+    """As the extension has it: little-endian; texts each behind their length."""
+    if datatype == "BYTES":
+        texts = [str(value).encode() for value in values]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    if datatype == "BOOL":
+        return bytes(bool(value) for value in values)
+    if datatype == "FP16":
+        return struct.pack(f"<{len(values)}e", *values)
+    if datatype == "BF16":  # the upper half of a float
+        whole = struct.pack(f"<{len(values)}f", *values)
+        return b"".join(whole[at + 2 : at + 4] for at in range(0, len(whole), 4))
+    return struct.pack(f"<{len(values)}{_ARRAYS[datatype]}", *values)
+
+
+def value_bytes(datatype: str) -> int | None:
+    """The size of one value in binary form; None for texts, and for a datatype that isn't known."""
+    known = {
+        "BOOL": 1,
+        "FP16": 2,
+        "BF16": 2,
+        **{name: struct.calcsize(f"<{c}") for name, c in _ARRAYS.items()},
+    }
+    return known.get(datatype)
+
+
+def request(body: Body, *, path: str, authority: str, keep: bool) -> bytes:
+    """The whole HTTP request."""
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {authority}",
+        f"Content-Length: {len(body.data)}",
+        f"Content-Type: {'application/json' if body.json_bytes is None else 'application/octet-stream'}",
+    ]
+    if body.json_bytes is not None:
+        lines.append(f"Inference-Header-Content-Length: {body.json_bytes}")
+    if not keep:
+        lines.append("Connection: close")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body.data
+
+
+def get(path: str, *, authority: str) -> bytes:
+    """A GET."""
+    return f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode()
+
+
+MOST_INPUTS = 64
+MOST_DIMENSIONS = 16
+MOST_CHARS = 200
+BINARY = ("binary_tensor_data", "binary_data")
+IDS = ("input_ids",)
+
+
+@dataclass(frozen=True)
+class ServerSays:
+    """Of `GET /v2`; empty where the server doesn't answer that."""
+
+    name: str = ""
+    version: str = ""
+    binary: bool = False
+
+
+@dataclass(frozen=True)
+class ModelSays:
+    """Of `GET /v2/models/NAME`. `parameters`: texts and numbers that it adds, such as device and dtype."""
+
+    name: str
+    platform: str
+    inputs: tuple[Tensor, ...]
+    parameters: tuple[tuple[str, str], ...] = ()
+
+
+def server_says(body: bytes) -> ServerSays:
+    """Nothing here is needed: what can't be read is left out."""
+    try:
+        found = load(body)
+    except ValueError:
+        return ServerSays()
+    if not isinstance(found, dict):
+        return ServerSays()
+    extensions = found.get("extensions")
+    names = extensions if isinstance(extensions, list) else []
+    return ServerSays(
+        _text(found.get("name")), _text(found.get("version")), any(one in names for one in BINARY)
+    )
+
+
+def model_says(body: bytes) -> ModelSays:
+    """The model's inputs. Raises ServerUnusable where they can't be read."""
+    try:
+        found = load(body)
+    except ValueError as error:
+        raise _unreadable(str(error)) from error
+    if not isinstance(found, dict):
+        raise _unreadable("it isn't an object")
+    listed = found.get("inputs")
+    if not isinstance(listed, list) or not 0 < len(listed) <= MOST_INPUTS:
+        raise _unreadable("it lists no inputs, or too many")
+    inputs = tuple(map(_tensor, listed))
+    parameters = found.get("parameters")
+    return ModelSays(
+        _text(found.get("name")),
+        _text(found.get("platform")),
+        inputs,
+        _plain(parameters) if isinstance(parameters, dict) else (),
+    )
+
+
+def chosen(model: ModelSays, server: ServerSays, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The inputs to send: those that are wanted, else all.
+
+    Weir's service lists texts and token ids, of which a request has one: ids, whose length is exact.
+    Raises ServerUnusable naming the inputs that there are.
+    """
+    names = [one.name for one in model.inputs]
+    if not wanted and server.name == "weir" and IDS[0] in names:
+        wanted = IDS
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise ServerUnusable(f"the model has no input {missing[0]!r}", f"it has {', '.join(names)}")
+    return tuple(one for one in model.inputs if not wanted or one.name in wanted)
+
+
+def only_model(body: bytes) -> str:
+    """The one ready model of a repository's index. Raises ServerUnusable where there isn't just one."""
+    try:
+        found = load(body)
+    except ValueError as error:
+        raise _unreadable(str(error)) from error
+    entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    names = [_text(one.get("name")) for one in entries if one.get("state", "READY") == "READY"]
+    if len(names) != 1:
+        raise ServerUnusable(
+            f"the server has {len(names)} models ready{': ' if names else ''}{', '.join(names[:10])}",
+            "name one: --served-model NAME",
+        )
+    return names[0]
+
+
+def _tensor(value: Json) -> Tensor:
+    if not isinstance(value, dict):
+        raise _unreadable("an input isn't an object")
+    name, datatype, shape = value.get("name"), value.get("datatype"), value.get("shape")
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_CHARS:
+        raise _unreadable("an input has no name")
+    if datatype not in DATATYPES or not isinstance(datatype, str):
+        raise _unreadable(f"input {name!r} has the unknown datatype {str(datatype)[:40]!r}")
+    sizes = shape if isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS else None
+    if sizes is None or not all(type(size) is int and (size == -1 or size > 0) for size in sizes):
+        raise _unreadable(f"input {name!r} has no shape that can be filled")
+    return Tensor(name, datatype, tuple(size for size in sizes if isinstance(size, int)))
+
+
+def _plain(parameters: Mapping[str, Json]) -> tuple[tuple[str, str], ...]:
+    kept = [(key, value) for key, value in parameters.items() if isinstance(value, str | int | float)]
+    return tuple((key[:MOST_CHARS], _text(str(value))) for key, value in kept[:MOST_INPUTS])
+
+
+def _text(value: Json) -> str:
+    return value[:MOST_CHARS] if isinstance(value, str) else ""
+
+
+def _unreadable(why: str) -> ServerUnusable:
+    return ServerUnusable(
+        f"the server's description of the model can't be used: {why}",
+        "give a request yourself: --payload FILE",
+    )

@@ -1,0 +1,115 @@
+"""Samples as they come: a table that is redrawn by rich where that is installed, plain lines elsewhere."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from probes.core.output import can_redraw, tell
+from probes.core.quoting import terminal
+from probes.core.unknown import Unknown
+from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
+from probes.reports.watch import figure, sample_line, subject_lines
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+EVERY_S = 1.0  # between two pictures: drawing one costs more than a sample
+
+
+class View(Protocol):
+    """Something that shows samples."""
+
+    def show(self, sample: Sample) -> None:
+        """Show one, or leave it out because the last one was shown just now."""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+
+
+class Silent:
+    """Shows nothing: the terminal is the command's."""
+
+    def show(self, sample: Sample) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class PlainLines:
+    """A line at most every second."""
+
+    def __init__(self, subject: Subject, say: Callable[[str], None] = tell) -> None:
+        self._say, self._shown_s = say, -EVERY_S
+        for line in subject_lines(subject):
+            say(line)
+
+    def show(self, sample: Sample) -> None:
+        """Print a line."""
+        if sample.at_s - self._shown_s >= EVERY_S * 0.99:
+            self._shown_s = sample.at_s
+            self._say(sample_line(sample))
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class LiveTable:
+    """A table that is drawn again in place, with a column for the host and one for each card."""
+
+    def __init__(self, subject: Subject) -> None:
+        from rich.live import Live
+
+        self._subject, self._shown_s = subject, -EVERY_S
+        self._live: Live = Live(auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, sample: Sample) -> None:
+        """Draw it."""
+        if sample.at_s - self._shown_s >= EVERY_S * 0.99:
+            self._shown_s = sample.at_s
+            self._live.update(self._table(sample), refresh=True)
+
+    def _table(self, sample: Sample) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        def cell(text: str) -> Text:
+            return Text(terminal(text))
+
+        table = Table(title=Text(terminal(f"{self._subject.host}  {sample.at_s:.0f} s  (Ctrl-C ends)")))
+        for name in ("", *(f"[{at}] {card.name}" for at, card in enumerate(self._subject.cards))):
+            table.add_column(cell(name), justify="right")
+        if not self._subject.cards:
+            table.add_column("")
+        for gauge in MACHINE_GAUGES:
+            shown = figure(sample.machine.get(gauge.name), gauge.unit)
+            if shown != "-":
+                table.add_row(cell(gauge.words), cell(shown))
+        for gauge in CARD_GAUGES:
+            row = [figure(card.look.get(gauge.name), gauge.unit) for card in sample.cards]
+            if set(row) - {"-"} and gauge.name != "energy_j":
+                table.add_row(cell(gauge.words), *map(cell, row))
+        slow = [_slow(card.slowdowns) for card in sample.cards]
+        if slow:
+            table.add_row("slowed", *map(cell, slow))
+        return table
+
+    def close(self) -> None:
+        """Take the table away."""
+        self._live.stop()
+
+
+def _slow(reasons: tuple[str, ...] | Unknown) -> str:
+    return "-" if isinstance(reasons, Unknown) else "; ".join(reasons) or "no"
+
+
+def view_for(subject: Subject, *, plain: bool) -> View:
+    """What suits standard output: plain lines for files, pipes, NO_COLOR, dumb terminals and without rich."""
+    if plain or os.environ.get("NO_COLOR") or not can_redraw(output=True):
+        return PlainLines(subject)
+    try:
+        return LiveTable(subject)
+    except ImportError:
+        return PlainLines(subject)

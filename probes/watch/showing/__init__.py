@@ -1,1 +1,0 @@
-"""A watch as words, on a screen, and as metrics."""

@@ -1,1 +1,0 @@
-"""Samples of a watch, added up."""
