@@ -9,7 +9,7 @@ from probes.core.entry import delivered, run_as_program
 from probes.core.invocation import host_command, tool_version
 from probes.core.output import Parser
 
-# verb -> one line of help; the verb's module is buildtool.commands.<verb>, imported only when asked for
+# verb -> one line of help; the verb's module is buildtool.cli.<verb>, imported only when asked for
 VERBS = {
     "build": "build images from a catalog, test each in a container, and audit it (what `make images` does)",
     "plan": "print what `build` would do, as JSON for docker buildx bake, and change nothing",
@@ -42,7 +42,7 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         about = f"{summary[:1].upper()}{summary[1:]}."
         sub = verbs.add_parser(name, help=summary, description=about, epilog=EXITS)
         if name in filled:
-            importlib.import_module(f"buildtool.commands.{name}").add_arguments(sub)
+            importlib.import_module(f"buildtool.cli.{name}").add_arguments(sub)
     return parser
 
 
@@ -58,7 +58,7 @@ def _run_verb(argv: Sequence[str]) -> int:
         return int(importlib.import_module("buildtool.cli.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
     args = _parser(verb, host_command()).parse_args(argv)
-    return int(importlib.import_module(f"buildtool.commands.{args.verb}").run(args))
+    return int(importlib.import_module(f"buildtool.cli.{args.verb}").run(args))
 
 
 @cache

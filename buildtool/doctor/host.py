@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Link
+from probes.records.facts import Link
 
 Platform = Literal["linux", "wsl", "windows"]
 

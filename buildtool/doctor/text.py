@@ -8,7 +8,7 @@ from buildtool.doctor.routes import CardAdvice, Route
 from buildtool.engine.host import Row
 from probes.core.units import binary_bytes, decimal_bytes
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Link
+from probes.records.facts import Link
 
 VERDICTS = {"yes": "runs", "partly": "runs in part", "no": "doesn't run"}
 

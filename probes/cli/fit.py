@@ -209,8 +209,8 @@ def guided(ask: "Ask", report: "FitReport", model: "ModelDescription", machine: 
 
 def _measured(ask: "Ask") -> "Measured":
     """Trials, each said as it ends."""
+    from probes.fit.question import VERDICTS
     from probes.fit.worker import measure
-    from probes.reports.fit import VERDICTS
 
     return measure(ask, lambda trial: say(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
 

@@ -19,12 +19,12 @@ from probes.core.invocation import probe_command, probe_line, tool_version
 from probes.core.output import Parser, complain, flag, hand_over, option, tell
 from probes.core.quoting import command
 from probes.hardware.expectation import expect
-from probes.hardware.facts import Machine
 from probes.hardware.snapshot import machine_lines
 from probes.measure import catalog, session, this_machine
 from probes.measure.catalog import BEGINNING, Planned, progress, sentence
 from probes.measure.worker import Aside, Told
 from probes.placement.types import DTYPES, MODELS
+from probes.records.facts import Machine
 from probes.records.rows import Case
 from probes.records.schema import ProbeReport, ProbeRun, Settings
 from probes.reports import text as render

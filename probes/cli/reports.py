@@ -197,9 +197,9 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 
 
 def _schema(args: argparse.Namespace) -> Exit:
-    from probes.core.json_schema import report_schema
     from probes.fit.answer import fit_schema
     from probes.placement.plan_file import cards_schema, plan_schema
+    from probes.records.json_schema import report_schema
     from probes.records.watched import watch_schema
     from probes.throughput.document import throughput_schema
 

@@ -11,7 +11,7 @@ from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
 from probes.core.output import complain, flag, option, tell
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Machine
+from probes.records.facts import Machine
 from probes.records.files import reading
 from probes.throughput.ceiling import Ceilings
 from probes.throughput.direct.scan import BACKENDS, DEVICES, INPUTS, MODES, MOST_BATCH, powers
@@ -56,7 +56,7 @@ def add_served_arguments(scan: argparse.ArgumentParser) -> None:
     )
     served.add_argument(
         "--tensor",
-        type=_tensor_shape,
+        type=_served_shape,
         action="append",
         default=[],
         metavar="NAME:D1,D2",
@@ -106,7 +106,7 @@ def _add_load(served: argparse._ArgumentGroup) -> None:
     flag(served, "--quick-load", "measure in fewer and shorter windows")
 
 
-def _tensor_shape(text: str) -> tuple[str, tuple[int, ...]]:
+def _served_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, colon, sizes = text.rpartition(":")
     if not colon or not name:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME:D1,D2")

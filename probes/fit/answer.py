@@ -10,7 +10,6 @@ from probes.core import files
 from probes.core.codec import check_figures, decode, shown
 from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, ReportError, UsageError
 from probes.core.invocation import probe_command
-from probes.core.json_schema import document
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.forecast import MOST, Forecast, Place, forecast, largest, most_of, place_of, with_size
@@ -19,6 +18,7 @@ from probes.fit.question import (
     LARGEST_ON_LINE,
     SHORT_OF_MEMORY,
     STATES,
+    VERDICTS,
     Axis,
     Built,
     FitReport,
@@ -37,7 +37,7 @@ from probes.placement.models.description import ModelDescription
 from probes.placement.planner.costs import Constants
 from probes.placement.planner.profile import profile
 from probes.records.files import json_of, reading, word_under
-from probes.reports.fit import VERDICTS
+from probes.records.json_schema import document
 
 LORA_RANK: Final = 16
 Predict = Callable[[Question], Forecast]

@@ -23,6 +23,15 @@ Verdict = Literal[
 ]
 
 FIT_SCHEMA: Final = "weir-fit/1"
+VERDICTS: Final = {
+    "fits": "fits",
+    "gpu_out_of_memory": "the GPU's memory is used up",
+    "allocation_refused": "an allocation was refused",
+    "memory_error": "Python raised MemoryError",
+    "killed_for_memory": "killed by the cgroup's limit",
+    "crashed": "crashed",
+    "out_of_time": "stopped: out of time",
+}
 NOT_DIVIDED: Final = Unknown("only the peak of a size that fits is divided")
 NOT_COMPARED: Final = Unknown("no size was measured")
 NOT_BUILT: Final = Unknown("the model wasn't built")

@@ -4,7 +4,7 @@ import re
 from typing import Literal
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Card, Machine, TorchFacts
+from probes.records.facts import Card, Machine, TorchFacts
 from probes.records.rows import Expectation
 
 Maker = Literal["amd", "nvidia", "unseen"]

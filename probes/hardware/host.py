@@ -11,9 +11,9 @@ from pathlib import Path
 
 from probes.core.errors import DeviceUnusable
 from probes.core.unknown import Unknown
-from probes.hardware.facts import DeviceFile, DeviceMemoryLimit, Machine, NumaNode, Surroundings
 from probes.hardware.kfd import is_there
 from probes.hardware.sysfs import read_text
+from probes.records.facts import DeviceFile, DeviceMemoryLimit, Machine, NumaNode, Surroundings
 from probes.records.rows import NumaPlaces
 
 DEVICE_FILES = ("dev/kfd", "dev/dri/renderD*", "dev/dxg", "dev/nvidiactl", "dev/nvidia[0-9]*")

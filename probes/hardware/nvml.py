@@ -12,7 +12,7 @@ from ctypes import Structure, byref, c_char, c_char_p, c_int, c_longlong, c_uint
 from dataclasses import dataclass
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Link, NvidiaCard
+from probes.records.facts import Link, NvidiaCard
 
 LIBRARY = "libnvidia-ml.so.1"
 # nvmlClocksEventReasons; idle, application clocks and sync boost slow no busy card down unasked

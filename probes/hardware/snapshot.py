@@ -9,9 +9,9 @@ from pathlib import Path
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.hardware import host
-from probes.hardware.facts import Card, Gpu, KfdNode, Link, Machine, NvidiaCard, Surroundings, TorchFacts
 from probes.hardware.kfd import is_there
 from probes.hardware.sysfs import PCI_ID, read_cards, read_int, read_kfd_nodes, read_text
+from probes.records.facts import Card, Gpu, KfdNode, Link, Machine, NvidiaCard, Surroundings, TorchFacts
 
 GIB = 2**30
 LEAST_FLOOR = 2 * GIB

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Card, KfdNode, Link
 from probes.hardware.kfd import decimal, gfx_target, gpu_nodes, listed, properties
+from probes.records.facts import Card, KfdNode, Link
 from probes.records.rows import Reading
 
 HEADER = 4  # bytes: size, format, content

@@ -10,10 +10,10 @@ import torch
 
 from probes.core.errors import OutOfMemory
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Api, Check, Gpu, Link, TorchFacts
 from probes.hardware.nvml import open_card
 from probes.hardware.prune_manifest import foreign_card
 from probes.hardware.sysfs import read_link
+from probes.records.facts import Api, Check, Gpu, Link, TorchFacts
 
 # the last for more bytes than 64 bits count
 _NO_MEMORY = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")

@@ -10,9 +10,9 @@ from probes.core.unknown import Unknown
 from probes.hardware import snapshot as here
 from probes.hardware import sysfs
 from probes.hardware.expectation import expect
-from probes.hardware.facts import Gpu, Machine, TorchFacts
 from probes.measure import breakeven, scenarios, spill, transfer
 from probes.measure.workbench import Workbench
+from probes.records.facts import Gpu, Machine, TorchFacts
 from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS
 from probes.records.rows import Reading, Record, Small
 from probes.records.schema import Settings

@@ -14,13 +14,13 @@ from pathlib import Path
 from probes.core.errors import DeviceUnusable, Exit, ReportError
 from probes.core.invocation import probe_command, tool_version
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Machine, TorchFacts
 from probes.measure import in_turns, journal, supervisor, this_machine
 from probes.measure.catalog import Planned, Probe, limit_s, plan, schedule, select, waive
 from probes.measure.in_turns import SIDES
 from probes.measure.journal import Journal, Past
 from probes.measure.supervisor import Command, Ended, Spare
 from probes.measure.worker import Aside, Job, Told
+from probes.records.facts import Machine, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Case, Record, Small, Timed
 from probes.records.schema import (

@@ -9,13 +9,13 @@ from probes.core.invocation import probe_command
 from probes.core.unknown import Unknown
 from probes.hardware import host, snapshot
 from probes.hardware.expectation import maker_of
-from probes.hardware.facts import Check, Machine, NvidiaCard, TorchFacts
 from probes.hardware.nvml import open_nvml
 from probes.hardware.snapshot import machine_lines
 from probes.measure import supervisor
 from probes.measure.journal import gpu_lock
 from probes.measure.supervisor import Command
 from probes.measure.worker import CHECK, DESCRIBE, Job, Told
+from probes.records.facts import Check, Machine, NvidiaCard, TorchFacts
 from probes.records.schema import Failed
 
 DESCRIBE_LIMIT_S = 90.0  # a cold import of torch from a slow disk takes most of a minute

@@ -23,10 +23,10 @@ from probes.core.codec import decode, encode, load
 from probes.core.errors import DeviceUnusable, ProbeError
 from probes.core.output import flush
 from probes.hardware import host
-from probes.hardware.facts import Check, Machine, TorchFacts
 from probes.hardware.snapshot import pci_id_of_first_gpu
 from probes.measure.background_load import Bystanders, judge
 from probes.measure.catalog import PROBES, Context
+from probes.records.facts import Check, Machine, TorchFacts
 from probes.records.rows import Measurement, Pass, Reads, Record, Small
 from probes.records.schema import Done, Failed, Settings
 

@@ -10,7 +10,6 @@ from typing import Final
 from probes.core import files
 from probes.core.codec import decode, load
 from probes.core.errors import ReportError
-from probes.core.json_schema import document
 from probes.core.units import binary_bytes
 from probes.placement.models.reading import named_path
 from probes.placement.types import (
@@ -24,6 +23,7 @@ from probes.placement.types import (
     Rings,
 )
 from probes.records.files import reading
+from probes.records.json_schema import document
 
 PACKED: Final = ("packed", "streamed_packed")
 IN_HOST: Final = ("streamed", "streamed_packed", "in_place", "cpu")

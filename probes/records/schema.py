@@ -15,7 +15,7 @@ from probes.core.codec import DERIVED, Json, Misfit, decode, to_json
 from probes.core.errors import ReportError
 from probes.core.invocation import probe_command
 from probes.core.quoting import command
-from probes.hardware.facts import Machine
+from probes.records.facts import Machine
 from probes.records.files import json_of, reading, writing
 from probes.records.rows import (
     Record,

@@ -12,9 +12,9 @@ from probes.core import files
 from probes.core.codec import Misfit, check_figures, decode, shown, to_json
 from probes.core.errors import ReportError
 from probes.core.invocation import probe_command
-from probes.core.json_schema import document
 from probes.core.unknown import Unknown
 from probes.records.files import json_of, writing
+from probes.records.json_schema import document
 from probes.records.samples import GAUGES, ProcessUse, Subject
 
 Kind = Literal["watch"]

@@ -8,7 +8,7 @@ from typing import TypeVar
 from probes.core.errors import ReportError
 from probes.core.quoting import markdown, markdown_sentence
 from probes.core.unknown import Unknown
-from probes.hardware.facts import TorchFacts
+from probes.records.facts import TorchFacts
 from probes.records.rows import Block, Measurement, Pass, Reads, Request, Stop, Timed
 from probes.records.schema import ProbeReport
 from probes.records.stats import MEDIAN_ERROR, Times, median, median_errs, pair_ratios, summarize

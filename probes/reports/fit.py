@@ -6,7 +6,7 @@ from typing import Final
 from probes.core.quoting import html, terminal
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
-from probes.fit.question import FitReport, Largest, Measured, Parts, Taken
+from probes.fit.question import VERDICTS, FitReport, Largest, Measured, Parts, Taken
 from probes.reports.text import table
 
 BAR: Final = 32  # characters of the longest bar
@@ -22,15 +22,6 @@ PARTS: Final = {
     "context": "the driver's context",
 }
 DIVIDED: Final = ("weights", "optimizer's state", "gradients, activations and all else")
-VERDICTS: Final = {
-    "fits": "fits",
-    "gpu_out_of_memory": "the GPU's memory is used up",
-    "allocation_refused": "an allocation was refused",
-    "memory_error": "Python raised MemoryError",
-    "killed_for_memory": "killed by the cgroup's limit",
-    "crashed": "crashed",
-    "out_of_time": "stopped: out of time",
-}
 
 
 def lines(report: FitReport) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from probes.core.units import duration
 from probes.hardware.expectation import expect, maker_of
-from probes.hardware.facts import Machine, TorchFacts
+from probes.records.facts import Machine, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Block, Expectation, Pass, Record, Request, Scenario, Stop
 from probes.records.schema import Failed, ProbeReport, Waived

@@ -8,8 +8,8 @@ from importlib import resources
 
 from probes.core.quoting import html
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Link, Machine, TorchFacts
 from probes.hardware.snapshot import limit_text
+from probes.records.facts import Link, Machine, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Timed
 from probes.records.schema import ProbeReport, ProbeRun

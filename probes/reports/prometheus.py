@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from probes.core.quoting import prometheus
-from probes.hardware.facts import TorchFacts
+from probes.records.facts import TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Block, Measurement, Pass, Reading, Reads, Record, Stop
 from probes.records.schema import ProbeReport

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from probes.core.units import binary_bytes, decimal_bytes, duration
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Surroundings
 from probes.hardware.snapshot import machine_lines
+from probes.records.facts import Surroundings
 from probes.records.stats import median
 from probes.reports.tables import Table, span, with_error
 from probes.reports.text import bullets, drawn_table, heading

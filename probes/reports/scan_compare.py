@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from probes.core.errors import ReportError
 from probes.core.quoting import markdown
 from probes.core.unknown import Unknown
-from probes.hardware.facts import TorchFacts
+from probes.records.facts import TorchFacts
 from probes.reports.compare import NOTABLE, Difference, differences, heading, only_in_one, refuse_unlike
 from probes.reports.scan import callers
 from probes.reports.tables import span, text, with_error

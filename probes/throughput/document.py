@@ -14,10 +14,10 @@ from probes.core import files
 from probes.core.codec import Misfit, check_figures, decode, to_json
 from probes.core.errors import ReportError
 from probes.core.invocation import probe_command, tool_version
-from probes.core.json_schema import document
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Machine
+from probes.records.facts import Machine
 from probes.records.files import json_of, reading, word_under, writing
+from probes.records.json_schema import document
 from probes.records.rows import require_moment
 from probes.records.schema import WRITABLE
 from probes.throughput.ceiling import Ceiling, Ceilings

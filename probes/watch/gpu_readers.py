@@ -12,10 +12,10 @@ from pathlib import Path
 from probes.core.unknown import Unknown
 from probes.hardware import nvml as nvmlcard
 from probes.hardware import sysfs
-from probes.hardware.facts import Card, NvidiaCard
 from probes.hardware.kfd import is_there, listed
 from probes.hardware.nvml import Nvml, NvmlCard
 from probes.hardware.sysfs import Metrics, read_text
+from probes.records.facts import Card, NvidiaCard
 from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
 from probes.watch.readers import KeptFile, Rate
 

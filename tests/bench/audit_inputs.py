@@ -90,7 +90,7 @@ def _in_child(action: Callable[[], int], scratch: Path) -> tuple[str, list[str]]
 PEAK = """
 import re, sys
 from buildtool import cli
-from buildtool.commands import audit  # everything that reads
+from buildtool.cli import audit  # everything that reads
 code = cli.main(sys.argv[1:])
 print(code, re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
 """

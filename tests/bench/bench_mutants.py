@@ -46,8 +46,8 @@ SAMPLE = 1000
 LEAST = 0.85
 # they judge the sources, or what is beside them, not what the code does
 LEFT = ("docs/test_docs_diagram.py", "docs/test_docs_pages.py", "docs/test_docs_parsed.py")
-LEFT += ("docs/test_env_example.py", "docs/test_results_pages.py", "test_alone.py", "test_exports.py")
-LEFT += ("test_figures.py", "test_layers.py", "test_names_elsewhere.py", "test_sandbox.py", "test_words.py")
+LEFT += ("docs/test_env_example.py", "docs/test_results_pages.py", "test_alone.py")
+LEFT += ("test_figures.py", "test_layers.py", "test_names_elsewhere.py", "test_sandbox.py")
 LEFT += ("test_mutants.py", "buildtool/test_shipped.py")
 # simulations that take seconds each and reach little that shorter tests don't
 LONG = ("test_planning", "test_ratio", "test_served_levels", "test_soundness", "test_tags_wait_for_proofs")

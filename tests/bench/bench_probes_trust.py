@@ -24,9 +24,9 @@ from board import Board, tell
 from probes.core.codec import encode
 from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Gpu, TorchFacts
 from probes.measure import catalog, journal, session, supervisor
 from probes.measure.worker import Job, Line
+from probes.records.facts import Gpu, TorchFacts
 from probes.records.rows import Gap, Measurement
 from probes.records.schema import Done, Failed, Settings, read_report
 

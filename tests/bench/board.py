@@ -23,19 +23,22 @@ _BEGUN = time.monotonic()
 
 # what each bench measures: its results are older than their code once one of these files has changed
 ALL = ("buildtool", "probes", "images")
-IMAGES = ("buildtool/builder", "buildtool/engine", "images")
+IMAGES = ("buildtool/build", "buildtool/engine", "images")
 PLACEMENT = ("probes/placement",)
 MEASURED = {
-    "audit": ("buildtool/audit", "buildtool/gpucode", "probes/core/quoting.py"),
+    "audit": ("buildtool/audit", "buildtool/image", "buildtool/gpucode", "probes/core/quoting.py"),
     "build": IMAGES,
-    "device-full": ("probes/measure", "probes/run"),
-    "device-quick": ("probes/measure", "probes/run"),
+    "device-full": ("probes/measure",),
+    "device-quick": ("probes/measure",),
+    "device-noise": ("probes/measure",),
+    "digest": IMAGES,
     "doctor": ("buildtool/doctor",),
     "fit": ("probes/fit",),
     "fit-gpu": ("probes/fit",),
+    "front": ("compose/nginx.conf",),
     "images": IMAGES,
     "placement": PLACEMENT,
-    "probes": ("probes/run", "probes/records"),
+    "probes": ("probes/measure", "probes/records"),
     "prune": ("buildtool/prune", "buildtool/gpucode", *IMAGES),
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),

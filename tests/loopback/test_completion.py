@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.cli.program import completion
+from buildtool.cli import completion
 
 sys.path.append(str(Path(__file__).parents[1] / "docker"))
 from debian_packages import unpacked

@@ -10,10 +10,10 @@ import pytest
 from waiting import PATIENCE_S
 
 from buildtool.build import wheels
-from probes.hardware.facts import TorchFacts
 from probes.measure import in_turns as inturns
 from probes.measure import supervisor, this_machine
 from probes.measure.worker import Job
+from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_little_is_imported_before_an_interrupt_is_a_message(program: str) -> No
 COUNTS_AND_ENDS = """
 import atexit, gc, sys
 from probes.records.schema import Failed
-from probes.run import child
+from probes.measure import worker as child
 def messages(job, tell):
     yield Failed(str(gc.get_freeze_count()), "", 4, wedged=False)
 atexit.register(print, "the end of a library")

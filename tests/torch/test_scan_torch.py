@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from probes.cli.program import throughput
+from probes.cli import throughput
 from probes.core.errors import LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
 from probes.core.unknown import Unknown
 from probes.measure import supervisor

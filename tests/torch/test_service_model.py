@@ -219,7 +219,7 @@ import os, sys
 sys.path[:0] = [{images!r}, {root!r}]
 from pathlib import Path
 from service.errors import ModelUnreadable
-from service.model import checkpoint, inference, mounted
+from service.inference import checkpoint, inference, mounted
 from service.settings import Limits, Settings
 
 folder = Path({folder!r})

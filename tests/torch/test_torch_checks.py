@@ -5,8 +5,8 @@ import torch
 
 from probes.core.unknown import Unknown
 from probes.hardware import torch_build
-from probes.hardware.facts import Gpu
 from probes.hardware.torch_build import checks, serves
+from probes.records.facts import Gpu
 
 NOT_KNOWN = Unknown("not asked")
 CARD = Gpu("a card", "sm_89", NOT_KNOWN, 1 << 30, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)

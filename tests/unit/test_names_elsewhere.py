@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from architecture import nodes, text_of
+from sources import nodes, text_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("device", "torch", "docker", "bench")
@@ -103,7 +103,7 @@ def test_names_that_are_gone_are_found(tmp_path: Path) -> None:
     far = tmp_path / "far.py"
     far.write_text(
         textwrap.dedent("""
-        from probes.report import crossover, gone
+        from probes.reports import crossover, gone
         from probes.gone import one
         from probes.records.schema import ProbeReport, Gone
         import buildtool.gone
@@ -114,11 +114,11 @@ def test_names_that_are_gone_are_found(tmp_path: Path) -> None:
         """)
     )
     assert sorted(missing(far)) == [
-        "line 2: probes.report.gone",
+        "line 2: probes.reports.gone",
         "line 3: probes.gone",
         "line 4: probes.records.schema.Gone",
         "line 5: buildtool.gone",
         "line 8: probes.reports.crossover.nothing",
-        "line 9: probes.reports.crossover.nothing",
         "line 9: probes.core.units.nothing",
+        "line 9: probes.reports.crossover.nothing",
     ]

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Gpu, TorchFacts
 from probes.placement.planner.costs import PROFILE_SPREAD, REPORT_SPREAD, Constants
+from probes.records.facts import Gpu, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import SMALL_LAYERS, Measurement, Pass, Small, SmallWork
 from probes.records.schema import ProbeReport

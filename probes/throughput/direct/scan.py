@@ -11,9 +11,9 @@ from typing import get_args
 from probes.core.errors import DeviceUnusable, Exit
 from probes.core.unknown import Unknown
 from probes.hardware import snapshot
-from probes.hardware.facts import Machine, TorchFacts
 from probes.hardware.sysfs import read_text
 from probes.measure import session, supervisor, this_machine
+from probes.records.facts import Machine, TorchFacts
 from probes.records.schema import Failed
 from probes.throughput.ceiling import Ceilings, Device
 from probes.throughput.direct import worker

@@ -10,7 +10,8 @@ import pytest
 from buildtool.audit.text import SummaryRow
 from buildtool.build import pipeline, plan
 from buildtool.build.catalog import Wanted
-from buildtool.cli.program import build, main
+from buildtool.cli import build
+from buildtool.cli.program import main
 from buildtool.core.errors import DataError
 from buildtool.core.model import Variant
 from buildtool.engine import buildx, proof

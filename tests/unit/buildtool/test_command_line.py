@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from architecture import nodes
+from sources import nodes
 
 from buildtool.cli import program
 from buildtool.core.errors import DataError, Exit

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.cli import completion
 from buildtool.cli import program as cli
-from buildtool.cli.program import completion, main
+from buildtool.cli.program import main
 from buildtool.core.errors import Exit
 from probes.cli.program import build_parser
 from probes.core import invocation

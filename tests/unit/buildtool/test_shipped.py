@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_checkout_keeps_its_things_in_itself() -> None:
     assert shipped.IMAGES == ROOT / "images"
-    assert (shipped.PROBES / "cli.py").exists()
+    assert (shipped.PROBES / "cli").exists()
     assert shipped.state_directory({}) == ROOT / ".weir"
     assert shipped.lock_file(env={}) == ROOT / "images/variants.lock.json"
 

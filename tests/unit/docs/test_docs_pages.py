@@ -64,7 +64,7 @@ def test_no_key_of_a_schema_is_missing(reference: dict[str, str], page: str) -> 
 
 @pytest.mark.parametrize("program", ["buildtool", "probes"])
 def test_every_exit_code_says_when_it_comes(reference: dict[str, str], program: str) -> None:
-    exits = __import__(f"{program}.errors", fromlist=["Exit"]).Exit
+    exits = __import__(f"{program}.core.errors", fromlist=["Exit"]).Exit
     page = reference["reference/exit-codes.md"].partition(f"## `{pages.STARTED_BY[program]}`")[2]
     for member in exits:
         assert re.search(rf"^\| {member.value} \| `{member.name}` \| \w.*\|$", page, re.M), member

@@ -57,7 +57,7 @@ def test_the_profiles_that_help_names_are_those_that_there_are() -> None:
 
 
 READ_AS = {"FILE": "Path", "DIR": "Path", "PATH": "Path", "FILE.html": "Path", "REPORT.json": "Path"}
-READ_AS |= {"FILE.svg": "picture", "HOST:PORT": "_address", "NxM": "_shape", "NAME:D1,D2": "_shape"}
+READ_AS |= {"FILE.svg": "picture", "HOST:PORT": "_address", "NxM": "_shape", "NAME:D1,D2": "_served_shape"}
 CHECKED = {"N", "S", "MS", "SECONDS", "RANK", "VERSION"}  # numbers
 
 

@@ -15,8 +15,8 @@ from buildtool.doctor.gather import parse_torch_version, read_cdi_kinds, read_di
 from buildtool.doctor.host import Node, TorchBuild, User
 from buildtool.doctor.text import answer_text
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Link, NvidiaCard
 from probes.hardware.host import NOT_SEEN, container_kind
+from probes.records.facts import Link, NvidiaCard
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from host_trees import ENGINE, Card, Case, host_of
 
-from buildtool.cli.program import doctor
+from buildtool.cli import doctor
 from buildtool.core.errors import EnvironmentMissing, ProofFailed
 from buildtool.doctor.host import Node
 from buildtool.doctor.proving import Check, checks_of, lines, passed_on

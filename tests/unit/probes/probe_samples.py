@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Gpu, KfdNode, Machine, TorchFacts
+from probes.records.facts import Gpu, KfdNode, Machine, TorchFacts
 from probes.records.rows import Pass
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, Waived
 

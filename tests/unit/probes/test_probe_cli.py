@@ -16,10 +16,10 @@ from probes.cli import program
 from probes.core.errors import DeviceBusy, Exit, UsageError
 from probes.core.units import parse_bytes
 from probes.core.unknown import Unknown
-from probes.hardware.facts import TorchFacts
 from probes.measure import catalog, scenarios, session, spill, supervisor, this_machine, transfer
 from probes.measure.journal import gpu_lock
 from probes.measure.worker import DESCRIBE, Job
+from probes.records.facts import TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Expectation, Gap, Measurement, Small, Stop
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived, read_report, write_report
@@ -356,7 +356,8 @@ def test_an_interrupt_while_the_command_line_is_imported_is_a_message(
             if name == "probes.cli.program":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "probes.cli.program")
+    for name in ("probes.cli", "probes.cli.program"):
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(probes, "cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert __main__.main(["list"]) == Exit.INTERRUPTED

@@ -10,7 +10,7 @@ from image_maker import file, pax, symlink, tar
 
 from buildtool.audit.kinds import Kind
 from buildtool.audit.treemap import TreeCounter
-from buildtool.cli.program import audit as command
+from buildtool.cli import audit as command
 from buildtool.image import merge as merging
 from buildtool.image.archive import StreamArchive, open_archive
 from buildtool.image.documents import Platform

@@ -18,7 +18,7 @@ from buildtool.audit.junit import render_junit
 from buildtool.audit.report import AuditReport, to_json
 from buildtool.audit.sarif import render_sarif
 from buildtool.audit.text import render_table
-from buildtool.cli.program import audit as command
+from buildtool.cli import audit as command
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.model import Budget

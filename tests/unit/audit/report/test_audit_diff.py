@@ -11,7 +11,7 @@ from buildtool.audit.diff import Change, diff, render_diff_markdown, render_diff
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import GpuCode, to_json
 from buildtool.audit.treemap import NO_TREE
-from buildtool.cli.program import diff as command
+from buildtool.cli import diff as command
 from buildtool.core.errors import ConfigError
 
 

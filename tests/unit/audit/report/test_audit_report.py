@@ -22,7 +22,7 @@ from buildtool.audit.kinds import Classifier, Kind
 from buildtool.audit.packages import DebPackage, deb_packages
 from buildtool.audit.report import AuditReport
 from buildtool.audit.text import MARKDOWN_BYTES, render_markdown, render_table, summary_row, verdict_lines
-from buildtool.cli.program import audit as command
+from buildtool.cli import audit as command
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.model import Budget
 from buildtool.gpucode.source import BadTarget

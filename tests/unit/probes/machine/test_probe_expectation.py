@@ -7,7 +7,7 @@ from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, machine
 
 from probes.core.unknown import Unknown
 from probes.hardware.expectation import expect, maker_of
-from probes.hardware.facts import Card, KfdNode, Link, NvidiaCard
+from probes.records.facts import Card, KfdNode, Link, NvidiaCard
 
 GIB = 2**30
 AMD = Card("card0", "amdgpu", "0000:03:00.0", 4 * GIB, 0, 3 * GIB, 0, Unknown("idle"), 8, apu=False)

@@ -10,7 +10,7 @@ from probe_trees import GIB, HOST, NVRM, PROCESSOR, WX4100, Tree, card, lay, nod
 
 from probes.core.unknown import Unknown
 from probes.hardware import host, snapshot, sysfs
-from probes.hardware.facts import TorchFacts
+from probes.records.facts import TorchFacts
 from probes.records.rows import Reading
 
 POLARIS = node(1, cpu_cores_count=0, simd_count=64, gfx_target_version=80003, drm_render_minor=128)

@@ -9,8 +9,8 @@ from probe_samples import SETTINGS, done, machine, report
 from probes.core.errors import DeviceUnusable
 from probes.core.unknown import Unknown
 from probes.hardware import host
-from probes.hardware.facts import NumaNode
 from probes.hardware.snapshot import machine_lines
+from probes.records.facts import NumaNode
 from probes.records.rows import NumaPlaces
 from probes.records.schema import Settings
 from probes.reports.text import render

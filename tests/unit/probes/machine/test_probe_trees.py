@@ -11,7 +11,7 @@ from probe_trees import GIB, HOST, NVRM, PROCESSOR, WX4100, Tree, card, fdinfo, 
 from probes.core.unknown import Unknown
 from probes.hardware import snapshot, sysfs
 from probes.hardware.expectation import expect
-from probes.hardware.facts import Machine
+from probes.records.facts import Machine
 
 
 @dataclass(frozen=True)

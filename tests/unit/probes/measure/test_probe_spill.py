@@ -9,8 +9,8 @@ from probe_samples import APU_NODE, CPU_TORCH, CUDA_TORCH, HIP_TORCH, SETTINGS, 
 from probes.core.errors import ContentMismatch
 from probes.core.unknown import Unknown
 from probes.hardware.expectation import expect
-from probes.hardware.facts import Card
 from probes.measure import spill
+from probes.records.facts import Card
 from probes.records.rows import Block, Expectation, Gap, Record, Request, Stop
 from probes.records.schema import Settings
 from probes.reports import answers as residency

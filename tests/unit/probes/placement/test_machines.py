@@ -7,7 +7,6 @@ import pytest
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
-from probes.hardware.facts import TorchFacts
 from probes.placement.planner.profile import (
     THERE,
     constants,
@@ -19,6 +18,7 @@ from probes.placement.planner.profile import (
     without_gpu,
 )
 from probes.placement.planner.request import constants as asked
+from probes.records.facts import TorchFacts
 from probes.records.rows import Small
 from probes.records.schema import read_report
 

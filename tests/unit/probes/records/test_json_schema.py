@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from probes.core.codec import Misfit, decode, encode
-from probes.core.json_schema import document
+from probes.records.json_schema import document
 
 
 class Way(Enum):

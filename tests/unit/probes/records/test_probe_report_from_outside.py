@@ -11,7 +11,7 @@ from probes.cli import program
 from probes.core import codec
 from probes.core.errors import Exit, ReportError
 from probes.hardware import prune_manifest
-from probes.records import schema
+from probes.records import rows, schema
 from probes.reports import answers
 
 DEEP = "[" * 200_000
@@ -76,8 +76,8 @@ def test_a_version_of_a_megabyte_is_not_repeated(tmp_path: Path, capsys: pytest.
     assert len(capsys.readouterr().err) < 1000
 
 
-ROW = schema.Measurement("h2d_pinned", 4096, 4096, 1, "device", (1e-6, 2e-6, 3e-6), (2e-6, 3e-6))
-BLOCK = schema.Block(0, "vram", False, 1 << 20, (1e-3,), 1 << 20, 0)
+ROW = rows.Measurement("h2d_pinned", 4096, 4096, 1, "device", (1e-6, 2e-6, 3e-6), (2e-6, 3e-6))
+BLOCK = rows.Block(0, "vram", False, 1 << 20, (1e-3,), 1 << 20, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ BLOCK = schema.Block(0, "vram", False, 1 << 20, (1e-3,), 1 << 20, 0)
     ],
 )
 def test_what_no_run_can_have_measured_is_named_before_anything_is_computed_from_it(
-    record: schema.Record, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    record: rows.Record, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "r.json"
     file.write_text(codec.to_json(report(done("transfer", ROW, BLOCK, record))))
@@ -125,7 +125,7 @@ def test_a_date_that_is_none_is_no_traceback(
 
 
 def test_a_refusal_without_its_request_is_a_sentence_all_the_same() -> None:
-    told = answers.verdict((), [BLOCK], schema.Stop("refused", 1 << 30, ""))
+    told = answers.verdict((), [BLOCK], rows.Stop("refused", 1 << 30, ""))
     assert told.startswith("refused with out of memory at 1.00 GiB; ")
 
 

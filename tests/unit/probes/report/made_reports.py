@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Gpu, Machine, TorchFacts
+from probes.records.facts import Gpu, Machine, TorchFacts
 from probes.records.rows import (
     Block,
     Expectation,

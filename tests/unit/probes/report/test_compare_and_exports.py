@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from buildtool.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import ReportError
-from probes.core.json_schema import report_schema
 from probes.core.unknown import Unknown
+from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport
 from probes.reports.compare import compare, render_markdown
 from probes.reports.prometheus import HELP, exposition

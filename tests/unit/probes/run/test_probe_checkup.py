@@ -3,10 +3,10 @@
 import pytest
 
 from probes.core.errors import Exit
-from probes.hardware.facts import Check
 from probes.measure.supervisor import Ended
 from probes.measure.this_machine import checks
 from probes.measure.worker import CHECK, Job
+from probes.records.facts import Check
 from probes.records.schema import Done, Failed
 
 GOOD = Check("a copy", holds=True, said="1 MiB")

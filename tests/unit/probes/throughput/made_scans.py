@@ -1,7 +1,7 @@
 """Throughput reports made by hand: a device with known ceilings and a model with known work."""
 
 from probes.core.unknown import Unknown
-from probes.hardware.facts import Machine
+from probes.records.facts import Machine
 from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings, FlopCeiling
 from probes.throughput.direct.scanned import BatchRow, DirectScan, ModelFacts, Series, Way, Work
 from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport

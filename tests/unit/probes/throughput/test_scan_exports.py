@@ -12,7 +12,7 @@ from probes.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ReportError
 from probes.core.unknown import Unknown
-from probes.hardware.facts import TorchFacts
+from probes.records.facts import TorchFacts
 from probes.reports.scan_compare import compare_scans, render_scan_markdown
 from probes.reports.scan_metrics import HELP, scan_exposition
 from probes.throughput.document import ThroughputReport

@@ -14,8 +14,8 @@ from probes.cli import program, throughput
 from probes.core.errors import Exit
 from probes.core.unknown import Unknown
 from probes.hardware import host
-from probes.hardware.facts import TorchFacts
 from probes.measure.supervisor import Ended
+from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
 from probes.reports.scan import render_scan
 from probes.throughput.direct import scan, worker
@@ -51,7 +51,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
                 how["heard"](record)
             return ended
 
-        monkeypatch.setattr(scan.thismachine, "look", lambda: CPU)
+        monkeypatch.setattr(scan.this_machine, "look", lambda: CPU)
         monkeypatch.setattr(scan.supervisor, "oversee", oversee)
         monkeypatch.setattr(scan, "direct", partial(scan.direct, oversee=oversee))
 
@@ -168,7 +168,7 @@ def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
 
 def test_without_torch_nothing_is_measured(played, tmp_path, monkeypatch, capsys) -> None:
     played(good)
-    monkeypatch.setattr(scan.thismachine, "look", make.machine)
+    monkeypatch.setattr(scan.this_machine, "look", make.machine)
     assert run("", tmp_path) == Exit.DEVICE
     assert "runs a model in torch" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -243,7 +243,7 @@ def test_ways_are_every_combination_once_and_the_cpu_has_no_link() -> None:
 
 
 def test_every_model_that_the_command_line_offers_is_named_once() -> None:
-    source = (Path(scan.__file__).parent / "direct" / "testmodels.py").read_text()
+    source = Path(scan.__file__).with_name("test_models.py").read_text()
     assert all(f'"{name}"' in source for name in throughput.MODELS)  # it imports torch, which isn't here
 
 

@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from watch_samples import NONE, SUBJECT, sample
 
-from probes.cli.program import main, watch
+from probes.cli import watch
+from probes.cli.program import main
 from probes.core.codec import encode, to_json
 from probes.core.errors import ReportError, UsageError
 from probes.core.unknown import Unknown
