@@ -374,10 +374,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 NOT_BEGUN: Final = Began(NOT_BUILT, "No trial was begun.")
 IMPORT_S: Final = 60.0  # beyond the limit, for a cold import of torch and transformers
 
@@ -484,3 +480,7 @@ def _raised(failed: Failed) -> ProbeError:
     """The worker's refusal, with its exit code."""
     kinds = {int(kind.exit_code): kind for kind in (DeviceUnusable, UsageError)}
     return kinds.get(failed.exit_code, ProbeError)(failed.reason, failed.hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

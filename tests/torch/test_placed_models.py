@@ -273,7 +273,7 @@ def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x
     handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacked))
     assert torch.equal(model(x), want)
     written.clear()
-    for module in ("filling", "storage.laying"):
+    for module in ("builder", "buffers"):
         monkeypatch.setattr(
             f"probes.placement.runtime.{module}.unpack", lambda *_: pytest.fail("beside the buffers")
         )

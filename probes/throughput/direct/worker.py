@@ -127,8 +127,6 @@ def _use_threads(job: ScanJob) -> None:
 
 
 def _gauges(job: ScanJob, way: Way) -> Gauges:
-    pass
-
     root = Path("/")
     if way.device == "cpu":
         return CpuGauges(root)
@@ -139,10 +137,6 @@ def _preload() -> None:
     """Import torch before there is a job; an error is reported when there is one."""
     if not why_without():
         importlib.import_module("probes.throughput.direct.torch_runner")
-
-
-if __name__ == "__main__":
-    worker.end(worker.work(sys.argv[1:], ScanJob, messages, preload=_preload))
 
 
 MICRO = 1e-6
@@ -220,3 +214,7 @@ class NvidiaGauges:
         """What nvidia-smi shows as GPU-Util."""
         found = self._card if isinstance(self._card, Unknown) else self._card.utilization()
         return found if isinstance(found, Unknown) else float(found[0])
+
+
+if __name__ == "__main__":
+    worker.end(worker.work(sys.argv[1:], ScanJob, messages, preload=_preload))
