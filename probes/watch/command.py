@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 
 from probes.core.errors import CommandMissing, Exit
@@ -46,9 +47,9 @@ class Command:
         self._terminal = _terminal()
         self.ended: Ended | None = None
         self.pid = 0
-        self._before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             self.pid = self._start(words, environment, inherit)
+            self._own_kib = _peak_kib()  # of when it had called `exec`
             self._hand_terminal_to(self.pid)
         except BaseException:
             self._restore()
@@ -113,9 +114,9 @@ class Command:
 
     def _largest_bytes(self, found_kib: int) -> int | Unknown:
         """Linux counts a process's peak from before `exec` on, when it still had the memory of this one."""
-        if found_kib > self._before_kib:
+        if found_kib > self._own_kib:
             return found_kib * 1024
-        return Unknown(f"less than the watch itself: {binary_bytes(self._before_kib * 1024)}")
+        return Unknown(f"less than the watch itself: {binary_bytes(self._own_kib * 1024)}")
 
     def _stop_too(self, reason: int) -> None:
         """The command was stopped from the terminal: stop with it, and go on with it."""
@@ -151,6 +152,17 @@ class Command:
             signal.signal(number, handler)
         os.close(self.wake)
         os.close(self._wake_end)
+
+
+def _peak_kib() -> int:
+    """This program's own largest memory, which the kernel counts as its child's before that calls `exec`.
+
+    `ru_maxrss` would be too much: it includes the memory of the program that started this one.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _terminal() -> int | None:

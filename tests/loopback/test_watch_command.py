@@ -64,6 +64,14 @@ def test_the_watchs_own_memory_is_not_said_to_be_the_commands(tmp_path: Path) ->
     assert json.loads(kept.read_text())["ended"]["largest_process_bytes"] > 300 << 20
 
 
+def test_the_memory_of_the_program_that_started_the_watch_hides_no_commands_memory(tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    watched = [*WATCH, "--report", str(kept), "--", sys.executable, "-c", "bytearray(300 << 20)"]
+    large = "import os, sys; memory = bytearray(600 << 20); del memory; os.execv(sys.argv[1], sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", large, *watched], cwd=ROOT, timeout=PATIENCE_S, check=True)
+    assert 300 << 20 < json.loads(kept.read_text())["ended"]["largest_process_bytes"] < 500 << 20
+
+
 def test_a_commands_peak_memory_includes_its_children(tmp_path: Path) -> None:
     kept = tmp_path / "samples.jsonl"
     child = f"""
