@@ -216,7 +216,7 @@ LLAMAS: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 # Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
-# takes for them: docs/decisions/0058-time-of-eager-passes.md.
+# takes for them: docs/decisions/0058-eager-passes-in-operations.md.
 GPT_OPERATIONS, GPT_AROUND = 21, 28
 BERT_OPERATIONS, BERT_AROUND = 20, 10
 OPT_OPERATIONS, OPT_AROUND = 18, 24
@@ -232,7 +232,7 @@ PHI_KERNELS: Final = 32
 # While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
 BERT_KERNELS: Final = 25
 # Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
-# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-terms-of-a-predicted-pass.md).
+# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-predicted-pass-times.md).
 BERT_TOUCHED: Final = 112
 GPT_TOUCHED: Final = 58
 PHI_TOUCHED: Final = 63  # by the same GELU in single operations: its code reads and writes 1.09 times as much

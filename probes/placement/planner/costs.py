@@ -174,7 +174,7 @@ COPY: Final = 1.3
 UNPACK: Final = 0.6
 PACKED_PRODUCT: Final = 1.1
 # Of a copy's time: operations take that much longer while the link is busy. Layers of Qwen2.5-3B took 456 us
-# of Python each, and 487 beside copies of another stream, H200 (docs/decisions/0073-python-beside-copies.md).
+# of Python each, and 487 beside copies of another stream, H200 (docs/decisions/0073).
 BESIDE_COPY: Final = 0.07
 GENERATING: Final = 35  # operations of `generate` around a token, more than around a pass
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block that says nothing

@@ -36,7 +36,7 @@ def by_tier(
 
 
 def test_the_prototypes_measured_times_are_predicted() -> None:
-    """docs/decisions/0025-packed-weights.md and the h200 report, us a layer; 10 % apart at most."""
+    """docs/decisions/0025-lossless-packed-layouts.md and the h200 report, us a layer; 10 % apart at most."""
     exact, fast = by_tier(linear()), by_tier(linear(), objective="fast")
     replayed = options(linear(), profile("h200"), Pass(1, 1, 1, "exact", captured=True))
     captured = next(option for option in replayed if option.tier == "packed")

@@ -10,7 +10,7 @@ from probes.placement.planner.profile import profile
 from probes.placement.planner.tiers import options
 
 # Operations of a resident pass on an H200's host (which the counts were made from) and on an H100's, which
-# they weren't: docs/decisions/0058-time-of-eager-passes.md
+# they weren't: docs/decisions/0058-eager-passes-in-operations.md
 COUNTED: dict[str, tuple[float, dict[str, Any]]] = {
     "BERT-base": (256.0, {"model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12}),
     "GPT-2 large, 18 layers": (443.0, {"model_type": "gpt2", "hidden_size": 1280, "num_hidden_layers": 18}),
