@@ -78,7 +78,7 @@ def decision_files() -> list[Path]:
 
 def decisions_page() -> str:
     """A list of all decisions."""
-    lines = ["# Decisions", "", "Why the code is the way it is: choices that others might have made differently.", ""]
+    lines = ["# Decisions", "", "Choices that others might have made differently, with their reasons.", ""]
     for path in decision_files():
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         lines.append(f"- [{title}]({path.name})")
