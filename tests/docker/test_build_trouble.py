@@ -179,14 +179,13 @@ def test_a_second_signal_does_not_end_the_clean_up_after_the_first(shop: Shop, p
 
 STOPPABLE = """
 from functools import partial
-from buildtool import command
-from buildtool import parallel
+from buildtool.core import command, progress
 from probes.core.entry import interruptible
 
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
 tasks = [partial(command.run, words) for words in programs]
 with interruptible():
-    parallel.at_once(tasks, workers=2, stop=command.stop_children)
+    progress.at_once(tasks, workers=2, stop=command.stop_children)
 """
 
 
@@ -196,6 +195,7 @@ def test_a_stop_ends_programs_with_all_that_they_started_and_starts_no_queued_on
     )
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("[0-9]"))) < 2:
+        assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
