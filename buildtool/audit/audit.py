@@ -2,24 +2,32 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from buildtool.audit.counts import gather
 from buildtool.audit.html import HTML_FILES, render_html
-from buildtool.audit.report import AuditReport, make_report, to_json
+from buildtool.audit.report import AuditReport, judge, make_report, read_report, to_json
 from buildtool.audit.text import render_markdown
-from buildtool.core.files import write_text
+from buildtool.core.errors import ConfigError, DataError
+from buildtool.core.files import Place, means_file, place_at, reading, write_text
 from buildtool.core.model import Budget
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress, Say
+from buildtool.engine.reference import parse_pullable
 from buildtool.gpucode.target import TargetId
-from buildtool.image.archive import ImageContents, StreamArchive, Tick, open_archive
+from buildtool.image.archive import StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import LIMITS, Limits
-from buildtool.image.image import read_image
+from buildtool.image.errors import LIMITS, Limits
+from buildtool.image.reader import ImageContents, read_image
 from probes.core.invocation import tool_version
+from probes.core.output import can_redraw, redraw, say
+from probes.core.quoting import command
 from probes.core.units import decimal_bytes
+
+if TYPE_CHECKING:
+    from buildtool.engine.client import Engine
+
 
 PROGRESS_EVERY_S = 5.0
 NO_BUDGET = Budget()
@@ -33,7 +41,7 @@ class Saver(Protocol):
 
 
 @dataclass(frozen=True)
-class Wish:
+class AuditOptions:
     """What the caller wants to know."""
 
     budget: Budget = NO_BUDGET
@@ -49,21 +57,21 @@ class Wish:
             TargetId.parse(target)
 
 
-NO_WISH = Wish()
+DEFAULT_OPTIONS = AuditOptions()
 
 
 def audit_image(
     ref: str,
     *,
     engine: Saver,
-    wish: Wish = NO_WISH,
+    wish: AuditOptions = DEFAULT_OPTIONS,
     tick: Tick = lambda _n_bytes: None,
     digest: str | None = None,
 ) -> AuditReport:
     """Audit an image that the engine holds, without extracting it.
 
     With `digest`, exactly that image is read, and `ref` is only its name: tags move.
-    Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
+    Raises EngineUnavailable, DataError for an unknown image, and ImageError for one that can't be trusted.
     """
     archive = StreamArchive(engine.save(digest or ref), label=ref, limits=wish.limits, tick=tick)
     contents = read_image(
@@ -72,8 +80,8 @@ def audit_image(
     return _audited(contents, wish)
 
 
-def audit_path(path: Path, *, wish: Wish, tick: Tick) -> AuditReport:
-    """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageFault."""
+def audit_path(path: Path, *, wish: AuditOptions, tick: Tick) -> AuditReport:
+    """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageError."""
     archive = open_archive(path, limits=wish.limits, tick=tick)
     contents = read_image(
         archive, label=str(path), ref=wish.image, platform=wish.platform, limits=wish.limits
@@ -92,12 +100,12 @@ def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path
 
 def progress_lines(say: Say, label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
-    return now_and_then(
+    return throttled(
         lambda total: say(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
     )
 
 
-def now_and_then(show: Callable[[int], None], *, every_s: float) -> Tick:
+def throttled(show: Callable[[int], None], *, every_s: float) -> Tick:
     """A function that counts bytes, and hands their sum to `show` every so many seconds."""
     total, last_s = 0, time.monotonic()
 
@@ -112,6 +120,102 @@ def now_and_then(show: Callable[[int], None], *, every_s: float) -> Tick:
     return tick
 
 
-def _audited(contents: ImageContents, wish: Wish) -> AuditReport:
+def _audited(contents: ImageContents, wish: AuditOptions) -> AuditReport:
     facts = gather(contents, targets=wish.targets, top=wish.top)
     return make_report(contents, facts, wish.budget, tool_version())
+
+
+_REDRAW_S = 0.2
+
+
+def audit_source(source: str, wish: AuditOptions, *, pull: bool) -> AuditReport:
+    """The audit of an image, archive or directory, or a saved one; an image that the engine lacks is pulled.
+
+    Raises as the audit's functions do, and as `registry.pull` does. Without `pull` a missing image is a
+    DataError.
+    """
+    path = Path(source)
+    there = place_at(path)
+    if source.endswith(".json") and there is not Place.DIRECTORY:
+        return _saved_report(path, wish)
+    on_terminal = can_redraw()
+    tick = _progress_in_place(source) if on_terminal else progress_lines(say, source)
+    try:
+        if there is not Place.NOTHING or means_file(source):
+            return audit_path(path, wish=wish, tick=tick)
+        if wish.image:
+            raise ConfigError(
+                f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
+            )
+        from buildtool.engine.client import Engine  # its client takes 0.1 s to import
+
+        engine = Engine()
+        _pull_if_missing(source, engine, wish.platform, pull=pull)
+        return audit_image(source, engine=engine, wish=wish, tick=tick)
+    finally:
+        if on_terminal:
+            redraw("")
+
+
+def require_source(source: str) -> None:
+    """Refuse what is certainly nothing to audit, before minutes go into something else.
+
+    Raises ConfigError for what no image can be called, DataError for a file that isn't there.
+    """
+    if place_at(Path(source)) is not Place.NOTHING:
+        return
+    if means_file(source) or source.endswith(".json"):
+        with reading(source):
+            Path(source).stat()
+    parse_pullable(source)
+
+
+def _saved_report(path: Path, wish: AuditOptions) -> AuditReport:
+    """A saved report, judged by the budget of this command line if it sets one."""
+    if wish.targets or wish.image or wish.platform:
+        raise ConfigError(
+            f"{path} is a saved report: --targets, --image and --platform can't change it",
+            "audit the image itself",
+        )
+    report = read_report(path)
+    if wish.budget == Budget():
+        return report
+    totals = report.totals
+    judged = judge(wish.budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
+    return replace(report, budget=judged)
+
+
+def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, pull: bool) -> None:
+    """Pull an image that isn't in the engine, and say so first.
+
+    Raises ConfigError for what no image can be called, DataError for an image that can't be pulled.
+    """
+    if engine.inspect(ref) is not None:
+        return
+    name = parse_pullable(ref)
+    if name is None:
+        raise DataError(
+            f"the engine has no image with the id {ref}, and an id can't be pulled",
+            "list the engine's images: docker images",
+        )
+    if not pull:
+        raise DataError(
+            f"the engine has no image {ref}",
+            f"leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
+        )
+    from buildtool.engine import registry
+
+    say(f"the engine doesn't have {ref}; pulling it")
+    with Progress() as progress:
+        registry.pull(name, say=progress.say, platform=str(platform) if platform else None)
+
+
+def _progress_in_place(label: str) -> Tick:
+    """Progress for terminals: one line, which is drawn again in place."""
+    begun = time.monotonic()
+
+    def draw(total: int) -> None:
+        rate = decimal_bytes(total / (time.monotonic() - begun))
+        redraw(f"reading {label}: {decimal_bytes(total)}, {rate}/s")
+
+    return throttled(draw, every_s=_REDRAW_S)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from buildtool.audit.kinds import (
+from buildtool.audit.claims import (
     BUILD_ONLY,
     CUDA,
     DELETED,
@@ -18,14 +18,16 @@ from buildtool.audit.kinds import (
     STRIPPABLE,
     ClaimCounter,
     Claims,
+    parse_targets,
+)
+from buildtool.audit.kinds import (
+    Classification,
     Classifier,
     Kind,
+    Location,
     PackageName,
-    Place,
-    Spot,
     is_build_tool,
     is_tool_directory,
-    parse_targets,
 )
 from buildtool.audit.packages import (
     UNOWNED,
@@ -33,14 +35,14 @@ from buildtool.audit.packages import (
     Ownership,
     Package,
     PackageRow,
-    claim_leftovers,
+    assign_unlisted_files,
     find_owners,
 )
 from buildtool.audit.treemap import FileRow, Tree, TreeCounter, largest_directories, largest_files
-from buildtool.image.archive import ImageContents
 from buildtool.image.documents import ImageConfig
-from buildtool.image.layer import HASHED_BYTES, LayerIndex, join
+from buildtool.image.layer import HASHED_BYTES, LayerIndex, join_path
 from buildtool.image.merge import Finder, Merged, merge
+from buildtool.image.reader import ImageContents
 from buildtool.image.secrets import (
     kinds_in_document,
     kinds_in_text,
@@ -108,14 +110,14 @@ _COPY = re.compile(r"(^|\s)(COPY|ADD)\s")
 
 
 @dataclass(frozen=True)
-class Maker:
+class LayerCommand:
     """What the command that made a layer can have done; computed once per layer, as commands may be long."""
 
     changes_owners: bool
     copies: bool
 
     @classmethod
-    def of(cls, command: str) -> "Maker":
+    def of(cls, command: str) -> "LayerCommand":
         """From the command's text, which is empty where the history doesn't record it."""
         return cls(bool(_OWNERSHIP.search(command)), bool(_COPY.search(command)))
 
@@ -138,7 +140,7 @@ class Copies:
     extra: frozenset[int]
 
 
-def find_copies(merged: Merged, makers: Sequence[Maker]) -> Copies:
+def find_copies(merged: Merged, makers: Sequence[LayerCommand]) -> Copies:
     """Group visible files by content. `makers` are what made each layer."""
     groups: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -156,7 +158,7 @@ def find_copies(merged: Merged, makers: Sequence[Maker]) -> Copies:
     return Copies(tuple(ordered), frozenset(extra))
 
 
-def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
+def cause_of_rewriting(merged: Merged, maker: LayerCommand, row: int) -> str:
     """Why a layer made by `maker` repeats at `row` the content that the same path had in a lower layer."""
     if maker.changes_owners:
         return CHOWN
@@ -165,7 +167,7 @@ def cause_of_rewriting(merged: Merged, maker: Maker, row: int) -> str:
     return SECOND_COPY if maker.copies else REWRITTEN
 
 
-def _cause(merged: Merged, makers: Sequence[Maker], rows: list[int], paths: list[bytes]) -> str:
+def _cause(merged: Merged, makers: Sequence[LayerCommand], rows: list[int], paths: list[bytes]) -> str:
     if any(path.startswith(b"opt/rocm") for path in paths) and any(b"/torch/lib/" in path for path in paths):
         return ROCM_TWICE
     layers = {merged.layer_of(row) for row in rows}
@@ -249,14 +251,14 @@ class Tally:
     """Bytes of a group of files or parts of files, and where they are (anchor -> bytes)."""
 
     unpacked_bytes: int = 0
-    places: Counter[Spot] = field(default_factory=Counter)
+    places: Counter[Location] = field(default_factory=Counter)
 
-    def add(self, n_bytes: int, place: Spot) -> None:
+    def add(self, n_bytes: int, place: Location) -> None:
         """One more file, or part of one."""
         self.unpacked_bytes += n_bytes
         self.places[place] += n_bytes
 
-    def top(self, count: int) -> tuple[Spot, ...]:
+    def top(self, count: int) -> tuple[Location, ...]:
         """The places with most bytes, largest first."""
         return tuple(place for place, _ in self.places.most_common(count))
 
@@ -314,17 +316,17 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     indexes = [layer.index or LayerIndex() for layer in contents.layers]
     merged = merge(indexes)
     ownership = find_owners(merged)
-    claim_leftovers(merged, ownership)
+    assign_unlisted_files(merged, ownership)
     labels = contents.config.labels
     labelled = tuple(
         name.strip() for name in labels.get("io.weir.gpu-targets", "").split(",") if name.strip()
     )
     wanted = targets or labelled
-    makers = [Maker.of(layer.command or "") for layer in contents.layers]
+    makers = [LayerCommand.of(layer.command or "") for layer in contents.layers]
     copies = find_copies(merged, makers)
     base = find_base(contents.config)
-    namer = _Namer(ownership, base.n_layers)
-    count = _Count(merged, namer, copies.extra, makers, ClaimCounter(parse_targets(wanted)))
+    namer = _OwnerNames(ownership, base.n_layers)
+    count = _Counter(merged, namer, copies.extra, makers, ClaimCounter(parse_targets(wanted)))
     for position in range(len(indexes)):
         count.layer(position)
     packages = count.packages()
@@ -353,7 +355,7 @@ def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int =
     )
 
 
-class _Namer:
+class _OwnerNames:
     """Finds the owner of bytes: a package, else the base image they came with, else what the path implies."""
 
     def __init__(self, ownership: Ownership, base_layers: int) -> None:
@@ -380,15 +382,15 @@ class _Namer:
         return self.names(self.ownership.owner[row], directory, merged.layer_of(row))[1]
 
 
-class _Count:
+class _Counter:
     """The running sums of one pass over every file of every layer."""
 
     def __init__(
         self,
         merged: Merged,
-        namer: _Namer,
+        namer: _OwnerNames,
         extra: frozenset[int],
-        makers: Sequence[Maker],
+        makers: Sequence[LayerCommand],
         claims: ClaimCounter,
     ) -> None:
         ownership = namer.ownership
@@ -444,13 +446,13 @@ class _Count:
             self.sums.shown[place.kind].add(rest, place.anchor)
             if place.targets:
                 self.sums.gpu_files["+".join(place.targets)].add(size, place.anchor)
-            causes = self._causes(row, owner, place, join(directory, name), size)
+            causes = self._causes(row, owner, place, join_path(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
                 cut = self.claims.cut_from(index.gpu_code.get(at, {}), grain=index.grains.get(at, 0))
-                self._shown_parts(parts, join(directory, name), causes, cut)
+                self._shown_parts(parts, join_path(directory, name), causes, cut)
             if size >= HASHED_BYTES and _HIDES_CODE.search(name):
-                self.sums.unsearched.add(size, join(directory, name))
+                self.sums.unsearched.add(size, join_path(directory, name))
 
     def _shown_parts(
         self, parts: Mapping[tuple[Kind, str], int], path: bytes, causes: list[str], cut: frozenset[str]
@@ -467,7 +469,7 @@ class _Count:
                 self.sums.cuttable[target].add(n_bytes, path)
             self.claims.add(n_bytes, [*causes, FOREIGN_CODE] if target in cut else causes)
 
-    def _causes(self, row: int, owner: int, place: Place, path: bytes, size: int) -> list[str]:
+    def _causes(self, row: int, owner: int, place: Classification, path: bytes, size: int) -> list[str]:
         """The findings that would remove a visible file; counts it for those that have their own tallies."""
         causes = [OF_KIND[place.kind]] if place.kind in OF_KIND else []
         cuda = self._cuda[owner] or (path if _CUDA_LIBRARY.match(path.rpartition(b"/")[2]) else b"")
@@ -520,7 +522,7 @@ def _cuda_place(package: Package) -> bytes:
     return f"{package.place}/{package.name} {package.version}".encode()
 
 
-def _parts(index: LayerIndex, at: int, place: Place) -> Mapping[tuple[Kind, str], int]:
+def _parts(index: LayerIndex, at: int, place: Classification) -> Mapping[tuple[Kind, str], int]:
     """Content inside a file whose kind differs from the rest of it, by kind and GPU target."""
     code, debug = index.gpu_code.get(at), index.debug.get(at)
     if not (code or debug) or place.targets:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
-from buildtool.audit.kinds import (
+from buildtool.audit.claims import (
     BUILD_ONLY,
     CUDA,
     DELETED,
@@ -20,14 +19,12 @@ from buildtool.audit.kinds import (
     OF_KIND,
     OVERWRITTEN,
     STRIPPABLE,
-    PackageName,
-    Spot,
     is_foreign,
-    naming,
     parse_targets,
     saved_bytes,
-    shown,
 )
+from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
+from buildtool.audit.kinds import Location, PackageName, command_naming, display
 from buildtool.gpucode.scan import SECTIONS_READ, UNKNOWN
 from buildtool.gpucode.target import TargetId, known_targets
 from probes.core.quoting import command, terminal
@@ -77,7 +74,7 @@ def shown_paths(finding: Finding) -> list[str]:
     return [" = ".join(f"/{part}" for part in path.split(" = ")) for path in finding.paths]
 
 
-def merged_places(tallies: Iterable[Tally]) -> list[Spot]:
+def merged_places(tallies: Iterable[Tally]) -> list[Location]:
     """The places of several tallies, those with most bytes first."""
     total = sum((tally.places for tally in tallies), Tally().places)
     return [place for place, _ in total.most_common()]
@@ -107,7 +104,7 @@ def cuda_in_cpu_image(facts: Facts) -> Finding | None:
         severity,
         title,
         n_bytes,
-        tuple(map(shown, facts.cuda.top(SHOWN_PATHS))),
+        tuple(map(display, facts.cuda.top(SHOWN_PATHS))),
         f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
         "# not --extra-index-url: with both, pip takes the highest version, which is CUDA's",
     )
@@ -164,7 +161,7 @@ def no_code_for_target(facts: Facts) -> Finding | None:
         Severity.WARNING if hidden else Severity.ERROR,
         title,
         0,
-        tuple(map(shown, hidden)),
+        tuple(map(display, hidden)),
         f"{command('weir', 'doctor', '--card', missing[0].processor)}\n"
         "# shows which torch and which ROCm have code for the card; prune can only keep what is here",
     )
@@ -207,7 +204,7 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
         Severity.WARNING,
         f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {names}",
         n_bytes,
-        tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
+        tuple(map(display, merged_places(foreign.values())[:SHOWN_PATHS])),
         _prune(facts),
     )
 
@@ -298,8 +295,8 @@ def _strippable(facts: Facts) -> Finding | None:
         Severity.WARNING,
         "debug information and linkers' symbols inside libraries and programs",
         facts.strippable.unpacked_bytes,
-        tuple(map(shown, places)),
-        naming(
+        tuple(map(display, places)),
+        command_naming(
             places,
             lambda listed: (
                 f"RUN find {listed} -maxdepth 1 -type f \\\n"
@@ -363,7 +360,7 @@ def _duplicates(facts: Facts) -> Finding | None:
 def _build_only(facts: Facts) -> Finding | None:
     spots = facts.build_only.top(SHOWN_PATHS)
     packages = [spot for spot in spots if isinstance(spot, PackageName)]
-    purge = naming(
+    purge = command_naming(
         packages[:8],
         lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
     )
@@ -426,7 +423,7 @@ def _of_tally(tally: Tally, name: str, title: str, remedy: str) -> Finding | Non
     """A finding of bytes that were counted apart, if they are worth one."""
     if tally.unpacked_bytes < WORTH_BYTES:
         return None
-    paths = tuple(map(shown, tally.top(SHOWN_PATHS)))
+    paths = tuple(map(display, tally.top(SHOWN_PATHS)))
     return Finding(name, Severity.WARNING, title, tally.unpacked_bytes, paths, remedy)
 
 
@@ -440,8 +437,8 @@ def _needless(facts: Facts, name: str) -> Finding | None:
     places = merged_places(tallies)
     remedy = what.remedy
     if "{places}" in remedy:
-        remedy = naming(places[:8], lambda listed: what.remedy.replace("{places}", listed))
-    paths = tuple(map(shown, places[:SHOWN_PATHS]))
+        remedy = command_naming(places[:8], lambda listed: what.remedy.replace("{places}", listed))
+    paths = tuple(map(display, places[:SHOWN_PATHS]))
     return Finding(name, what.severity, what.title, n_bytes, paths, remedy)
 
 

@@ -10,9 +10,8 @@ from dataclasses import astuple
 from importlib.resources import files
 
 from buildtool.audit.baseline import Comparison, Regression
-from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.findings import Finding, Prediction, shown_paths
-from buildtool.audit.report import AuditReport
+from buildtool.audit.report import AuditReport, Judgement, Verdict
 from buildtool.audit.text import share, short, shown_bytes
 from probes.core.quoting import html, script_json
 from probes.core.units import counted, decimal_bytes

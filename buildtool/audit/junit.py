@@ -7,9 +7,8 @@ output.
 from xml.etree import ElementTree as Xml
 
 from buildtool.audit.baseline import Comparison, Regression
-from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.findings import Finding, Severity
-from buildtool.audit.report import AuditReport
+from buildtool.audit.report import AuditReport, Judgement, Verdict
 from probes.core.quoting import xml
 from probes.core.units import decimal_bytes
 

@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import chain, islice
 
 from buildtool.core.json_text import members, strings
-from buildtool.image.layer import LayerIndex, join
+from buildtool.image.layer import LayerIndex, join_path
 from buildtool.image.merge import Finder, Merged
 from probes.core.quoting import terminal
 
@@ -250,17 +250,17 @@ def find_owners(merged: Merged) -> Ownership:
     return ownership
 
 
-def claim_leftovers(merged: Merged, ownership: Ownership) -> None:
+def assign_unlisted_files(merged: Merged, ownership: Ownership) -> None:
     """Assign owners to unlisted files: hard links' content, bytecode, what later layers replaced, ROCm."""
     for link, row in merged.links.items():
         if ownership.owner[row] == UNOWNED:
             ownership.owner[row] = ownership.owner[link]
-    _claim_bytecode(merged, ownership)
-    _claim_hidden(merged, ownership)
-    _claim_rocm(merged, ownership)
+    _assign_bytecode(merged, ownership)
+    _assign_hidden(merged, ownership)
+    _assign_rocm(merged, ownership)
 
 
-def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
+def _assign_bytecode(merged: Merged, ownership: Ownership) -> None:
     """Bytecode that no list names belongs to the owner of its source."""
     finder = Finder(merged)
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -273,7 +273,7 @@ def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
                         ownership.owner[start + at] = ownership.owner[row]
 
 
-def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
+def _assign_hidden(merged: Merged, ownership: Ownership) -> None:
     """A replaced file belongs to the owner of the file that is there now."""
     finder = Finder(merged)
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -284,7 +284,7 @@ def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
                     ownership.owner[start + at] = ownership.owner[row]
 
 
-def _claim_rocm(merged: Merged, ownership: Ownership) -> None:
+def _assign_rocm(merged: Merged, ownership: Ownership) -> None:
     """What is left below /opt/rocm* belongs to ROCm's components, each of them a package."""
     numbers: dict[Component, int] = {}
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -317,10 +317,10 @@ def _databases(merged: Merged) -> Iterator[_Database]:
                 yield _Database(directory, index.names[at].decode("utf-8", "surrogateescape"), index, at)
 
 
-_Claim = tuple[Package, Iterable[bytes]]
+_ListedFiles = tuple[Package, Iterable[bytes]]
 
 
-def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Claim]:
+def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_ListedFiles]:
     lists = {row.name.removesuffix(".list"): row for row in databases if row.directory.endswith("dpkg/info")}
     distroless = {row.name: row for row in databases if row.directory.endswith("dpkg/status.d")}
     for row in databases:
@@ -346,7 +346,7 @@ def _info_files(finder: Finder) -> dict[str, list[bytes]]:
     for name in finder.names(_DPKG_INFO):
         stem, _, end = name.rpartition(b".")
         if end in _DPKG_ENDS:
-            found.setdefault(stem.decode("utf-8", "surrogateescape"), []).append(join(_DPKG_INFO, name))
+            found.setdefault(stem.decode("utf-8", "surrogateescape"), []).append(join_path(_DPKG_INFO, name))
     return found
 
 
@@ -358,7 +358,7 @@ _DPKG_FILES = (b"var/lib/dpkg/status", b"var/lib/dpkg/status-old", b"var/lib/dpk
 _INSTALLERS = (b"INSTALLER", b"RECORD", b"REQUESTED", b"direct_url.json")
 
 
-def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
+def _python_packages(databases: list[_Database]) -> Iterator[_ListedFiles]:
     metadata = {row.directory: row for row in databases if row.name == "METADATA"}
     for row in databases:
         if row.name == "RECORD" and row.directory.endswith(".dist-info"):
@@ -368,11 +368,11 @@ def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
             described = python_name(beside.lines()) if beside else (None, None)
             package = Package(Manager.PYTHON, described[0] or name, described[1] or version, site)
             # installers list neither bytecode that was compiled later nor always their own files
-            own = (join(_raw(row.directory), end) for end in _INSTALLERS)
+            own = (join_path(_raw(row.directory), end) for end in _INSTALLERS)
             yield package, chain(recorded_paths(row.lines(), _raw(site)), own)
 
 
-def _conda_packages(databases: list[_Database]) -> Iterator[_Claim]:
+def _conda_packages(databases: list[_Database]) -> Iterator[_ListedFiles]:
     for row in databases:
         if row.directory.endswith("conda-meta"):  # only its JSON is captured
             found = conda_package(row.text())

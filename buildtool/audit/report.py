@@ -5,23 +5,71 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 
-from buildtool.audit.budget import BudgetResult, judge
 from buildtool.audit.counts import Duplicate, Facts, Tally
 from buildtool.audit.findings import SECTIONS, Finding, Prediction, find_waste, predict
-from buildtool.audit.kinds import shown
+from buildtool.audit.kinds import display
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import NO_TREE, FileRow, Tree
 from buildtool.core.errors import DataError
 from buildtool.core.json_text import Json
 from buildtool.core.model import Budget
-from buildtool.image.archive import PLAIN_REASON, ImageContents
+from buildtool.image.reader import PLAIN_REASON, ImageContents
 from probes.core import files
 from probes.core.codec import Misfit, decode, load
 from probes.core.invocation import host_command
 from probes.core.quoting import terminal
 from probes.core.units import counted
+
+
+class Verdict(Enum):
+    """`none`: no limit was set. `unknown`: a limit was set for bytes that aren't known."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One limit and what was compared with it."""
+
+    limit_bytes: int | None
+    actual_bytes: int | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class BudgetResult:
+    """The verdicts on unpacked and on stored bytes, and the graver of both."""
+
+    unpacked: Judgement
+    stored: Judgement
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fail, else unknown, else pass, else none."""
+        order = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS, Verdict.NONE)
+        return min(self.unpacked.verdict, self.stored.verdict, key=order.index)
+
+
+def judge(budget: Budget, *, unpacked_bytes: int, stored_bytes: int | None) -> BudgetResult:
+    """Compare an image's bytes with its limits; a limit that is just met passes."""
+    return BudgetResult(
+        _judged(budget.unpacked_bytes, unpacked_bytes), _judged(budget.stored_bytes, stored_bytes)
+    )
+
+
+def _judged(limit: int | None, actual: int | None) -> Judgement:
+    if limit is None:
+        return Judgement(None, actual, Verdict.NONE)
+    if actual is None:
+        return Judgement(limit, None, Verdict.UNKNOWN)
+    return Judgement(limit, actual, Verdict.PASS if actual <= limit else Verdict.FAIL)
+
 
 SCHEMA_VERSION = 1  # 1: first form, November 2026
 _NO_DIGEST = "the archive holds no manifest digest (written by an engine without the containerd store)"
@@ -225,7 +273,7 @@ def _notes(facts: Facts) -> tuple[str, ...]:
         others = f" and {counted(rest, 'more library')}" if rest else ""
         notes.append(
             f"GPU code was looked for in {SECTIONS} of libraries, and not in their other sections, where "
-            f"/{shown(hiding)}{others} may hold some"
+            f"/{display(hiding)}{others} may hold some"
         )
     if facts.packages_left_out:
         notes.append(f"{facts.packages_left_out:,} packages are beyond the limit; their files have no owner")

@@ -1,25 +1,19 @@
 """An audit as SARIF 2.1.0, for code scanning: a result for each finding, broken limit and regression."""
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.budget import Verdict
 from buildtool.audit.findings import Severity
-from buildtool.audit.report import AuditReport
+from buildtool.audit.report import AuditReport, Verdict
+from buildtool.core.sarif import Tool, document, fitting
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal
 from probes.core.units import decimal_bytes
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
-# GitHub code scanning takes no more ("SARIF support for code scanning", upload limits)
-MAX_RESULTS = 5_000
-MAX_BYTES = 10_000_000
 _MAX_TEXT = 4_000
-_SPARE_BYTES = 100_000  # for what surrounds the results
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
@@ -47,34 +41,6 @@ def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> s
         left_out=len(results) - len(kept),
         bases={"IMAGE": root},
     )
-
-
-@dataclass(frozen=True)
-class Tool:
-    """What reports: its name, version and rules."""
-
-    name: str
-    version: str
-    rules: Sequence[Json]
-
-
-def document(
-    tool: Tool, results: Sequence[dict[str, Json]], *, left_out: int, bases: Mapping[str, Json]
-) -> str:
-    """A SARIF document of one run. `results` are those that code scanning accepts: see `fitting`."""
-    run: dict[str, Json] = {
-        "tool": {"driver": {"name": tool.name, "version": tool.version, "rules": [*tool.rules]}},
-        "originalUriBaseIds": dict(bases),
-        "columnKind": "unicodeCodePoints",
-        "results": [*results],
-    }
-    if left_out:
-        note = f"{left_out} results were left out, because code scanning accepts no more"
-        run["invocations"] = [
-            {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
-        ]
-    whole: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(whole) + "\n"
 
 
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
@@ -121,18 +87,6 @@ def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
             },
             "logicalLocations": [{"name": terminal(_cut(ref)), "kind": "module"}],
         }
-
-
-def fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """As many results, from the first on, as code scanning accepts."""
-    left, kept = MAX_BYTES - _SPARE_BYTES, []
-    for result in results[:MAX_RESULTS]:
-        # twice: the result, and what its rule may repeat of it
-        left -= 2 * len(json.dumps(result))
-        if left < 0:
-            break
-        kept.append(result)
-    return kept
 
 
 def _cut(text: str) -> str:

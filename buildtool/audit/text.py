@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.findings import Finding, shown_paths
-from buildtool.audit.report import AuditReport, ImageRow
+from buildtool.audit.report import AuditReport, ImageRow, Judgement, Verdict
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.core.units import counted, decimal_bytes
 

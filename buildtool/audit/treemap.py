@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from heapq import nlargest
 
 from buildtool.audit.kinds import Kind
-from buildtool.image.layer import join
+from buildtool.image.layer import join_path
 from buildtool.image.merge import Merged
 from probes.core.quoting import terminal
 
@@ -180,7 +180,7 @@ class TreeCounter:
         for (directory, name, layer, owner, kind, target), sums in self._sums.items():
             group, owner_name = name_of(owner, directory, layer)
             is_file = (directory, name) in large
-            path = join(directory, name) if is_file else nearest.of(directory)
+            path = join_path(directory, name) if is_file else nearest.of(directory)
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
         return [
             TreeRow(terminal(path), is_file, layer, group, owner, kind, target, *astuple(sums))

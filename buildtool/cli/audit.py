@@ -4,20 +4,18 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.audit.audit import Wish
+from buildtool.audit.audit import AuditOptions, audit_source
 from buildtool.audit.baseline import Comparison, compare, parse_tolerance
-from buildtool.audit.budget import Verdict
 from buildtool.audit.html import render_html
 from buildtool.audit.junit import render_junit
-from buildtool.audit.report import AuditReport, read_report, to_json
+from buildtool.audit.report import AuditReport, Verdict, read_report, to_json
 from buildtool.audit.sarif import render_sarif
-from buildtool.audit.subject import report_of
 from buildtool.audit.text import render_markdown, render_table, verdict_lines
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
-from buildtool.image.faults import LIMITS
-from buildtool.image.image import parse_platform
+from buildtool.image.errors import LIMITS
+from buildtool.image.reader import parse_platform
 from probes.core.output import complain, flag, hand_over, option
 
 _FORMS = {
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         inputs=[args.source, args.baseline] if args.baseline else [args.source],
     )
     earlier = read_report(args.baseline) if args.baseline else None
-    report = report_of(args.source, wish, pull=not args.no_pull)
+    report = audit_source(args.source, wish, pull=not args.no_pull)
     comparison = compare(earlier, report, label=str(args.baseline), tolerance=tolerance) if earlier else None
     for form in _FORMS:
         if getattr(args, form):
@@ -98,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _wish(args: argparse.Namespace) -> AuditOptions:
     limits = replace(LIMITS, index_bytes=parse_size(args.memory)) if args.memory else LIMITS
     if args.max_unpacked:
         most = parse_size(args.max_unpacked)
@@ -108,7 +106,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         raise ConfigError("--targets names no card", "write one such as gfx1100, or leave --targets out")
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
-    return Wish(
+    return AuditOptions(
         budget=Budget(
             parse_size(args.budget_unpacked) if args.budget_unpacked else None,
             parse_size(args.budget_stored) if args.budget_stored else None,
@@ -116,7 +114,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         targets=targets,
         image=args.image,
         platform=parse_platform(args.platform) if args.platform else None,
-        top=max(args.top, Wish.top),
+        top=max(args.top, AuditOptions.top),
         limits=limits,
     )
 

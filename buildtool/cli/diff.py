@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from buildtool.audit.audit import Wish
+from buildtool.audit.audit import AuditOptions, audit_source, require_source
 from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
-from buildtool.audit.subject import report_of, require_source
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from probes.core.output import flag, hand_over, option
@@ -40,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         refuse_overwriting([args.markdown], inputs=[args.before, args.after])
     for name in (args.before, args.after):
         require_source(name)
-    before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
+    before, after = (
+        audit_source(name, AuditOptions(), pull=not args.no_pull) for name in (args.before, args.after)
+    )
     found = diff(before, after)
     if args.markdown:
         write_text(args.markdown, render_diff_markdown(found))

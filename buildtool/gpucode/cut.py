@@ -3,14 +3,12 @@
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import PAGE_BYTES, align_up
-from buildtool.gpucode.container import Container, find_container
 from buildtool.gpucode.cut_bundles import Cut, cut_bundles, cut_fatbins
-from buildtool.gpucode.edit import Copy, Literal, Patch, Piece, Zeros
 from buildtool.gpucode.elf import (
     DT_JMPREL,
     DT_PLTRELSZ,
@@ -39,16 +37,17 @@ from buildtool.gpucode.elf import (
     read_dynamic,
     read_elf,
 )
-from buildtool.gpucode.scan import UNKNOWN, scan_file
+from buildtool.gpucode.plan import Copy, Literal, Patch, Piece, PrunePlan, Zeros
+from buildtool.gpucode.scan import UNKNOWN, Container, find_container, scan_file
 from buildtool.gpucode.source import PruneRefused, Source
-from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
+from buildtool.gpucode.target import TargetId, known_targets, served_targets, serves_any
 
 _E_PHOFF, _E_SHOFF, _E_PHNUM = 32, 40, 56
 _SH_OFFSET, _SH_SIZE = 24, 32
 
 
 @dataclass(frozen=True)
-class Room:
+class Surroundings:
     """What surrounds the section: its segment, and where the rest of the file starts.
 
     `split` when the segment goes on behind the section; `moved_table` when an earlier prune put the
@@ -75,7 +74,7 @@ class Layout:
     shift: int
 
 
-def find_room(elf: Elf, section: Section, size: int) -> Room:
+def find_surroundings(elf: Elf, section: Section, size: int) -> Surroundings:
     """Look at the section's surroundings. Raises PruneRefused when the section can't be shortened safely."""
     segment = _segment_of(elf, section)
     # an earlier prune's table ends the segment and isn't kept: this prune writes its own
@@ -94,7 +93,7 @@ def find_room(elf: Elf, section: Section, size: int) -> Room:
     align = max(PAGE_BYTES, *(s.align for s in elf.segments if s.type == PT_LOAD))
     if align & (align - 1):
         raise PruneRefused(f"a segment's alignment of {align} is not a power of two")
-    room = Room(section, segment, tail_start, split, moved_table, align)
+    room = Surroundings(section, segment, tail_start, split, moved_table, align)
     _refuse_overlaps(elf, room)
     return room
 
@@ -114,7 +113,7 @@ def _segment_of(elf: Elf, section: Section) -> Segment:
     return whole[0]
 
 
-def _refuse_overlaps(elf: Elf, room: Room) -> None:
+def _refuse_overlaps(elf: Elf, room: Surroundings) -> None:
     start, end = room.section.offset, room.tail_start
     for other in elf.sections:
         if other.file_bytes and other.offset < end and other.file_end > start and other != room.section:
@@ -131,7 +130,7 @@ def _refuse_overlaps(elf: Elf, room: Room) -> None:
         raise PruneRefused(f"the section headers overlap {room.section.name}")
 
 
-def lay_out_file(elf: Elf, room: Room, new_bytes: int, size: int) -> Layout | None:
+def lay_out_file(elf: Elf, room: Surroundings, new_bytes: int, size: int) -> Layout | None:
     """Headers and tail for a section of `new_bytes`; None when not even one page would be freed."""
     new_end = room.section.offset + new_bytes
     with_table = room.split or room.moved_table
@@ -158,11 +157,13 @@ def lay_out_file(elf: Elf, room: Room, new_bytes: int, size: int) -> Layout | No
     return Layout(tuple(piece for piece in tail if piece.n_bytes), tuple(patches), shift)
 
 
-def _shifted(offset: int, room: Room, shift: int) -> int:
+def _shifted(offset: int, room: Surroundings, shift: int) -> int:
     return offset - shift if offset >= room.tail_start else offset
 
 
-def _new_segments(elf: Elf, room: Room, *, shift: int, used_end: int, table_offset: int) -> Iterator[Segment]:
+def _new_segments(
+    elf: Elf, room: Surroundings, *, shift: int, used_end: int, table_offset: int
+) -> Iterator[Segment]:
     old = room.segment
     for segment in elf.segments:
         if segment == old:
@@ -189,7 +190,7 @@ def _new_segments(elf: Elf, room: Room, *, shift: int, used_end: int, table_offs
             yield replace(segment, offset=_shifted(segment.offset, room, shift))
 
 
-def _section_patches(elf: Elf, room: Room, new_bytes: int, shift: int) -> Iterator[Patch]:
+def _section_patches(elf: Elf, room: Surroundings, new_bytes: int, shift: int) -> Iterator[Patch]:
     table = _shifted(elf.sections_offset, room, shift)
     for section in elf.sections:
         header = table + section.index * SECTION_BYTES
@@ -348,28 +349,6 @@ def _symbol_patches(source: Source, elf: Elf, bundles: Bundles) -> Iterator[Patc
                 yield Patch.word(place + _VALUE_AT, new)
 
 
-@dataclass(frozen=True)
-class PrunePlan:
-    """What a pruned file will be made of.
-
-    `bytes_before`, `bytes_after`: the file's length. `kept_bytes`, `removed_bytes`: unpacked bytes
-    of code objects by target. Patches are at output positions, applied after the pieces. When nothing
-    is to be done, `pieces` is one copy of the whole file and `changed` is false.
-    """
-
-    bytes_before: int
-    bytes_after: int
-    pieces: tuple[Piece, ...]
-    patches: tuple[Patch, ...] = ()
-    kept_bytes: dict[str, int] = field(default_factory=dict)
-    removed_bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def changed(self) -> bool:
-        """False when the file would stay as it is."""
-        return self.pieces != (Copy(0, self.bytes_before),)
-
-
 def plan_prune(
     source: Source,
     targets: Sequence[TargetId],
@@ -417,7 +396,7 @@ def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
     names = scan_file(source)
     codes = known_targets(names)
     if codes:
-        served(codes, targets, strict=True)
+        served_targets(codes, targets, strict=True)
     if UNKNOWN in names or not all(serves_any(code, targets) for code in codes):
         raise PruneRefused(
             "its GPU code is in a form that can't be cut: LLVM's OffloadBinary, or relocatable CUDA code"
@@ -452,7 +431,7 @@ def _plan_elf(
     source: Source, elf: Elf, container: Container, *, section: Section, cut: Cut
 ) -> PrunePlan | None:
     """None when nothing changes or no page would be freed."""
-    room = find_room(elf, section, source.size)
+    room = find_surroundings(elf, section, source.size)
     moved = {section.address + old: section.address + new for old, new in cut.moved.items()}
     pointers = pointer_patches(source, elf, container, Bundles(section, moved))
     layout = lay_out_file(elf, room, cut.n_bytes, source.size) if cut.changed else None

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out
-from buildtool.gpucode.edit import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
 from buildtool.gpucode.nvfatbin import NvEntry, NvFatbin, iter_fatbins
+from buildtool.gpucode.plan import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
 from buildtool.gpucode.scan import BundlePlace, iter_bundles
 from buildtool.gpucode.source import PruneRefused, Source
-from buildtool.gpucode.target import TargetId, served, serves_any
+from buildtool.gpucode.target import TargetId, served_targets, serves_any
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def cut_bundles(
     """
     places = list(iter_bundles(source, start, end))
     codes = {entry.target for place in places for entry in place.bundle.codes}
-    wanted = served(codes, targets, strict=strict)
+    wanted = served_targets(codes, targets, strict=strict)
     kept_bytes, removed_bytes = Counter[str](), Counter[str]()
     row: list[tuple[int, list[Piece]]] = []
     for index, place in enumerate(places):
@@ -65,12 +65,12 @@ def cut_bundles(
                 totals = kept_bytes if entry in staying else removed_bytes
                 totals[str(entry.target)] += entry.n_bytes
         row.append((place.start - start, _rebuild(source, place, kept, compress)))
-    pieces, moved = in_row(row, address=address, align=PAGE_BYTES)
+    pieces, moved = lay_out_in_row(row, address=address, align=PAGE_BYTES)
     changed = [new for _, new in row] != [[Copy(place.start, place.stored_bytes)] for place in places]
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), changed)
 
 
-def in_row(
+def lay_out_in_row(
     parts: Sequence[tuple[int, Sequence[Piece]]], *, address: int, align: int
 ) -> tuple[tuple[Piece, ...], dict[int, int]]:
     """Containers one after the other, each aligned in memory; where each was -> where it will be.
@@ -172,7 +172,7 @@ def cut_fatbins(
     One without any code for the targets is left whole: it never served them. Raises TargetMissing.
     """
     fatbins = list(iter_fatbins(source, start, end))
-    served((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
+    served_targets((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
     kept_bytes, removed_bytes = Counter[str](), Counter[str]()
     row: list[tuple[int, list[Piece]]] = []
     for fatbin in fatbins:
@@ -182,7 +182,7 @@ def cut_fatbins(
             totals = kept_bytes if entry in staying else removed_bytes
             totals[str(entry.code)] += entry.unpacked_bytes
         row.append((fatbin.start - start, _rebuild_fatbin(source, fatbin, kept)))
-    pieces, moved = in_row(row, address=address, align=ALIGN_BYTES)
+    pieces, moved = lay_out_in_row(row, address=address, align=ALIGN_BYTES)
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), bool(removed_bytes))
 
 

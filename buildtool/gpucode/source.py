@@ -43,7 +43,7 @@ class VerifyFailed(ToolError):
 
 
 @contextmanager
-def naming(thing: object) -> Iterator[None]:
+def prefix_errors(thing: object) -> Iterator[None]:
     """Errors about GPU code say what is wrong, not in which file or image; callers that know it add it."""
     try:
         yield

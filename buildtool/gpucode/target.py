@@ -151,7 +151,9 @@ def known_targets(names: Iterable[str]) -> set[TargetId]:
     return found
 
 
-def served(had: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool) -> tuple[TargetId, ...]:
+def served_targets(
+    had: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool
+) -> tuple[TargetId, ...]:
     """The targets that something in `had` serves.
 
     Raises TargetMissing when that's none of them or, with `strict`, not all.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import Entry
-from buildtool.gpucode.container import Container, find_container
 from buildtool.gpucode.cut import read_wrappers, relr_addresses
 from buildtool.gpucode.cut_bundles import kept_fatbin_entries
 from buildtool.gpucode.elf import (
@@ -35,7 +34,7 @@ from buildtool.gpucode.elf import (
     read_elf,
 )
 from buildtool.gpucode.nvfatbin import iter_fatbins
-from buildtool.gpucode.scan import BundlePlace, iter_bundles
+from buildtool.gpucode.scan import BundlePlace, Container, find_container, iter_bundles
 from buildtool.gpucode.source import CHUNK_BYTES, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, serves_any
 

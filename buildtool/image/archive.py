@@ -16,10 +16,9 @@ from typing import Protocol
 
 from buildtool.core.errors import DataError
 from buildtool.core.files import Place, place_at, reading
-from buildtool.image.documents import ImageConfig
-from buildtool.image.faults import (
+from buildtool.image.errors import (
     LIMITS,
-    ImageFault,
+    ImageError,
     LimitExceeded,
     Limits,
     MalformedDocument,
@@ -28,8 +27,8 @@ from buildtool.image.faults import (
     Truncated,
 )
 from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.streams import LAYERS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
-from buildtool.image.unpack import LAYERS, Ahead, Allowance, Form, Meter, decompressed, peek, sniff
 
 _SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
 
@@ -50,7 +49,7 @@ class Blob:
     index: LayerIndex | None = None
     diff_id: str | None = None
     tar_bytes: int = 0
-    fault: ImageFault | None = None
+    fault: ImageError | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
     else:
         try:
             blob = _read_layer(rest, blob, meter, path, bounds)
-        except ImageFault as fault:
+        except ImageError as fault:
             return replace(blob, fault=fault)
     return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
 
@@ -96,11 +95,11 @@ def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, boun
     # a thread each: read, hash and decompress; hash again. This thread walks the tar
     with ExitStack() as stages:
         if len(first) == _SMALL_CHUNKS:
-            pieces = iter(stages.enter_context(Ahead(pieces)))
+            pieces = iter(stages.enter_context(ReadAhead(pieces)))
         if plain is not meter:
             pieces = plain.through(pieces)
             if len(first) == _SMALL_CHUNKS:
-                pieces = iter(stages.enter_context(Ahead(pieces)))
+                pieces = iter(stages.enter_context(ReadAhead(pieces)))
         reader = TarReader(pieces, place=path, limits=limits)
         index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
@@ -188,7 +187,7 @@ class StreamArchive:
         allowance = Allowance(limits)
         reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
         for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
-            outer: list[ImageFault] = []
+            outer: list[ImageError] = []
             bounds = Bounds(limits, index_room, allowance)
             blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
             if outer:  # a fault of the archive, not of the blob
@@ -285,7 +284,7 @@ class DirectoryArchive(_SeekableArchive):
 
 
 def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
-    """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
+    """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
     if place_at(path) is Place.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
     with opened(path) as handle:
@@ -346,11 +345,11 @@ def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance
     return TarReader(rest, place=label, limits=limits)
 
 
-def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterator[bytes]:
+def _noting_faults(chunks: Iterator[bytes], faults: list[ImageError]) -> Iterator[bytes]:
     """The chunks up to a fault, which is added to `faults`."""
     try:
         yield from chunks
-    except ImageFault as fault:
+    except ImageError as fault:
         faults.append(fault)
 
 
@@ -358,62 +357,3 @@ def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
     for chunk in chunks:
         tick(len(chunk))
         yield chunk
-
-
-PLAIN_REASON = "the archive holds its layers uncompressed; what a registry would store is not known from it"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer, bottom first in its image.
-
-    `stored_bytes` is its compressed size, None where it is stored uncompressed or is absent. `tar_bytes` is
-    the uncompressed tar with headers and padding. `index` is None for content that isn't in the archive.
-    """
-
-    digest: str | None
-    diff_id: str
-    stored_bytes: int | None
-    tar_bytes: int
-    command: str | None
-    index: LayerIndex | None
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """Content of the layer's files."""
-        return sum(self.index.sizes) if self.index else 0
-
-
-@dataclass(frozen=True)
-class Attestations:
-    """Provenance and SBOM manifests of the image; not part of its size."""
-
-    count: int = 0
-    stored_bytes: int = 0
-    documents: tuple[bytes, ...] = ()  # those that the archive holds
-
-
-@dataclass(frozen=True)
-class ImageContents:
-    """One image for one platform. `digest` is of what the reference names: an index or the manifest."""
-
-    ref: str
-    digest: str | None
-    manifest_digest: str | None
-    config_digest: str
-    config: ImageConfig
-    layers: tuple[Layer, ...]
-    attestations: Attestations
-    notes: tuple[str, ...]
-
-    def layer_notes(self) -> tuple[str, ...]:
-        """Oddities that were read nevertheless, each with the layers (0 is the lowest) that have it."""
-        found: dict[str, list[int]] = {}
-        for at, layer in enumerate(self.layers):
-            for note in layer.index.notes if layer.index else ():
-                found.setdefault(note, []).append(at)
-        return tuple(
-            f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where[:5]))}"
-            f"{' and more' * (len(where) > 5)}: {note}"
-            for note, where in found.items()
-        )

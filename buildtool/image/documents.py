@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 from typing import TypeVar
 
 from buildtool.core.json_text import Json, folded, load_as_engines_do, merged, spellings
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedDocument
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedDocument
 from probes.core.codec import load
 
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.image.debug_info import DebugCounter
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar
 from buildtool.image.gpu_code import GpuCodeCounter
-from buildtool.image.secrets import SCANNED_BYTES, Care, care_for, kinds_in_file, reads_file, values_in_file
+from buildtool.image.secrets import (
+    SCANNED_BYTES,
+    SearchScope,
+    kinds_in_file,
+    search_scope,
+    should_search,
+    values_in_file,
+)
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
@@ -63,7 +70,7 @@ class LayerIndex:
 
     def path(self, row: int) -> bytes:
         """A member's path without a leading slash."""
-        return join(self.dirs[row], self.names[row])
+        return join_path(self.dirs[row], self.names[row])
 
     def pieces(self, row: int) -> Iterator[bytes]:
         """A captured file's content. Raises KeyError where it wasn't captured."""
@@ -73,12 +80,12 @@ class LayerIndex:
             rest = decoder.unconsumed_tail
 
 
-def join(directory: bytes, name: bytes) -> bytes:
+def join_path(directory: bytes, name: bytes) -> bytes:
     """A path from its directory (empty for the root) and name."""
     return directory + b"/" + name if directory else name
 
 
-def split(path: bytes) -> tuple[bytes, bytes]:
+def split_path(path: bytes) -> tuple[bytes, bytes]:
     """Directory and name of a path, with `.`, `..` and doubled slashes resolved inside the image's root."""
     if not (path.startswith((b"/", b".")) or path.endswith(b"/") or b"//" in path or b"/." in path):
         directory, _, name = path.rpartition(b"/")
@@ -110,12 +117,12 @@ def index_layer(
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
         if name in (b"..", b"."):
-            head, name = split(path)
+            head, name = split_path(path)
         directory = known.get(head)
         if directory is None:
-            clean = join(*split(head))
+            clean = join_path(*split_path(head))
             held += len(head) + _DIGEST_BYTES + _memory_of_new(clean, counted)
-            directory = known[head] = clean, capture_rule(clean), care_for(clean)
+            directory = known[head] = clean, capture_rule(clean), search_scope(clean)
         held += ENTRY_BYTES + len(name)
         if held > room:
             message = f"more entries than {limits.index_bytes >> 20} MiB of memory can index"
@@ -134,7 +141,7 @@ def index_layer(
         if kind in (SYMLINK, HARDLINK):
             index.links[row] = link
             held += _DIGEST_BYTES + len(link)
-            if kind == HARDLINK and removed and split(link) in removed:
+            if kind == HARDLINK and removed and split_path(link) in removed:
                 index.whited.add(row)
                 removed.add((directory[0], name))
         elif kind == FILE and size:
@@ -156,7 +163,7 @@ def _memory_of_new(directory: bytes, counted: set[bytes]) -> int:
 
 MORE_MEMORY = "allow more with --memory, for example --memory 1GiB"
 _Capture = Callable[[bytes], bool]
-_Directory = tuple[bytes, _Capture | None, Care]  # path, which files to keep, which to search
+_Directory = tuple[bytes, _Capture | None, SearchScope]  # path, which files to keep, which to search
 
 
 def capture_rule(directory: bytes) -> _Capture | None:
@@ -196,8 +203,8 @@ def _read_content(
             return _DIGEST_BYTES
         index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
         return len(index.captured[row])
-    if size > SCANNED_BYTES or not reads_file(name, care):
-        return _look_into(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
+    if size > SCANNED_BYTES or not should_search(name, care):
+        return _inspect_content(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
     content = b"".join(reader.content())
     kinds, held = kinds_in_file(index.dirs[row], name, content), 0
     if kinds:
@@ -205,10 +212,10 @@ def _read_content(
         values = values_in_file(index.dirs[row], name, content)
         index.secret_values |= values
         held = _DIGEST_BYTES + sum(_DIGEST_BYTES + len(value) for value in values)
-    return held + (_look_into(index, row, size, iter((content,))) if size >= HASHED_BYTES else 0)
+    return held + (_inspect_content(index, row, size, iter((content,))) if size >= HASHED_BYTES else 0)
 
 
-def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
+def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
     """Hash a large file's content, look for GPU code and debug information; returns the memory used."""
     digest, symbols = hashlib.sha256(), DebugCounter(size)
     found: Mapping[str, int] = {}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from buildtool.image.faults import LIMITS, LimitExceeded, MalformedTar
-from buildtool.image.layer import LayerIndex, split
+from buildtool.image.errors import LIMITS, LimitExceeded, MalformedTar
+from buildtool.image.layer import LayerIndex, split_path
 from buildtool.image.tar import DIRECTORY, FILE, HARDLINK, SYMLINK
 
 Tree = dict[bytes, "int | Tree"]  # name -> row of the last member there, or what the directory holds
@@ -306,7 +306,7 @@ class _Merger(_Walker):
         if found is None and whited:
             return False
         if found is None:  # a lower layer's file may be linked to and then removed in one layer
-            found = self._gone.get(split(target))
+            found = self._gone.get(split_path(target))
         if isinstance(found, int):
             self.links[row] = self.links.get(found, found)
         else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Care(Enum):
+class SearchScope(Enum):
     """Which files of a directory are searched for credentials."""
 
     NAMED_FILES = "files named after credentials"
@@ -53,26 +53,26 @@ _NO_TEXT = re.compile(
 CODE = re.compile(rb"\.(pyi?|js|mjs|ts|go|java|rb|json|ya?ml|toml|tf|ipynb|php|lua|xml)$")
 
 
-def care_for(directory: bytes) -> Care:
+def search_scope(directory: bytes) -> SearchScope:
     """How closely a directory's files are read. Code of libraries is full of names and examples."""
     if _LIBRARIES.search(directory):
-        return Care.NAMED_FILES
-    return Care.NO_CODE if _LIB.search(directory) else Care.ALL_TEXT
+        return SearchScope.NAMED_FILES
+    return SearchScope.NO_CODE if _LIB.search(directory) else SearchScope.ALL_TEXT
 
 
-def reads_file(name: bytes, care: Care) -> bool:
+def should_search(name: bytes, care: SearchScope) -> bool:
     """Is a file worth reading, by its name?"""
     if name in NAMED:
         return True
-    if care is Care.NAMED_FILES or _NO_TEXT.search(name):
+    if care is SearchScope.NAMED_FILES or _NO_TEXT.search(name):
         return False
-    return care is Care.ALL_TEXT or not CODE.search(name)
+    return care is SearchScope.ALL_TEXT or not CODE.search(name)
 
 
 SCANNED_BYTES = 256 << 10  # larger files aren't searched: credentials are in small ones
 _HIDDEN = "[redacted]"
 _MOST_KNOWN = 500  # credentials that are searched for one by one
-_JUDGED = 100  # bytes of a value in which a placeholder would show
+_PLACEHOLDER_BYTES = 100  # bytes of a value in which a placeholder would show
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Hit:
 
 # kind -> literals of which one must be there (quicker to find than a pattern), and the pattern, whose group
 # `s` is the secret; forms as their issuers and secret scanners document them
-_FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
+_TOKENS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?P<s>A(?:KIA|SIA)[A-Z2-7]{16})\b"),
     "GitHub token": (
         (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
@@ -162,7 +162,7 @@ _WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"cred
 
 
 @dataclass(frozen=True, slots=True)
-class _Tie:
+class _Assignment:
     """How a kind of text assigns a value to a name such as PASSWORD: the value ends at a byte in `ends`."""
 
     head: re.Pattern[bytes]
@@ -187,15 +187,15 @@ class _Tie:
                 yield head["n"], start, end
 
 
-_TIES = {
-    "shell": _Tie(re.compile(_WORD + rb"=(?P<q>[\"']?)"), ends=re.compile(rb"[\s\"';|&]"), least=4),
-    "ini": _Tie(
+_ASSIGNMENTS = {
+    "shell": _Assignment(re.compile(_WORD + rb"=(?P<q>[\"']?)"), ends=re.compile(rb"[\s\"';|&]"), least=4),
+    "ini": _Assignment(
         re.compile(_WORD + rb"[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"']?)"),
         ends=re.compile(rb"[\s\"'#;,()\[\]{}]"),
         least=4,
         closing=re.compile(rb"[ \t\r]{0,9}+(?=\n|\Z)"),
     ),
-    "code": _Tie(
+    "code": _Assignment(
         re.compile(_WORD + rb"[\"']?\]?[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"'])"),
         ends=re.compile(rb"[\s\"'()\[\]{}]"),
         least=6,
@@ -214,8 +214,8 @@ _PLACEHOLDER = re.compile(
 )
 
 
-_PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _FORMS.items()}
-_OWN = {name: re.compile(text) for name, text in SPECIAL.items()}
+_TOKEN_PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _TOKENS.items()}
+_FILE_PATTERNS = {name: re.compile(text) for name, text in SPECIAL.items()}
 
 
 def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ def redacted(text: str, known: Collection[bytes] = ()) -> str:
     raw = _raw(text)
     kept: list[bytes] = []
     at = 0
-    for hit in _apart([*_hits_in_text(raw), *_repeated(known, raw)]):
+    for hit in _without_overlaps([*_hits_in_text(raw), *_repeated(known, raw)]):
         kept += raw[at : hit.start], _HIDDEN.encode()
         at = hit.end
     return b"".join([*kept, raw[at:]]).decode("utf-8", "surrogatepass")
@@ -281,20 +281,27 @@ def _values(hits: Iterable[Hit], raw: bytes) -> frozenset[bytes]:
 def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[Hit]:
     if b"\0" in content[:1024]:
         return []
-    hits = [*_formed(content), *_own(name, content, _OWN.get(name))]
+    hits = [*_tokens(content), *_file_specific(name, content, _FILE_PATTERNS.get(name))]
     if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
-        hits += _tied(_TIES["code"], content) if CODE.search(name) else ()
-        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in NAMED else ()
+        hits += _assigned_values(_ASSIGNMENTS["code"], content) if CODE.search(name) else ()
+        hits += _assigned_values(_ASSIGNMENTS["ini"], content) if _INI.search(name) or name in NAMED else ()
     return hits
 
 
 def _hits_in_text(raw: bytes) -> list[Hit]:
-    written = _own(b".netrc", raw, _WRITTEN_NETRC)
-    return _apart([*_formed(raw), *written, *_tied(_TIES["shell"], raw), *_tied(_TIES["code"], raw)])
+    written = _file_specific(b".netrc", raw, _WRITTEN_NETRC)
+    return _without_overlaps(
+        [
+            *_tokens(raw),
+            *written,
+            *_assigned_values(_ASSIGNMENTS["shell"], raw),
+            *_assigned_values(_ASSIGNMENTS["code"], raw),
+        ]
+    )
 
 
 def _hits_in_document(content: bytes) -> list[Hit]:
-    return [*_formed(content), *_tied(_TIES["code"], content)]
+    return [*_tokens(content), *_assigned_values(_ASSIGNMENTS["code"], content)]
 
 
 def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[Hit]:
@@ -306,7 +313,7 @@ def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[Hit]:
             at = raw.find(value, at + len(value))
 
 
-def _apart(found: list[Hit]) -> list[Hit]:
+def _without_overlaps(found: list[Hit]) -> list[Hit]:
     """The hits in their order; those that overlap are one."""
     apart: list[Hit] = []
     for hit in sorted(found, key=lambda hit: (hit.start, -hit.end)):
@@ -318,11 +325,11 @@ def _apart(found: list[Hit]) -> list[Hit]:
     return apart
 
 
-def _formed(raw: bytes) -> Iterator[Hit]:
-    for kind, (marks, pattern) in _PATTERNS.items():
+def _tokens(raw: bytes) -> Iterator[Hit]:
+    for kind, (marks, pattern) in _TOKEN_PATTERNS.items():
         if any(mark in raw for mark in marks):
             for match in pattern.finditer(raw):
-                value = match["s"][:_JUDGED]
+                value = match["s"][:_PLACEHOLDER_BYTES]
                 if _PLACEHOLDER.search(value) or len(set(value)) <= 3:
                     continue
                 if kind != _LOGIN or _is_of_client(raw, match.start()):
@@ -336,15 +343,17 @@ def _is_of_client(raw: bytes, option: int) -> bool:
     return bool(ends) and not _NEXT_COMMAND.search(before, ends[-1])
 
 
-def _tied(tie: _Tie, raw: bytes) -> Iterator[Hit]:
+def _assigned_values(tie: _Assignment, raw: bytes) -> Iterator[Hit]:
     lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
     for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
-        value = raw[start : min(end, start + _JUDGED)]
+        value = raw[start : min(end, start + _PLACEHOLDER_BYTES)]
         if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(value):
             yield Hit("value of a name such as PASSWORD or TOKEN", start, end)
 
 
-def _own(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[Hit]:
+def _file_specific(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[Hit]:
     for match in pattern.finditer(raw) if pattern else ():
-        if not _PLACEHOLDER.search(match["s"][:_JUDGED].lstrip(b"$")):  # hashes begin with a dollar sign
+        if not _PLACEHOLDER.search(
+            match["s"][:_PLACEHOLDER_BYTES].lstrip(b"$")
+        ):  # hashes begin with a dollar sign
             yield Hit(f"password in {name.decode()}", *match.span("s"))

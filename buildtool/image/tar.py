@@ -5,6 +5,7 @@ engines' own reader): where the formats leave room, a comment names Go's choice.
 that were read nevertheless go into `notes`.
 """
 
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,7 +13,7 @@ from struct import Struct
 from typing import Final
 from zlib import adler32
 
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
 
 LARGEST: Final = (1 << 63) - 1
 _PADDING: Final = b" \0"
@@ -468,3 +469,8 @@ def _is_sparse(pax: dict[bytes, bytes]) -> bool:
     """Do these records describe a sparse file of a version that Go knows?"""
     version = pax.get(b"GNU.sparse.major", b""), pax.get(b"GNU.sparse.minor", b"")
     return version in _SPARSE_VERSIONS or (version == (b"", b"") and bool(pax.get(b"GNU.sparse.map")))
+
+
+def normal_path(path: str) -> str:
+    """A path below the root, without `.`, `..` and slashes at its ends."""
+    return posixpath.normpath("/" + path).lstrip("/")

@@ -20,16 +20,25 @@ from pathlib import Path
 from buildtool.core.errors import DataError
 from buildtool.core.files import scratch
 from buildtool.core.progress import Say
-from buildtool.gpucode.cut import PrunePlan, plan_prune
-from buildtool.gpucode.elf import HEADER_BYTES, Links, normal_path
-from buildtool.gpucode.scan import foreign_in, may_hold_bundles, targets_in, worth_a_look
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.elf import HEADER_BYTES
+from buildtool.gpucode.plan import PrunePlan
+from buildtool.gpucode.scan import foreign_targets, may_hold_bundles, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets
 from buildtool.gpucode.verify import verify_prune
 from buildtool.image.archive import headers_of
-from buildtool.image.tar import DANGLING, FILE, NO_PADDING
+from buildtool.image.tar import DANGLING, FILE, NO_PADDING, normal_path
 from buildtool.prune.manifest import Deleted, Pruned, Refused, TreeResult
-from buildtool.prune.trees import copy_range, is_foreign_path, open_source, prune_file, window, write_plan
+from buildtool.prune.trees import (
+    Links,
+    copy_range,
+    is_foreign_path,
+    open_source,
+    prune_file,
+    window,
+    write_plan,
+)
 from probes.core.units import decimal_bytes
 
 BLOCK = tarfile.BLOCKSIZE
@@ -220,7 +229,7 @@ class _Run:
 
     def cut(self, path: str, source: Source, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
         """The plan for a file whose code can be cut; what may not be cut is refused in the result."""
-        if not worth_a_look(source):
+        if not may_hold_code(source):
             return None
         try:
             found = plan()
@@ -228,7 +237,7 @@ class _Run:
             self.result.refused.append(Refused(path, str(error).splitlines()[0]))
             return None
         if not found.changed:
-            if foreign := foreign_in(source, self.targets):
+            if foreign := foreign_targets(source, self.targets):
                 self.say(self.result.leave(path, foreign))
             return None
         sizes = f"{decimal_bytes(found.bytes_before)} to {decimal_bytes(found.bytes_after)}"

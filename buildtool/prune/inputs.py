@@ -8,7 +8,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from buildtool.core.files import discard, kept, lock_if_free, open_lock, replaci
 from buildtool.core.progress import Say
 from buildtool.gpucode.target import TargetId
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
-from buildtool.prune.manifest import TreeResult, image_manifest
+from buildtool.prune.manifest import TreeResult, image_manifest, manifest_entry
 from probes.core.units import counted, decimal_bytes
 
 Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
@@ -147,7 +147,7 @@ class PruneCache:
             data = {
                 "changed": result.changed,
                 "sha256": sha256_of(partial) if result.changed else "",
-                "run": run_of(original.name, result),
+                "run": manifest_entry(original.name, result),
             }
             write_text(record, json.dumps(data))  # before the archive: what isn't recorded is never removed
         if not result.changed:
@@ -181,11 +181,6 @@ def _recorded(text: str) -> dict[str, Any]:
     if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):
         raise TypeError("not what a prune writes down")
     return data | {"sha256": str(data["sha256"])}
-
-
-def run_of(archive: str, result: TreeResult) -> dict[str, Any]:
-    """A prune as an entry of the manifest."""
-    return {"archive": archive, **asdict(result), "saved_bytes": result.saved_bytes}
 
 
 def _summary(original: Path, result: TreeResult) -> str:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, ToolError
 from buildtool.core.files import write_text
 from buildtool.core.json_text import why_unread
-from buildtool.gpucode.cut import PrunePlan
+from buildtool.gpucode.plan import PrunePlan
 from buildtool.gpucode.target import TargetId
 from probes.core.codec import decode, load
 from probes.core.files import is_at, lock_now, open_regular, read_regular, sync_directory, write_all
@@ -352,3 +352,8 @@ def _path(value: object) -> str:
     if not isinstance(value, str) or b"\0" in os.fsencode(value):
         raise ValueError("a path that no file has")
     return value
+
+
+def manifest_entry(archive: str, result: TreeResult) -> dict[str, Any]:
+    """A prune as an entry of the manifest."""
+    return {"archive": archive, **asdict(result), "saved_bytes": result.saved_bytes}

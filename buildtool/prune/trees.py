@@ -16,12 +16,11 @@ from typing import TypeVar
 from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import link_over, replacing
 from buildtool.core.progress import Say
-from buildtool.gpucode.cut import PrunePlan, plan_prune
-from buildtool.gpucode.edit import Copy, chunks_of
-from buildtool.gpucode.elf import Links
-from buildtool.gpucode.scan import foreign_in, targets_in, worth_a_look
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.plan import Copy, PrunePlan, chunks_of
+from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
-from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served, serves_any
+from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served_targets, serves_any
 from buildtool.gpucode.verify import verify_prune
 from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
@@ -218,7 +217,7 @@ def prune_tree(
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
         going = [path for path in names if dry_run and path in foreign]  # not deleted: they count as links
-        if any(_looked_into(path, worth_a_look, otherwise=False) for path in remaining[:1]):
+        if any(_inspect(path, may_hold_code, otherwise=False) for path in remaining[:1]):
             _prune(job, [*remaining, *going], result)
     return result
 
@@ -269,16 +268,16 @@ def _require_served(job: _Job, listing: _Listing) -> None:
     """Checked before any file is deleted: a mistyped target would remove everything."""
     had = {code for names in listing.names.values() for name in names for code in _codes_of(job, name)}
     if had:
-        served(had, job.targets, strict=True)
+        served_targets(had, job.targets, strict=True)
 
 
 def _codes_of(job: _Job, path: Path) -> set[TargetId]:
     if named := gfx_targets_of_path(job.relative(path)):
         return known_targets(named)
-    return _looked_into(path, targets_in, set())
+    return _inspect(path, targets_in, set())
 
 
-def _looked_into(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
+def _inspect(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
     """What is found in a file; `otherwise` where it can't be read, which is reported when its turn comes."""
     try:
         with open_source(path) as (source, _):
@@ -289,7 +288,7 @@ def _looked_into(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
 
 def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     """Names that are only for other cards and that nothing else needs -> the bytes that go with each."""
-    said = {job.relative(link): _said_by(job.root, link) for link in listing.links}
+    said = {job.relative(link): _link_target(job.root, link) for link in listing.links}
     links = Links(said)
     needed = {links.destination(path) for path in said if not is_foreign_path(path, job.targets)}
     found: dict[Path, int] = {}
@@ -301,7 +300,7 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     return found | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
-def _said_by(root: Path, link: Path) -> str:
+def _link_target(root: Path, link: Path) -> str:
     """A link's target.
 
     A container will have the tree as its root; until then a link may name the tree's own path.
@@ -355,6 +354,59 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
         result.add([Pruned.by(plan, relative)])
         return
     nothing: tuple[str, ...] = ()
-    foreign = _looked_into(names[0], partial(foreign_in, targets=job.targets), nothing)
+    foreign = _inspect(names[0], partial(foreign_targets, targets=job.targets), nothing)
     if foreign:
         job.say(result.leave(relative, foreign))
+
+
+_MAX_LINKS = 40  # as many as Linux follows
+
+_MAX_PARTS = 4096  # of a path that links keep making longer
+
+_Node = dict[str, "_Node | str"]  # names below a directory -> directory, or a link's target
+
+
+class Links:
+    """All symbolic links below a root, followed as the kernel does and never out of the root."""
+
+    def __init__(self, said: Mapping[str, str]) -> None:
+        """`said` maps the path of each link to its target."""
+        self._root: _Node = {}
+        for path, to in said.items():
+            node = self._root
+            *directories, name = path.split("/")
+            for directory in directories:
+                below = node.setdefault(directory, {})
+                if not isinstance(below, dict):
+                    break  # that directory is a link itself: the path leads elsewhere
+                node = below
+            else:
+                node[name] = to
+
+    def place(self, path: str) -> str | None:
+        """Where a name itself is: links on the way are followed, the last part isn't; None for a loop."""
+        directory, _, name = path.rpartition("/")
+        led = self.destination(directory)
+        return led if led is None else f"{led}/{name}".lstrip("/")
+
+    def destination(self, path: str) -> str | None:
+        """Where a path leads in the end, whether or not something is there; None for a loop."""
+        passed: list[tuple[str, _Node]] = []
+        pending = path.split("/")[::-1]
+        followed = 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                del passed[-1:]
+            elif part not in ("", "."):
+                below = (passed[-1][1] if passed else self._root).get(part)
+                if isinstance(below, str):
+                    followed += 1
+                    pending += below.split("/")[::-1]
+                    if followed > _MAX_LINKS or len(pending) > _MAX_PARTS:
+                        return None
+                    if below.startswith("/"):
+                        passed.clear()
+                else:
+                    passed.append((part, below or {}))
+        return "/".join(name for name, _ in passed)

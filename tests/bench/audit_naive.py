@@ -17,16 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buildtool.audit.claims import CUDA, saved_bytes
 from buildtool.audit.counts import gather
 from buildtool.audit.findings import find_waste
-from buildtool.audit.kinds import CUDA, saved_bytes
-from buildtool.audit.packages import Manager, Package, claim_leftovers, find_owners
+from buildtool.audit.packages import Manager, Package, assign_unlisted_files, find_owners
 from buildtool.engine.client import Engine
-from buildtool.image.archive import Attestations, ImageContents, Layer, StreamArchive
+from buildtool.image.archive import StreamArchive
 from buildtool.image.documents import parse_config
-from buildtool.image.image import host_platform, read_image
 from buildtool.image.layer import LayerIndex
 from buildtool.image.merge import merge
+from buildtool.image.reader import Attestations, ImageContents, Layer, host_platform, read_image
 from buildtool.image.tar import FILE
 
 RECORDED = Path(__file__).parent / "recorded" / "cpu-naive.txt.xz"
@@ -155,7 +155,7 @@ def python_layer(contents: ImageContents) -> PythonLayer:
     """The visible files of an image that Python distributions own."""
     merged = merge([layer.index or LayerIndex() for layer in contents.layers])
     ownership = find_owners(merged)
-    claim_leftovers(merged, ownership)
+    assign_unlisted_files(merged, ownership)
     found = PythonLayer()
     for row, owner in enumerate(ownership.owner):
         package = ownership.packages[owner]

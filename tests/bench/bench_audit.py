@@ -38,15 +38,15 @@ import injection as injected  # noqa: E402
 import planted  # noqa: E402
 from board import Board, tell  # noqa: E402
 
-from buildtool.audit.audit import Wish, audit_path  # noqa: E402
+from buildtool.audit.audit import AuditOptions, audit_path  # noqa: E402
 from buildtool.audit.report import AuditReport  # noqa: E402
 from buildtool.cli import program  # noqa: E402
 from buildtool.core.errors import ToolError  # noqa: E402
 from buildtool.image.archive import FileArchive, StreamArchive  # noqa: E402
 from buildtool.image.gpu_code import GpuCodeCounter  # noqa: E402
-from buildtool.image.image import host_platform, read_image  # noqa: E402
+from buildtool.image.reader import host_platform, read_image  # noqa: E402
+from buildtool.image.streams import sniff  # noqa: E402
 from buildtool.image.tar import TarReader  # noqa: E402
-from buildtool.image.unpack import sniff  # noqa: E402
 
 AUDIT = [sys.executable, "-m", "buildtool", "audit"]
 REAL = ("weir/cpu:latest", "weir/rocm:latest")
@@ -84,7 +84,7 @@ def real_images(board: Board, work: Path, args: argparse.Namespace) -> None:
         if saved.returncode:
             board.waive(f"{ref}: all bars", f"the engine doesn't have it: {saved.stderr.decode().strip()}")
             continue
-        report = audit_path(file, wish=Wish(), tick=lambda _: None)
+        report = audit_path(file, wish=AuditOptions(), tick=lambda _: None)
         board.bar(f"{ref}: attributed bytes off by", unattributed_difference(report), 0, "bytes")
         share = report.owners.get("unowned", 0) / report.totals.unpacked_bytes
         board.bar(f"{ref}: bytes that nobody owns", share, 0.01, "of the image")

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from buildtool.audit.sarif import Tool, document, fitting
+from buildtool.core.sarif import Tool, document, fitting
 from buildtool.doctor.lint.fault import Fault, Rule
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal

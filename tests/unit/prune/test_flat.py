@@ -12,7 +12,8 @@ import pytest
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.gpucode.target import parse_targets
 from buildtool.image.documents import Platform
-from buildtool.prune.images import LayerFile, archive, config_of, created, flat_image, name_of_copy
+from buildtool.prune.flat_image import LayerFile, archive, config_of, flat_image
+from buildtool.prune.images import created, name_of_copy
 
 LAYER_BYTES = b"layer" * 300
 LAYER = LayerFile("sha256:" + "a" * 64, "sha256:" + "b" * 64, len(LAYER_BYTES), zstd=True)

@@ -16,17 +16,21 @@ from buildtool.audit.counts import (
     TWO_COPIES,
     Copies,
     Duplicate,
-    Maker,
+    LayerCommand,
     cause_of_rewriting,
     find_copies,
 )
-from buildtool.image.archive import Attestations, ImageContents, Layer
 from buildtool.image.documents import ImageConfig, Platform
 from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer
 from buildtool.image.merge import Merged, merge
+from buildtool.image.reader import Attestations, ImageContents, Layer
 from buildtool.image.tar import TarReader
 
-COPY, RUN, CHOWNING = Maker.of("COPY a /a"), Maker.of("RUN cp a b"), Maker.of("RUN chown app /a")
+COPY, RUN, CHOWNING = (
+    LayerCommand.of("COPY a /a"),
+    LayerCommand.of("RUN cp a b"),
+    LayerCommand.of("RUN chown app /a"),
+)
 KIB = 1024
 
 
@@ -86,7 +90,7 @@ def test_hidden_files_and_hard_links_are_no_copies() -> None:
     ],
 )
 def test_copies_in_two_layers_are_named_by_paths_and_commands(
-    paths: tuple[str, str], makers: tuple[Maker, Maker], cause: str
+    paths: tuple[str, str], makers: tuple[LayerCommand, LayerCommand], cause: str
 ) -> None:
     copies = find_copies(merged((large(paths[0]),), (large(paths[1]),)), makers)
     assert [row.cause for row in copies.duplicates] == [cause]
@@ -95,19 +99,21 @@ def test_copies_in_two_layers_are_named_by_paths_and_commands(
 @pytest.mark.parametrize(
     ("command", "maker"),
     [
-        ("RUN chown app /a", Maker(True, False)),
-        ("RUN find / -exec chmod 644 {} +", Maker(True, False)),
-        ("RUN chgrp app /a", Maker(True, False)),
-        ("COPY --chown=app --chmod=644 a /a", Maker(False, True)),
-        ("ADD a.tar /", Maker(False, True)),
-        ("/bin/sh -c #(nop) COPY file:0 in /", Maker(False, True)),
-        ("RUN cp a COPYING", Maker(False, False)),
-        ("RUN schown", Maker(False, False)),
-        ("", Maker(False, False)),
+        ("RUN chown app /a", LayerCommand(True, False)),
+        ("RUN find / -exec chmod 644 {} +", LayerCommand(True, False)),
+        ("RUN chgrp app /a", LayerCommand(True, False)),
+        ("COPY --chown=app --chmod=644 a /a", LayerCommand(False, True)),
+        ("ADD a.tar /", LayerCommand(False, True)),
+        ("/bin/sh -c #(nop) COPY file:0 in /", LayerCommand(False, True)),
+        ("RUN cp a COPYING", LayerCommand(False, False)),
+        ("RUN schown", LayerCommand(False, False)),
+        ("", LayerCommand(False, False)),
     ],
 )
-def test_what_a_layer_does_is_known_from_whole_words_of_its_command(command: str, maker: Maker) -> None:
-    assert Maker.of(command) == maker
+def test_what_a_layer_does_is_known_from_whole_words_of_its_command(
+    command: str, maker: LayerCommand
+) -> None:
+    assert LayerCommand.of(command) == maker
 
 
 def test_content_that_came_back_is_named_by_the_first_reason_that_fits() -> None:

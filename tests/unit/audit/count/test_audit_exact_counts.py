@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 from image_maker import chunks, file, tar
 
-from buildtool.audit.budget import Judgement, Verdict, judge
+from buildtool.audit.claims import ClaimCounter, is_foreign, parse_targets, saved_bytes
 from buildtool.audit.counts import Base, find_base
-from buildtool.audit.kinds import ClaimCounter, is_foreign, is_tool_directory, parse_targets, saved_bytes
+from buildtool.audit.kinds import is_tool_directory
+from buildtool.audit.report import Judgement, Verdict, judge
 from buildtool.audit.treemap import largest_directories, largest_files
 from buildtool.core.model import Budget
 from buildtool.image.documents import ImageConfig, Platform, Step

@@ -6,8 +6,9 @@ import pytest
 from contents_maker import A, L, contents, debs, facts
 from report_maker import HOSTILE
 
+from buildtool.audit.claims import FOREIGN_CODE
 from buildtool.audit.counts import Facts, SecretPlace, Tally, gather
-from buildtool.audit.kinds import FOREIGN_CODE, Kind, PackageName, Pattern, Spot
+from buildtool.audit.kinds import Kind, Location, PackageName, Pattern
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import FileRow
 from buildtool.image.documents import Step
@@ -15,11 +16,11 @@ from buildtool.image.documents import Step
 SITE = "usr/lib/python3/dist-packages"
 
 
-def tally(found: Tally) -> tuple[int, dict[Spot, int]]:
+def tally(found: Tally) -> tuple[int, dict[Location, int]]:
     return found.unpacked_bytes, dict(found.places)
 
 
-def tallies(found: Mapping[str, Tally]) -> dict[str, tuple[int, dict[Spot, int]]]:
+def tallies(found: Mapping[str, Tally]) -> dict[str, tuple[int, dict[Location, int]]]:
     return {key: tally(one) for key, one in found.items()}
 
 

@@ -4,22 +4,22 @@ import pytest
 from image_maker import file, tar
 from report_maker import audited
 
+from buildtool.audit.claims import OF_KIND
 from buildtool.audit.kinds import (
-    OF_KIND,
+    Classification,
     Classifier,
     Kind,
+    Location,
     PackageName,
     Pattern,
-    Place,
-    Spot,
+    command_naming,
+    display,
     is_build_tool,
-    naming,
-    shown,
 )
 from buildtool.audit.packages import Component, Manager, Package, component_of
 
 
-def place(path: str) -> Place:
+def place(path: str) -> Classification:
     directory, _, name = path.encode().rpartition(b"/")
     return Classifier().place(directory, name)
 
@@ -43,11 +43,11 @@ WHOLE_DIRECTORIES = {
 
 @pytest.mark.parametrize("directory", WHOLE_DIRECTORIES)
 def test_a_directory_of_one_kind_gives_it_to_all_below_and_to_nothing_beside(directory: str) -> None:
-    known = Place(WHOLE_DIRECTORIES[directory], directory.encode())
+    known = Classification(WHOLE_DIRECTORIES[directory], directory.encode())
     assert place(f"{directory}/x.py") == known
     assert place(f"{directory}/deep/er/x") == known
-    assert place(f"{directory}s/x") == Place(Kind.DATA, f"{directory}s".encode())
-    assert place(f"srv/{directory}/x") == Place(Kind.DATA, f"srv/{directory}".encode())
+    assert place(f"{directory}s/x") == Classification(Kind.DATA, f"{directory}s".encode())
+    assert place(f"srv/{directory}/x") == Classification(Kind.DATA, f"srv/{directory}".encode())
 
 
 NAMES_OF_DIRECTORIES = {
@@ -64,9 +64,9 @@ NAMES_OF_DIRECTORIES = {
 @pytest.mark.parametrize("name", NAMES_OF_DIRECTORIES)
 def test_a_directory_is_known_by_its_name_anywhere_and_the_topmost_one_is_named(name: str) -> None:
     known = NAMES_OF_DIRECTORIES[name]
-    assert place(f"{name}/x") == Place(known, name.encode())
-    assert place(f"a/b/{name}/c/include/x.py") == Place(known, f"a/b/{name}".encode())
-    assert place(f"a/my{name}/x") == Place(Kind.DATA, f"a/my{name}".encode())
+    assert place(f"{name}/x") == Classification(known, name.encode())
+    assert place(f"a/b/{name}/c/include/x.py") == Classification(known, f"a/b/{name}".encode())
+    assert place(f"a/my{name}/x") == Classification(Kind.DATA, f"a/my{name}".encode())
 
 
 ENDINGS = {
@@ -86,9 +86,9 @@ ENDINGS = {
     ("ending", "kind"), [(end, kind) for kind in ENDINGS for end in ENDINGS[kind].split()]
 )
 def test_an_ending_gives_a_kind_and_files_of_that_ending_are_named(ending: str, kind: Kind) -> None:
-    assert place(f"d/e/x.y.{ending}") == Place(kind, Pattern(b"d/e", ending.encode()))
-    assert place(f"x.{ending}") == Place(kind, Pattern(b"", ending.encode()))
-    assert place(f"d/x.{ending}z") == Place(Kind.DATA, b"d")
+    assert place(f"d/e/x.y.{ending}") == Classification(kind, Pattern(b"d/e", ending.encode()))
+    assert place(f"x.{ending}") == Classification(kind, Pattern(b"", ending.encode()))
+    assert place(f"d/x.{ending}z") == Classification(Kind.DATA, b"d")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,18 @@ def test_an_ending_gives_a_kind_and_files_of_that_ending_are_named(ending: str, 
 def test_libraries_with_versions_programs_and_licences_are_known_in_their_directory(
     path: str, kind: Kind
 ) -> None:
-    assert place(path) == Place(kind, path.rpartition("/")[0].encode())
+    assert place(path) == Classification(kind, path.rpartition("/")[0].encode())
 
 
 @pytest.mark.parametrize(
     "conda", ["conda", "miniconda3", "anaconda3", "micromamba", "mambaforge", "miniforge3"]
 )
 def test_the_packages_that_conda_keeps_are_a_cache(conda: str) -> None:
-    assert place(f"opt/{conda}/pkgs/x-1/include/x.h") == Place(Kind.CACHE, f"opt/{conda}/pkgs".encode())
-    assert place(f"{conda}/pkgs/x") == Place(Kind.CACHE, f"{conda}/pkgs".encode())
-    assert place(f"opt/{conda}/lib/pkgs/x") == Place(Kind.DATA, f"opt/{conda}/lib/pkgs".encode())
+    assert place(f"opt/{conda}/pkgs/x-1/include/x.h") == Classification(
+        Kind.CACHE, f"opt/{conda}/pkgs".encode()
+    )
+    assert place(f"{conda}/pkgs/x") == Classification(Kind.CACHE, f"{conda}/pkgs".encode())
+    assert place(f"opt/{conda}/lib/pkgs/x") == Classification(Kind.DATA, f"opt/{conda}/lib/pkgs".encode())
     assert place("opt/other/pkgs/x").kind is place("pkgs/x").kind is Kind.DATA
 
 
@@ -138,7 +140,7 @@ def test_the_packages_that_conda_keeps_are_a_cache(conda: str) -> None:
 )
 def test_path_files_of_python_are_no_models(path: str) -> None:
     directory = path.encode().rpartition(b"/")[0]
-    assert place(path) == Place(Kind.PYTHON, Pattern(directory, b"pth"))
+    assert place(path) == Classification(Kind.PYTHON, Pattern(directory, b"pth"))
 
 
 @pytest.mark.parametrize("path", ["site-packages/m/x.pth", "x/my-easy-install.pth", "my-site-packages/x.pth"])
@@ -147,12 +149,14 @@ def test_models_are_no_path_files_of_python(path: str) -> None:
 
 
 def test_gpu_code_is_known_by_name_or_directory_and_comes_before_what_the_directory_says() -> None:
-    assert place("x/tests/k_gfx906.co") == Place(Kind.GPU_CODE, b"x/tests", ("gfx906",))
-    assert place("amd-gfx90a/k.hsaco") == Place(Kind.GPU_CODE, b"amd-gfx90a", ("gfx90a",))
-    assert place("x/tests/gfx906.py") == Place(Kind.TEST, b"x/tests")
-    assert place("k_gfx906.co") == Place(Kind.GPU_CODE, b"", ("gfx906",))
-    assert place("miopen/db/gfx90a68.db.txt") == Place(Kind.GPU_CODE, b"miopen/db", ("gfx90a",))
-    assert Classifier().place(b"x\xff", b"\xfe_gfx906.co") == Place(Kind.GPU_CODE, b"x\xff", ("gfx906",))
+    assert place("x/tests/k_gfx906.co") == Classification(Kind.GPU_CODE, b"x/tests", ("gfx906",))
+    assert place("amd-gfx90a/k.hsaco") == Classification(Kind.GPU_CODE, b"amd-gfx90a", ("gfx90a",))
+    assert place("x/tests/gfx906.py") == Classification(Kind.TEST, b"x/tests")
+    assert place("k_gfx906.co") == Classification(Kind.GPU_CODE, b"", ("gfx906",))
+    assert place("miopen/db/gfx90a68.db.txt") == Classification(Kind.GPU_CODE, b"miopen/db", ("gfx90a",))
+    assert Classifier().place(b"x\xff", b"\xfe_gfx906.co") == Classification(
+        Kind.GPU_CODE, b"x\xff", ("gfx906",)
+    )
 
 
 def test_a_directory_is_looked_at_once_however_many_files_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,16 +297,16 @@ def test_build_tools_are_recognised_by_the_names_of_each_package_manager(manager
     ],
 )
 def test_a_spot_is_shown_escaped_and_named_only_where_it_can_be_pasted(
-    spot: Spot, text: str, words: str | None
+    spot: Location, text: str, words: str | None
 ) -> None:
-    assert shown(spot) == text
-    named = naming([spot], lambda listed: f"rm {listed}")
+    assert display(spot) == text
+    named = command_naming([spot], lambda listed: f"rm {listed}")
     assert named == f"rm {words}" if words else named.startswith("# 1 place cannot be named")
 
 
 def test_spots_that_can_not_be_named_are_counted_below_the_command() -> None:
-    named = naming([b"a", b"b\n", Pattern(b"c", b"so"), b"d\n"], lambda words: f"rm {words}")
+    named = command_naming([b"a", b"b\n", Pattern(b"c", b"so"), b"d\n"], lambda words: f"rm {words}")
     first, second = named.split("\n")
     assert first == "rm /a /c/*.so"
     assert second.startswith("# 2 places cannot be named here: ")
-    assert naming([], lambda words: f"rm {words}") == ""
+    assert command_naming([], lambda words: f"rm {words}") == ""

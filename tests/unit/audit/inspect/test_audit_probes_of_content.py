@@ -9,7 +9,7 @@ import pytest
 from test_audit_debug import BYTES, GNU, STRIPPED, program
 from test_audit_gpu import KERNELS, PAGE, bundle, library
 
-from buildtool.audit.kinds import FOREIGN_CODE, ClaimCounter, is_foreign, parse_targets, saved_bytes
+from buildtool.audit.claims import FOREIGN_CODE, ClaimCounter, is_foreign, parse_targets, saved_bytes
 from buildtool.gpucode.source import BadElf, GpuCodeError
 from buildtool.image.debug_info import DebugCounter
 from buildtool.image.gpu_code import GpuCodeCounter

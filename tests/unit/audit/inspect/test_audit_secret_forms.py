@@ -5,13 +5,13 @@ from planted import made_up, private_key
 
 from buildtool.image.secrets import (
     SCANNED_BYTES,
-    Care,
-    care_for,
+    SearchScope,
     kinds_in_document,
     kinds_in_file,
     kinds_in_text,
-    reads_file,
     redacted,
+    search_scope,
+    should_search,
 )
 
 HEX = "0123456789abcdef"
@@ -202,7 +202,7 @@ def test_a_file_that_is_made_to_hold_credentials_is_read_in_its_own_way(name: st
     kind = f"password in {name}"
     assert kinds_in_file(b"etc", name.encode(), OWN[name].encode()) == (kind,)
     assert kind not in kinds_in_file(b"etc", b"notes", OWN[name].encode())
-    assert reads_file(name.encode(), Care.NAMED_FILES)
+    assert should_search(name.encode(), SearchScope.NAMED_FILES)
 
 
 @pytest.mark.parametrize("form", ["$apr1$", "$2a$", "$2b$", "$2y$", "{SHA}"])
@@ -220,26 +220,26 @@ KNOWN = (
 
 def test_files_that_are_known_to_hold_credentials_are_read_even_in_a_library() -> None:
     names = KNOWN.split()
-    assert [name for name in names if not reads_file(name.encode(), Care.NAMED_FILES)] == []
-    assert [name for name in names if reads_file(b"other-" + name.encode(), Care.NAMED_FILES)] == []
+    assert [name for name in names if not should_search(name.encode(), SearchScope.NAMED_FILES)] == []
+    assert [name for name in names if should_search(b"other-" + name.encode(), SearchScope.NAMED_FILES)] == []
     setting = f"password = {PASSWORD}\n".encode()
     assert [n for n in names if kinds_in_file(b"srv", n.encode(), setting) != (BY_NAME,)] == []
 
 
 CARES = {
-    Care.NAMED_FILES: "a/site-packages b/dist-packages/x app/node_modules conda-meta x/python3"
+    SearchScope.NAMED_FILES: "a/site-packages b/dist-packages/x app/node_modules conda-meta x/python3"
     " x/python3.11/y x/share/doc usr/lib usr/lib64/x usr/share usr/include usr/src lib lib64/x proc sys dev"
     " boot var/lib/dpkg var/lib/apt/lists usr/local/lib usr/local/lib64 usr/local/include usr/local/share"
     " opt/conda/lib opt/rocm-7.0/lib64 opt/rocm/share opt/conda/pkgs/x opt/rocm/llvm opt/rocm/include",
-    Care.NO_CODE: "app/lib opt/x/lib64/y home/lib/z var/lib",
-    Care.ALL_TEXT: "app etc root/.ssh usr/local/bin var opt/rocm srv/library usr proceedings",
+    SearchScope.NO_CODE: "app/lib opt/x/lib64/y home/lib/z var/lib",
+    SearchScope.ALL_TEXT: "app etc root/.ssh usr/local/bin var opt/rocm srv/library usr proceedings",
 }
 
 
 @pytest.mark.parametrize("care", CARES)
-def test_directories_of_libraries_are_read_with_less_care_than_those_of_services(care: Care) -> None:
-    assert [place for place in CARES[care].split() if care_for(place.encode()) is not care] == []
-    assert care_for(b"") is Care.ALL_TEXT
+def test_directories_of_libraries_are_read_with_less_care_than_those_of_services(care: SearchScope) -> None:
+    assert [place for place in CARES[care].split() if search_scope(place.encode()) is not care] == []
+    assert search_scope(b"") is SearchScope.ALL_TEXT
 
 
 def test_files_without_settings_are_not_read() -> None:
@@ -249,21 +249,29 @@ def test_files_without_settings_are_not_read() -> None:
         " md rst htm html PNG"
     )
     names = [f"x.{ending}".encode() for ending in endings.split()]
-    assert [name for name in names if reads_file(name, Care.ALL_TEXT) or reads_file(name, Care.NO_CODE)] == []
-    assert [name for name in names if not reads_file(name + b".txt", Care.NO_CODE)] == []
+    assert [
+        name
+        for name in names
+        if should_search(name, SearchScope.ALL_TEXT) or should_search(name, SearchScope.NO_CODE)
+    ] == []
+    assert [name for name in names if not should_search(name + b".txt", SearchScope.NO_CODE)] == []
 
 
 def test_code_is_read_for_quoted_values_where_no_library_is() -> None:
     endings = "py pyi js mjs ts go java rb json yaml yml toml tf ipynb php lua xml"
     names = [f"x.{ending}".encode() for ending in endings.split()]
-    for care, reads in ((Care.ALL_TEXT, True), (Care.NO_CODE, False), (Care.NAMED_FILES, False)):
-        assert [name for name in names if reads_file(name, care) is not reads] == []
+    for care, reads in (
+        (SearchScope.ALL_TEXT, True),
+        (SearchScope.NO_CODE, False),
+        (SearchScope.NAMED_FILES, False),
+    ):
+        assert [name for name in names if should_search(name, care) is not reads] == []
     call = f'f(token="{PASSWORD}")'.encode()
     assert [name for name in names if kinds_in_file(b"app", name, call) != (BY_NAME,)] == []
 
 
 def test_other_text_is_read_everywhere_but_in_libraries_and_not_as_code() -> None:
-    assert [reads_file(b"notes", care) for care in Care] == [False, True, True]
+    assert [should_search(b"notes", care) for care in SearchScope] == [False, True, True]
     assert kinds_in_file(b"app", b"notes", f'f(token="{PASSWORD}")'.encode()) == ()
     assert kinds_in_file(b"app", b"notes", f"token = {PASSWORD}".encode()) == ()
 

@@ -18,7 +18,7 @@ from buildtool.audit.counts import (
     Tally,
 )
 from buildtool.audit.findings import Finding, Severity, find_waste, merged_places, predict, shown_paths
-from buildtool.audit.kinds import Kind, PackageName, Pattern, Spot
+from buildtool.audit.kinds import Kind, Location, PackageName, Pattern
 
 MIB = 1_048_576
 NOTHING = facts(L({"x": 5}))
@@ -33,7 +33,7 @@ OF_KINDS = {
 PLACES = [b"p%d" % n for n in range(30)]
 
 
-def tally(n_bytes: int, places: Sequence[Spot] = (b"a",)) -> Tally:
+def tally(n_bytes: int, places: Sequence[Location] = (b"a",)) -> Tally:
     """So many bytes, the most of them at the first place."""
     rest = len(places) * (len(places) - 1) // 2
     sizes = [n_bytes - rest, *range(len(places) - 1, 0, -1)]

@@ -7,9 +7,9 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.image.archive import DirectoryArchive, ImageContents, Layer, StreamArchive
+from buildtool.image.archive import DirectoryArchive, StreamArchive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import (
+from buildtool.image.errors import (
     LIMITS,
     Limits,
     MalformedDocument,
@@ -18,7 +18,7 @@ from buildtool.image.faults import (
     MissingContent,
     Truncated,
 )
-from buildtool.image.image import read_image
+from buildtool.image.reader import ImageContents, Layer, read_image
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [tar(folder("etc"), file("etc/one", b"1" * 900)), tar(file("two", b"2" * 70))]

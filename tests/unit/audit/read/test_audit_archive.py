@@ -9,10 +9,10 @@ import pytest
 from image_maker import Image, Members, file, folder, tar
 
 from buildtool.core.errors import ToolError
-from buildtool.image.archive import ImageContents, StreamArchive, open_archive
+from buildtool.image.archive import StreamArchive, open_archive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import (
-    ImageFault,
+from buildtool.image.errors import (
+    ImageError,
     LimitExceeded,
     Limits,
     MalformedDocument,
@@ -23,7 +23,7 @@ from buildtool.image.faults import (
     NoSuchImage,
     Truncated,
 )
-from buildtool.image.image import read_image
+from buildtool.image.reader import ImageContents, read_image
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [
@@ -365,7 +365,7 @@ REFUSED = {
     "index.json nested deeply": (swap("index.json", b"[" * 10_000), MalformedDocument),
     "index.json nested at depth 100": (
         swap("index.json", b'{"manifests":' + b"[" * 100 + b"]" * 100 + b"}"),
-        ImageFault,
+        ImageError,
     ),
     "a doubled key": (swap("index.json", b'{"manifests": [], "manifests": []}'), MalformedDocument),
     "NaN": (swap("index.json", b'{"manifests": NaN}'), MalformedDocument),

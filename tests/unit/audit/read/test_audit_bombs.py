@@ -14,12 +14,12 @@ from buildtool.cli import audit as command
 from buildtool.image import merge as merging
 from buildtool.image.archive import StreamArchive, open_archive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits
-from buildtool.image.image import read_image
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits
 from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.merge import Finder, merge
+from buildtool.image.reader import read_image
+from buildtool.image.streams import Allowance, Form, decompressed
 from buildtool.image.tar import TarReader
-from buildtool.image.unpack import Allowance, Form, decompressed
 
 pytestmark = pytest.mark.thorough
 

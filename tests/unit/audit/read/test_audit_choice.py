@@ -12,23 +12,25 @@ from odd_configs import ODD, odd_archive
 from buildtool.cli.program import main
 from buildtool.core.errors import Exit
 from buildtool.core.json_text import load_as_engines_do
-from buildtool.image.archive import Blob, ImageContents, Layer, StreamArchive, open_archive
+from buildtool.image.archive import Blob, StreamArchive, open_archive
 from buildtool.image.documents import ImageConfig, parse_config, parse_index_or_manifest
-from buildtool.image.faults import LimitExceeded, MalformedDocument, MalformedStream, Mismatch, NoSuchImage
-from buildtool.image.image import (
-    Called,
-    Wanted,
-    check_readable,
-    choose,
+from buildtool.image.errors import LimitExceeded, MalformedDocument, MalformedStream, Mismatch, NoSuchImage
+from buildtool.image.layer import LayerIndex
+from buildtool.image.reader import (
+    ImageContents,
+    ImageNames,
+    ImageRequest,
+    Layer,
+    choose_images,
+    display_name,
     document,
     host_platform,
-    indexed,
     read_image,
+    refuse_encrypted,
     same_name,
-    shown_name,
+    with_index,
 )
-from buildtool.image.layer import LayerIndex
-from buildtool.image.unpack import Form
+from buildtool.image.streams import Form
 from probes.core.codec import load
 
 HERE = host_platform().architecture
@@ -219,7 +221,7 @@ def test_what_a_reference_may_leave_out_is_known(one: str, other: str, same: boo
     assert same_name(one, other) is same_name(other, one) is same
 
 
-CALLED = Called(("b/a:1", "b/a:2"), ("sha256:first", "sha256:second"))
+CALLED = ImageNames(("b/a:1", "b/a:2"), ("sha256:first", "sha256:second"))
 
 
 @pytest.mark.parametrize(
@@ -240,49 +242,49 @@ def test_an_image_answers_to_its_names_and_digests_alone(ref: str, answer: bool)
 @pytest.mark.parametrize(
     ("wanted", "names", "shown"),
     [
-        (Wanted("a.tar"), ("x:1", "y:1"), "x:1"),
-        (Wanted("a.tar"), (), "a.tar"),
-        (Wanted("a.tar", "y:1"), ("x:1",), "y:1"),
-        (Wanted("a.tar", "sha256:0"), ("x:1",), "x:1"),
-        (Wanted("a.tar", "sha256:0"), (), "sha256:0"),
-        (Wanted("a.tar", "sha256:0", is_answer=True), ("x:1",), "sha256:0"),
+        (ImageRequest("a.tar"), ("x:1", "y:1"), "x:1"),
+        (ImageRequest("a.tar"), (), "a.tar"),
+        (ImageRequest("a.tar", "y:1"), ("x:1",), "y:1"),
+        (ImageRequest("a.tar", "sha256:0"), ("x:1",), "x:1"),
+        (ImageRequest("a.tar", "sha256:0"), (), "sha256:0"),
+        (ImageRequest("a.tar", "sha256:0", is_answer=True), ("x:1",), "sha256:0"),
     ],
 )
 def test_a_report_calls_an_image_by_the_most_specific_name(
-    wanted: Wanted, names: tuple[str, ...], shown: str
+    wanted: ImageRequest, names: tuple[str, ...], shown: str
 ) -> None:
-    assert shown_name(wanted, Called(names, ("sha256:0",))) == shown
+    assert display_name(wanted, ImageNames(names, ("sha256:0",))) == shown
 
 
 def test_one_image_on_several_platforms_is_no_choice_between_images() -> None:
-    amd, arm, other = (Called(("x:1",), (top, leaf)) for top, leaf in ("tm", "tn", "uo"))
-    assert choose(Wanted("a"), [amd, arm]) == (0, 1)
-    assert choose(Wanted("a", "n"), [amd, arm, other]) == (1,)
-    assert choose(Wanted("a", "t"), [other, amd, arm]) == (1, 2)
-    assert choose(Wanted("a", "unheard-of", is_answer=True), [amd]) == (0,)
+    amd, arm, other = (ImageNames(("x:1",), (top, leaf)) for top, leaf in ("tm", "tn", "uo"))
+    assert choose_images(ImageRequest("a"), [amd, arm]) == (0, 1)
+    assert choose_images(ImageRequest("a", "n"), [amd, arm, other]) == (1,)
+    assert choose_images(ImageRequest("a", "t"), [other, amd, arm]) == (1, 2)
+    assert choose_images(ImageRequest("a", "unheard-of", is_answer=True), [amd]) == (0,)
     with pytest.raises(NoSuchImage) as several:
-        choose(Wanted("a.tar", "x:1"), [amd, arm, other])
+        choose_images(ImageRequest("a.tar", "x:1"), [amd, arm, other])
     assert "--image: t, u" in several.value.hint
     with pytest.raises(NoSuchImage, match=r"a\.tar holds no image z:1"):
-        choose(Wanted("a.tar", "z:1"), [amd])
+        choose_images(ImageRequest("a.tar", "z:1"), [amd])
 
 
 def refusal_of_nothing() -> NoSuchImage:
     with pytest.raises(NoSuchImage) as refused:
-        choose(Wanted("a.tar", "z"), [Called((), ("",))])
+        choose_images(ImageRequest("a.tar", "z"), [ImageNames((), ("",))])
     return refused.value
 
 
 def test_a_hint_offers_a_name_that_one_image_has_alone_and_forty_words_at_most() -> None:
-    images = [Called((f"x:{n}", "same:1"), (f"sha256:{n}",)) for n in range(41)]
-    nameless = Called(("same:1",), ("sha256:nameless",))
+    images = [ImageNames((f"x:{n}", "same:1"), (f"sha256:{n}",)) for n in range(41)]
+    nameless = ImageNames(("same:1",), ("sha256:nameless",))
     with pytest.raises(NoSuchImage) as refused:
-        choose(Wanted("a.tar"), [nameless, *images])
+        choose_images(ImageRequest("a.tar"), [nameless, *images])
     words = refused.value.hint.partition("--image: ")[2].split(", ")
     assert words == ["sha256:nameless", *(f"x:{n}" for n in range(39))]
     for digests, offered in ((("",), ""), (("", "d"), "d")):
         with pytest.raises(NoSuchImage) as refused:
-            choose(Wanted("a.tar", "z"), [Called((), (digest,)) for digest in digests])
+            choose_images(ImageRequest("a.tar", "z"), [ImageNames((), (digest,)) for digest in digests])
         assert refused.value.hint.partition("--image: ")[2] == offered
     assert "--image" not in refusal_of_nothing().hint
 
@@ -306,18 +308,18 @@ def test_a_layer_takes_its_sizes_from_its_blob(form: Form, stored: int | None) -
     layer = Layer("sha256:l", "sha256:d", 3, 0, "RUN x", None)
     index = LayerIndex()
     blob = Blob(form, "sha256:l", 7, None, index, "sha256:d", 11)
-    assert indexed(layer, blob, "p") == Layer("sha256:l", "sha256:d", stored, 11, "RUN x", index)
+    assert with_index(layer, blob, "p") == Layer("sha256:l", "sha256:d", stored, 11, "RUN x", index)
     with pytest.raises(Mismatch, match=r"p: .*sha256:e, .*sha256:d"):
-        indexed(layer, replace(blob, diff_id="sha256:e"), "p")
+        with_index(layer, replace(blob, diff_id="sha256:e"), "p")
     with pytest.raises(MalformedStream, match=f"p: .*{form.value}"):
-        indexed(layer, replace(blob, index=None), "p")
+        with_index(layer, replace(blob, index=None), "p")
 
 
 def test_only_a_media_type_that_ends_in_encrypted_is_refused() -> None:
-    check_readable("application/x+encrypted+gzip", 0, "p")
-    check_readable("", 0, "p")
+    refuse_encrypted("application/x+encrypted+gzip", 0, "p")
+    refuse_encrypted("", 0, "p")
     with pytest.raises(MalformedStream, match="p: layer 3 "):
-        check_readable("application/x+gzip+encrypted", 3, "p")
+        refuse_encrypted("application/x+gzip+encrypted", 3, "p")
 
 
 def config_of_text(run: str) -> ImageConfig:

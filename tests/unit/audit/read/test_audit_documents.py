@@ -19,7 +19,7 @@ from buildtool.image.documents import (
     parse_json,
     parse_saved,
 )
-from buildtool.image.faults import LIMITS, LimitExceeded, MalformedDocument
+from buildtool.image.errors import LIMITS, LimitExceeded, MalformedDocument
 
 ONE, TWO, THREE = (f"sha256:{digit * 64}" for digit in "1a3")
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

@@ -12,10 +12,10 @@ from buildtool.audit.report import make_report, to_json
 from buildtool.audit.text import render_markdown, render_table
 from buildtool.core.errors import ToolError
 from buildtool.core.model import Budget
-from buildtool.image.archive import ImageContents, StreamArchive, open_archive
+from buildtool.image.archive import StreamArchive, open_archive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import Limits
-from buildtool.image.image import read_image
+from buildtool.image.errors import Limits
+from buildtool.image.reader import ImageContents, read_image
 
 pytestmark = pytest.mark.thorough
 

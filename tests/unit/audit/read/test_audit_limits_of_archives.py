@@ -24,9 +24,9 @@ from buildtool.image.archive import (
     open_archive,
     read_blob,
 )
-from buildtool.image.faults import (
+from buildtool.image.errors import (
     LIMITS,
-    ImageFault,
+    ImageError,
     LimitExceeded,
     Limits,
     MalformedDocument,
@@ -35,8 +35,8 @@ from buildtool.image.faults import (
     NoSuchImage,
     Truncated,
 )
-from buildtool.image.image import read_image
-from buildtool.image.unpack import Ahead, Form
+from buildtool.image.reader import read_image
+from buildtool.image.streams import Form, ReadAhead
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 LAYER = tar(file("f", b"x"))
@@ -147,13 +147,13 @@ def test_a_damaged_layer_keeps_its_fault_and_claims_no_digest() -> None:
 def test_only_layers_of_several_chunks_are_worth_threads(
     pack: make.Packer, chunks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Ahead] = []
+    begun: list[ReadAhead] = []
 
-    def ahead(pieces: Iterator[bytes]) -> Ahead:
-        begun.append(Ahead(pieces))
+    def ahead(pieces: Iterator[bytes]) -> ReadAhead:
+        begun.append(ReadAhead(pieces))
         return begun[-1]
 
-    monkeypatch.setattr(reading, "Ahead", ahead)
+    monkeypatch.setattr(reading, "ReadAhead", ahead)
     packed = pack(tar(file("f", os.urandom(9000))))
     size = -(-len(packed) // chunks)
     assert read_one(packed, size=size).diff_id
@@ -228,7 +228,7 @@ def test_all_layers_share_the_memory_for_the_index_to_the_byte(
     needed = [read_one(layer).index.index_bytes for layer in layers]  # type: ignore[union-attr]
     content = make.archive({"x": b"{}", "1": layers[0], "2": b"{}", "3": layers[1]})
 
-    def faults(room: int) -> list[ImageFault | None]:
+    def faults(room: int) -> list[ImageError | None]:
         archive = opened(content, tmp_path, replace(LIMITS, index_bytes=room))
         return [archive.blob(path).fault for path in ("x", "1", "2", "3")]
 

@@ -9,8 +9,8 @@ from image_maker import chunks, file, folder, hardlink, header, padded, pax, sym
 
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.image import tar as tarwalk
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
-from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer, split
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer, split_path
 from buildtool.image.merge import Finder, Merged, merge
 from buildtool.image.secrets import SCANNED_BYTES
 from buildtool.image.tar import Member, TarReader, pax_integer
@@ -121,7 +121,7 @@ def test_whiteouts_reach_into_nested_directories() -> None:
 def test_each_step_upward_takes_one_name_and_stops_at_the_root(
     path: bytes, parts: tuple[bytes, bytes]
 ) -> None:
-    assert split(path) == parts
+    assert split_path(path) == parts
 
 
 def test_package_databases_are_kept_up_to_their_limit_and_then_said_to_be_unread() -> None:

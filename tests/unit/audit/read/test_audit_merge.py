@@ -4,8 +4,8 @@ import pytest
 from image_maker import chunks, file, folder, hardlink, symlink, tar
 
 from buildtool.image import merge as merging
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar
-from buildtool.image.layer import LayerIndex, index_layer, split
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar
+from buildtool.image.layer import LayerIndex, index_layer, split_path
 from buildtool.image.merge import Finder, Merged, merge
 from buildtool.image.tar import TarReader
 
@@ -231,8 +231,8 @@ def test_of_doubled_paths_in_one_layer_the_last_counts() -> None:
 
 
 def test_paths_stay_inside_the_root() -> None:
-    assert split(b"../../etc/../x//./y") == (b"x", b"y")
-    assert split(b"/..") == (b"", b"")
+    assert split_path(b"../../etc/../x//./y") == (b"x", b"y")
+    assert split_path(b"/..") == (b"", b"")
     assert visible(merged((file("../../evil", b"1"), file("/abs//f/./g", b"1")))) == {"evil", "abs/f/g"}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from buildtool.image.faults import MalformedTar
+from buildtool.image.errors import MalformedTar
 from buildtool.image.layer import LayerIndex
 from buildtool.image.merge import Finder, Merged, Tree, merge
 from buildtool.image.tar import DIRECTORY, FILE, HARDLINK, SYMLINK

@@ -12,10 +12,10 @@ from buildtool.audit.counts import gather
 from buildtool.audit.report import AuditReport, make_report
 from buildtool.audit.text import render_table
 from buildtool.core.model import Budget
-from buildtool.image.archive import ImageContents, StreamArchive, open_archive
+from buildtool.image.archive import StreamArchive, open_archive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import MalformedStream
-from buildtool.image.image import read_image
+from buildtool.image.errors import MalformedStream
+from buildtool.image.reader import ImageContents, read_image
 
 ROOT = Path(__file__).parents[4]
 

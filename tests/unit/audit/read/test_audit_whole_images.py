@@ -7,10 +7,10 @@ import image_maker as make
 import pytest
 from image_maker import Image, Members, file, folder, tar
 
-from buildtool.image import image as reading
-from buildtool.image.archive import Attestations, ImageContents, Layer, StreamArchive
+from buildtool.image import reader as reading
+from buildtool.image.archive import StreamArchive
 from buildtool.image.documents import Platform, parse_config
-from buildtool.image.faults import (
+from buildtool.image.errors import (
     LIMITS,
     LimitExceeded,
     Limits,
@@ -18,8 +18,8 @@ from buildtool.image.faults import (
     MissingContent,
     NoSuchImage,
 )
-from buildtool.image.image import host_platform, read_image
 from buildtool.image.layer import LayerIndex
+from buildtool.image.reader import Attestations, ImageContents, Layer, host_platform, read_image
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [tar(folder("etc"), file("etc/one", b"1" * 900)), tar(file("two", b"2" * 70))]

@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 from report_maker import HOSTILE, a_finding, small_report, with_findings
 
-from buildtool.audit import sarif as sarif_module
 from buildtool.audit.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
 from buildtool.audit.findings import Severity
 from buildtool.audit.junit import render_junit
@@ -20,6 +19,7 @@ from buildtool.audit.sarif import render_sarif
 from buildtool.audit.text import render_table
 from buildtool.cli import audit as command
 from buildtool.cli.program import main
+from buildtool.core import sarif as sarif_module
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.model import Budget
 from probes.core.quoting import terminal

@@ -20,7 +20,7 @@ from buildtool.audit.baseline import Comparison, Regression, Tolerance
 from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
 from buildtool.audit.html import render_html
 from buildtool.audit.junit import render_junit
-from buildtool.audit.kinds import PackageName, Pattern, naming
+from buildtool.audit.kinds import PackageName, Pattern, command_naming
 from buildtool.audit.report import AuditReport, DirectoryRow, GpuCode, to_json
 from buildtool.audit.sarif import render_sarif
 from buildtool.audit.text import render_markdown, render_table
@@ -75,8 +75,8 @@ def test_remedies_name_exactly_what_hostile_images_call_their_places() -> None:
     named = 0
     for text in filter(None, hostile_texts(600)):
         place = text.encode("utf-8", "surrogatepass")
-        path = naming([place], lambda words: f"rm {words}")
-        pattern = naming([Pattern(place, b"so")], lambda words: f"rm {words}")
+        path = command_naming([place], lambda words: f"rm {words}")
+        pattern = command_naming([Pattern(place, b"so")], lambda words: f"rm {words}")
         assert path.startswith("#") == pattern.startswith("#")
         if not path.startswith("#"):
             named += 1
@@ -88,7 +88,7 @@ def test_remedies_name_exactly_what_hostile_images_call_their_places() -> None:
 
 def test_a_package_name_is_no_option_and_no_command() -> None:
     names = [PackageName(name) for name in ("gcc-12", "--allow-downgrades", "x-dev;touch x", "x\\x1b-dev")]
-    remedy = naming(names, lambda words: f"apt-get purge -- {words}")
+    remedy = command_naming(names, lambda words: f"apt-get purge -- {words}")
     assert commands(remedy) == [["apt-get", "purge", "--", "gcc-12"]]
     assert "# 3 places" in remedy
 

@@ -15,12 +15,11 @@ from gpucode.cutting import cuda
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from image_maker import Image, file, folder, hardlink, symlink, tar
 
-from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
-from buildtool.audit.budget import Verdict, judge
+from buildtool.audit.audit import AuditOptions, audit_image, audit_path, write_reports
 from buildtool.audit.findings import Finding, Severity
 from buildtool.audit.kinds import Classifier, Kind
 from buildtool.audit.packages import DebPackage, deb_packages
-from buildtool.audit.report import AuditReport
+from buildtool.audit.report import AuditReport, Verdict, judge
 from buildtool.audit.text import MARKDOWN_BYTES, render_markdown, render_table, summary_row, verdict_lines
 from buildtool.cli import audit as command
 from buildtool.core.errors import ConfigError, DataError
@@ -91,7 +90,7 @@ class FakeEngine:
 def audited(*layers: bytes, labels: dict[str, str] | None = None, **wish: object) -> AuditReport:
     history = wish.pop("history", None)
     image = Image(list(layers), labels=labels or {}, ref=str(wish.pop("ref", "weir/tiny:1")), history=history)  # type: ignore[arg-type]
-    return audit_image(image.ref, engine=FakeEngine(image), wish=Wish(**wish))  # type: ignore[arg-type]
+    return audit_image(image.ref, engine=FakeEngine(image), wish=AuditOptions(**wish))  # type: ignore[arg-type]
 
 
 def found(report: AuditReport, name: str) -> Finding:
@@ -462,7 +461,7 @@ def test_the_same_image_gives_the_same_json(tmp_path: Path) -> None:
 
 def test_stored_bytes_of_plain_layers_are_unknown_with_a_reason() -> None:
     image = Image([BASE], make.plain)
-    report = audit_image(image.ref, engine=FakeEngine(image), wish=Wish(budget=Budget(None, 10)))
+    report = audit_image(image.ref, engine=FakeEngine(image), wish=AuditOptions(budget=Budget(None, 10)))
     assert report.totals.stored_bytes is None
     assert report.budget.verdict is Verdict.UNKNOWN
     assert "stored bytes unknown" in render_table(report)
@@ -564,7 +563,7 @@ def test_wrong_arguments_are_refused_before_anything_is_read(
 def test_audit_path_reads_a_layout_directory(tmp_path: Path) -> None:
     root = make.layout_directory(make.oci_layout(Image([BASE])), tmp_path / "layout")
     heard: list[int] = []
-    report = audit_path(root, wish=Wish(), tick=heard.append)
+    report = audit_path(root, wish=AuditOptions(), tick=heard.append)
     assert report.totals.unpacked_bytes > 2000
     assert sum(heard) > 0
 

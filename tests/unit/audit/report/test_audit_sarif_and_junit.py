@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from report_maker import a_finding, small_report, with_findings
 
-from buildtool.audit import sarif as sarif_module
 from buildtool.audit.baseline import Comparison, Regression, Tolerance
 from buildtool.audit.findings import Finding, Severity
 from buildtool.audit.junit import render_junit
 from buildtool.audit.report import AuditReport
 from buildtool.audit.sarif import render_sarif
+from buildtool.core import sarif as sarif_module
 from buildtool.core.model import Budget
 
 MB = 1_000_000

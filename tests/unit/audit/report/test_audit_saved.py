@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from report_maker import HOSTILE, a_finding, audited, small_report
 
-from buildtool.audit.budget import Verdict
 from buildtool.audit.counts import Duplicate
 from buildtool.audit.findings import Prediction
-from buildtool.audit.report import GpuCode, parse_report, read_report, to_json
+from buildtool.audit.report import GpuCode, Verdict, parse_report, read_report, to_json
 from buildtool.cli.program import main
 from buildtool.core.errors import DataError, Exit
 from buildtool.core.model import Budget

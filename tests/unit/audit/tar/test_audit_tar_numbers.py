@@ -6,7 +6,7 @@ import pytest
 from image_maker import chunks, file, folder, gnu_long, header, padded, pax, symlink, tar
 
 from buildtool.image import tar as tarwalk
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
 from buildtool.image.tar import (
     DIRECTORY,
     FILE,

@@ -10,9 +10,9 @@ import pytest
 from image_maker import chunks, file, gzip_members, header, plain, zstandard, zstd_frames
 
 from buildtool.core import compression
-from buildtool.image import unpack
-from buildtool.image.faults import LIMITS, ImageFault, LimitExceeded, MalformedStream, Truncated
-from buildtool.image.unpack import LAYERS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
+from buildtool.image import streams
+from buildtool.image.errors import LIMITS, ImageError, LimitExceeded, MalformedStream, Truncated
+from buildtool.image.streams import LAYERS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -141,11 +141,11 @@ def test_damaged_data_is_named_with_its_place(name: str) -> None:
     packed[len(packed) // 2] ^= 0xFF
     if form is Form.ZSTD:
         packed[4] ^= 0xFF
-    with pytest.raises(ImageFault, match=r"^p: "):
+    with pytest.raises(ImageError, match=r"^p: "):
         unpacked(bytes(packed), form)
     with pytest.raises(MalformedStream, match=f"^p: {name} data"):
         unpacked(pack(CONTENT) + b"no such thing", form)
-    with pytest.raises(ImageFault):
+    with pytest.raises(ImageError):
         unpacked(pack(CONTENT) + b"~", form)
 
 
@@ -264,5 +264,5 @@ def test_a_stream_of_very_many_members_is_read_in_linear_time(
     )
     Counting.given = 0
     data = unit * (n_bytes // len(unit))
-    assert b"".join(unpack.decompressed(iter([data]), form, place="x")) == b""
+    assert b"".join(streams.decompressed(iter([data]), form, place="x")) == b""
     assert Counting.given < 600 * len(data)

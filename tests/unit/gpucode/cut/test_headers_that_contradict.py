@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from gpucode.maker import Spec, bundles, make_library
 
-from buildtool.gpucode.cut import find_room, lay_out_file
+from buildtool.gpucode.cut import find_surroundings, lay_out_file
 from buildtool.gpucode.elf import (
     ET_DYN,
     PT_DYNAMIC,
@@ -260,7 +260,7 @@ def room_of(
     *more: Segment, sections: tuple[Section, ...] = (), headers: int = 0x18000, around: Segment = AROUND
 ):  # type: ignore[no-untyped-def]
     made = elf(around, *more, sections=(FATBIN, *sections), headers=headers)
-    return made, find_room(made, FATBIN, SIZE)
+    return made, find_surroundings(made, FATBIN, SIZE)
 
 
 def refusal(

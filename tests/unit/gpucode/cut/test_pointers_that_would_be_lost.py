@@ -7,9 +7,9 @@ import pytest
 from gpucode.cutting import pruned, targets_in
 from gpucode.maker import Library, Spec, bundles, make_library
 
-from buildtool.gpucode.container import HIP
 from buildtool.gpucode.cut import Bundles, plan_prune, pointer_patches, relr_addresses
 from buildtool.gpucode.elf import read_elf
+from buildtool.gpucode.scan import HIP
 from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import parse_targets
 

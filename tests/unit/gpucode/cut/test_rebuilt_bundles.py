@@ -12,7 +12,7 @@ from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import BUNDLE_MAGIC, PAGE_BYTES, Entry, Method, pack, parse_bundle
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.cut_bundles import Cut, cut_bundles
-from buildtool.gpucode.edit import Copy, Literal, Zeros, chunks_of, total_bytes
+from buildtool.gpucode.plan import Copy, Literal, Zeros, chunks_of, total_bytes
 from buildtool.gpucode.scan import iter_bundles, scan_file
 from buildtool.gpucode.source import CHUNK_BYTES, PruneRefused, Source, TargetMissing
 from buildtool.gpucode.target import parse_targets

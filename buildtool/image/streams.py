@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from buildtool.core.compression import FAULTS, Unpacker, Zlib, zstd
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedStream, Truncated
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedStream, Truncated
 from buildtool.image.tar import has_right_checksum
 
-_MOST, _AFTER_END = 1 << 16, 1 << 12  # bytes that a decompressor is given at a time
+_PORTION_BYTES, _FIRST_PORTION_BYTES = 1 << 16, 1 << 12  # bytes that a decompressor is given at a time
 PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (measured)
 
 
@@ -43,8 +43,8 @@ _MAGIC = {
 }
 
 
-_PARTS = {Form.GZIP: "member", Form.ZSTD: "frame"}
-_AFTER_MEMBERS = {Form.GZIP: b"\0", Form.ZSTD: b""}  # writers may pad with zeros after the last gzip member
+_PART_NAMES = {Form.GZIP: "member", Form.ZSTD: "frame"}
+_PADDING = {Form.GZIP: b"\0", Form.ZSTD: b""}  # writers may pad with zeros after the last gzip member
 
 
 class Meter:
@@ -159,7 +159,7 @@ class _Portions:
     """
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._size = chunks, _AFTER_END
+        self._chunks, self._size = chunks, _FIRST_PORTION_BYTES
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._chunks:
@@ -167,12 +167,12 @@ class _Portions:
             while at < len(chunk):
                 portion = chunk[at : at + self._size]
                 at += len(portion)
-                self._size = min(2 * self._size, _MOST)
+                self._size = min(2 * self._size, _PORTION_BYTES)
                 yield portion
 
     def ended(self) -> None:
         """A member or frame has ended within the portion."""
-        self._size = _AFTER_END
+        self._size = _FIRST_PORTION_BYTES
 
 
 def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) -> Iterator[bytes]:
@@ -183,7 +183,7 @@ def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) 
         rest = portion
         while rest or (begun and not unpacker.needs_input):
             if not begun:
-                rest = rest.lstrip(_AFTER_MEMBERS[form])
+                rest = rest.lstrip(_PADDING[form])
                 if not rest:
                     break
                 unpacker, begun = _unpacker(form, window_log), True
@@ -200,7 +200,7 @@ def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) 
             if piece:
                 yield piece
     if begun:
-        raise Truncated(f"{form.value} data ends inside a {_PARTS[form]}", place=place)
+        raise Truncated(f"{form.value} data ends inside a {_PART_NAMES[form]}", place=place)
 
 
 def _unpacker(form: Form, window_log: int) -> Unpacker:
@@ -212,7 +212,7 @@ def _unpacker(form: Form, window_log: int) -> Unpacker:
 BATCH = 4  # chunks handed over at a time: every hand-over wakes a thread (audits take 12 % longer with 1)
 
 
-class Ahead:
+class ReadAhead:
     """Iterate, inside `with`, for the chunks; what goes wrong in making them is raised here.
 
     Leaving waits for the thread, which shares its source with us. After Ctrl-C it doesn't: the source

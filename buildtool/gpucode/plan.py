@@ -1,10 +1,10 @@
-"""Describes a file as edits of another one: what to copy, what to write instead.
+"""A pruned file as a value: the original's ranges to copy, bytes to write between them, words to overwrite.
 
-Only values; writes nothing.
+Writes nothing itself; `prune.trees` does.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from buildtool.gpucode.source import CHUNK_BYTES, Source
 
@@ -50,6 +50,28 @@ class Patch:
     def word(cls, offset: int, value: int) -> "Patch":
         """A little-endian 64-bit value."""
         return cls(offset, value.to_bytes(8, "little"))
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What a pruned file will be made of.
+
+    `bytes_before`, `bytes_after`: the file's length. `kept_bytes`, `removed_bytes`: unpacked bytes
+    of code objects by target. Patches are at output positions, applied after the pieces. When nothing
+    is to be done, `pieces` is one copy of the whole file and `changed` is false.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    pieces: tuple[Piece, ...]
+    patches: tuple[Patch, ...] = ()
+    kept_bytes: dict[str, int] = field(default_factory=dict)
+    removed_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """False when the file would stay as it is."""
+        return self.pieces != (Copy(0, self.bytes_before),)
 
 
 def total_bytes(pieces: Iterable[Piece]) -> int:

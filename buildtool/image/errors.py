@@ -11,7 +11,7 @@ from probes.core.quoting import terminal
 _AGAIN = "it was cut short: save, copy or pull it again"
 
 
-class ImageFault(DataError):
+class ImageError(DataError):
     """An image that can't be read or trusted. `place` says where in it."""
 
     def __init__(self, message: str, *, place: str, hint: str = "") -> None:
@@ -19,34 +19,34 @@ class ImageFault(DataError):
         self.place = place
 
 
-class Truncated(ImageFault):
+class Truncated(ImageError):
     """A stream ends before its announced end."""
 
     def __init__(self, message: str, *, place: str, hint: str = _AGAIN) -> None:
         super().__init__(message, place=place, hint=hint)
 
 
-class MalformedTar(ImageFault):
+class MalformedTar(ImageError):
     """A tar header or its extension that contradicts itself or the format."""
 
 
-class MalformedStream(ImageFault):
+class MalformedStream(ImageError):
     """Compressed data that doesn't decompress, or isn't what it is declared to be."""
 
 
-class MalformedDocument(ImageFault):
+class MalformedDocument(ImageError):
     """A JSON document (index, manifest, config) that lacks a required part."""
 
 
-class Mismatch(ImageFault):
+class Mismatch(ImageError):
     """Content whose digest or size isn't the announced one."""
 
 
-class LimitExceeded(ImageFault):
+class LimitExceeded(ImageError):
     """More entries, metadata or bytes than any legitimate image has."""
 
 
-class MissingContent(ImageFault):
+class MissingContent(ImageError):
     """A blob that a manifest names and the archive lacks."""
 
 
