@@ -140,6 +140,9 @@ def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
     return capped("\n".join([*lines, *_notes(found)]) + "\n")
 
 
+DIFF_FORMATS = {"table": render_diff_table, "markdown": render_diff_markdown}
+
+
 def _sections(found: ImageDiff, top: int) -> list[Section]:
     parts = (
         ("Owners", "owner", found.owners),

@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from buildtool.audit.baseline import Comparison, Regression
 from buildtool.audit.findings import Finding, Prediction, shown_paths
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, LISTED_FILES, RenderOptions
 from buildtool.audit.report import AuditReport, Judgement, Verdict
 from buildtool.audit.text import share, short, shown_bytes
 from probes.core.quoting import html, script_json
@@ -66,7 +67,6 @@ def _bar(n_bytes: int, total: int) -> str:
     )
 
 
-HTML_FILES = 2000  # rows of the file list
 _HTML_PACKAGES = 5000
 _LIST_BYTES = 1_000_000  # of text in one list: names may have 4 KiB each
 _SCRIPTS = ("d3-hierarchy.min.js", "words.js", "treemap.js", "list.js", "page.js")
@@ -76,7 +76,7 @@ _Row = tuple[str | int, ...]
 _MAP_TITLE = "<h2>Where the bytes are</h2>"
 
 
-def render_html(report: AuditReport, comparison: Comparison | None = None) -> str:
+def render_html(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report as a whole page, for a separate file, with what got worse since a baseline."""
     licence = _asset("d3-hierarchy.LICENSE")  # has to be in every copy
     script = "\n".join([f"/*\n{licence}*/", *map(_asset, _SCRIPTS)])
@@ -84,7 +84,7 @@ def render_html(report: AuditReport, comparison: Comparison | None = None) -> st
     body = "\n".join(
         (
             _header(report),
-            _baseline(comparison) if comparison else "",
+            _baseline(options.comparison) if options.comparison else "",
             _treemap(report),
             _findings(report.findings, report.totals.unpacked_bytes),
             _lists(report),
@@ -129,7 +129,7 @@ def _data(report: AuditReport) -> str:
                 for n, row in enumerate(report.layers)
             ],
             "rows": [astuple(row) for row in report.tree.rows],
-            "files": _listed(_file_rows(report), HTML_FILES),
+            "files": _listed(_file_rows(report), LISTED_FILES),
             "packages": _listed(_package_rows(report), _HTML_PACKAGES),
         }
     )
@@ -275,7 +275,7 @@ def _finding(row: Finding, total: int) -> str:
 
 
 def _lists(report: AuditReport) -> str:
-    n_files = len(_listed(_file_rows(report), HTML_FILES))
+    n_files = len(_listed(_file_rows(report), LISTED_FILES))
     n_packages, n_listed = len(report.packages), len(_listed(_package_rows(report), _HTML_PACKAGES))
     packages = (
         f"All {n_packages:,}" if n_listed == n_packages else f"The {n_listed:,} largest of {n_packages:,}"

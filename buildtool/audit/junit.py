@@ -8,19 +8,20 @@ from xml.etree import ElementTree as Xml
 
 from buildtool.audit.baseline import Comparison, Regression
 from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, Judgement, Verdict
 from probes.core.quoting import xml
 from probes.core.units import decimal_bytes
 
 
-def render_junit(report: AuditReport, comparison: Comparison | None = None) -> str:
+def render_junit(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report as one test suite."""
     suite = Xml.Element("testsuite", name=xml(report.image.ref))
     for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
         if judged.verdict is not Verdict.NONE:
             _limit(suite, name, judged)
-    if comparison:
-        _baseline(suite, comparison)
+    if options.comparison:
+        _baseline(suite, options.comparison)
     for finding in report.findings:
         _finding(suite, finding)
     root = Xml.Element("testsuites", name="gpu-weir audit")

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from buildtool.audit.baseline import Comparison
 from buildtool.audit.findings import Severity
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, Verdict
 from buildtool.core.sarif import Tool, document, fitting
 from probes.core.codec import Json
@@ -26,9 +27,9 @@ class _Result:
     remedy: str = ""
 
 
-def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> str:
+def render_sarif(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report as SARIF, within MAX_RESULTS and MAX_BYTES; results left out are counted."""
-    results = list(_results(report, comparison))
+    results = list(_results(report, options.comparison))
     kept = fitting([_result(report, row) for row in results])
     rules = {row.rule: row for row in reversed(results[: len(kept)])}
     names = {name: n for n, name in enumerate(sorted(rules))}

@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from buildtool.audit.baseline import Comparison
 from buildtool.audit.findings import Finding, shown_paths
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, ImageRow, Judgement, Verdict
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.core.units import counted, decimal_bytes
@@ -76,9 +77,12 @@ def summary_row(report: AuditReport) -> SummaryRow:
     )
 
 
-def render_table(report: AuditReport, top: int = 10, comparison: Comparison | None = None) -> str:
+def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a terminal, with what got worse since a baseline."""
-    blocks = [*map(terminal, _headline(report)), *(section.text() for section in _sections(report, top))]
+    blocks = [
+        *map(terminal, _headline(report)),
+        *(section.text() for section in _sections(report, options.top)),
+    ]
     for finding in report.findings:
         paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
@@ -86,9 +90,9 @@ def render_table(report: AuditReport, top: int = 10, comparison: Comparison | No
         summary = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
         blocks.append(f"\n[{finding.severity.value}] {summary}{paths}{more}\n    do: {remedy}")
     blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
-    if comparison:
-        blocks += ["", f"baseline {terminal(comparison_line(comparison))}"]
-        blocks += [f"  {terminal(line)}" for line in change_lines(comparison)]
+    if options.comparison:
+        blocks += ["", f"baseline {terminal(comparison_line(options.comparison))}"]
+        blocks += [f"  {terminal(line)}" for line in change_lines(options.comparison)]
     return "\n".join(blocks) + "\n"
 
 
@@ -107,18 +111,18 @@ def change_lines(comparison: Comparison) -> list[str]:
     return worse + [f"not compared: {what}" for what in comparison.not_compared]
 
 
-def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison | None = None) -> str:
+def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
     ref, *headline = map(markdown, _headline(report))
     lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
-    if comparison:
-        lines += ["", f"## Baseline {markdown(comparison_line(comparison))}", ""]
-        lines += [f"- {markdown(line)}" for line in change_lines(comparison)]
-    lines += [section.markdown() for section in _sections(report, top)]
+    if options.comparison:
+        lines += ["", f"## Baseline {markdown(comparison_line(options.comparison))}", ""]
+        lines += [f"- {markdown(line)}" for line in change_lines(options.comparison)]
+    lines += [section.markdown() for section in _sections(report, options.top)]
     for finding in report.findings:
         title = markdown(f"{finding.title}{_size_of(finding)}")
         lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]
-        lines += [f"- {markdown_code(path)}" for path in shown_paths(finding)[:top]]
+        lines += [f"- {markdown_code(path)}" for path in shown_paths(finding)[: options.top]]
         lines += ["", markdown_block(finding.remedy, "sh")]
     lines += ["", *(f"- note: {markdown(note)}" for note in report.notes)]
     return capped("\n".join(lines) + "\n")

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from buildtool.audit.audit import AuditOptions, audit_image, progress_lines
+from buildtool.audit.audit import audit_image, progress_lines
 from buildtool.audit.claims import FOREIGN_CODE, FOREIGN_FILES
+from buildtool.audit.options import AuditOptions
 from buildtool.build.catalog import workplace
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
@@ -188,7 +189,7 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     with Progress() as progress:
         names = tuple(map(str, targets))
         tick = progress_lines(progress.say, ref)
-        report = audit_image(ref, engine=Engine(), wish=AuditOptions(targets=names), tick=tick)
+        report = audit_image(ref, engine=Engine(), options=AuditOptions(targets=names), tick=tick)
     had = known_targets(name for key in report.gpu_code.by_target for name in key.split("+"))
     with prefix_errors(ref):
         served_targets(had, targets, strict=True)

@@ -38,7 +38,8 @@ import injection as injected  # noqa: E402
 import planted  # noqa: E402
 from board import Board, tell  # noqa: E402
 
-from buildtool.audit.audit import AuditOptions, audit_path  # noqa: E402
+from buildtool.audit.audit import audit_path  # noqa: E402
+from buildtool.audit.options import AuditOptions  # noqa: E402
 from buildtool.audit.report import AuditReport  # noqa: E402
 from buildtool.cli import program  # noqa: E402
 from buildtool.core.errors import ToolError  # noqa: E402
@@ -84,7 +85,7 @@ def real_images(board: Board, work: Path, args: argparse.Namespace) -> None:
         if saved.returncode:
             board.waive(f"{ref}: all bars", f"the engine doesn't have it: {saved.stderr.decode().strip()}")
             continue
-        report = audit_path(file, wish=AuditOptions(), tick=lambda _: None)
+        report = audit_path(file, options=AuditOptions(), tick=lambda _: None)
         board.bar(f"{ref}: attributed bytes off by", unattributed_difference(report), 0, "bytes")
         share = report.owners.get("unowned", 0) / report.totals.unpacked_bytes
         board.bar(f"{ref}: bytes that nobody owns", share, 0.01, "of the image")

@@ -25,9 +25,9 @@ LAYERS = [tar(folder("etc"), file("etc/one", b"1" * 900)), tar(file("two", b"2" 
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
-def read(members: Members, limits: Limits = LIMITS, **wish: object) -> ImageContents:
+def read(members: Members, limits: Limits = LIMITS, **options: object) -> ImageContents:
     archive = StreamArchive(make.chunks(make.archive(members)), label="test")
-    return read_image(archive, label="test", limits=limits, **{"platform": AMD64, **wish})  # type: ignore[arg-type]
+    return read_image(archive, label="test", limits=limits, **{"platform": AMD64, **options})  # type: ignore[arg-type]
 
 
 # What must agree.

@@ -36,9 +36,9 @@ WRITERS = [make.oci_layout, make.docker_25, make.containerd_nested]
 Open = Callable[[Members, Path], ImageContents]
 
 
-def read(content: bytes, **wish: object) -> ImageContents:
+def read(content: bytes, **options: object) -> ImageContents:
     archive = StreamArchive(make.chunks(content), label="test")
-    return read_image(archive, label="test", **{"platform": AMD64, **wish})  # type: ignore[arg-type]
+    return read_image(archive, label="test", **{"platform": AMD64, **options})  # type: ignore[arg-type]
 
 
 def as_stream(members: Members, tmp_path: Path) -> ImageContents:

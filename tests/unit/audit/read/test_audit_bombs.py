@@ -101,9 +101,9 @@ def test_a_lone_stream_is_its_own_archive() -> None:
 def test_the_command_line_can_allow_more() -> None:
     parser = command.argparse.ArgumentParser()
     command.add_arguments(parser)
-    limits = command._wish(parser.parse_args(["a.tar", "--max-unpacked", "3 GiB"])).limits
+    limits = command._audit_options(parser.parse_args(["a.tar", "--max-unpacked", "3 GiB"])).limits
     assert (limits.unpacked_bytes, limits.unpacked_free_bytes) == (3 << 30, 3 << 30)
-    assert command._wish(parser.parse_args(["a.tar"])).limits == LIMITS
+    assert command._audit_options(parser.parse_args(["a.tar"])).limits == LIMITS
 
 
 # Trees that cost much more than their bytes.

@@ -41,9 +41,9 @@ def an_image(ref: str = "weir/tiny:1", layers: int = 2) -> Image:
     return Image(LAYERS[:layers], ref=ref, architecture=HERE)
 
 
-def read(members: Members, **wish: object) -> ImageContents:
+def read(members: Members, **options: object) -> ImageContents:
     archive = StreamArchive(make.chunks(make.archive(members)), label="test")
-    return read_image(archive, label="test", **wish)  # type: ignore[arg-type]
+    return read_image(archive, label="test", **options)  # type: ignore[arg-type]
 
 
 DIALECTS = sorted(make.DIALECTS)

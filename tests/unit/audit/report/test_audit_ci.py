@@ -14,6 +14,7 @@ from report_maker import HOSTILE, a_finding, small_report, with_findings
 from buildtool.audit.baseline import Comparison, Regression, Tolerance, compare, parse_tolerance
 from buildtool.audit.findings import Severity
 from buildtool.audit.junit import render_junit
+from buildtool.audit.options import RenderOptions
 from buildtool.audit.report import AuditReport, to_json
 from buildtool.audit.sarif import render_sarif
 from buildtool.audit.text import render_table
@@ -115,7 +116,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SARIF)
 
 
 def sarif(report: AuditReport, comparison: Comparison | None = None) -> dict:  # type: ignore[type-arg]
-    document = json.loads(render_sarif(report, comparison))
+    document = json.loads(render_sarif(report, RenderOptions(comparison=comparison)))
     VALIDATOR.validate(document)
     run: dict = document["runs"][0]  # type: ignore[type-arg]
     rules = run["tool"]["driver"]["rules"]
@@ -124,7 +125,9 @@ def sarif(report: AuditReport, comparison: Comparison | None = None) -> dict:  #
 
 
 def suite(report: AuditReport, comparison: Comparison | None = None) -> ElementTree.Element:
-    found = ElementTree.fromstring(render_junit(report, comparison)).find("testsuite")
+    found = ElementTree.fromstring(render_junit(report, RenderOptions(comparison=comparison))).find(
+        "testsuite"
+    )
     assert found is not None
     return found
 
@@ -231,7 +234,7 @@ def test_junit_has_no_attribute_that_jenkins_schema_refuses() -> None:
     report = replace(
         with_findings(a_finding("x", severity=Severity.INFO)), budget=small_report(Budget(1, 1)).budget
     )
-    for element in ElementTree.fromstring(render_junit(report, WORSE)).iter():
+    for element in ElementTree.fromstring(render_junit(report, RenderOptions(comparison=WORSE))).iter():
         assert set(element.attrib) <= JENKINS[element.tag], element.tag
 
 
@@ -266,7 +269,7 @@ def test_stored_bytes_that_are_unknown_are_reported_as_not_compared() -> None:
     found = compare(grown(before, 0, None), before, label="old.json", tolerance=Tolerance())
     assert found.regressions == ()
     assert "unknown for the baseline" in found.not_compared[0]
-    assert "not compared: stored bytes" in render_table(small_report(), comparison=found)
+    assert "not compared: stored bytes" in render_table(small_report(), RenderOptions(comparison=found))
 
 
 def test_new_and_larger_findings_are_worse_and_gone_ones_are_not() -> None:

@@ -11,7 +11,8 @@ from report_maker import HOSTILE, a_finding, a_row, audited, small_report, with_
 
 from buildtool.audit.baseline import Comparison, Regression, Tolerance
 from buildtool.audit.findings import Prediction, Severity
-from buildtool.audit.html import HTML_FILES, render_html
+from buildtool.audit.html import render_html
+from buildtool.audit.options import LISTED_FILES, RenderOptions
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import GpuCode, LayerRow
 from buildtool.audit.treemap import MAX_ROWS, NO_TREE, FileRow, Tree
@@ -171,9 +172,9 @@ def test_an_image_without_a_byte_has_a_page() -> None:
 
 
 def test_the_file_list_is_capped_and_the_page_small() -> None:
-    files = tuple(FileRow(f"usr/lib/{'x' * 80}/{n}", n, 0, "libc6") for n in range(5 * HTML_FILES))
+    files = tuple(FileRow(f"usr/lib/{'x' * 80}/{n}", n, 0, "libc6") for n in range(5 * LISTED_FILES))
     text = render_html(replace(small_report(), top_files=files))
-    assert len(Page(text).data["files"]) == HTML_FILES
+    assert len(Page(text).data["files"]) == LISTED_FILES
     assert len(text) < 1_000_000
 
 
@@ -183,14 +184,14 @@ def test_the_largest_report_that_an_audit_makes_is_a_page_of_a_few_megabytes() -
     report = replace(
         small_report(),
         tree=Tree(10, rows),
-        top_files=tuple(FileRow(f"{'f' * 4000}/{n}", n, 0, "libc6") for n in range(HTML_FILES)),
+        top_files=tuple(FileRow(f"{'f' * 4000}/{n}", n, 0, "libc6") for n in range(LISTED_FILES)),
         packages=tuple(PackageRow("deb", f"{'p' * 300}{n}", "1", "", n, n, 1) for n in range(9000)),
     )
     text = render_html(report)
     assert len(text) < 6_000_000
     page = Page(text)
     assert len(page.data["rows"]) == MAX_ROWS
-    assert 200 < len(page.data["files"]) < HTML_FILES
+    assert 200 < len(page.data["files"]) < LISTED_FILES
     assert f"The {len(page.data['packages']):,} largest of 9,000 packages" in page.words
 
 
@@ -209,7 +210,7 @@ def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:
         Regression("new finding tests", 0, 0, "tests of <packages>", ("usr/lib/tests",)),
     )
     comparison = Comparison("<main>.json", Tolerance(), worse, ("stored bytes, unknown for the image",))
-    text = render_html(small_report(), comparison)
+    text = render_html(small_report(), RenderOptions(comparison=comparison))
     words = Page(text).words
     assert "Since the baseline <main>.json: 2 worse" in words
     assert "+3.00 MB" in words
@@ -218,7 +219,10 @@ def test_what_is_worse_than_the_baseline_is_on_the_page() -> None:
     assert "usr/lib/tests" in words
     assert "Not compared: stored bytes, unknown for the image." in words
     better = Comparison("main.json", Tolerance(), ())
-    assert "Nothing is worse, at a tolerance of 1 %." in Page(render_html(small_report(), better)).words
+    assert (
+        "Nothing is worse, at a tolerance of 1 %."
+        in Page(render_html(small_report(), RenderOptions(comparison=better))).words
+    )
     assert "Since the baseline" not in Page(render_html(small_report())).words
 
 

@@ -21,6 +21,7 @@ from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
 from buildtool.audit.html import render_html
 from buildtool.audit.junit import render_junit
 from buildtool.audit.kinds import PackageName, Pattern, command_naming
+from buildtool.audit.options import RenderOptions
 from buildtool.audit.report import AuditReport, DirectoryRow, GpuCode, to_json
 from buildtool.audit.sarif import render_sarif
 from buildtool.audit.text import render_markdown, render_table
@@ -120,7 +121,9 @@ def test_no_output_format_fails_on_or_interprets_a_hostile_name() -> None:
     plain_tags = [tags for _, tags, _ in read.markdown_renderings(_markdown("plain"))]
     for text in CHOSEN[::8]:
         report = hostile_report(text)
-        table = render_table(report, 10, compared(text)) + render_diff_table(diff(report, small_report()))
+        table = render_table(report, RenderOptions(10, compared(text))) + render_diff_table(
+            diff(report, small_report())
+        )
         assert all(char.isprintable() or char == "\n" for char in table)
         if text.strip():
             rendered = read.markdown_renderings(_markdown(text))
@@ -129,20 +132,25 @@ def test_no_output_format_fails_on_or_interprets_a_hostile_name() -> None:
             ], text
         if text:
             VALIDATOR.validate(json.loads(to_json(report)))
-        ElementTree.fromstring(render_junit(report, compared(text)))
-        sarif = json.loads(render_sarif(report, compared(text)))
+        ElementTree.fromstring(render_junit(report, RenderOptions(comparison=compared(text))))
+        sarif = json.loads(render_sarif(report, RenderOptions(comparison=compared(text))))
         assert "](" not in sarif["runs"][0]["results"][0]["message"]["text"]
 
 
 def test_no_hostile_name_adds_an_element_to_the_page() -> None:
-    tags = read.html_of(render_html(hostile_report("plain"), compared("plain")))[1]
+    tags = read.html_of(render_html(hostile_report("plain"), RenderOptions(comparison=compared("plain"))))[1]
     for text in CHOSEN[::12]:
-        assert read.html_of(render_html(hostile_report(text), compared(text)))[1] == tags, text
+        assert (
+            read.html_of(render_html(hostile_report(text), RenderOptions(comparison=compared(text))))[1]
+            == tags
+        ), text
 
 
 def _markdown(text: str) -> str:
     report = hostile_report(text)
-    return render_markdown(report, 10, compared(text)) + render_diff_markdown(diff(report, small_report()))
+    return render_markdown(report, RenderOptions(10, compared(text))) + render_diff_markdown(
+        diff(report, small_report())
+    )
 
 
 @pytest.mark.parametrize("form", ["table", "json", "markdown", "sarif", "junit"])

@@ -15,9 +15,10 @@ from gpucode.cutting import cuda
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from image_maker import Image, file, folder, hardlink, symlink, tar
 
-from buildtool.audit.audit import AuditOptions, audit_image, audit_path, write_reports
+from buildtool.audit.audit import audit_image, audit_path, write_reports
 from buildtool.audit.findings import Finding, Severity
 from buildtool.audit.kinds import Classifier, Kind
+from buildtool.audit.options import AuditOptions, RenderOptions
 from buildtool.audit.packages import DebPackage, deb_packages
 from buildtool.audit.report import AuditReport, Verdict, judge
 from buildtool.audit.text import MARKDOWN_BYTES, render_markdown, render_table, summary_row, verdict_lines
@@ -87,10 +88,12 @@ class FakeEngine:
         return make.chunks(self._content, 10_000)
 
 
-def audited(*layers: bytes, labels: dict[str, str] | None = None, **wish: object) -> AuditReport:
-    history = wish.pop("history", None)
-    image = Image(list(layers), labels=labels or {}, ref=str(wish.pop("ref", "weir/tiny:1")), history=history)  # type: ignore[arg-type]
-    return audit_image(image.ref, engine=FakeEngine(image), wish=AuditOptions(**wish))  # type: ignore[arg-type]
+def audited(*layers: bytes, labels: dict[str, str] | None = None, **options: object) -> AuditReport:
+    history = options.pop("history", None)
+    image = Image(
+        list(layers), labels=labels or {}, ref=str(options.pop("ref", "weir/tiny:1")), history=history
+    )  # type: ignore[arg-type]
+    return audit_image(image.ref, engine=FakeEngine(image), options=AuditOptions(**options))  # type: ignore[arg-type]
 
 
 def found(report: AuditReport, name: str) -> Finding:
@@ -461,7 +464,7 @@ def test_the_same_image_gives_the_same_json(tmp_path: Path) -> None:
 
 def test_stored_bytes_of_plain_layers_are_unknown_with_a_reason() -> None:
     image = Image([BASE], make.plain)
-    report = audit_image(image.ref, engine=FakeEngine(image), wish=AuditOptions(budget=Budget(None, 10)))
+    report = audit_image(image.ref, engine=FakeEngine(image), options=AuditOptions(budget=Budget(None, 10)))
     assert report.totals.stored_bytes is None
     assert report.budget.verdict is Verdict.UNKNOWN
     assert "stored bytes unknown" in render_table(report)
@@ -493,11 +496,11 @@ def test_names_from_an_image_can_not_break_a_table_or_a_terminal() -> None:
 @pytest.mark.thorough
 def test_markdown_is_cut_before_step_summaries_refuse_it() -> None:
     layers = tar(*(file(f"{n:04}{'d' * 90}/{'f' * 99}".replace("/", "/", 1)[:99], b"x") for n in range(300)))
-    text = render_markdown(audited(layers), top=300)
+    text = render_markdown(audited(layers), RenderOptions(300))
     assert len(text.encode()) < MARKDOWN_BYTES
     report = audited(*[BASE] * 3)
     long = Finding("long", Severity.INFO, "t", 1, tuple("p" * 9000 for _ in range(200)), "r")
-    cut = render_markdown(AuditReport(**{**vars(report), "findings": (long,)}), top=200)
+    cut = render_markdown(AuditReport(**{**vars(report), "findings": (long,)}), RenderOptions(200))
     assert len(cut.encode()) <= MARKDOWN_BYTES
     assert cut.endswith("JSON file.*\n")
     remedy = Finding("long", Severity.INFO, "t", 1, (), "r\n" * (MARKDOWN_BYTES // 2 + 1))
@@ -563,7 +566,7 @@ def test_wrong_arguments_are_refused_before_anything_is_read(
 def test_audit_path_reads_a_layout_directory(tmp_path: Path) -> None:
     root = make.layout_directory(make.oci_layout(Image([BASE])), tmp_path / "layout")
     heard: list[int] = []
-    report = audit_path(root, wish=AuditOptions(), tick=heard.append)
+    report = audit_path(root, options=AuditOptions(), tick=heard.append)
     assert report.totals.unpacked_bytes > 2000
     assert sum(heard) > 0
 

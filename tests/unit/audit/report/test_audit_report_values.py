@@ -14,10 +14,10 @@ from image_maker import Image, file, sha, symlink, tar
 from report_maker import BASE, SERVICE, FakeEngine, a_finding, a_row, small_report
 
 from buildtool.audit import audit as auditing
-from buildtool.audit.audit import AuditOptions, audit_image, audit_path, progress_lines, write_reports
+from buildtool.audit.audit import audit_image, audit_path, progress_lines, write_reports
 from buildtool.audit.counts import Duplicate, Facts, Tally, gather
 from buildtool.audit.findings import Prediction
-from buildtool.audit.html import HTML_FILES
+from buildtool.audit.options import LISTED_FILES, AuditOptions
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import (
     AuditReport,
@@ -251,7 +251,9 @@ def test_what_the_caller_wants_reaches_the_report() -> None:
     code = tar(file("opt/rocm/lib/x_gfx906.co", bytes(9)), file("opt/rocm/lib/x_gfx1100.co", bytes(9)))
     image = Image([code])
     report = audit_image(
-        image.ref, engine=FakeEngine(image), wish=AuditOptions(budget=Budget(1, None), targets=("gfx1100",))
+        image.ref,
+        engine=FakeEngine(image),
+        options=AuditOptions(budget=Budget(1, None), targets=("gfx1100",)),
     )
     assert report.budget.unpacked.limit_bytes == 1
     assert report.notes == ()
@@ -261,8 +263,8 @@ def test_what_the_caller_wants_reaches_the_report() -> None:
 def test_files_and_layouts_are_audited_by_their_path(tmp_path: Path) -> None:
     root = make.layout_directory(make.oci_layout(IMAGE), tmp_path / "layout")
     heard: list[int] = []
-    wish = AuditOptions(image=IMAGE.ref, platform=Platform("linux", "amd64"), top=1)
-    report = audit_path(root, wish=wish, tick=heard.append)
+    options = AuditOptions(image=IMAGE.ref, platform=Platform("linux", "amd64"), top=1)
+    report = audit_path(root, options=options, tick=heard.append)
     assert (len(report.top_files), report.image.ref) == (1, IMAGE.ref)
     assert sum(heard) > 0
 
@@ -270,7 +272,7 @@ def test_files_and_layouts_are_audited_by_their_path(tmp_path: Path) -> None:
 def test_a_target_that_is_none_is_refused_before_an_image_is_read() -> None:
     with pytest.raises(BadTarget):
         AuditOptions(targets=("gfx906", "nonsense"))
-    assert AuditOptions().top == HTML_FILES
+    assert AuditOptions().top == LISTED_FILES
 
 
 def test_reports_are_written_in_three_forms(tmp_path: Path) -> None:

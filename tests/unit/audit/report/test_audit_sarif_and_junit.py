@@ -12,6 +12,7 @@ from report_maker import a_finding, small_report, with_findings
 from buildtool.audit.baseline import Comparison, Regression, Tolerance
 from buildtool.audit.findings import Finding, Severity
 from buildtool.audit.junit import render_junit
+from buildtool.audit.options import RenderOptions
 from buildtool.audit.report import AuditReport
 from buildtool.audit.sarif import render_sarif
 from buildtool.core import sarif as sarif_module
@@ -49,7 +50,7 @@ def at_a_limit_of_nothing() -> AuditReport:
 
 
 def run_of(report: AuditReport, comparison: Comparison | None = None) -> dict[str, Any]:
-    document = json.loads(render_sarif(report, comparison))
+    document = json.loads(render_sarif(report, RenderOptions(comparison=comparison)))
     assert document["$schema"].endswith("sarif-schema-2.1.0.json")
     assert document["version"] == "2.1.0"
     [run] = document["runs"]
@@ -170,7 +171,7 @@ def test_sarif_says_how_many_results_were_left_out(monkeypatch: pytest.MonkeyPat
 
 def cases(report: AuditReport, comparison: Comparison | None = None) -> list[tuple[str | None, ...]]:
     """Group, name, and the outcome, its message and its text, where there is one."""
-    root = ElementTree.fromstring(render_junit(report, comparison))
+    root = ElementTree.fromstring(render_junit(report, RenderOptions(comparison=comparison)))
     found: list[tuple[str | None, ...]] = []
     for case in root.iter("testcase"):
         assert case.get("time") == "0"
@@ -216,7 +217,7 @@ def test_junit_counts_its_cases_in_the_suite_and_in_the_whole() -> None:
     unknown = over_budget(a_finding(severity=Severity.ERROR))
     stored = replace(unknown.budget.stored, actual_bytes=None)
     report = replace(unknown, budget=replace(unknown.budget, stored=stored))
-    text = render_junit(report, WORSE)
+    text = render_junit(report, RenderOptions(comparison=WORSE))
     assert text.startswith("<?xml version=")
     assert text.endswith(">\n")
     assert "\n  <testsuite " in text
