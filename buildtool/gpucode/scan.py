@@ -17,7 +17,7 @@ from buildtool.gpucode.source import BadBundle, GpuCodeError, PruneRefused, Sour
 from buildtool.gpucode.target import MACH, TargetId, known_targets, serves_any
 
 # Sections of libraries that hold GPU code. HIP and CUDA agree on the shape: a section of bundles, and one of
-# 24-byte wrappers (u32 magic, u32 version, pointer to a bundle, pointer or zero) for the host code to register.
+# 24-byte wrappers (u32 magic, u32 version, pointer to a bundle, pointer or zero) that host code registers.
 
 
 @dataclass(frozen=True)

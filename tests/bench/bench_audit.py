@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "tests" / "unit"
 # the root first: tests/unit has a folder called `probes` as well
-sys.path[:0] = [str(ROOT), str(UNIT / "audit"), str(UNIT), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(UNIT / "audit"), str(UNIT / "image"), str(UNIT), str(Path(__file__).parent)]
 
 import audit_heavy  # noqa: E402
 import audit_inputs  # noqa: E402
@@ -299,7 +299,6 @@ def dialects(board: Board, work: Path, args: argparse.Namespace) -> None:
 
 def secrets(board: Board, work: Path, args: argparse.Namespace) -> None:
     """Planted credentials."""
-    sys.path.append(str(UNIT / "audit" / "inspect"))
     import test_audit_secrets as planting
 
     found = told = 0

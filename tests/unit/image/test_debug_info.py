@@ -1,60 +1,16 @@
 """Debug information inside programs and libraries, found while the layer streams by."""
 
 import random
-import struct
-from collections.abc import Mapping
 
 import image_maker as make
 import pytest
+from elf_maker import BYTES, GNU, LLD, STRIPPED, program
 from image_maker import file, tar
-from report_maker import audited
 
 from buildtool.gpucode.source import BadElf
 from buildtool.image.debug_info import DebugCounter
 from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.tar import TarReader
-
-GNU = (".text", ".comment", ".debug_info", ".debug_str", ".symtab", ".strtab", ".shstrtab")
-LLD = (".text", ".debug_info", ".debug_str", ".comment", ".symtab", ".shstrtab", ".strtab")
-BYTES = {
-    ".text": 90_000,
-    ".comment": 40,
-    ".debug_info": 200_000,
-    ".debug_str": 50_000,
-    ".symtab": 2400,
-    ".strtab": 99_000,
-}
-STRIPPED = BYTES[".debug_info"] + BYTES[".debug_str"] + BYTES[".symtab"] + BYTES[".strtab"]
-PROGBITS, SYMTAB, STRTAB = 1, 2, 3
-ALLOC = 2
-
-
-def program(
-    order: tuple[str, ...] = GNU, *, sizes: Mapping[str, int] = BYTES, segments_at: int = 64
-) -> bytes:
-    """A 64-bit ELF program: headers, sections in this order, section headers last."""
-    names = b"\0" + b"".join(name.encode() + b"\0" for name in order)
-    start = 512
-    places, body = {}, b""
-    for name in order:
-        content = names if name == ".shstrtab" else bytes([len(name)]) * sizes[name]
-        places[name] = start + len(body), len(content)
-        body += content
-    body += bytes(-len(body) % 8)
-    loaded = places[".text"][0] + places[".text"][1]
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, loaded, loaded, 4096)
-    rows = [bytes(64)]
-    for name in order:
-        kind = {".symtab": SYMTAB, ".strtab": STRTAB, ".shstrtab": STRTAB}.get(name, PROGBITS)
-        link = order.index(".strtab") + 1 if name == ".symtab" else 0
-        flags = ALLOC if name == ".text" else 0
-        fields = (names.find(name.encode() + b"\0"), kind, flags, 0, *places[name], link, 0, 1, 0)
-        rows.append(struct.pack("<IIQQQQIIQQ", *fields))
-    table_at = start + len(body)
-    counts = (64, 56, 1, 64, len(rows), order.index(".shstrtab") + 1)
-    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, segments_at, table_at, 0, *counts)
-    return (head + segment).ljust(start, b"\0") + body + b"".join(rows)
 
 
 def probed(content: bytes, chunk: int = 1 << 16) -> int:
@@ -173,24 +129,3 @@ def test_no_damage_makes_it_fail_otherwise_or_count_more_than_there_is() -> None
         except BadElf:
             unread += 1
     assert 300 < unread < 1400
-
-
-def test_it_is_a_kind_of_its_own_in_all_sums_and_a_finding_with_its_remedy() -> None:
-    big = program(sizes={**BYTES, ".debug_info": 3_000_000})
-    report = audited(tar(file("usr/lib/x/libx.so", big), file("usr/bin/tool", program()), file("a", b"1")))
-    stripped = 2 * STRIPPED + 2_800_000
-    total = report.totals.unpacked_bytes
-    assert report.kinds["debug information"] == stripped
-    assert sum(report.kinds.values()) == sum(report.owners.values()) == total == report.totals.visible_bytes
-    assert sum(row.unpacked_bytes for row in report.tree.rows) == total
-    [finding] = report.findings
-    assert (finding.id, finding.bytes) == ("debug-info-in-libraries", stripped)
-    assert finding.predicted_unpacked_bytes == total - stripped
-    assert finding.remedy.startswith("RUN find /usr/lib/x /usr/bin -maxdepth 1")
-    assert "strip --strip-unneeded" in finding.remedy
-
-
-def test_a_file_of_debug_information_is_not_counted_twice() -> None:
-    report = audited(tar(file("usr/lib/debug/x.debug", program(sizes={**BYTES, ".debug_info": 3_000_000}))))
-    assert [row.id for row in report.findings] == ["debug-info"]
-    assert report.kinds == {"debug information": report.totals.unpacked_bytes}

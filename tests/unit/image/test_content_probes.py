@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import image_maker as make
 import pytest
-from test_audit_debug import BYTES, GNU, STRIPPED, program
-from test_audit_gpu import KERNELS, PAGE, bundle, library
+from elf_maker import BYTES, GNU, KERNELS, PAGE, STRIPPED, bundle, library, program
 
 from buildtool.audit.claims import FOREIGN_CODE, ClaimCounter, is_foreign, parse_targets, saved_bytes
 from buildtool.gpucode.source import BadElf, GpuCodeError

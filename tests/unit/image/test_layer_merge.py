@@ -1,4 +1,4 @@
-"""Layers merged by the OCI rules, checked rule by rule; `test_audit_merge_model` checks random ones."""
+"""Layers merged by the OCI rules, checked rule by rule; `test_layer_merge_model` checks random ones."""
 
 import pytest
 from image_maker import chunks, file, folder, hardlink, symlink, tar

@@ -17,7 +17,7 @@ from buildtool.image.documents import Platform
 from buildtool.image.errors import MalformedStream
 from buildtool.image.reader import ImageContents, read_image
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def read(members: make.Members) -> ImageContents:

@@ -30,7 +30,7 @@ from buildtool.gpucode.target import parse_targets
 from buildtool.prune.trees import prune_tree
 from probes.core.quoting import terminal
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/schema/audit-report.schema.json").read_text())
 MB = 1_000_000
 

@@ -4,7 +4,7 @@ import struct
 
 import image_maker as make
 import pytest
-from test_audit_debug import BYTES, GNU, LLD, STRIPPED, program
+from elf_maker import BYTES, GNU, LLD, STRIPPED, program
 
 from buildtool.gpucode.source import BadElf
 from buildtool.image.debug_info import DebugCounter

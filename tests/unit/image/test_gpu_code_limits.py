@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import image_maker as make
 import pytest
-from test_audit_gpu import KERNELS, PAGE, bundle, library
-from test_audit_probes_of_content import changed, code_in, fatbin
+from elf_maker import KERNELS, PAGE, bundle, library
+from test_content_probes import changed, code_in, fatbin
 
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.image import gpu_code

@@ -1,46 +1,14 @@
 """GPU code inside libraries, found while the layer streams by."""
 
-import struct
-
 import image_maker as make
 import pytest
+from elf_maker import KERNELS, PAGE, bundle, library
 from image_maker import file, tar
 
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.image.gpu_code import GpuCodeCounter
 from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.tar import TarReader
-
-PAGE = 4096
-KERNELS = {"gfx90a:xnack-": 50_000, "gfx1100": 20_000}
-
-
-def bundle(kernels: dict[str, int]) -> bytes:
-    """A `__CLANG_OFFLOAD_BUNDLE__`: a table of entries, then the code objects, each on a page of its own."""
-    entries = [("host-x86_64-unknown-linux-gnu-", 0)]
-    entries += [(f"hipv4-amdgcn-amd-amdhsa--{target}", size) for target, size in kernels.items()]
-    table, body, at = b"", b"", PAGE
-    for name, size in entries:
-        table += struct.pack("<QQQ", at, size, len(name)) + name.encode()
-        body += b"\x7fELF".ljust(size, b"k")[:size] + bytes(-size % PAGE)
-        at += size + -size % PAGE
-    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries)) + table
-    return head.ljust(PAGE, b"\0") + body
-
-
-def library(fatbin: bytes, section: str = ".hip_fatbin", start: int = 3 * PAGE) -> bytes:
-    """A 64-bit ELF shared library with one section, its section headers at the end."""
-    names = b"\0" + section.encode() + b"\0.shstrtab\0"
-    names_at = start + len(fatbin)
-    headers_at = names_at + len(names) + -len(names) % 8
-    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-    head = ident + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, headers_at, 0, 64, 56, 0, 64, 3, 2)
-    rows = [
-        struct.pack("<IIQQQQIIQQ", *[0] * 10),
-        struct.pack("<IIQQQQIIQQ", 1, 1, 2, start, start, len(fatbin), 0, 0, PAGE, 0),
-        struct.pack("<IIQQQQIIQQ", len(section) + 2, 3, 0, 0, names_at, len(names), 0, 0, 1, 0),
-    ]
-    return (head.ljust(start, b"h") + fatbin + names).ljust(headers_at, b"\0") + b"".join(rows)
 
 
 def index(*members: bytes, chunk: int = 1 << 16) -> LayerIndex:
