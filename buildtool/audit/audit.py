@@ -82,7 +82,7 @@ def audit_image(
     """
     archive = StreamArchive(engine.save(digest or ref), label=ref, limits=options.limits, tick=tick)
     contents = read_image(
-        archive, label=ref, ref=ref, is_answer=True, platform=options.platform, limits=options.limits
+        archive, label=ref, ref=ref, from_engine=True, platform=options.platform, limits=options.limits
     )
     return _audited(contents, options)
 

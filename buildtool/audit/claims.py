@@ -46,7 +46,7 @@ class ClaimCounter:
         if causes and n_bytes:
             self.claims[tuple(causes)] += n_bytes
 
-    def cut_from(self, code: Mapping[str, int], *, grain: int) -> frozenset[str]:
+    def cut_from(self, code: Mapping[str, int], *, alignment: int) -> frozenset[str]:
         """The targets whose code a prune cuts out of a library that holds `code`.
 
         It leaves a library whole that has nothing for the wanted cards, and one that would get smaller by
@@ -54,7 +54,7 @@ class ClaimCounter:
         """
         foreign = frozenset(target for target in code if self.is_foreign(target))
         serves = any(target == SPIRV or target.startswith("gfx") for target in code.keys() - foreign)
-        least = grain + _MOVED_HEADERS if grain else 0
+        least = alignment + _MOVED_HEADERS if alignment else 0
         return foreign if serves and sum(code[target] for target in foreign) >= least else frozenset()
 
     def is_foreign(self, key: str) -> bool:

@@ -145,7 +145,7 @@ def find_copies(merged: Merged, makers: Sequence[LayerCommand]) -> Copies:
     groups: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, digest in index.digests.items():
-            if merged.shown[start + at]:
+            if merged.content_visible[start + at]:
                 groups[index.sizes[at], digest].append(start + at)
     found, extra = [], []
     for (size, _), rows in groups.items():
@@ -227,7 +227,7 @@ def _stored_secrets(merged: Merged) -> Iterator[SecretPlace]:
     """Credentials in files of any layer."""
     for layer, (index, start) in enumerate(zip(merged.layers, merged.starts, strict=True)):
         for at, kinds in index.secrets.items():
-            later = "" if merged.shown[start + at] else ", gone from later layers but still stored"
+            later = "" if merged.content_visible[start + at] else ", gone from later layers but still stored"
             where = f"{terminal(index.path(at))} (layer {layer}{later})"
             yield SecretPlace(where, kinds, index.sizes[at])
 
@@ -273,7 +273,9 @@ class Sums:
 
     owners: Counter[str] = field(default_factory=Counter)  # owner group -> bytes in all layers
     kinds: Counter[Kind] = field(default_factory=Counter)  # bytes in all layers; 0 for some
-    shown: defaultdict[Kind, Tally] = field(default_factory=_tallies)  # visible, without what is strippable
+    visible_by_kind: defaultdict[Kind, Tally] = field(
+        default_factory=_tallies
+    )  # visible, without what is strippable
     gpu_files: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by their names' target
     gpu_in_libraries: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by target
     cuttable: defaultdict[str, Tally] = field(default_factory=_tallies)  # of these, what a prune cuts
@@ -409,7 +411,7 @@ class _Counter:
     def layer(self, position: int) -> None:
         """Count one layer's files."""
         index, row = self._merged.layers[position], self._merged.starts[position] - 1
-        owners, shown = self._ownership.owner, self._merged.shown
+        owners, visible = self._ownership.owner, self._merged.content_visible
         for at, (directory, name, size) in enumerate(zip(index.dirs, index.names, index.sizes, strict=True)):
             row += 1
             if not size:
@@ -431,11 +433,11 @@ class _Counter:
                 kind=place.kind,
                 targets=place.targets,
                 parts=parts,
-                shown=bool(shown[row]),
+                visible=bool(visible[row]),
             )
             if owner == UNOWNED:
                 self.sums.owners[self._namer.group(directory, position)] += size
-            if not shown[row]:
+            if not visible[row]:
                 self._hidden(row, size)
                 continue
             self._visible[owner] += size
@@ -443,18 +445,18 @@ class _Counter:
             self.sums.n_files += 1
             self.sums.visible_bytes += size
             self.directories[directory] += size
-            self.sums.shown[place.kind].add(rest, place.anchor)
+            self.sums.visible_by_kind[place.kind].add(rest, place.anchor)
             if place.targets:
                 self.sums.gpu_files["+".join(place.targets)].add(size, place.anchor)
             causes = self._causes(row, owner, place, join_path(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
-                cut = self.claims.cut_from(index.gpu_code.get(at, {}), grain=index.grains.get(at, 0))
-                self._shown_parts(parts, join_path(directory, name), causes, cut)
+                cut = self.claims.cut_from(index.gpu_code.get(at, {}), alignment=index.alignments.get(at, 0))
+                self._visible_parts(parts, join_path(directory, name), causes, cut)
             if size >= HASHED_BYTES and _HIDES_CODE.search(name):
                 self.sums.unsearched.add(size, join_path(directory, name))
 
-    def _shown_parts(
+    def _visible_parts(
         self, parts: Mapping[tuple[Kind, str], int], path: bytes, causes: list[str], cut: frozenset[str]
     ) -> None:
         """Visible bytes inside a file whose kind differs from the rest of it; a prune takes `cut` out."""
@@ -463,7 +465,7 @@ class _Counter:
                 self.sums.strippable.add(n_bytes, path.rpartition(b"/")[0])
                 self.claims.add(n_bytes, [*causes, STRIPPABLE])
                 continue
-            self.sums.shown[kind].add(n_bytes, path)
+            self.sums.visible_by_kind[kind].add(n_bytes, path)
             self.sums.gpu_in_libraries[target].add(n_bytes, path)
             if target in cut:
                 self.sums.cuttable[target].add(n_bytes, path)

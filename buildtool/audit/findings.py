@@ -430,7 +430,7 @@ def _of_tally(tally: Tally, name: str, title: str, remedy: str) -> Finding | Non
 def _needless(facts: Facts, name: str) -> Finding | None:
     """A finding of all visible files of the kinds that have this name."""
     what = _NEEDLESS[name]
-    tallies = [tally for kind, tally in facts.shown.items() if OF_KIND.get(kind) == name]
+    tallies = [tally for kind, tally in facts.visible_by_kind.items() if OF_KIND.get(kind) == name]
     n_bytes = sum(tally.unpacked_bytes for tally in tallies)
     if n_bytes < WORTH_BYTES:
         return None

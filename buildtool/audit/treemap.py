@@ -30,7 +30,9 @@ def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> 
     best: list[tuple[int, int]] = []
     for index, start in zip(merged.layers, merged.starts, strict=True):
         rows = (
-            (size, start + at) for at, size in enumerate(index.sizes) if size and merged.shown[start + at]
+            (size, start + at)
+            for at, size in enumerate(index.sizes)
+            if size and merged.content_visible[start + at]
         )
         best = nlargest(count, [*best, *nlargest(count, rows)])
     return tuple(
@@ -145,22 +147,22 @@ class TreeCounter:
         kind: Kind,
         targets: tuple[str, ...],
         parts: Mapping[tuple[Kind, str], int],
-        shown: bool,
+        visible: bool,
     ) -> None:
         """One file; `parts` is what inside it is of another kind, by kind and GPU target."""
         place = directory, name if size >= self._least else b"", layer, owner
         rest = size
         for (part, target), n_bytes in parts.items():
-            self._count((*place, part, target), n_bytes, shown=shown)
+            self._count((*place, part, target), n_bytes, visible=visible)
             rest -= n_bytes
-        self._count((*place, kind, "+".join(targets)), rest, shown=shown).n_files += 1
+        self._count((*place, kind, "+".join(targets)), rest, visible=visible).n_files += 1
 
-    def _count(self, file: _File, n_bytes: int, *, shown: bool) -> _Sums:
+    def _count(self, file: _File, n_bytes: int, *, visible: bool) -> _Sums:
         sums = self._sums.get(file)
         if sums is None:
             sums = self._sums[file] = _Sums()
         sums.unpacked_bytes += n_bytes
-        if shown:
+        if visible:
             sums.visible_bytes += n_bytes
         return sums
 

@@ -1,6 +1,6 @@
 """Where an image's blobs come from: an engine's stream, an archive file, an OCI layout directory.
 
-All give the same: named blobs, each hashed and, where it is a layer, indexed.
+All give the same: named blobs, each read once, hashed, and indexed where it is a layer.
 """
 
 import os
@@ -30,7 +30,11 @@ from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.streams import LAYERS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
-_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
+FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
+CHUNK = 1 << 18
+Tick = Callable[[int], None]  # is called with the number of further bytes read
+
+# Blobs.
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
     return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
 
 
+_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
+
+
 def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: Bounds) -> Blob:
     limits = bounds.limits
     plain = meter if blob.form is Form.TAR else Meter()
@@ -105,60 +112,9 @@ def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, boun
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
 
 
-CHUNK = 1 << 18
-FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
-    with reading(path):
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise DataError(f"{path} is not a file", FORMS)
-        with reading(path, "check the disk"):
-            yield handle
-    finally:
-        os.close(handle)
-
-
-def files_below(root: Path) -> Iterator[str]:
-    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                path = f"{folder}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(f"{path}/")
-                elif entry.is_file(follow_symlinks=False):
-                    yield path
-
-
-def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
-    """A reader of an open file's tar that passes over content without reading it."""
-    size = os.fstat(handle).st_size
-
-    def leap(distance: int) -> int:
-        here = os.lseek(handle, 0, os.SEEK_CUR)
-        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
-
-    chunks = iter(partial(os.read, handle, 64 << 10), b"")
-    return TarReader(chunks, place=place, limits=limits, leap=leap)
-
-
-def span(handle: int, start: int, length: int) -> Iterator[bytes]:
-    """A part of an open file in chunks, without moving its position."""
-    at, end = start, start + length
-    while chunk := os.pread(handle, min(CHUNK, end - at), at):
-        at += len(chunk)
-        yield chunk
-
+# Archives.
 
 _LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
-Tick = Callable[[int], None]  # is called with the number of further bytes read
 
 
 class Archive(Protocol):
@@ -173,6 +129,18 @@ class Archive(Protocol):
 
     def blob(self, path: str) -> Blob:
         """Read one blob. Raises KeyError for a path that isn't there."""
+
+
+def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
+    """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
+    if place_at(path) is Place.DIRECTORY:
+        return DirectoryArchive(path, limits=limits, tick=tick)
+    with opened(path) as handle:
+        if sniff(os.read(handle, 512)) is Form.TAR:
+            return FileArchive(path, limits=limits, tick=tick)
+        os.lseek(handle, 0, os.SEEK_SET)
+        chunks = iter(partial(os.read, handle, CHUNK), b"")
+        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
 
 
 class StreamArchive:
@@ -283,33 +251,17 @@ class DirectoryArchive(_SeekableArchive):
             return self._read(handle, path, 0, os.fstat(handle).st_size)
 
 
-def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
-    """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
-    if place_at(path) is Place.DIRECTORY:
-        return DirectoryArchive(path, limits=limits, tick=tick)
-    with opened(path) as handle:
-        if sniff(os.read(handle, 512)) is Form.TAR:
-            return FileArchive(path, limits=limits, tick=tick)
-        os.lseek(handle, 0, os.SEEK_SET)
-        chunks = iter(partial(os.read, handle, CHUNK), b"")
-        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
+# Members of an archive's own tar.
 
 
-def member_path(raw: bytes) -> str:
-    """A member's path in an image archive, without leading `./`."""
-    return posixpath.normpath("/" + raw.decode("utf-8", "surrogateescape")).lstrip("/")
-
-
-def _link_target(path: str, kind: int, link: bytes) -> str:
-    folder = posixpath.dirname(path).encode("utf-8", "surrogateescape")
-    return member_path(posixpath.join(folder, link) if kind == SYMLINK else link)
-
-
-def _resolved(path: str, aliases: Mapping[str, str]) -> str:
-    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
-    for _ in range(8):
-        path = aliases.get(path, path)
-    return path
+def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
+    head, rest = peek(chunks)
+    form = sniff(head)
+    if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
+        raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
+    if form is not Form.TAR:
+        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
+    return TarReader(rest, place=label, limits=limits)
 
 
 def _files(
@@ -335,14 +287,21 @@ def _files(
     reader.drain()
 
 
-def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
-    head, rest = peek(chunks)
-    form = sniff(head)
-    if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
-        raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
-    if form is not Form.TAR:
-        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
-    return TarReader(rest, place=label, limits=limits)
+def member_path(raw: bytes) -> str:
+    """A member's path in an image archive, without leading `./`."""
+    return posixpath.normpath("/" + raw.decode("utf-8", "surrogateescape")).lstrip("/")
+
+
+def _link_target(path: str, kind: int, link: bytes) -> str:
+    folder = posixpath.dirname(path).encode("utf-8", "surrogateescape")
+    return member_path(posixpath.join(folder, link) if kind == SYMLINK else link)
+
+
+def _resolved(path: str, aliases: Mapping[str, str]) -> str:
+    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
+    for _ in range(8):
+        path = aliases.get(path, path)
+    return path
 
 
 def _noting_faults(chunks: Iterator[bytes], faults: list[ImageError]) -> Iterator[bytes]:
@@ -356,4 +315,55 @@ def _noting_faults(chunks: Iterator[bytes], faults: list[ImageError]) -> Iterato
 def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
     for chunk in chunks:
         tick(len(chunk))
+        yield chunk
+
+
+# Files.
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
+    with reading(path):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DataError(f"{path} is not a file", FORMS)
+        with reading(path, "check the disk"):
+            yield handle
+    finally:
+        os.close(handle)
+
+
+def files_below(root: Path) -> Iterator[str]:
+    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    yield path
+
+
+def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
+    """A reader of an open file's tar that passes over content without reading it."""
+    size = os.fstat(handle).st_size
+
+    def leap(distance: int) -> int:
+        here = os.lseek(handle, 0, os.SEEK_CUR)
+        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
+
+    chunks = iter(partial(os.read, handle, 64 << 10), b"")
+    return TarReader(chunks, place=place, limits=limits, leap=leap)
+
+
+def span(handle: int, start: int, length: int) -> Iterator[bytes]:
+    """A part of an open file in chunks, without moving its position."""
+    at, end = start, start + length
+    while chunk := os.pread(handle, min(CHUNK, end - at), at):
+        at += len(chunk)
         yield chunk

@@ -1,6 +1,6 @@
-"""Everything that can be wrong with an image's bytes.
+"""What can be wrong with an image's bytes, and the limits that its readers keep to.
 
-Each fault names its place: member, layer, byte offset.
+Each error names its place: member, layer, byte offset.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from buildtool.core.errors import ConfigError, DataError
 from probes.core.quoting import terminal
 
-_AGAIN = "it was cut short: save, copy or pull it again"
+_CUT_SHORT_HINT = "it was cut short: save, copy or pull it again"
 
 
 class ImageError(DataError):
@@ -22,7 +22,7 @@ class ImageError(DataError):
 class Truncated(ImageError):
     """A stream ends before its announced end."""
 
-    def __init__(self, message: str, *, place: str, hint: str = _AGAIN) -> None:
+    def __init__(self, message: str, *, place: str, hint: str = _CUT_SHORT_HINT) -> None:
         super().__init__(message, place=place, hint=hint)
 
 

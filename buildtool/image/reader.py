@@ -88,14 +88,14 @@ class ImageContents:
 
     def layer_notes(self) -> tuple[str, ...]:
         """Oddities that were read nevertheless, each with the layers (0 is the lowest) that have it."""
-        found: dict[str, list[int]] = {}
+        layers_by_note: dict[str, list[int]] = {}
         for at, layer in enumerate(self.layers):
             for note in layer.index.notes if layer.index else ():
-                found.setdefault(note, []).append(at)
+                layers_by_note.setdefault(note, []).append(at)
         return tuple(
-            f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where[:5]))}"
-            f"{' and more' * (len(where) > 5)}: {note}"
-            for note, where in found.items()
+            f"layer{'s' * (len(positions) > 1)} {', '.join(map(str, positions[:5]))}"
+            f"{' and more' * (len(positions) > 5)}: {note}"
+            for note, positions in layers_by_note.items()
         )
 
 
@@ -103,12 +103,12 @@ class ImageContents:
 class ImageRequest:
     """Which image of an archive is wanted; without a `ref`, the only one.
 
-    `is_answer`: an engine made the archive for `ref`, which the archive may not contain (it may be an id).
+    `from_engine`: an engine made the archive for `ref`, which the archive needn't contain (it may be an id).
     """
 
     label: str  # what messages call the archive
     ref: str | None = None
-    is_answer: bool = False
+    from_engine: bool = False
     platform: Platform | None = None
 
 
@@ -133,40 +133,40 @@ def read_image(
     *,
     label: str,
     ref: str | None = None,
-    is_answer: bool = False,
+    from_engine: bool = False,
     platform: Platform | None = None,
     limits: Limits = LIMITS,
 ) -> ImageContents:
     """The image in an archive: the one that `ref` names, for `platform` (else this host's).
 
-    `is_answer`: an engine made the archive for `ref`, so its only image is the wanted one, under any name.
-    Raises NoSuchImage where the choice isn't clear, and the faults of what can't be read or trusted.
+    `from_engine`: an engine made the archive for `ref`, so its only image is the wanted one, under any name.
+    Raises NoSuchImage where the choice isn't clear, ImageError for what can't be read or trusted.
     """
-    contents = _read(archive, ImageRequest(label, ref, is_answer, platform), limits)
+    contents = _read(archive, ImageRequest(label, ref, from_engine, platform), limits)
     return replace(contents, notes=(*(f"the archive: {note}" for note in archive.notes), *contents.notes))
 
 
-def _read(archive: Archive, wanted: ImageRequest, limits: Limits) -> ImageContents:
+def _read(archive: Archive, request: ImageRequest, limits: Limits) -> ImageContents:
     paths = archive.paths()
     if "index.json" not in paths:
         read = read_saved if "manifest.json" in paths else read_by_config
-        return read(archive, wanted, limits)
-    root = parse_index_or_manifest(_text(archive, "index.json"), place="index.json", limits=limits)
+        return read(archive, request, limits)
+    root = parse_index_or_manifest(_json_text(archive, "index.json"), place="index.json", limits=limits)
     if isinstance(root, Manifest):
         raise MalformedDocument("a manifest where an index must be", place="index.json")
     if not root.manifests and "manifest.json" in paths:
-        contents = read_saved(archive, wanted, limits)
+        contents = read_saved(archive, request, limits)
         return replace(contents, notes=(_EMPTY_INDEX, *contents.notes))
-    contents = _read_layout(archive, root, wanted, limits)
+    contents = _read_layout(archive, root, request, limits)
     if "manifest.json" in paths:
-        saved = parse_saved(_text(archive, "manifest.json"), place="manifest.json", limits=limits)
+        saved = parse_saved(_json_text(archive, "manifest.json"), place="manifest.json", limits=limits)
         _check_agreement(archive, contents, saved)
     return contents
 
 
 # Choosing among the images of an archive.
 
-_NAMES_IN_HINT = 40  # names in a hint
+_NAMES_IN_HINT = 40
 
 
 @dataclass(frozen=True)
@@ -176,38 +176,38 @@ class ImageNames:
     names: tuple[str, ...]
     digests: tuple[str, ...]
 
-    def answers(self, ref: str) -> bool:
-        """Does `--image ref` mean this image: by a name, by a digest, or by `name@digest`?"""
+    def matches(self, ref: str) -> bool:
+        """Whether `--image ref` means this image: by a name, by a digest, or by `name@digest`."""
         return ref.rpartition("@")[2] in self.digests or any(same_name(ref, name) for name in self.names)
 
 
-def choose_images(wanted: ImageRequest, images: Sequence[ImageNames]) -> tuple[int, ...]:
+def choose_images(request: ImageRequest, images: Sequence[ImageNames]) -> tuple[int, ...]:
     """Positions of the wanted images; several only where they are one image for several platforms.
 
     Raises NoSuchImage, whose hint names what `--image` accepts.
     """
-    meant = [at for at, image in enumerate(images) if wanted.ref and image.answers(wanted.ref)]
-    if not meant:
-        if wanted.ref and not wanted.is_answer:
-            raise NoSuchImage(f"{wanted.label} holds no image {wanted.ref}", _hint_of_names(images))
-        meant = list(range(len(images)))
-    if len({images[at].digests[0] for at in meant}) > 1:
+    matching = [at for at, image in enumerate(images) if request.ref and image.matches(request.ref)]
+    if not matching:
+        if request.ref and not request.from_engine:
+            raise NoSuchImage(f"{request.label} holds no image {request.ref}", _hint_of_names(images))
+        matching = list(range(len(images)))
+    if len({images[at].digests[0] for at in matching}) > 1:
         raise NoSuchImage(
-            f"{wanted.label} holds several images", _hint_of_names([images[at] for at in meant])
+            f"{request.label} holds several images", _hint_of_names([images[at] for at in matching])
         )
-    return tuple(meant)
+    return tuple(matching)
 
 
-def display_name(wanted: ImageRequest, image: ImageNames) -> str:
+def display_name(request: ImageRequest, image: ImageNames) -> str:
     """The chosen image's name in a report: the name that was asked for, else the archive's."""
-    if wanted.ref and (wanted.is_answer or not image.names or "sha256:" not in wanted.ref):
-        return wanted.ref
-    return next(iter(image.names), wanted.label)
+    if request.ref and (request.from_engine or not image.names or "sha256:" not in request.ref):
+        return request.ref
+    return next(iter(image.names), request.label)
 
 
-def same_name(wanted: str, name: str) -> bool:
-    """Do two references mean the same image? `docker.io/library/` and `:latest` may be left out."""
-    return _full_name(wanted) == _full_name(name)
+def same_name(ref: str, name: str) -> bool:
+    """Whether two references mean the same image; `docker.io/library/` and `:latest` may be left out."""
+    return _full_name(ref) == _full_name(name)
 
 
 def _full_name(name: str) -> str:
@@ -217,15 +217,16 @@ def _full_name(name: str) -> str:
 
 def _hint_of_names(images: Sequence[ImageNames]) -> str:
     """A hint that lists each image: by a name that no other image has, else by its digest."""
-    holders: dict[str, set[str]] = {}
+    digests_by_name: dict[str, set[str]] = {}
     for image in images:
         for name in image.names:
-            holders.setdefault(name, set()).add(image.digests[0])
-    words = (
-        next((name for name in image.names if len(holders[name]) == 1), image.digests[0]) for image in images
+            digests_by_name.setdefault(name, set()).add(image.digests[0])
+    hints = (
+        next((name for name in image.names if len(digests_by_name[name]) == 1), image.digests[0])
+        for image in images
     )
-    offered = ", ".join(islice(dict.fromkeys(word for word in words if word), _NAMES_IN_HINT))
-    return f"choose one with --image: {offered}" if offered else ""
+    listed = ", ".join(islice(dict.fromkeys(word for word in hints if word), _NAMES_IN_HINT))
+    return f"choose one with --image: {listed}" if listed else ""
 
 
 # OCI layouts: index.json leads to manifests.
@@ -245,29 +246,29 @@ class _Candidate:
     config: ImageConfig
 
     @property
-    def called(self) -> ImageNames:
-        """By what `--image` can choose it."""
+    def names(self) -> ImageNames:
+        """What `--image` can choose it by."""
         return ImageNames(
             self.top.names, (self.top.digest, self.descriptor.digest, self.manifest.config.digest)
         )
 
 
-def _read_layout(archive: Archive, root: Index, wanted: ImageRequest, limits: Limits) -> ImageContents:
+def _read_layout(archive: Archive, root: Index, request: ImageRequest, limits: Limits) -> ImageContents:
     notes: list[str] = []
-    leaves, attestations = _candidates(archive, root, notes, limits)
-    leaf = _chosen(leaves, wanted, notes)
-    manifest = leaf.manifest
+    candidates, attestations = _candidates(archive, root, notes, limits)
+    chosen = _chosen(candidates, request, notes)
+    manifest = chosen.manifest
     config = with_unlisted_layers(
-        leaf.config, len(manifest.layers), "the manifest", place=leaf.descriptor.digest
+        chosen.config, len(manifest.layers), "the manifest", place=chosen.descriptor.digest
     )
     layers = tuple(
         _described_layer(archive, manifest.layers[at], config, at, notes)
         for at in range(len(manifest.layers))
     )
     return ImageContents(
-        ref=display_name(wanted, leaf.called),
-        digest=leaf.top.digest,
-        manifest_digest=leaf.descriptor.digest,
+        ref=display_name(request, chosen.names),
+        digest=chosen.top.digest,
+        manifest_digest=chosen.descriptor.digest,
         config_digest=manifest.config.digest,
         config=config,
         layers=layers,
@@ -279,8 +280,8 @@ def _read_layout(archive: Archive, root: Index, wanted: ImageRequest, limits: Li
 def _candidates(
     archive: Archive, root: Index, notes: list[str], limits: Limits
 ) -> tuple[list[_Candidate], Attestations]:
-    """Every image manifest that index.json leads to and the archive holds; attestations are counted apart."""
-    leaves: list[_Candidate] = []
+    """Every image manifest below index.json that the archive holds; attestations are counted apart."""
+    candidates: list[_Candidate] = []
     attested: dict[str, int] = {}
     attestations: list[bytes] = []
     waiting = [(child, child, 1) for child in root.manifests]
@@ -296,46 +297,46 @@ def _candidates(
             if descriptor.platform and not descriptor.is_attestation:
                 notes.append(f"the manifest for {descriptor.platform} is not in the archive")
             continue
-        found = parse_index_or_manifest(
-            _described_text(archive, descriptor), place=descriptor.digest, limits=limits
+        parsed = parse_index_or_manifest(
+            _verified_text(archive, descriptor), place=descriptor.digest, limits=limits
         )
-        if isinstance(found, Index):
-            waiting += [(top, child, depth + 1) for child in found.manifests]
-        elif descriptor.is_attestation or found.is_attestation:
-            parts = (found.config, *found.layers)
+        if isinstance(parsed, Index):
+            waiting += [(top, child, depth + 1) for child in parsed.manifests]
+        elif descriptor.is_attestation or parsed.is_attestation:
+            parts = (parsed.config, *parsed.layers)
             attested[descriptor.digest] = descriptor.stored_bytes + sum(part.stored_bytes for part in parts)
-            blobs = [archive.blob(_path(part)) for part in found.layers if _path(part) in archive.paths()]
+            blobs = [archive.blob(_path(part)) for part in parsed.layers if _path(part) in archive.paths()]
             attestations += [blob.document for blob in blobs if blob.document is not None]
-        elif _path(found.config) in archive.paths():
-            place = f"config {found.config.digest}"
-            config = parse_config(_described_text(archive, found.config), place=place, limits=limits)
-            leaves.append(_Candidate(top, descriptor, found, config))
+        elif _path(parsed.config) in archive.paths():
+            place = f"config {parsed.config.digest}"
+            config = parse_config(_verified_text(archive, parsed.config), place=place, limits=limits)
+            candidates.append(_Candidate(top, descriptor, parsed, config))
         else:
             notes.append(f"the config of manifest {descriptor.digest} is not in the archive")
-    return leaves, Attestations(len(attested), sum(attested.values()), tuple(attestations))
+    return candidates, Attestations(len(attested), sum(attested.values()), tuple(attestations))
 
 
-def _chosen(leaves: list[_Candidate], wanted: ImageRequest, notes: list[str]) -> _Candidate:
-    """The wanted manifest.
+def _chosen(candidates: list[_Candidate], request: ImageRequest, notes: list[str]) -> _Candidate:
+    """The requested manifest, for the requested platform, else this host's.
 
     Raises NoSuchImage when the choice isn't clear, MissingContent when there is none.
     """
-    if not leaves:
+    if not candidates:
         why = f" ({'; '.join(notes)})" if notes else ""
-        raise MissingContent(f"no image manifest with its config{why}", place=wanted.label, hint=FORMS)
-    meant = [leaves[at] for at in choose_images(wanted, [leaf.called for leaf in leaves])]
-    platform = wanted.platform or host_platform()
-    fitting = [leaf for leaf in meant if platform.resembles(leaf.config.platform)]
-    exact = [leaf for leaf in fitting if leaf.config.platform.variant == platform.variant] or fitting
-    if not exact and (wanted.platform or len(meant) > 1):
-        there = ", ".join(str(leaf.config.platform) for leaf in meant)
-        raise NoSuchImage(f"{wanted.label} has no image for {platform}", f"choose with --platform: {there}")
-    choice = (exact or meant)[0]
-    if len(meant) > 1:
-        notes.append(f"of {len(meant)} platforms, {choice.config.platform} was read")
+        raise MissingContent(f"no image manifest with its config{why}", place=request.label, hint=FORMS)
+    matching = [candidates[at] for at in choose_images(request, [row.names for row in candidates])]
+    platform = request.platform or host_platform()
+    fitting = [row for row in matching if platform.resembles(row.config.platform)]
+    exact = [row for row in fitting if row.config.platform.variant == platform.variant] or fitting
+    if not exact and (request.platform or len(matching) > 1):
+        there = ", ".join(str(row.config.platform) for row in matching)
+        raise NoSuchImage(f"{request.label} has no image for {platform}", f"choose with --platform: {there}")
+    chosen = (exact or matching)[0]
+    if len(matching) > 1:
+        notes.append(f"of {len(matching)} platforms, {chosen.config.platform} was read")
     elif not exact:
-        notes.append(f"the image is for {choice.config.platform}, not for this host's {platform}")
-    return choice
+        notes.append(f"the image is for {chosen.config.platform}, not for this host's {platform}")
+    return chosen
 
 
 def _described_layer(
@@ -367,6 +368,7 @@ def _described_layer(
 
 
 def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
+    """The blob, if it has the size and digest of its descriptor. Raises Mismatch, the blob's error."""
     if blob.fault:
         raise blob.fault
     if blob.stored_bytes != descriptor.stored_bytes:
@@ -376,12 +378,12 @@ def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
     return blob
 
 
-def _described_text(archive: Archive, descriptor: Descriptor) -> bytes:
+def _verified_text(archive: Archive, descriptor: Descriptor) -> bytes:
     path = _path(descriptor)
     return document(_verified(archive.blob(path), descriptor, path), path)
 
 
-def _text(archive: Archive, path: str) -> bytes:
+def _json_text(archive: Archive, path: str) -> bytes:
     return document(archive.blob(path), path)
 
 
@@ -390,12 +392,12 @@ def _path(descriptor: Descriptor) -> str:
 
 
 def _check_agreement(archive: Archive, contents: ImageContents, saved: tuple[SavedImage, ...]) -> None:
-    """index.json and manifest.json in one archive must mean the same config and the same layers."""
-    for row, called in zip(saved, names_of_saved(archive, saved), strict=True):
-        if contents.config_digest in called.digests:
+    """Raises Mismatch unless index.json and manifest.json name the same config and the same layers."""
+    for row, names in zip(saved, names_of_saved(archive, saved), strict=True):
+        if contents.config_digest in names.digests:
             declared = [posixpath.basename(path) for path in row.layers]
-            ours = [str(layer.digest).removeprefix("sha256:") for layer in contents.layers]
-            if declared == ours or not all(path.startswith("blobs/") for path in row.layers):
+            own = [str(layer.digest).removeprefix("sha256:") for layer in contents.layers]
+            if declared == own or not all(path.startswith("blobs/") for path in row.layers):
                 return
     raise Mismatch("index.json and manifest.json don't mean the same image", place="manifest.json")
 
@@ -403,7 +405,7 @@ def _check_agreement(archive: Archive, contents: ImageContents, saved: tuple[Sav
 # manifest.json: docker's list of paths, or a lone manifest.
 
 
-def read_saved(archive: Archive, wanted: ImageRequest, limits: Limits = LIMITS) -> ImageContents:
+def read_saved(archive: Archive, request: ImageRequest, limits: Limits = LIMITS) -> ImageContents:
     """The image of a manifest.json: docker's list of paths, or skopeo's `dir:`, which is one manifest."""
     text = document(archive.blob("manifest.json"), "manifest.json")
     if is_saved_list(text, place="manifest.json", limits=limits):
@@ -413,18 +415,18 @@ def read_saved(archive: Archive, wanted: ImageRequest, limits: Limits = LIMITS) 
     if not rows:
         raise MissingContent("it names no image", place="manifest.json", hint=FORMS)
     images = names_of_saved(archive, rows)
-    at = choose_images(wanted, images)[0]
+    at = choose_images(request, images)[0]
     row = rows[at]
     blob = _member(archive, row.config)
     config = parse_config(document(blob, row.config), place=row.config, limits=limits)
     config = with_unlisted_layers(config, len(row.layers), "manifest.json", place=row.config)
     layers = tuple(_layer(_member(archive, path), path, config, at) for at, path in enumerate(row.layers))
     notes = (*row.notes, *_name_notes(row.config, blob), *config.notes)
-    return _contents(display_name(wanted, images[at]), config, blob, layers, notes=notes)
+    return _contents(display_name(request, images[at]), config, blob, layers, notes=notes)
 
 
 def names_of_saved(archive: Archive, rows: Sequence[SavedImage]) -> list[ImageNames]:
-    """By what `--image` can choose each image of manifest.json: a tag, or its config's digest."""
+    """What `--image` can choose each image of manifest.json by: a tag, or its config's digest."""
     digests: dict[str, str] = {}  # rows may share a config, which is read once
     for row in rows:
         if row.config not in digests:
@@ -443,8 +445,8 @@ def _as_saved(text: bytes, paths: frozenset[str], limits: Limits) -> SavedImage:
     for at, layer in enumerate(manifest.layers):
         refuse_encrypted(layer.media_type, at, "manifest.json")
     named = [part.digest.removeprefix("sha256:") for part in (manifest.config, *manifest.layers)]
-    found = [name if name in paths else f"blobs/sha256/{name}" for name in named]
-    return SavedImage(found[0], tuple(found[1:]), ())
+    paths_of_parts = [name if name in paths else f"blobs/sha256/{name}" for name in named]
+    return SavedImage(paths_of_parts[0], tuple(paths_of_parts[1:]), ())
 
 
 # Neither: the archive's only config names its layers by their content.
@@ -454,7 +456,7 @@ _LISTS_MISSING = (
 )
 
 
-def read_by_config(archive: Archive, wanted: ImageRequest, limits: Limits = LIMITS) -> ImageContents:
+def read_by_config(archive: Archive, request: ImageRequest, limits: Limits = LIMITS) -> ImageContents:
     """The image of the archive's only config, or of the config with the wanted digest.
 
     Raises MissingContent where there is none, NoSuchImage where the choice isn't clear.
@@ -468,18 +470,18 @@ def read_by_config(archive: Archive, wanted: ImageRequest, limits: Limits = LIMI
         configs |= {str(blob.digest): (path, blob, config) for config in _configs(path, blob, limits)}
     if not configs:
         message = "neither index.json nor manifest.json, and no image config"
-        raise MissingContent(message, place=wanted.label, hint=FORMS)
+        raise MissingContent(message, place=request.label, hint=FORMS)
     images = [ImageNames((), (digest,)) for digest in configs]
-    chosen = images[choose_images(wanted, images)[0]]
+    chosen = images[choose_images(request, images)[0]]
     path, config_blob, config = configs[chosen.digests[0]]
     layers = []
     for at, diff_id in enumerate(config.diff_ids):
         if diff_id not in by_diff_id:
             raise MissingContent(f"layer {at} with content {diff_id} is missing or damaged", place=path)
-        where, blob = by_diff_id[diff_id]
-        layers.append(_layer(blob, where, config, at))
+        layer_path, blob = by_diff_id[diff_id]
+        layers.append(_layer(blob, layer_path, config, at))
     notes = (_LISTS_MISSING, *_name_notes(path, config_blob), *config.notes)
-    return _contents(display_name(wanted, chosen), config, config_blob, tuple(layers), notes=notes)
+    return _contents(display_name(request, chosen), config, config_blob, tuple(layers), notes=notes)
 
 
 def _configs(path: str, blob: Blob, limits: Limits) -> Iterator[ImageConfig]:
@@ -548,6 +550,7 @@ def _layer(blob: Blob, path: str, config: ImageConfig, at: int) -> Layer:
 
 
 def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
+    """The blob at a path of manifest.json. Raises MissingContent, and the blob's error if it is `trusted`."""
     try:
         blob = archive.blob(normal_path(path))
     except KeyError as error:
@@ -560,6 +563,7 @@ def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
 def _contents(
     ref: str, config: ImageConfig, blob: Blob, layers: tuple[Layer, ...], *, notes: tuple[str, ...]
 ) -> ImageContents:
+    """An image without manifest: only its config (`blob`) has a digest."""
     return ImageContents(
         ref=ref,
         digest=None,

@@ -1,4 +1,7 @@
-"""Hashes byte streams, recognises them by their first bytes, and decompresses them within limits."""
+"""Byte streams: the form of a blob by its first bytes, its hash and length, its content decompressed.
+
+ReadAhead moves the making of chunks into a thread of its own.
+"""
 
 import hashlib
 import queue
@@ -13,9 +16,6 @@ from typing import Self
 from buildtool.core.compression import FAULTS, Unpacker, Zlib, zstd
 from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedStream, Truncated
 from buildtool.image.tar import has_right_checksum
-
-_PORTION_BYTES, _FIRST_PORTION_BYTES = 1 << 16, 1 << 12  # bytes that a decompressor is given at a time
-PIECE = 1 << 18  # bytes handed on at a time; larger ones cost page faults (measured)
 
 
 class Form(Enum):
@@ -43,8 +43,33 @@ _MAGIC = {
 }
 
 
-_PART_NAMES = {Form.GZIP: "member", Form.ZSTD: "frame"}
-_PADDING = {Form.GZIP: b"\0", Form.ZSTD: b""}  # writers may pad with zeros after the last gzip member
+def sniff(head: bytes) -> Form:
+    """Recognise a blob's form from its first bytes (512 are enough)."""
+    if not head:
+        return Form.EMPTY
+    if head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50":
+        return Form.ZSTD  # a skippable frame comes first
+    for magic, form in _MAGIC.items():
+        if head.startswith(magic):
+            return form
+    block = head[:512]  # of zeros where the archive is empty; headers from before `ustar` have only their sum
+    if head[257:262] == b"ustar" or (len(block) == 512 and (not any(block) or has_right_checksum(block))):
+        return Form.TAR
+    first = head.lstrip()[:1]
+    return Form.JSON if first in (b"{", b"[") or (head and not first) else Form.OTHER
+
+
+def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[bytes]]:
+    """The first bytes of a stream, and the whole stream."""
+    chunks_read: list[bytes] = []
+    n_read = 0
+    for chunk in chunks:
+        chunks_read.append(chunk)
+        n_read += len(chunk)
+        if n_read >= n_bytes:
+            break
+    first = b"".join(chunks_read)
+    return first[:n_bytes], chain([first] if first else (), chunks)
 
 
 class Meter:
@@ -55,7 +80,7 @@ class Meter:
         self.n_bytes = 0
 
     def through(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """The same chunks, each counted before it is handed on."""
+        """Yield the chunks, each hashed and counted before."""
         for chunk in chunks:
             self._hash.update(chunk)
             self.n_bytes += len(chunk)
@@ -67,15 +92,20 @@ class Meter:
         return f"sha256:{self._hash.hexdigest()}"
 
 
+# Decompression, within what an archive may unpack to.
+
+MORE_UNPACKED = "if you trust the image, allow more, for example: audit --max-unpacked '100 GB'"
+
+
 class Allowance:
-    """How many bytes all blobs of an archive may unpack to, against the bytes that the archive has."""
+    """How many bytes all blobs of an archive together may unpack to, in relation to the archive's size."""
 
     def __init__(self, limits: Limits = LIMITS, stored_bytes: int = 0) -> None:
         """`stored_bytes` is the archive's size where it is known beforehand; else `counted` adds it up."""
         self._limits, self._stored, self._unpacked = limits, stored_bytes, 0
 
     def counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """The archive's own bytes, each chunk counted before it is handed on."""
+        """Yield the archive's own bytes, each chunk counted before."""
         for chunk in chunks:
             self._stored += len(chunk)
             yield chunk
@@ -96,36 +126,10 @@ class Allowance:
         raise LimitExceeded(message, place=place, hint=MORE_UNPACKED)
 
 
-MORE_UNPACKED = "if you trust the image, allow more, for example: audit --max-unpacked '100 GB'"
-
-
-def sniff(head: bytes) -> Form:
-    """Recognise a blob's form from its first bytes (512 are enough)."""
-    if not head:
-        return Form.EMPTY
-    if head[1:4] == b"\x2a\x4d\x18" and head[:1] >= b"\x50":
-        return Form.ZSTD  # a skippable frame comes first
-    for magic, form in _MAGIC.items():
-        if head.startswith(magic):
-            return form
-    block = head[:512]  # of zeros where the archive is empty; headers from before `ustar` have only their sum
-    if head[257:262] == b"ustar" or (len(block) == 512 and (not any(block) or has_right_checksum(block))):
-        return Form.TAR
-    begun = head.lstrip()[:1]
-    return Form.JSON if begun in (b"{", b"[") or (head and not begun) else Form.OTHER
-
-
-def peek(chunks: Iterator[bytes], n_bytes: int = 512) -> tuple[bytes, Iterator[bytes]]:
-    """The first bytes of a stream, and the whole stream."""
-    held: list[bytes] = []
-    have = 0
-    for chunk in chunks:
-        held.append(chunk)
-        have += len(chunk)
-        if have >= n_bytes:
-            break
-    first = b"".join(held)
-    return first[:n_bytes], chain([first] if first else (), chunks)
+PIECE = 1 << 18  # bytes of output at a time; larger ones cost page faults (measured)
+_PORTION_BYTES, _FIRST_PORTION_BYTES = 1 << 16, 1 << 12  # of input for a decompressor
+_PART_NAMES = {Form.GZIP: "member", Form.ZSTD: "frame"}
+_PADDING = {Form.GZIP: b"\0", Form.ZSTD: b""}  # writers may pad with zeros after the last gzip member
 
 
 def decompressed(
@@ -152,6 +156,40 @@ def decompressed(
         yield piece
 
 
+def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) -> Iterator[bytes]:
+    """The content of all gzip members or zstd frames, concatenated."""
+    unpacker, inside = _unpacker(form, window_log), form is Form.GZIP  # which has one member at least
+    portions = _Portions(chunks)
+    for portion in portions:
+        rest = portion
+        while rest or (inside and not unpacker.needs_input):
+            if not inside:
+                rest = rest.lstrip(_PADDING[form])
+                if not rest:
+                    break
+                unpacker, inside = _unpacker(form, window_log), True
+            try:
+                piece = unpacker.decompress(rest, PIECE)
+            except FAULTS as error:
+                raise MalformedStream(
+                    f"{form.value} data can't be unpacked ({error})", place=place
+                ) from error
+            rest = b""
+            if unpacker.eof:
+                rest, inside = unpacker.unused_data, False
+                portions.ended()
+            if piece:
+                yield piece
+    if inside:
+        raise Truncated(f"{form.value} data ends inside a {_PART_NAMES[form]}", place=place)
+
+
+def _unpacker(form: Form, window_log: int) -> Unpacker:
+    if form is Form.GZIP:
+        return Zlib(wbits=31)
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
+
+
 class _Portions:
     """Chunks in portions: small ones after the end of a gzip member or a zstd frame, then larger ones again.
 
@@ -175,48 +213,16 @@ class _Portions:
         self._size = _FIRST_PORTION_BYTES
 
 
-def _unpacked(chunks: Iterator[bytes], form: Form, place: str, window_log: int) -> Iterator[bytes]:
-    """The content of all members or frames, one after the other."""
-    unpacker, begun = _unpacker(form, window_log), form is Form.GZIP  # which has one member at least
-    portions = _Portions(chunks)
-    for portion in portions:
-        rest = portion
-        while rest or (begun and not unpacker.needs_input):
-            if not begun:
-                rest = rest.lstrip(_PADDING[form])
-                if not rest:
-                    break
-                unpacker, begun = _unpacker(form, window_log), True
-            try:
-                piece = unpacker.decompress(rest, PIECE)
-            except FAULTS as error:
-                raise MalformedStream(
-                    f"{form.value} data can't be unpacked ({error})", place=place
-                ) from error
-            rest = b""
-            if unpacker.eof:
-                rest, begun = unpacker.unused_data, False
-                portions.ended()
-            if piece:
-                yield piece
-    if begun:
-        raise Truncated(f"{form.value} data ends inside a {_PART_NAMES[form]}", place=place)
+# Reading ahead.
 
-
-def _unpacker(form: Form, window_log: int) -> Unpacker:
-    if form is Form.GZIP:
-        return Zlib(wbits=31)
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
-
-
-BATCH = 4  # chunks handed over at a time: every hand-over wakes a thread (audits take 12 % longer with 1)
+BATCH = 4  # chunks per queue item: each item wakes a thread (audits take 12 % longer with 1)
 
 
 class ReadAhead:
-    """Iterate, inside `with`, for the chunks; what goes wrong in making them is raised here.
+    """Makes chunks in a thread. Iterate, inside `with`, for them; what the thread raises is raised here.
 
-    Leaving waits for the thread, which shares its source with us. After Ctrl-C it doesn't: the source
-    may never answer again, and the thread is a daemon that ends with the process.
+    Leaving the block waits for the thread, since it reads the caller's source. After Ctrl-C it doesn't: the
+    source may never answer again, and the thread is a daemon that ends with the process.
     """
 
     def __init__(self, chunks: Iterator[bytes], depth: int = 4) -> None:

@@ -159,7 +159,7 @@ def python_layer(contents: ImageContents) -> PythonLayer:
     found = PythonLayer()
     for row, owner in enumerate(ownership.owner):
         package = ownership.packages[owner]
-        if package.manager is Manager.PYTHON and merged.shown[row]:
+        if package.manager is Manager.PYTHON and merged.content_visible[row]:
             path = merged.path(row).decode().removeprefix(f"{package.place}/")
             found.files.setdefault(package, {})[path] = merged.size(row)
     return found
@@ -184,7 +184,7 @@ def main() -> None:
     made = parser.parse_args().record
     naive, slim = (
         python_layer(
-            read_image(StreamArchive(Engine().save(ref), label=ref), label=ref, ref=ref, is_answer=True)
+            read_image(StreamArchive(Engine().save(ref), label=ref), label=ref, ref=ref, from_engine=True)
         )
         for ref in (NAIVE, SLIM)
     )

@@ -133,7 +133,7 @@ def test_rows_are_distinguished_across_layers() -> None:
     assert [result.path(row) for row in range(4)] == [b"a", b"b", b"d/c", b"e"]
     assert [result.size(row) for row in range(4)] == [1, HASHED_BYTES, HASHED_BYTES, 0]
     assert [result.digest(row) is not None for row in range(4)] == [False, True, True, False]
-    assert (result.links, result.dangling, list(result.shown)) == ({3: 1}, (), [1, 1, 1, 0])
+    assert (result.links, result.dangling, list(result.content_visible)) == ({3: 1}, (), [1, 1, 1, 0])
 
 
 def with_notes(*notes: tuple[str, ...] | None) -> ImageContents:

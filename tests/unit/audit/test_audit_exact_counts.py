@@ -35,19 +35,19 @@ def test_code_is_foreign_only_where_no_wanted_target_can_use_any_of_it(
     targets = parse_targets(wanted)
     assert is_foreign(key, targets) is foreign
     counter = ClaimCounter(targets)
-    assert counter.cut_from({key: 7, "gfx1100": 1}, grain=0) == ({key} if foreign else set())
+    assert counter.cut_from({key: 7, "gfx1100": 1}, alignment=0) == ({key} if foreign else set())
 
 
 def test_code_is_not_claimed_where_a_prune_would_leave_the_library_as_it_is() -> None:
     """jax's `_prng.so` was named in every audit, with the advice of a prune that changes nothing."""
     counter = ClaimCounter(parse_targets(["gfx1100"]))
     held = {"gfx906": 60_000, "gfx90a": 7_584, "gfx1100": 9_000, "sm_90": 9}
-    assert counter.cut_from(held, grain=1 << 16) == {"gfx906", "gfx90a"}
-    assert counter.cut_from(held, grain=1 << 21) == set()  # it can only get shorter by 2 MiB
-    assert counter.cut_from(held | {"gfx90a": 7_583}, grain=1 << 16) == set()  # the headers take the rest
-    assert counter.cut_from({"gfx906": 60_000}, grain=4096) == set()  # it never served the card
-    assert counter.cut_from({"gfx906": 60_000, "sm_90": 9}, grain=4096) == set()
-    assert counter.cut_from({"gfx906": 60_000, "spirv": 9}, grain=4096) == {"gfx906"}
+    assert counter.cut_from(held, alignment=1 << 16) == {"gfx906", "gfx90a"}
+    assert counter.cut_from(held, alignment=1 << 21) == set()  # it can only get shorter by 2 MiB
+    assert counter.cut_from(held | {"gfx90a": 7_583}, alignment=1 << 16) == set()  # the headers take the rest
+    assert counter.cut_from({"gfx906": 60_000}, alignment=4096) == set()  # it never served the card
+    assert counter.cut_from({"gfx906": 60_000, "sm_90": 9}, alignment=4096) == set()
+    assert counter.cut_from({"gfx906": 60_000, "spirv": 9}, alignment=4096) == {"gfx906"}
 
 
 def test_a_label_that_is_no_target_wants_nothing() -> None:

@@ -64,7 +64,7 @@ LIBRARY = A(1000, code={"gfx906": 600, "gfx1100": 100}, debug=200)
 def test_what_is_inside_a_library_counts_by_its_own_kind() -> None:
     found = facts(L({"opt/lib/libx.so.1": LIBRARY, "opt/lib/plain.so.1": A(50, debug=7), "x": 9}))
     assert found.kinds == {Kind.GPU_CODE: 700, Kind.LIBRARY: 143, Kind.DEBUG: 207, Kind.DATA: 9}
-    assert {kind: tally(one) for kind, one in found.shown.items()} == {
+    assert {kind: tally(one) for kind, one in found.visible_by_kind.items()} == {
         Kind.GPU_CODE: (700, {b"opt/lib/libx.so.1": 700}),
         Kind.LIBRARY: (143, {b"opt/lib": 143}),
         Kind.DATA: (9, {b"": 9}),
@@ -135,7 +135,7 @@ def test_only_visible_files_are_counted_as_shown() -> None:
     assert (found.layer_bytes, found.layer_stored_bytes) == ((321, 4000), (77, None))
     assert (found.visible_bytes, found.n_files) == (4300, 2)
     assert found.kinds == {Kind.DATA: 4321}
-    assert tally(found.shown[Kind.DATA]) == (4300, {b"": 4000, b"d": 300})
+    assert tally(found.visible_by_kind[Kind.DATA]) == (4300, {b"": 4000, b"d": 300})
     assert tally(found.overwritten) == (1, {b"a": 1})
     assert tally(found.deleted) == (20, {b"d/b": 20})
     assert found.claims == {("overwritten",): 1, ("deleted",): 20}
@@ -326,8 +326,8 @@ def test_sums_of_owners_kinds_and_layers_are_equal_whatever_is_in_an_image() -> 
 
 def test_patterns_name_files_of_one_ending() -> None:
     found = facts(L({"a/x.py": 5, "a/y.py": 6, "a/z.so": 7}))
-    assert tally(found.shown[Kind.PYTHON]) == (11, {Pattern(b"a", b"py"): 11})
-    assert tally(found.shown[Kind.LIBRARY]) == (7, {Pattern(b"a", b"so"): 7})
+    assert tally(found.visible_by_kind[Kind.PYTHON]) == (11, {Pattern(b"a", b"py"): 11})
+    assert tally(found.visible_by_kind[Kind.LIBRARY]) == (7, {Pattern(b"a", b"so"): 7})
 
 
 def test_a_layer_whose_content_is_not_in_the_archive_counts_no_bytes() -> None:

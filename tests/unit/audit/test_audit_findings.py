@@ -53,8 +53,8 @@ def test_an_ordinary_image_has_no_finding() -> None:
     ("name", "kind"), [(name, kind) for name, kinds in OF_KINDS.items() for kind in kinds]
 )
 def test_each_kind_that_nobody_needs_has_its_finding_from_a_mebibyte_on(name: str, kind: Kind) -> None:
-    assert find_waste(replace(NOTHING, shown={kind: tally(MIB - 1)})) == ()
-    finding = only(replace(NOTHING, shown={kind: tally(MIB, PLACES), Kind.DATA: tally(9 * MIB)}))
+    assert find_waste(replace(NOTHING, visible_by_kind={kind: tally(MIB - 1)})) == ()
+    finding = only(replace(NOTHING, visible_by_kind={kind: tally(MIB, PLACES), Kind.DATA: tally(9 * MIB)}))
     severity = Severity.INFO if name == "bytecode" else Severity.WARNING
     assert (finding.id, finding.severity, finding.bytes) == (name, severity, MIB)
     assert finding.paths == tuple(f"p{n}" for n in range(20))
@@ -65,13 +65,13 @@ def test_each_kind_that_nobody_needs_has_its_finding_from_a_mebibyte_on(name: st
 def test_kinds_of_one_finding_are_added_up_and_their_places_sorted_by_bytes(name: str) -> None:
     first, second = OF_KINDS[name][:2]
     places = {first: tally(MIB - 500, [b"a", b"b"]), second: tally(500, [b"c", b"b"])}
-    finding = only(replace(NOTHING, shown=places))
+    finding = only(replace(NOTHING, visible_by_kind=places))
     assert (finding.bytes, finding.paths) == (MIB, ("a", "c", "b"))
 
 
 @pytest.mark.parametrize("name", ["headers-and-static", "tests", "debug-info"])
 def test_a_remedy_names_the_eight_largest_places(name: str) -> None:
-    remedy = only(replace(NOTHING, shown={OF_KINDS[name][0]: tally(MIB, PLACES)})).remedy
+    remedy = only(replace(NOTHING, visible_by_kind={OF_KINDS[name][0]: tally(MIB, PLACES)})).remedy
     words = " ".join(f"/p{n}" for n in range(8))
     assert remedy.startswith(f"RUN rm -rf {words}   #")
     assert "{places}" not in remedy
@@ -79,7 +79,7 @@ def test_a_remedy_names_the_eight_largest_places(name: str) -> None:
 
 def test_remedies_against_caches_and_documents_name_no_place() -> None:
     for kind, directory in ((Kind.CACHE, "/var/lib/apt/lists"), (Kind.DOC, "/usr/share/doc/")):
-        remedy = only(replace(NOTHING, shown={kind: tally(MIB)})).remedy
+        remedy = only(replace(NOTHING, visible_by_kind={kind: tally(MIB)})).remedy
         assert directory in remedy
         assert "/a " not in remedy
 
@@ -184,7 +184,7 @@ def test_findings_come_the_gravest_and_then_the_largest_first() -> None:
         NOTHING,
         deleted=tally(2 * MIB),
         overwritten=tally(3 * MIB),
-        shown={Kind.BYTECODE: tally(9 * MIB), Kind.TEST: tally(4 * MIB)},
+        visible_by_kind={Kind.BYTECODE: tally(9 * MIB), Kind.TEST: tally(4 * MIB)},
         secrets=(SecretPlace("x", ("a",), 0),),
     )
     assert [row.id for row in find_waste(found)] == ["secrets", "tests", "overwritten", "deleted", "bytecode"]
@@ -196,7 +196,7 @@ def test_each_remedy_is_predicted_alone_and_those_of_warnings_together() -> None
         NOTHING,
         layer_bytes=(90_000, 10_000),
         claims=claims,
-        shown={Kind.BYTECODE: tally(MIB), Kind.TEST: tally(MIB), Kind.DOC: tally(MIB)},
+        visible_by_kind={Kind.BYTECODE: tally(MIB), Kind.TEST: tally(MIB), Kind.DOC: tally(MIB)},
         deleted=tally(MIB),
     )
     found = find_waste(image)
@@ -332,4 +332,4 @@ def test_packages_of_an_image_appear_in_its_findings() -> None:
     files = {**debs(gcc_12=("usr/bin/gcc",)), "usr/bin/gcc": 2 * MIB, "a/x.h": 2 * MIB}
     found = {row.id: row.paths for row in find_waste(facts(L(files)))}
     assert found == {"build-only": ("gcc-12",), "headers-and-static": ("a/*.h",)}
-    assert merged_places([facts(L(files)).shown[Kind.HEADER]]) == [Pattern(b"a", b"h")]
+    assert merged_places([facts(L(files)).visible_by_kind[Kind.HEADER]]) == [Pattern(b"a", b"h")]

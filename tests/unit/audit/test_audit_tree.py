@@ -33,8 +33,8 @@ def name_of(owner: int, directory: bytes, layer: int) -> tuple[str, str]:
 
 def counted(files: list[tuple[bytes, int, int, Kind, bool]]) -> Tree:
     counter = TreeCounter(sum(size for _, size, *_ in files))
-    for at, (directory, size, owner, kind, shown) in enumerate(files):
-        add = {"layer": at % 2, "owner": owner, "kind": kind, "targets": (), "parts": {}, "shown": shown}
+    for at, (directory, size, owner, kind, visible) in enumerate(files):
+        add = {"layer": at % 2, "owner": owner, "kind": kind, "targets": (), "parts": {}, "visible": visible}
         counter.add(directory, b"f%d" % at, size, **add)  # type: ignore[arg-type]
     return counter.tree(name_of)
 
@@ -87,7 +87,7 @@ def test_what_is_small_counts_for_the_directory_above_and_small_owners_are_added
 def test_code_inside_a_library_is_apart_from_the_library_and_the_file_is_one() -> None:
     counter = TreeCounter(100)
     parts = {(Kind.GPU_CODE, "gfx906"): 60, (Kind.GPU_CODE, "gfx90a"): 30}
-    add = {"layer": 0, "owner": 1, "kind": Kind.LIBRARY, "targets": (), "parts": parts, "shown": True}
+    add = {"layer": 0, "owner": 1, "kind": Kind.LIBRARY, "targets": (), "parts": parts, "visible": True}
     counter.add(b"opt", b"lib.so", 100, **add)  # type: ignore[arg-type]
     rows = {(row.kind, row.target): row for row in counter.tree(name_of).rows}
     sizes = {key: row.unpacked_bytes for key, row in rows.items()}
@@ -193,8 +193,8 @@ def test_each_directory_on_the_way_to_a_kept_one_is_looked_at_once() -> None:
 def test_rows_come_by_path_and_the_larger_first() -> None:
     files = [(b"b", 30, 1, Kind.DATA, True), (b"a", 20, 2, Kind.DATA, True), (b"a", 25, 1, Kind.DATA, True)]
     counter = TreeCounter(1)
-    for directory, size, owner, kind, shown in files:
-        add = {"layer": 0, "owner": owner, "kind": kind, "targets": (), "parts": {}, "shown": shown}
+    for directory, size, owner, kind, visible in files:
+        add = {"layer": 0, "owner": owner, "kind": kind, "targets": (), "parts": {}, "visible": visible}
         counter.add(directory, b"x", size, **add)  # type: ignore[arg-type]
     assert [(row.path, row.owner, row.unpacked_bytes) for row in counter.tree(name_of).rows] == [
         ("a/x", "package 1", 25),
@@ -229,7 +229,7 @@ def test_a_tree_of_more_than_8000_rows_or_two_million_characters_is_made_coarser
     def finest(n_files: int, prefix: bytes = b"") -> int:
         counter = TreeCounter(n_files)
         for at in range(n_files):
-            add = {"layer": 0, "owner": 1, "kind": Kind.DATA, "targets": (), "parts": {}, "shown": True}
+            add = {"layer": 0, "owner": 1, "kind": Kind.DATA, "targets": (), "parts": {}, "visible": True}
             counter.add(b"", prefix + b"%05d" % at, 1, **add)  # type: ignore[arg-type]
         return counter.tree(name_of).least_bytes
 
@@ -240,7 +240,7 @@ def test_a_tree_of_more_than_8000_rows_or_two_million_characters_is_made_coarser
 def test_a_row_shows_all_of_a_file() -> None:
     counter = TreeCounter(100)
     parts = {(Kind.GPU_CODE, "gfx906"): 60}
-    for layer, shown in ((0, False), (1, True)):
+    for layer, visible in ((0, False), (1, True)):
         counter.add(
             b"opt",
             b"k\xff.so",
@@ -250,7 +250,7 @@ def test_a_row_shows_all_of_a_file() -> None:
             kind=Kind.LIBRARY,
             targets=("a", "b"),
             parts=parts,
-            shown=shown,
+            visible=visible,
         )
     path = "opt/k\\xff.so"
     assert set(counter.tree(name_of).rows) == {
@@ -272,7 +272,7 @@ def test_several_small_owners_of_a_place_are_one_row_and_a_large_or_single_one_i
                     "kind": Kind.DATA,
                     "targets": (),
                     "parts": {},
-                    "shown": True,
+                    "visible": True,
                 }
                 counter.add(b"d", b"x%d" % owner, part, **add)  # type: ignore[arg-type]
         return [(row.owner, row.unpacked_bytes, row.n_files) for row in counter.tree(name_of).rows]

@@ -141,9 +141,9 @@ def test_something_else_beside_debug_information_has_to_fit_into_the_file() -> N
     content = program()
     probe = DebugCounter(len(content))
     probe.feed(content)
-    assert probe.debug_bytes(beside=len(content) - STRIPPED) == STRIPPED
+    assert probe.debug_bytes(other_bytes=len(content) - STRIPPED) == STRIPPED
     with pytest.raises(BadElf, match="overlap"):
-        probe.debug_bytes(beside=len(content) - STRIPPED + 1)
+        probe.debug_bytes(other_bytes=len(content) - STRIPPED + 1)
 
 
 def test_code_is_foreign_when_none_of_its_processors_serves_a_wanted_card() -> None:

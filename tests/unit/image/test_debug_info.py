@@ -100,7 +100,7 @@ def test_sections_that_reach_past_the_end_or_are_on_code_are_not_believed() -> N
     probe = DebugCounter(len(content))
     probe.feed(program())
     with pytest.raises(BadElf, match="overlap"):
-        probe.debug_bytes(beside=100_000)
+        probe.debug_bytes(other_bytes=100_000)
 
 
 def test_sections_on_one_another_count_once() -> None:

@@ -157,9 +157,9 @@ def test_directories_of_a_deep_tree_are_added_up_once_each() -> None:
     common = b"/".join([b"d"] * 500)
     for n in range(1000):
         where = common + b"/%d" % n
-        counter.add(where, b"f", 10, layer=0, owner=0, kind=Kind.DATA, targets=(), parts={}, shown=True)
+        counter.add(where, b"f", 10, layer=0, owner=0, kind=Kind.DATA, targets=(), parts={}, visible=True)
     counter.add(
-        b"big", b"f", 10**9 - 10_000, layer=0, owner=0, kind=Kind.DATA, targets=(), parts={}, shown=True
+        b"big", b"f", 10**9 - 10_000, layer=0, owner=0, kind=Kind.DATA, targets=(), parts={}, visible=True
     )
     rows = counter.tree(lambda owner, directory, layer: ("unowned", "")).rows
     assert {row.path: row.unpacked_bytes for row in rows} == {"": 10_000, "big/f": 10**9 - 10_000}

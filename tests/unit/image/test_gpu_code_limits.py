@@ -126,7 +126,7 @@ def test_nothing_is_kept_of_a_file_without_code() -> None:
         with GpuCodeCounter(len(content)) as probe:
             for piece in make.chunks(content, 50_000):
                 probe.feed(piece)
-                assert len(probe._edge) + len(probe._head) + len(probe._carry) <= max(HEAD + 32, 50_000)
+                assert len(probe._tail) + len(probe._head) + len(probe._carry) <= max(HEAD + 32, 50_000)
             assert probe.stored_bytes_by_processor() == {}
             assert probe._spool is None
 

@@ -59,7 +59,7 @@ def test_an_archive_of_one_image_is_not_passed_off_as_another(dialect: str) -> N
         read(members, ref="myapp:2.0")
     offered = refused.value.hint.partition("--image: ")[2]
     assert file_names(read(members, ref=offered)) == ["one", "two"], "what the hint offers is accepted"
-    assert read(members, ref="myapp:2.0", is_answer=True).ref == "myapp:2.0", (
+    assert read(members, ref="myapp:2.0", from_engine=True).ref == "myapp:2.0", (
         "an engine's answer is what was asked"
     )
 
@@ -236,7 +236,7 @@ CALLED = ImageNames(("b/a:1", "b/a:2"), ("sha256:first", "sha256:second"))
     ],
 )
 def test_an_image_answers_to_its_names_and_digests_alone(ref: str, answer: bool) -> None:
-    assert CALLED.answers(ref) is answer
+    assert CALLED.matches(ref) is answer
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_an_image_answers_to_its_names_and_digests_alone(ref: str, answer: bool)
         (ImageRequest("a.tar", "y:1"), ("x:1",), "y:1"),
         (ImageRequest("a.tar", "sha256:0"), ("x:1",), "x:1"),
         (ImageRequest("a.tar", "sha256:0"), (), "sha256:0"),
-        (ImageRequest("a.tar", "sha256:0", is_answer=True), ("x:1",), "sha256:0"),
+        (ImageRequest("a.tar", "sha256:0", from_engine=True), ("x:1",), "sha256:0"),
     ],
 )
 def test_a_report_calls_an_image_by_the_most_specific_name(
@@ -261,7 +261,7 @@ def test_one_image_on_several_platforms_is_no_choice_between_images() -> None:
     assert choose_images(ImageRequest("a"), [amd, arm]) == (0, 1)
     assert choose_images(ImageRequest("a", "n"), [amd, arm, other]) == (1,)
     assert choose_images(ImageRequest("a", "t"), [other, amd, arm]) == (1, 2)
-    assert choose_images(ImageRequest("a", "unheard-of", is_answer=True), [amd]) == (0,)
+    assert choose_images(ImageRequest("a", "unheard-of", from_engine=True), [amd]) == (0,)
     with pytest.raises(NoSuchImage) as several:
         choose_images(ImageRequest("a.tar", "x:1"), [amd, arm, other])
     assert "--image: t, u" in several.value.hint

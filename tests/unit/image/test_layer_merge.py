@@ -20,7 +20,9 @@ def merged(*layers: tuple[bytes, ...]) -> Merged:
 
 def shown(result: Merged) -> dict[str, int]:
     return {
-        result.path(row).decode(): result.size(row) for row in range(len(result.shown)) if result.shown[row]
+        result.path(row).decode(): result.size(row)
+        for row in range(len(result.content_visible))
+        if result.content_visible[row]
     }
 
 
@@ -292,5 +294,5 @@ def test_a_circle_is_reported_by_the_directory_that_leads_into_it() -> None:
 
 def test_content_is_shown_where_a_file_holds_it_and_not_where_a_link_does() -> None:
     result = merged((symlink("l", "a"), hardlink("h", "l"), hardlink("none", "x"), hardlink("too", "none")))
-    assert (list(result.visible), list(result.shown)) == ([1] * 4, [0] * 4)
+    assert (list(result.visible), list(result.content_visible)) == ([1] * 4, [0] * 4)
     assert (result.links, result.dangling) == ({1: 0, 3: 2}, (2,))

@@ -193,7 +193,7 @@ def agrees(result: Merged, model: Model) -> None:
     assert {row for row, seen in enumerate(result.visible) if seen} == {
         row for row in model.there.values() if row is not None
     }
-    assert [row for row, seen in enumerate(result.shown) if seen] == model.shown()
+    assert [row for row, seen in enumerate(result.content_visible) if seen] == model.shown()
     assert (result.links, list(result.dangling)) == (model.links, model.dangling)
 
 

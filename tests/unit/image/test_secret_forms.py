@@ -236,9 +236,9 @@ CARES = {
 }
 
 
-@pytest.mark.parametrize("care", CARES)
-def test_directories_of_libraries_are_read_with_less_care_than_those_of_services(care: SearchScope) -> None:
-    assert [place for place in CARES[care].split() if search_scope(place.encode()) is not care] == []
+@pytest.mark.parametrize("scope", CARES)
+def test_directories_of_libraries_are_read_with_less_care_than_those_of_services(scope: SearchScope) -> None:
+    assert [place for place in CARES[scope].split() if search_scope(place.encode()) is not scope] == []
     assert search_scope(b"") is SearchScope.ALL_TEXT
 
 
@@ -260,18 +260,18 @@ def test_files_without_settings_are_not_read() -> None:
 def test_code_is_read_for_quoted_values_where_no_library_is() -> None:
     endings = "py pyi js mjs ts go java rb json yaml yml toml tf ipynb php lua xml"
     names = [f"x.{ending}".encode() for ending in endings.split()]
-    for care, reads in (
+    for scope, reads in (
         (SearchScope.ALL_TEXT, True),
         (SearchScope.NO_CODE, False),
         (SearchScope.NAMED_FILES, False),
     ):
-        assert [name for name in names if should_search(name, care) is not reads] == []
+        assert [name for name in names if should_search(name, scope) is not reads] == []
     call = f'f(token="{PASSWORD}")'.encode()
     assert [name for name in names if kinds_in_file(b"app", name, call) != (BY_NAME,)] == []
 
 
 def test_other_text_is_read_everywhere_but_in_libraries_and_not_as_code() -> None:
-    assert [should_search(b"notes", care) for care in SearchScope] == [False, True, True]
+    assert [should_search(b"notes", scope) for scope in SearchScope] == [False, True, True]
     assert kinds_in_file(b"app", b"notes", f'f(token="{PASSWORD}")'.encode()) == ()
     assert kinds_in_file(b"app", b"notes", f"token = {PASSWORD}".encode()) == ()
 
