@@ -50,12 +50,12 @@ class ClaimCounter:
         """The targets whose code a prune cuts out of a library that holds `code`.
 
         It leaves a library whole that has nothing for the wanted cards, and one that would get smaller by
-        less than its `grain`. The program headers take some of the room that is freed.
+        less than its segments' `alignment`: moved program headers take some of the room that is freed.
         """
         foreign = frozenset(target for target in code if self.is_foreign(target))
-        serves = any(target == SPIRV or target.startswith("gfx") for target in code.keys() - foreign)
+        has_wanted = any(target == SPIRV or target.startswith("gfx") for target in code.keys() - foreign)
         least = alignment + _MOVED_HEADERS if alignment else 0
-        return foreign if serves and sum(code[target] for target in foreign) >= least else frozenset()
+        return foreign if has_wanted and sum(code[target] for target in foreign) >= least else frozenset()
 
     def is_foreign(self, key: str) -> bool:
         """`is_foreign` for the wanted targets, each key judged once."""
@@ -78,7 +78,7 @@ def parse_targets(names: Iterable[str]) -> list[TargetId]:
 
 
 def is_foreign(key: str, wanted: list[TargetId]) -> bool:
-    """Is code for these processors of no use to any wanted target? What isn't AMD's is judged elsewhere."""
+    """Whether code for these processors is of no use to any wanted target; False for what isn't AMD's."""
     names = key.split("+")
     return (
         bool(wanted)

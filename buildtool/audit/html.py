@@ -1,6 +1,6 @@
 """An audit report as one HTML file that loads nothing: styles, scripts and data are in it.
 
-All text of an image is quoted here or set as text by the scripts; the page's policy allows only these.
+All text of an image is quoted here or set as text by the scripts; the page's policy allows no others.
 """
 
 import base64
@@ -17,63 +17,13 @@ from buildtool.audit.text import share, short, shown_bytes
 from probes.core.quoting import html, script_json
 from probes.core.units import counted, decimal_bytes
 
-
-def tables(report: AuditReport) -> str:
-    """The layers, what the bytes are by owner, kind and GPU target, and the notes."""
-    total = report.totals.unpacked_bytes
-    layers = "".join(
-        f'<tr><td class="number">{n}</td>'
-        f"<td>{_base_mark(report, n)}<code>{html(row.command or 'unknown')}</code></td>"
-        f"{_bar(row.unpacked_bytes, total)}"
-        f'<td class="number">{shown_bytes(row.stored_bytes)}</td>'
-        f'<td class="number">{row.n_entries:,}</td></tr>'
-        for n, row in enumerate(report.layers)
-    )
-    notes = "".join(f"<li>{html(note)}</li>" for note in report.notes)
-    gpu_total = sum(report.gpu_code.by_target.values())
-    return f"""<h2>Layers, bottom first</h2>
-<div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\
-<th class="number">compressed</th><th class="number">entries</th></tr></thead>
-<tbody>{layers}</tbody></table></div>
-<div class="tables">
-{_breakdown("Owners", report.owners, total)}
-{_breakdown("Kinds", report.kinds, total)}
-{_breakdown("GPU code by target", report.gpu_code.by_target, gpu_total)}
-</div>
-{f"<h2>Notes</h2><ul>{notes}</ul>" if notes else ""}"""
-
-
-def _base_mark(report: AuditReport, layer: int) -> str:
-    if layer >= report.image.base_layers:
-        return ""
-    words = f"base image {report.image.base_name}, known from {report.image.base_told_by}"
-    return f'<span class="tag" title="{html(words)}">base</span> '
-
-
-def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:
-    rows = "".join(
-        f"<tr><td><bdi>{html(name)}</bdi></td>{_bar(n_bytes, total)}</tr>"
-        for name, n_bytes in sorted(parts.items(), key=lambda row: -row[1])
-        if n_bytes
-    )
-    return f"<section><h2>{title}</h2><table><tbody>{rows}</tbody></table></section>" if rows else ""
-
-
-def _bar(n_bytes: int, total: int) -> str:
-    part = share(n_bytes, total)
-    return (
-        f'<td class="number">{decimal_bytes(n_bytes)} <small>{part}</small>'
-        f'<span class="share" style="--share: {part.replace(" ", "")}"></span></td>'
-    )
-
-
 _HTML_PACKAGES = 5000
 _LIST_BYTES = 1_000_000  # of text in one list: names may have 4 KiB each
 _SCRIPTS = ("d3-hierarchy.min.js", "words.js", "treemap.js", "list.js", "page.js")
 _VIEWS = ("folders", "layers", "owners", "kinds")
 _LAYER_WORDS = 48
-_Row = tuple[str | int, ...]
 _MAP_TITLE = "<h2>Where the bytes are</h2>"
+_Row = tuple[str | int, ...]
 
 
 def render_html(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
@@ -88,7 +38,7 @@ def render_html(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPT
             _treemap(report),
             _findings(report.findings, report.totals.unpacked_bytes),
             _lists(report),
-            tables(report),
+            _tables(report),
         )
     )
     return f"""<!DOCTYPE html>
@@ -156,6 +106,9 @@ def _listed(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
     return rows[:most]
 
 
+# The page's parts, from top to bottom.
+
+
 def _header(report: AuditReport) -> str:
     image, totals = report.image, report.totals
     hidden = totals.unpacked_bytes - totals.visible_bytes
@@ -193,17 +146,17 @@ def _budget(report: AuditReport) -> str:
     verdict = report.budget.verdict
     words = {Verdict.PASS: "kept", Verdict.FAIL: "exceeded", Verdict.NONE: "none set"}.get(verdict, "unknown")
     lines = [
-        _against(name, judged)
-        for name, judged in (("unpacked", report.budget.unpacked), ("compressed", report.budget.stored))
-        if judged.limit_bytes is not None
+        _against(name, judgement)
+        for name, judgement in (("unpacked", report.budget.unpacked), ("compressed", report.budget.stored))
+        if judgement.limit_bytes is not None
     ]
     note = "; ".join(lines) or "set one with --budget-unpacked"
     return f'<div><dt>Budget</dt><dd class="{verdict.value}">{words}<small>{html(note)}</small></dd></div>'
 
 
-def _against(name: str, judged: Judgement) -> str:
-    sign = {Verdict.PASS: "≤", Verdict.FAIL: ">"}.get(judged.verdict, "against")
-    return f"{name} {shown_bytes(judged.actual_bytes)} {sign} {shown_bytes(judged.limit_bytes)}"
+def _against(name: str, judgement: Judgement) -> str:
+    sign = {Verdict.PASS: "≤", Verdict.FAIL: ">"}.get(judgement.verdict, "against")
+    return f"{name} {shown_bytes(judgement.actual_bytes)} {sign} {shown_bytes(judgement.limit_bytes)}"
 
 
 def _baseline(comparison: Comparison) -> str:
@@ -224,14 +177,6 @@ def _regression(row: Regression) -> str:
 <div class="line"><h3><bdi>{html(row.title)}</bdi></h3>{size}</div>
 {detail}{_places(row.paths)}
 </article>"""
-
-
-def _places(paths: Sequence[str]) -> str:
-    if not paths:
-        return ""
-    items = "".join(f"<li><bdi>{html(path)}</bdi></li>" for path in paths)
-    words = counted(len(paths), "place")
-    return f"<details><summary>{words}</summary><ul>{items}</ul></details>"
 
 
 def _treemap(report: AuditReport) -> str:
@@ -263,15 +208,23 @@ def _findings(findings: Sequence[Finding], total: int) -> str:
 def _finding(row: Finding, total: int) -> str:
     severity = row.severity.value
     size = f"{decimal_bytes(row.bytes)} · {share(row.bytes, total)}"
-    bytes_told = f'<span class="bytes">{size}</span>' if row.bytes else ""
+    size_tag = f'<span class="bytes">{size}</span>' if row.bytes else ""
     after = row.predicted_unpacked_bytes
-    after_told = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
+    without = "" if after is None else f" · the image would be {decimal_bytes(after)} without"
     return f"""<article class="finding {severity}" id="finding-{html(row.id)}">
-<div class="line"><h3><bdi>{html(row.title)}</bdi></h3>{bytes_told}</div>
-<p class="muted"><span class="tag {severity}">{severity}</span> <code>{html(row.id)}</code>{after_told}</p>
+<div class="line"><h3><bdi>{html(row.title)}</bdi></h3>{size_tag}</div>
+<p class="muted"><span class="tag {severity}">{severity}</span> <code>{html(row.id)}</code>{without}</p>
 {_places(shown_paths(row))}<div class="remedy"><pre>{html(row.remedy)}</pre>\
 <button type="button" class="copy">Copy</button></div>
 </article>"""
+
+
+def _places(paths: Sequence[str]) -> str:
+    if not paths:
+        return ""
+    items = "".join(f"<li><bdi>{html(path)}</bdi></li>" for path in paths)
+    words = counted(len(paths), "place")
+    return f"<details><summary>{words}</summary><ul>{items}</ul></details>"
 
 
 def _lists(report: AuditReport) -> str:
@@ -295,6 +248,55 @@ def _list(name: str, hint: str) -> str:
 <div class="bar-line"><input type="search" placeholder="{hint}" aria-label="{hint}"><output></output></div>
 <div class="scroller" tabindex="0"><table><thead><tr></tr></thead><tbody></tbody></table></div>
 </div>"""
+
+
+def _tables(report: AuditReport) -> str:
+    """The layers, what the bytes are by owner, kind and GPU target, and the notes."""
+    total = report.totals.unpacked_bytes
+    layers = "".join(
+        f'<tr><td class="number">{n}</td>'
+        f"<td>{_base_mark(report, n)}<code>{html(row.command or 'unknown')}</code></td>"
+        f"{_bar(row.unpacked_bytes, total)}"
+        f'<td class="number">{shown_bytes(row.stored_bytes)}</td>'
+        f'<td class="number">{row.n_entries:,}</td></tr>'
+        for n, row in enumerate(report.layers)
+    )
+    notes = "".join(f"<li>{html(note)}</li>" for note in report.notes)
+    gpu_total = sum(report.gpu_code.by_target.values())
+    return f"""<h2>Layers, bottom first</h2>
+<div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\
+<th class="number">compressed</th><th class="number">entries</th></tr></thead>
+<tbody>{layers}</tbody></table></div>
+<div class="tables">
+{_breakdown("Owners", report.owners, total)}
+{_breakdown("Kinds", report.kinds, total)}
+{_breakdown("GPU code by target", report.gpu_code.by_target, gpu_total)}
+</div>
+{f"<h2>Notes</h2><ul>{notes}</ul>" if notes else ""}"""
+
+
+def _base_mark(report: AuditReport, layer: int) -> str:
+    if layer >= report.image.base_layers:
+        return ""
+    words = f"base image {report.image.base_name}, known from {report.image.base_told_by}"
+    return f'<span class="tag" title="{html(words)}">base</span> '
+
+
+def _breakdown(title: str, parts: Mapping[str, int], total: int) -> str:
+    rows = "".join(
+        f"<tr><td><bdi>{html(name)}</bdi></td>{_bar(n_bytes, total)}</tr>"
+        for name, n_bytes in sorted(parts.items(), key=lambda row: -row[1])
+        if n_bytes
+    )
+    return f"<section><h2>{title}</h2><table><tbody>{rows}</tbody></table></section>" if rows else ""
+
+
+def _bar(n_bytes: int, total: int) -> str:
+    part = share(n_bytes, total)
+    return (
+        f'<td class="number">{decimal_bytes(n_bytes)} <small>{part}</small>'
+        f'<span class="share" style="--share: {part.replace(" ", "")}"></span></td>'
+    )
 
 
 def _footer(report: AuditReport) -> str:

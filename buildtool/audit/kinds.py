@@ -33,40 +33,42 @@ class PackageName(NamedTuple):
 Location = bytes | Pattern | PackageName
 
 
-def display(spot: Location) -> str:
-    """A spot for people; paths without the slash that they begin with inside the image."""
-    match spot:
+def display(location: Location) -> str:
+    """A location for people; paths without the slash that they begin with inside the image."""
+    match location:
         case PackageName(name):
             return terminal(name)
         case Pattern(directory, ending):
             return f"{terminal(directory)}/*.{terminal(ending)}".removeprefix("/")
         case _:
-            return terminal(spot)
+            return terminal(location)
 
 
-_UNNAMED = "their names can't be pasted safely"
+_UNQUOTABLE = "their names can't be pasted safely"
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")  # Debian's names (Policy, 5.6.1), Python's and conda's
 
 
-def command_naming(spots: Iterable[Location], command: Callable[[str], str]) -> str:
-    """A command that names the spots, made by `command` from their words, without those that can't be pasted.
+def command_naming(locations: Iterable[Location], make_command: Callable[[str], str]) -> str:
+    """A command that names the locations, made by `command` from their words, without those that can't be pasted.
 
     These are counted in a comment; where none can be pasted, there is no command.
     """
-    words, unnamed = [], 0
-    for spot in spots:
+    words, n_left_out = [], 0
+    for location in locations:
         try:
-            words.append(_word(spot))
+            words.append(_word(location))
         except Unquotable:
-            unnamed += 1
-    lines = [command(" ".join(words))] if words else []
-    if unnamed:
-        lines.append(f"# {unnamed} {'place' if unnamed == 1 else 'places'} cannot be named here: {_UNNAMED}")
+            n_left_out += 1
+    lines = [make_command(" ".join(words))] if words else []
+    if n_left_out:
+        lines.append(
+            f"# {n_left_out} {'place' if n_left_out == 1 else 'places'} cannot be named here: {_UNQUOTABLE}"
+        )
     return "\n".join(lines)
 
 
-def _word(spot: Location) -> str:
-    match spot:
+def _word(location: Location) -> str:
+    match location:
         case PackageName(name):
             if not _PACKAGE.fullmatch(name):
                 raise Unquotable("no package can have such a name")
@@ -74,7 +76,7 @@ def _word(spot: Location) -> str:
         case Pattern(directory, ending):
             return shell_pattern(b"/" + directory, ending) if directory else f"/*.{shell(ending)}"
         case _:
-            return shell(b"/" + spot)
+            return shell(b"/" + location)
 
 
 # Kinds.
@@ -170,17 +172,17 @@ class Classifier:
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[Classification | None, bool, bool]] = {}
 
-    def place(self, directory: bytes, name: bytes) -> Classification:
+    def classify(self, directory: bytes, name: bytes) -> Classification:
         """A file's kind and anchor."""
-        known = self._known.get(directory)
-        if known is None:
-            known = (
+        of_directory = self._known.get(directory)
+        if of_directory is None:
+            of_directory = (
                 _of_directory(directory),
                 bool(_GPU_NAME.search(directory)),
                 bool(_PROGRAMS.search(directory)),
             )
-            self._known[directory] = known
-        by_directory, maybe_gpu, programs = known
+            self._known[directory] = of_directory
+        by_directory, maybe_gpu, programs = of_directory
         if maybe_gpu or b"gfx" in name:
             path = (directory + b"/" + name).decode("utf-8", "replace")
             targets = gfx_targets_of_path(path)
@@ -235,11 +237,11 @@ _TOOL_DIRECTORY = re.compile(rb"^(opt/rocm[^/]*/(lib/)?llvm|usr/local/cuda[^/]*/
 
 
 def is_build_tool(package: Package) -> bool:
-    """Is this package only needed to build software: a compiler, a build system, a -dev package?"""
+    """Whether a package is only needed to build software: a compiler, a build system, a -dev package."""
     tools = _TOOLS.get(package.manager)
     return bool(tools and tools.match(package.name.lower()))
 
 
 def is_tool_directory(directory: bytes) -> bool:
-    """Does a directory that no package owns hold a compiler?"""
+    """Whether a directory that no package owns holds a compiler."""
     return bool(_TOOL_DIRECTORY.search(directory))

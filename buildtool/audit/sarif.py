@@ -46,16 +46,19 @@ def render_sarif(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OP
 
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
     """The most severe first, since the last are left out when there are too many."""
-    for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
-        if judged.verdict is Verdict.FAIL:
-            actual, limit = decimal_bytes(judged.actual_bytes or 0), decimal_bytes(judged.limit_bytes or 0)
+    for name, finding in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
+        if finding.verdict is Verdict.FAIL:
+            actual, limit = (
+                decimal_bytes(finding.actual_bytes or 0),
+                decimal_bytes(finding.limit_bytes or 0),
+            )
             yield _Result("over-budget", "error", f"{actual} {name} > {limit}, the image's budget")
     for regression in comparison.regressions if comparison else ():
         yield _Result("regression", "error", str(regression), regression.paths)
-    for row in report.findings:
-        size = f" ({decimal_bytes(row.bytes)})" if row.bytes else ""
-        text = f"{row.title}{size}\n\n{row.remedy}"
-        yield _Result(row.id, _LEVELS[row.severity], text, row.paths, row.remedy)
+    for finding in report.findings:
+        size = f" ({decimal_bytes(finding.bytes)})" if finding.bytes else ""
+        text = f"{finding.title}{size}\n\n{finding.remedy}"
+        yield _Result(finding.id, _LEVELS[finding.severity], text, finding.paths, finding.remedy)
 
 
 def _rule(row: _Result) -> Json:

@@ -1,4 +1,4 @@
-"""An audit report as text: terminal table, Markdown for step summaries, one row for a build's summary."""
+"""An audit report as text: a terminal's table, Markdown for CI summaries, one row for a build's summary."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ _CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
 _FENCE = re.compile(r"^(`{3,})(.*)$", re.MULTILINE)
 _COMMAND_WIDTH = 60
 _PATHS = 4
-
 Rows = Sequence[Sequence[str]]
 
 
@@ -54,29 +53,6 @@ class Section:
         return f"\n## {self.title}\n\n{table}"
 
 
-def text_table(headers: Sequence[str], rows: Rows) -> str:
-    """A table for a terminal; figures keep the form they were given."""
-    cells = [[terminal(cell) for cell in row] for row in rows]
-    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True)
-
-
-def summary_row(report: AuditReport) -> SummaryRow:
-    """The image in one line."""
-    biggest = max(report.findings, key=lambda row: row.bytes, default=None)
-    grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
-    size = f": {decimal_bytes(grave.bytes)}" if grave and grave.bytes else ""
-    summary = f"{grave.id}{size}" if grave else "none"
-    return SummaryRow(
-        ref=report.image.ref,
-        torch=report.torch_build,
-        layers=str(len(report.layers)),
-        unpacked=decimal_bytes(report.totals.unpacked_bytes),
-        stored=shown_bytes(report.totals.stored_bytes),
-        verdict=report.budget.verdict.value,
-        biggest_finding=summary,
-    )
-
-
 def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a terminal, with what got worse since a baseline."""
     blocks = [
@@ -96,21 +72,6 @@ def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OP
     return "\n".join(blocks) + "\n"
 
 
-def comparison_line(comparison: Comparison) -> str:
-    """The baseline and whether anything is worse, in one line."""
-    count = len(comparison.regressions)
-    summary = (
-        "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
-    )
-    return f"{comparison.label}: {summary} (tolerance {comparison.tolerance})"
-
-
-def change_lines(comparison: Comparison) -> list[str]:
-    """A line for each regression, and for each thing that couldn't be compared."""
-    worse = [f"worse: {row}" for row in comparison.regressions]
-    return worse + [f"not compared: {what}" for what in comparison.not_compared]
-
-
 def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
     ref, *headline = map(markdown, _headline(report))
@@ -126,6 +87,40 @@ def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER
         lines += ["", markdown_block(finding.remedy, "sh")]
     lines += ["", *(f"- note: {markdown(note)}" for note in report.notes)]
     return capped("\n".join(lines) + "\n")
+
+
+def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baseline: str) -> list[str]:
+    """Why a gate fails, in one line, and which limit couldn't be checked; none where all is well."""
+    limits = (("unpacked", report.budget.unpacked), ("stored", report.budget.stored))
+    causes = [f"{name} {_judgement(row)}" for name, row in limits if row.verdict is Verdict.FAIL]
+    failed = [f"over budget ({'; '.join(causes)})"] if causes else []
+    if comparison is not None and comparison.regressions:
+        failed.append(f"worse than {baseline} ({counted(len(comparison.regressions), 'regression')})")
+    lines = [f"failed: {report.image.ref}: {', '.join(failed)}"] if failed else []
+    if report.budget.stored.verdict is Verdict.UNKNOWN:
+        why = report.totals.stored_reason
+        lines.append(f"not checked: the budget of stored bytes, which are unknown: {why}")
+    return lines
+
+
+def summary_row(report: AuditReport) -> SummaryRow:
+    """The image in one line."""
+    biggest = max(report.findings, key=lambda row: row.bytes, default=None)
+    worst = next((row for row in report.findings if row.severity.value == "error"), biggest)
+    size = f": {decimal_bytes(worst.bytes)}" if worst and worst.bytes else ""
+    summary = f"{worst.id}{size}" if worst else "none"
+    return SummaryRow(
+        ref=report.image.ref,
+        torch=report.torch_build,
+        layers=str(len(report.layers)),
+        unpacked=decimal_bytes(report.totals.unpacked_bytes),
+        stored=shown_bytes(report.totals.stored_bytes),
+        verdict=report.budget.verdict.value,
+        biggest_finding=summary,
+    )
+
+
+# What the table and Markdown have in common.
 
 
 def _headline(report: AuditReport) -> list[str]:
@@ -153,6 +148,27 @@ def _headline(report: AuditReport) -> list[str]:
         manifests = counted(image.attestations, "attestation manifest")
         lines.append(f"not counted: {manifests} beside the image, {size} stored")
     return lines
+
+
+def _base(image: ImageRow) -> str:
+    name = f" {image.base_name}" if image.base_name else ""
+    layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
+    return f"base image{name}: {layers}, known from {image.base_told_by}"
+
+
+def _budget(report: AuditReport) -> str:
+    verdict, budget = report.budget.verdict, report.budget
+    if verdict is Verdict.NONE:
+        return "budget: none set (--budget-unpacked, --budget-stored)"
+    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
+    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
+
+
+def _judgement(judgement: Judgement) -> str:
+    if judgement.verdict is Verdict.NONE:
+        return "no limit"
+    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judgement.verdict]
+    return f"{shown_bytes(judgement.actual_bytes)} {sign} {shown_bytes(judgement.limit_bytes)}"
 
 
 def _sections(report: AuditReport, top: int) -> list[Section]:
@@ -210,34 +226,6 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
     return [section for section in sections if section.rows]
 
 
-def _base(image: ImageRow) -> str:
-    name = f" {image.base_name}" if image.base_name else ""
-    layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
-    return f"base image{name}: {layers}, known from {image.base_told_by}"
-
-
-def _budget(report: AuditReport) -> str:
-    verdict, budget = report.budget.verdict, report.budget
-    if verdict is Verdict.NONE:
-        return "budget: none set (--budget-unpacked, --budget-stored)"
-    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
-    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
-
-
-def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baseline: str) -> list[str]:
-    """Why a gate fails, in one line, and which limit couldn't be checked; none where all is well."""
-    limits = (("unpacked", report.budget.unpacked), ("stored", report.budget.stored))
-    causes = [f"{name} {_judgement(one)}" for name, one in limits if one.verdict is Verdict.FAIL]
-    failed = [f"over budget ({'; '.join(causes)})"] if causes else []
-    if comparison is not None and comparison.regressions:
-        failed.append(f"worse than {baseline} ({counted(len(comparison.regressions), 'regression')})")
-    lines = [f"failed: {report.image.ref}: {', '.join(failed)}"] if failed else []
-    if report.budget.stored.verdict is Verdict.UNKNOWN:
-        why = report.totals.stored_reason
-        lines.append(f"not checked: the budget of stored bytes, which are unknown: {why}")
-    return lines
-
-
 def _size_of(finding: Finding) -> str:
     """A finding's bytes in brackets, and the image's size without them; empty where it isn't about size."""
     if not finding.bytes:
@@ -247,15 +235,22 @@ def _size_of(finding: Finding) -> str:
     return f" ({decimal_bytes(finding.bytes)}{summary})"
 
 
-def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
-    return name, decimal_bytes(n_bytes), share(n_bytes, total)
+def comparison_line(comparison: Comparison) -> str:
+    """The baseline and whether anything is worse, in one line."""
+    count = len(comparison.regressions)
+    summary = (
+        "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
+    )
+    return f"{comparison.label}: {summary} (tolerance {comparison.tolerance})"
 
 
-def _judgement(judged: Judgement) -> str:
-    if judged.verdict is Verdict.NONE:
-        return "no limit"
-    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judged.verdict]
-    return f"{shown_bytes(judged.actual_bytes)} {sign} {shown_bytes(judged.limit_bytes)}"
+def change_lines(comparison: Comparison) -> list[str]:
+    """A line for each regression, and for each thing that couldn't be compared."""
+    worse = [f"worse: {row}" for row in comparison.regressions]
+    return worse + [f"not compared: {what}" for what in comparison.not_compared]
+
+
+# Words, sizes and tables.
 
 
 def shown_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
@@ -268,10 +263,23 @@ def share(n_bytes: int, total: int) -> str:
     return f"{100 * n_bytes / total:.1f} %" if total else "0.0 %"
 
 
+def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
+    return name, decimal_bytes(n_bytes), share(n_bytes, total)
+
+
 def short(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
     """A text in one line of at most `width` characters; `cut` ends one that is longer."""
     words = " ".join(text.split())
     return words if len(words) <= width else words[: width - len(cut)] + cut
+
+
+def text_table(headers: Sequence[str], rows: Rows) -> str:
+    """A table for a terminal; figures keep the form they were given."""
+    cells = [[terminal(cell) for cell in row] for row in rows]
+    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True)
+
+
+# Markdown that isn't too long.
 
 
 def capped(text: str) -> str:
@@ -291,9 +299,9 @@ def capped(text: str) -> str:
 def _open_fence(text: str) -> str:
     """The fence of the block that the text ends within; empty where it ends in none."""
     fence = ""
-    for found in _FENCE.finditer(text):
+    for match in _FENCE.finditer(text):
         if not fence:
-            fence = found[1]
-        elif found[1] == fence and not found[2]:
+            fence = match[1]
+        elif match[1] == fence and not match[2]:
             fence = ""
     return fence

@@ -49,8 +49,8 @@ def largest_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[byt
         for directory, n_bytes in level.items():
             parent = directory.rpartition(b"/")[0]
             above[parent] = max(above[parent], n_bytes)
-        telling = ((n, path) for path, n in level.items() if fullest[path] < 0.9 * n)
-        best = nlargest(count, [*best, *nlargest(count, telling)])
+        kept = ((n, path) for path, n in level.items() if fullest[path] < 0.9 * n)
+        best = nlargest(count, [*best, *nlargest(count, kept)])
         fullest = above
     return tuple((path, n_bytes) for n_bytes, path in best)
 
@@ -230,6 +230,6 @@ class _Nearest:
         while directory not in self._known:
             passed.append(directory)
             directory = directory.rpartition(b"/")[0]
-        found = self._known[directory]
-        self._known.update(dict.fromkeys(passed, found))
-        return found
+        nearest = self._known[directory]
+        self._known.update(dict.fromkeys(passed, nearest))
+        return nearest

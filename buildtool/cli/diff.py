@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     before, after = (
         audit_source(name, AuditOptions(), pull=not args.no_pull) for name in (args.before, args.after)
     )
-    found = diff(before, after)
+    difference = diff(before, after)
     if args.markdown:
-        write_text(args.markdown, render_diff_markdown(found))
-    hand_over(DIFF_FORMATS[args.format](found, args.top))
+        write_text(args.markdown, render_diff_markdown(difference))
+    hand_over(DIFF_FORMATS[args.format](difference, args.top))
     return int(Exit.OK)

@@ -16,7 +16,7 @@ _SPARE_BYTES = 100_000  # for what surrounds the results
 
 @dataclass(frozen=True)
 class Tool:
-    """What reports: its name, version and rules."""
+    """The tool that reports: its name, version and rules."""
 
     name: str
     version: str
@@ -43,7 +43,7 @@ def document(
 
 
 def fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """As many results, from the first on, as code scanning accepts."""
+    """The first results, as many as code scanning accepts."""
     left, kept = MAX_BYTES - _SPARE_BYTES, []
     for result in results[:MAX_RESULTS]:
         # twice: the result, and what its rule may repeat of it

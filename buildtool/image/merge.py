@@ -124,12 +124,12 @@ class _Walker:
 
     def holder(self, directory: bytes) -> Tree | None:
         """What a directory holds, links in its path followed; None when it isn't there."""
-        there: int | Tree | None = self.tree
+        entry: int | Tree | None = self.tree
         for part in directory.split(b"/") if directory else ():  # quick where no link and no `..` is met
-            there = there.get(part) if isinstance(there, dict) else None
-            if not isinstance(there, dict):
+            entry = entry.get(part) if isinstance(entry, dict) else None
+            if not isinstance(entry, dict):
                 return self._descend(directory)[1][-1]
-        return there if isinstance(there, dict) else None
+        return entry if isinstance(entry, dict) else None
 
     def link(self, row: int) -> bytes | None:
         """A symbolic link's target, None for other members. A hard link to one is one, too."""
@@ -234,18 +234,18 @@ class _Merger(_Walker):
         if holder is None:
             above, _, name = directory.rpartition(b"/")
             parent = self._known.get(above)
-            there = parent.get(name) if parent is not None else None
-            if parent is not None and there is None:
-                there = self._create(parent, name)
-            holder = there if isinstance(there, dict) else self._create_all(directory)
+            entry = parent.get(name) if parent is not None else None
+            if parent is not None and entry is None:
+                entry = self._create(parent, name)
+            holder = entry if isinstance(entry, dict) else self._create_all(directory)
             self._known[directory] = holder
         return holder
 
     def _create_all(self, directory: bytes) -> Tree:
         names, trail = self._descend(directory)
         parent = holder = self.tree
-        for name, there in zip(names, trail[1:], strict=True):
-            parent, holder = holder, self._create(holder, name) if there is None else there
+        for name, entry in zip(names, trail[1:], strict=True):
+            parent, holder = holder, self._create(holder, name) if entry is None else entry
         if b"/".join(names) == directory:  # the next directory is often a sibling of this one
             self._known[directory.rpartition(b"/")[0]] = parent
         return holder

@@ -132,7 +132,7 @@ def _names(text: bytes) -> None:
     for name in _cut(text, NAME_BYTES):
         directory, last = split_path(name)
         for place in (directory, name):
-            classifier.place(place, last)
+            classifier.classify(place, last)
             component_of(b"opt/rocm-6.4/" + place, last)
             capture_rule(place)
             should_search(last, search_scope(place))

@@ -21,7 +21,7 @@ from buildtool.audit.packages import Component, Manager, Package, component_of
 
 def place(path: str) -> Classification:
     directory, _, name = path.encode().rpartition(b"/")
-    return Classifier().place(directory, name)
+    return Classifier().classify(directory, name)
 
 
 WHOLE_DIRECTORIES = {
@@ -154,7 +154,7 @@ def test_gpu_code_is_known_by_name_or_directory_and_comes_before_what_the_direct
     assert place("x/tests/gfx906.py") == Classification(Kind.TEST, b"x/tests")
     assert place("k_gfx906.co") == Classification(Kind.GPU_CODE, b"", ("gfx906",))
     assert place("miopen/db/gfx90a68.db.txt") == Classification(Kind.GPU_CODE, b"miopen/db", ("gfx90a",))
-    assert Classifier().place(b"x\xff", b"\xfe_gfx906.co") == Classification(
+    assert Classifier().classify(b"x\xff", b"\xfe_gfx906.co") == Classification(
         Kind.GPU_CODE, b"x\xff", ("gfx906",)
     )
 
@@ -164,7 +164,7 @@ def test_a_directory_is_looked_at_once_however_many_files_it_holds(monkeypatch: 
     monkeypatch.setattr("buildtool.audit.kinds._of_directory", looked.append)
     classifier = Classifier()
     for directory in (b"a", b"b", b"a", b"b", b"a"):
-        classifier.place(directory, b"x")
+        classifier.classify(directory, b"x")
     assert looked == [b"a", b"b"]
 
 

@@ -193,7 +193,7 @@ KINDS = {
 @pytest.mark.parametrize("path", KINDS)
 def test_a_file_has_the_kind_that_its_path_says(path: str) -> None:
     directory, _, name = path.encode().rpartition(b"/")
-    assert Classifier().place(directory, name).kind is KINDS[path]
+    assert Classifier().classify(directory, name).kind is KINDS[path]
 
 
 NVIDIA = tar(
