@@ -49,9 +49,9 @@ _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")  # Debian's names (Policy,
 
 
 def command_naming(locations: Iterable[Location], make_command: Callable[[str], str]) -> str:
-    """A command that names the locations, made by `command` from their words, without those that can't be pasted.
+    """A command that names the locations: `make_command` gets them as one text, quoted for a shell.
 
-    These are counted in a comment; where none can be pasted, there is no command.
+    Those that can't be quoted are counted in a comment; where none can, there is no command.
     """
     words, n_left_out = [], 0
     for location in locations:

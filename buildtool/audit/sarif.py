@@ -46,12 +46,9 @@ def render_sarif(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OP
 
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
     """The most severe first, since the last are left out when there are too many."""
-    for name, finding in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
-        if finding.verdict is Verdict.FAIL:
-            actual, limit = (
-                decimal_bytes(finding.actual_bytes or 0),
-                decimal_bytes(finding.limit_bytes or 0),
-            )
+    for name, result in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
+        if result.verdict is Verdict.FAIL:
+            actual, limit = decimal_bytes(result.actual_bytes or 0), decimal_bytes(result.limit_bytes or 0)
             yield _Result("over-budget", "error", f"{actual} {name} > {limit}, the image's budget")
     for regression in comparison.regressions if comparison else ():
         yield _Result("regression", "error", str(regression), regression.paths)
