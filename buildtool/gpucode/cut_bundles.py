@@ -1,4 +1,4 @@
-"""Rebuild a run of bundles with only the code that given targets can run."""
+"""Plans new content for a run of bundles or CUDA fat binaries: only the code that given targets can run."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,6 +31,9 @@ class Cut:
     def n_bytes(self) -> int:
         """Length of the new content."""
         return total_bytes(self.pieces)
+
+
+# HIP bundles.
 
 
 def cut_bundles(
@@ -68,23 +71,6 @@ def cut_bundles(
     pieces, moved = lay_out_in_row(row, address=address, align=PAGE_BYTES)
     changed = [new for _, new in row] != [[Copy(place.start, place.stored_bytes)] for place in places]
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), changed)
-
-
-def lay_out_in_row(
-    parts: Sequence[tuple[int, Sequence[Piece]]], *, address: int, align: int
-) -> tuple[tuple[Piece, ...], dict[int, int]]:
-    """Containers one after the other, each aligned in memory; where each was -> where it will be.
-
-    A part is where a container was, in bytes from the run's start, and its new content.
-    """
-    pieces: list[Piece] = []
-    moved: dict[int, int] = {}
-    position = 0
-    for old, new in parts:
-        moved[old] = align_up(address + position, align) - address
-        pieces += [Zeros(moved[old] - position), *new]
-        position = moved[old] + total_bytes(new)
-    return tuple(piece for piece in pieces if piece.n_bytes), moved
 
 
 def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:
@@ -161,6 +147,8 @@ def _selected(
         position += len(chunk)
 
 
+# CUDA fat binaries.
+
 ALIGN_BYTES = 8  # of fat binaries and their entries, as nvcc writes them
 
 
@@ -202,3 +190,23 @@ def _rebuild_fatbin(source: Source, fatbin: NvFatbin, kept: Sequence[NvEntry]) -
     head = source.exactly(fatbin.start, fatbin.header_bytes, "a fat binary's header")
     entries = [Copy(entry.start, entry.stored_bytes) for entry in kept]
     return [Literal(head[:8] + total_bytes(entries).to_bytes(8, "little") + head[16:]), *entries]
+
+
+# Both.
+
+
+def lay_out_in_row(
+    parts: Sequence[tuple[int, Sequence[Piece]]], *, address: int, align: int
+) -> tuple[tuple[Piece, ...], dict[int, int]]:
+    """Containers one after the other, each aligned in memory; where each was -> where it will be.
+
+    A part is where a container was, in bytes from the run's start, and its new content.
+    """
+    pieces: list[Piece] = []
+    moved: dict[int, int] = {}
+    position = 0
+    for old, new in parts:
+        moved[old] = align_up(address + position, align) - address
+        pieces += [Zeros(moved[old] - position), *new]
+        position = moved[old] + total_bytes(new)
+    return tuple(piece for piece in pieces if piece.n_bytes), moved

@@ -57,7 +57,7 @@ class Segment:
         return self.address + self.memory_bytes
 
     def pack(self) -> bytes:
-        """As it stands in the file."""
+        """The program header's bytes."""
         return struct.pack(SEGMENT_FORMAT, *astuple(self))
 
 
@@ -99,10 +99,10 @@ class Elf:
 
     def section(self, name: str) -> Section | None:
         """The one section of that name, None if there is none. Raises BadElf when there are several."""
-        found = [section for section in self.sections if section.name == name]
-        if len(found) > 1:
-            raise BadElf(f"the file has {len(found)} sections named {name}")
-        return found[0] if found else None
+        named = [section for section in self.sections if section.name == name]
+        if len(named) > 1:
+            raise BadElf(f"the file has {len(named)} sections named {name}")
+        return named[0] if named else None
 
     def offset_of(self, address: int, length: int) -> int:
         """The file position of `length` bytes at a virtual address. Raises BadElf where there is none."""
@@ -113,9 +113,9 @@ class Elf:
         raise BadElf(f"no loaded segment holds {length} bytes at address {address:#x}")
 
     def check_loading(self, size: int) -> None:
-        """Do the headers agree on what is loaded, from a file of `size` bytes, and where to?
+        """Check that the headers agree on what is loaded, from a file of `size` bytes, and where to.
 
-        Raises BadElf, as for files of debug information, whose segments have no content.
+        Raises BadElf, also for files of debug information, whose segments have no content.
         """
         loads = [segment for segment in self.segments if segment.type == PT_LOAD]
         for segment in loads:
@@ -147,7 +147,7 @@ def head_of(source: Source) -> bytes:
 
 
 def is_elf64(head: bytes) -> bool:
-    """Does a file with these first bytes claim to be a 64-bit little-endian ELF?"""
+    """Whether a file with these first bytes claims to be a 64-bit little-endian ELF."""
     return len(head) >= HEADER_BYTES and head[:6] == MAGIC + b"\x02\x01"
 
 

@@ -51,20 +51,20 @@ def find_container(
 
     Raises PruneRefused when code of another form, or of both vendors, is there as well.
     """
-    found = []
+    candidates = []
     for container in (HIP, CUDA):
         section = elf.section(container.section)
         own = tuple(target for target in targets if target.is_cuda == container.is_cuda)
         if section is not None and section.file_bytes and own:
-            found.append((container, section, own))
-    if not found:
+            candidates.append((container, section, own))
+    if not candidates:
         return None
     for section in elf.sections:
         if section.name in UNCUTTABLE and section.file_bytes:
             raise PruneRefused(f"{section.name} holds {UNCUTTABLE[section.name]}")
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise PruneRefused("HIP and CUDA code in one file", "name targets of one vendor")
-    return found[0]
+    return candidates[0]
 
 
 # Bundles by their place in the file.
@@ -104,21 +104,21 @@ def _read_bundle(source: Source, start: int, end: int, allowance: bundle.Allowan
     head = source.exactly(start, min(len(bundle.BUNDLE_MAGIC), end - start), "a bundle's magic")
     if head == bundle.BUNDLE_MAGIC:
         table = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
-        found = bundle.parse_bundle(table, end - start, place=start)
-        return BundlePlace(start, found.n_bytes, found)
+        parsed = bundle.parse_bundle(table, end - start, place=start)
+        return BundlePlace(start, parsed.n_bytes, parsed)
     if not head.startswith(bundle.CCOB_MAGIC):
         kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"
         raise BadBundle(f"found {kind} where a bundle of code objects was expected", place=start)
     unpacking = bundle.Unpacking(source, start, end)
     allowance.take(unpacking.header, start)
-    found = bundle.parse_bundle(
+    parsed = bundle.parse_bundle(
         unpacking.head(bundle.HEAD_BYTES), unpacking.header.unpacked_bytes, place=start
     )
     # version 1 doesn't say where it ends, so only unpacking all of it shows where the next one starts
     if unpacking.stored_bytes is None:
         for _ in unpacking:
             pass
-    return BundlePlace(start, unpacking.stored_bytes or 0, found, unpacking.header)
+    return BundlePlace(start, unpacking.stored_bytes or 0, parsed, unpacking.header)
 
 
 # Scanning.
@@ -128,7 +128,7 @@ UNKNOWN = "unknown"  # a format that is recognised, but not read
 
 
 def may_hold_bundles(head: bytes) -> bool:
-    """Can a file that begins so (HEADER_BYTES are enough) hold code that a prune could cut?"""
+    """Whether a file with these first bytes (HEADER_BYTES are enough) may hold code that a prune can cut."""
     return is_elf64(head) or head.startswith((bundle.BUNDLE_MAGIC, bundle.CCOB_MAGIC))
 
 
@@ -162,10 +162,10 @@ def scan_file(source: Source) -> Counter[str]:
     neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when the file
     contradicts itself.
     """
-    found: Counter[str] = Counter()
+    bytes_by_target: Counter[str] = Counter()
     for target, stored_bytes in _codes(source):
-        found[target] += stored_bytes
-    return found
+        bytes_by_target[target] += stored_bytes
+    return bytes_by_target
 
 
 _Code = tuple[str, int]  # target, and bytes in the file
