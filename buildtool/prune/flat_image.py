@@ -64,12 +64,12 @@ def flat_image(original: bytes, layer: LayerFile, *, name: str, targets: str) ->
         "history": [step],
     })  # fmt: skip
     kind = f"{OCI}.layer.v1.tar{'+zstd' if layer.zstd else ''}"
-    described = {"mediaType": kind, "digest": layer.digest, "size": layer.n_bytes}
+    layer_descriptor = {"mediaType": kind, "digest": layer.digest, "size": layer.n_bytes}
     manifest = _packed({
         "schemaVersion": 2,
         "mediaType": f"{OCI}.manifest.v1+json",
         "config": _descriptor("config", config),
-        "layers": [described],
+        "layers": [layer_descriptor],
     })  # fmt: skip
     return _laid_out(manifest, config, layer, name)
 
@@ -79,15 +79,18 @@ def _labels(targets: str) -> dict[str, str]:
 
 
 def _laid_out(manifest: bytes, config: bytes, layer: LayerFile, name: str) -> FlatImage:
-    """With both lists: an OCI index for containerd's store, manifest.json for the classic one."""
+    """The documents with both lists: an OCI index for containerd's store, manifest.json for docker's."""
     config_path, layer_path = (
         f"{_BLOBS}/{digest.removeprefix('sha256:')}" for digest in (_digest(config), layer.digest)
     )
-    named = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
+    annotations = {
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+    }
     index = {
         "schemaVersion": 2,
         "mediaType": f"{OCI}.index.v1+json",
-        "manifests": [{**_descriptor("manifest", manifest), "annotations": named}],
+        "manifests": [{**_descriptor("manifest", manifest), "annotations": annotations}],
     }
     saved = [{"Config": config_path, "RepoTags": [name], "Layers": [layer_path]}]
     documents = {
@@ -167,24 +170,24 @@ def config_of(
         text = _document(documents, wanted)
         if not _names_others(text, wanted, limits):
             return text
-        found = parse_index_or_manifest(text, place=wanted, limits=limits)
-        wanted = _chosen(found, platform, wanted) if isinstance(found, Index) else found.config.digest
+        parsed = parse_index_or_manifest(text, place=wanted, limits=limits)
+        wanted = _chosen(parsed, platform, wanted) if isinstance(parsed, Index) else parsed.config.digest
     raise DataError(f"{image_id}: indexes within indexes without end")
 
 
 def _documents(chunks: Iterator[bytes], label: str, limits: Limits) -> dict[str, bytes]:
     """Everything in the archive that is small enough for a document, by its path there."""
-    found: dict[str, bytes] = {}
+    documents: dict[str, bytes] = {}
     left = limits.documents_bytes
     reader = TarReader(chunks, place=label, limits=limits)
     for name, kind, size, _ in reader:
         if kind == FILE and size <= min(limits.document_bytes, left):
             content = b"".join(reader.content())
             if content[:1] == b"{":
-                found[name.decode("utf-8", "surrogateescape")] = content
+                documents[name.decode("utf-8", "surrogateescape")] = content
                 left -= size
     reader.drain()
-    return found
+    return documents
 
 
 def _document(documents: Mapping[str, bytes], digest: str) -> bytes:
@@ -197,7 +200,7 @@ def _document(documents: Mapping[str, bytes], digest: str) -> bytes:
 
 
 def _names_others(text: bytes, place: str, limits: Limits) -> bool:
-    """Is it an index or a manifest, and not a config?"""
+    """Whether a document is an index or a manifest, and not a config."""
     top = parse_json(text, place=place, limits=limits)
     return isinstance(top, Mapping) and ("manifests" in top or "layers" in top)
 

@@ -94,9 +94,9 @@ def prune_image(
         if not result.changed:
             return None
         image_id = job.made(config, temporary)
-        proved = job.proved(image_id)
+        proof_text = job.proved(image_id)
         engine.tag(image_id, name)
-    return PrunedImage(name, image_id, result, proved)
+    return PrunedImage(name, image_id, result, proof_text)
 
 
 def tag_of(targets: Sequence[TargetId]) -> str:
@@ -121,7 +121,7 @@ def name_of_copy(ref: str, record: Mapping[str, Any], targets: Sequence[TargetId
 
 
 def _is_id(ref: str, record: Mapping[str, Any]) -> bool:
-    """Did the user give the image's id, or its first digits?"""
+    """Whether `ref` is the image's id, or its first digits."""
     names = {parse_reference(str(name)).repository for name in record.get("RepoTags") or ()}
     given = ref.removeprefix("sha256:")
     return ref not in names and str(record["Id"]).removeprefix("sha256:").startswith(given)
@@ -143,7 +143,7 @@ class _Job:
         return str(self.record["Id"])
 
     def config(self) -> bytes:
-        """As its maker wrote it. What can't be read is reported before anything is written."""
+        """The image's config, byte for byte. Raises DataError before anything is written."""
         self.say(f"reading the configuration of {self.ref}")
         platform = Platform(*(str(self.record.get(key) or "") for key in ("Os", "Architecture", "Variant")))
         config = config_of(self.engine.save(self.image_id), self.image_id, platform=platform)
@@ -207,15 +207,15 @@ class _Job:
         """Run both images' self-test (images/smoke.py); both must report the same."""
         self.say("proving the pruned image in a fresh container")
         script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
-        command = ["python3", "-B", "-c", script]
+        smoke_test = ["python3", "-B", "-c", script]
         try:
-            before = self.engine.run(self.image_id, command)
+            before = self.engine.run(self.image_id, smoke_test)
             facts = proof.facts_of(before.stdout)
         except ToolError as error:
             return f"not proved: {self.ref} itself fails the smoke test ({error.message})"
         if before.exit_code or facts is None or not facts.product_ok:
             return f"not proved: {self.ref} itself fails the smoke test (exit {before.exit_code})"
-        after = self.engine.run(copy_id, command)
+        after = self.engine.run(copy_id, smoke_test)
         if after.exit_code or proof.facts_of(after.stdout) != facts:
             raise ProofFailed(
                 f"pruned, {self.ref} prints something other than before:\n"

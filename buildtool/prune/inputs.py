@@ -52,12 +52,12 @@ class PrunedInputs:
 
     def path(self, sha256: str, original: Path) -> Path:
         """The file to use in place of `original`."""
-        found = self.by_sha256.get(sha256)
-        return found.path if found else original
+        pruned = self.by_sha256.get(sha256)
+        return pruned.path if pruned else original
 
     def manifest(self) -> str:
         """What was removed, for the image: `/opt/weir/weir-prune.json`."""
-        return image_manifest(self.targets, [found.run for found in self.by_sha256.values()])
+        return image_manifest(self.targets, [pruned.run for pruned in self.by_sha256.values()])
 
 
 class Inspections:
@@ -69,22 +69,22 @@ class Inspections:
 
     def known(self, sha256: str) -> frozenset[TargetId] | None:
         """What an earlier inspection found; None before there was one."""
-        return kept(self._place(sha256), _targets_from)
+        return kept(self._record(sha256), _targets_from)
 
     def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
         """The targets of a root file system's tar or a wheel, inspected where that hasn't happened yet.
 
         Raises what `verify` raises, DataError for an archive that can't be read, OSError for a full disk.
         """
-        found = self.known(sha256)
-        if found is None:
+        targets = self.known(sha256)
+        if targets is None:
             self._say(f"looking for GPU code in {original.name}")
             verify(original, sha256)
-            found = frozenset(archive_targets(original, folder=self._directory))
-            write_text(self._place(sha256), json.dumps(sorted(map(str, found))))
-        return found
+            targets = frozenset(archive_targets(original, folder=self._directory))
+            write_text(self._record(sha256), json.dumps(sorted(map(str, targets))))
+        return targets
 
-    def _place(self, sha256: str) -> Path:
+    def _record(self, sha256: str) -> Path:
         key = hashlib.sha256(json.dumps([sha256, INSPECTOR]).encode()).hexdigest()
         return self._directory / f"{key[:24]}.json"
 

@@ -1,6 +1,6 @@
-"""Prune a directory tree: delete foreign targets' files, cut foreign code out of libraries.
+"""Prunes a file or a directory tree: deletes foreign targets' files, cuts foreign code out of libraries.
 
-Stays on one file system and follows no symbolic link. Each file is finished before the next is begun.
+A tree's prune stays on one file system and follows no symbolic link. Each file is finished before the next.
 """
 
 import errno
@@ -26,23 +26,10 @@ from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResul
 from probes.core.files import sweep_partials, write_all
 from probes.core.units import decimal_bytes
 
+T = TypeVar("T")
+Announce = Callable[[Sequence["Change"]], None]
 
-@contextmanager
-def open_source(path: Path) -> Iterator[tuple[Source, int]]:
-    """A file as a source, and its descriptor. Raises PruneRefused when it can't be opened."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
-    try:
-        yield window(descriptor, 0, os.fstat(descriptor).st_size), descriptor
-    finally:
-        os.close(descriptor)
-
-
-def window(descriptor: int, start: int, size: int) -> Source:
-    """A part of an open file as a source."""
-    return Source(size, lambda offset, length: os.pread(descriptor, length, start + offset))
+# One file.
 
 
 def prune_file(
@@ -125,6 +112,24 @@ def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> No
         offset, left = offset + copied, left - copied
 
 
+@contextmanager
+def open_source(path: Path) -> Iterator[tuple[Source, int]]:
+    """A file as a source, and its descriptor. Raises PruneRefused when it can't be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
+    try:
+        yield window(descriptor, 0, os.fstat(descriptor).st_size), descriptor
+    finally:
+        os.close(descriptor)
+
+
+def window(descriptor: int, start: int, size: int) -> Source:
+    """A part of an open file as a source."""
+    return Source(size, lambda offset, length: os.pread(descriptor, length, start + offset))
+
+
 def _copy_status(original: int, copy: int) -> None:
     """Owner first: changing it clears the set-user-id bits that the mode brings back."""
     status = os.fstat(original)
@@ -152,41 +157,7 @@ def _where_allowed() -> Iterator[None]:
             raise
 
 
-T = TypeVar("T")
-Announce = Callable[[Sequence["Change"]], None]
-
-
-@dataclass
-class _Listing:
-    """What a walk found: names by (device, inode), and symbolic links; accumulates."""
-
-    names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
-    links: list[Path] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A prune's settings: what to keep in which directory, whether to change anything, whom to notify."""
-
-    root: Path
-    targets: tuple[TargetId, ...]
-    compress: int | None
-    dry_run: bool
-    say: Say
-    announce: Announce
-
-    def relative(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
-
-    def is_foreign(self, path: Path) -> bool:
-        return is_foreign_path(self.relative(path), self.targets)
-
-
-def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
-    """Does a file's name show that it is only for other cards?"""
-    named = gfx_targets_of_path(path)
-    wanted = [target for target in targets if not target.is_cuda]
-    return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
+# A tree.
 
 
 def prune_tree(
@@ -220,6 +191,32 @@ def prune_tree(
         if any(_inspect(path, may_hold_code, otherwise=False) for path in remaining[:1]):
             _prune(job, [*remaining, *going], result)
     return result
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A prune's settings: what to keep in which directory, whether to change anything, whom to notify."""
+
+    root: Path
+    targets: tuple[TargetId, ...]
+    compress: int | None
+    dry_run: bool
+    say: Say
+    announce: Announce
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def is_foreign(self, path: Path) -> bool:
+        return is_foreign_path(self.relative(path), self.targets)
+
+
+@dataclass
+class _Listing:
+    """What a walk found: names by (device, inode), and symbolic links; accumulates."""
+
+    names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
+    links: list[Path] = field(default_factory=list)
 
 
 def _walk(root: Path, *, sweep: bool) -> _Listing:
@@ -286,29 +283,25 @@ def _inspect(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
         return otherwise
 
 
+def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
+    """Whether a file's name shows that it is only for other cards."""
+    named = gfx_targets_of_path(path)
+    wanted = [target for target in targets if not target.is_cuda]
+    return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
+
+
 def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     """Names that are only for other cards and that nothing else needs -> the bytes that go with each."""
-    said = {job.relative(link): _link_target(job.root, link) for link in listing.links}
-    links = Links(said)
-    needed = {links.destination(path) for path in said if not is_foreign_path(path, job.targets)}
-    found: dict[Path, int] = {}
+    link_targets = {job.relative(link): _link_target(job.root, link) for link in listing.links}
+    links = Links(link_targets)
+    needed = {links.destination(path) for path in link_targets if not is_foreign_path(path, job.targets)}
+    bytes_by_path: dict[Path, int] = {}
     for names in listing.names.values():
         foreign = [path for path in names if job.is_foreign(path) and job.relative(path) not in needed]
-        found |= dict.fromkeys(foreign, 0)
+        bytes_by_path |= dict.fromkeys(foreign, 0)
         if foreign and len(foreign) == len(names):
-            found[foreign[-1]] = _size(foreign[-1])
-    return found | {link: 0 for link in listing.links if job.is_foreign(link)}
-
-
-def _link_target(root: Path, link: Path) -> str:
-    """A link's target.
-
-    A container will have the tree as its root; until then a link may name the tree's own path.
-    """
-    with _translated(link, "read"):
-        to = str(link.readlink())
-    inside = f"{root.resolve()}/"
-    return f"/{to.removeprefix(inside)}" if to.startswith(inside) else to
+            bytes_by_path[foreign[-1]] = _size(foreign[-1])
+    return bytes_by_path | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
 def _size(path: Path) -> int:
@@ -356,23 +349,23 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
     nothing: tuple[str, ...] = ()
     foreign = _inspect(names[0], partial(foreign_targets, targets=job.targets), nothing)
     if foreign:
-        job.say(result.leave(relative, foreign))
+        job.say(result.add_untouched(relative, foreign))
 
+
+# Symbolic links.
 
 _MAX_LINKS = 40  # as many as Linux follows
-
 _MAX_PARTS = 4096  # of a path that links keep making longer
-
 _Node = dict[str, "_Node | str"]  # names below a directory -> directory, or a link's target
 
 
 class Links:
-    """All symbolic links below a root, followed as the kernel does and never out of the root."""
+    """Symbolic links below a root, followed as the kernel does, but never out of the root."""
 
-    def __init__(self, said: Mapping[str, str]) -> None:
-        """`said` maps the path of each link to its target."""
+    def __init__(self, link_targets: Mapping[str, str]) -> None:
+        """`link_targets` maps the path of each link to its target."""
         self._root: _Node = {}
-        for path, to in said.items():
+        for path, target in link_targets.items():
             node = self._root
             *directories, name = path.split("/")
             for directory in directories:
@@ -381,10 +374,10 @@ class Links:
                     break  # that directory is a link itself: the path leads elsewhere
                 node = below
             else:
-                node[name] = to
+                node[name] = target
 
     def place(self, path: str) -> str | None:
-        """Where a name itself is: links on the way are followed, the last part isn't; None for a loop."""
+        """Where a name itself is: links on the way are followed, but not the last part; None for a loop."""
         directory, _, name = path.rpartition("/")
         led = self.destination(directory)
         return led if led is None else f"{led}/{name}".lstrip("/")
@@ -410,3 +403,14 @@ class Links:
                 else:
                     passed.append((part, below or {}))
         return "/".join(name for name, _ in passed)
+
+
+def _link_target(root: Path, link: Path) -> str:
+    """A link's target.
+
+    A container will have the tree as its root; until then a link may name the tree's own path.
+    """
+    with _translated(link, "read"):
+        target = str(link.readlink())
+    inside = f"{root.resolve()}/"
+    return f"/{target.removeprefix(inside)}" if target.startswith(inside) else target
