@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from buildtool.audit.counts import gather
+from buildtool.audit.counts import gather_facts
 from buildtool.audit.formats import render
 from buildtool.audit.options import DEFAULT_OPTIONS, AuditOptions
 from buildtool.audit.report import AuditReport, judge, make_report, read_report
@@ -97,7 +97,7 @@ def audit_path(path: Path, *, options: AuditOptions, tick: Tick) -> AuditReport:
 
 
 def _audited(contents: ImageContents, options: AuditOptions) -> AuditReport:
-    facts = gather(contents, targets=options.targets, top=options.top)
+    facts = gather_facts(contents, targets=options.targets, top=options.top)
     return make_report(contents, facts, options.budget, tool_version())
 
 

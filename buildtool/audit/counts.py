@@ -188,7 +188,7 @@ _CUDA_DISTRIBUTION = re.compile(r"(nvidia[-_].*|(pytorch[-_])?triton|cuda[-_].*|
 _NO_PARTS: Mapping[tuple[Kind, str], int] = {}
 
 
-def gather(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20) -> Facts:
+def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20) -> Facts:
     """Count an image. `targets` are the GPUs it is for, by default those of its label; `top` bounds lists."""
     indexes = [layer.index or LayerIndex() for layer in contents.layers]
     merged = merge(indexes)

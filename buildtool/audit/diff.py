@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import AuditReport
-from buildtool.audit.text import Section, capped, shown_bytes
+from buildtool.audit.text import Section, capped, display_bytes
 from buildtool.audit.treemap import Tree
 from probes.core.quoting import markdown, terminal
 from probes.core.units import decimal_bytes
@@ -179,7 +179,7 @@ def _summary(before: AuditReport, after: AuditReport) -> Section:
     for name, of in figures:
         a, b = of(before), of(after)
         delta = "unknown" if a is None or b is None else _signed(b - a)
-        rows.append((name, shown_bytes(a), shown_bytes(b), delta))
+        rows.append((name, display_bytes(a), display_bytes(b), delta))
     for name, a_text, b_text in (
         ("non-empty files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
         ("layers", str(len(before.layers)), str(len(after.layers))),
@@ -195,7 +195,8 @@ def _summary(before: AuditReport, after: AuditReport) -> Section:
 def _row(change: Change) -> tuple[str, ...]:
     """A side without its own bytes, such as a finding that isn't about size, is shown as present."""
     sides = [
-        "there" if side == 0 else shown_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
+        "there" if side == 0 else display_bytes(side, "-")
+        for side in (change.before_bytes, change.after_bytes)
     ]
     return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
 

@@ -31,8 +31,8 @@ from buildtool.gpucode.target import TargetId, known_targets
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
-SHOWN_PATHS = 20
-SHOWN_SECRETS = 500
+MAX_PATHS = 20
+MAX_SECRETS = 500
 WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image is wrong
 SECTIONS = ", ".join(SECTIONS_READ)
 
@@ -69,7 +69,7 @@ class Prediction:
 _NO_PATHS = ("secrets", "build-only", "huge-layer")  # name places in words, packages, layers
 
 
-def shown_paths(finding: Finding) -> list[str]:
+def display_paths(finding: Finding) -> list[str]:
     """A finding's places for people, paths with the slash that they begin with inside the image."""
     if finding.id in _NO_PATHS:
         return list(finding.paths)
@@ -121,7 +121,7 @@ def cuda_in_cpu_image(facts: Facts) -> Finding | None:
         severity,
         title,
         n_bytes,
-        tuple(map(display, facts.cuda.top(SHOWN_PATHS))),
+        tuple(map(display, facts.cuda.top(MAX_PATHS))),
         f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
         "# not --extra-index-url: with both, pip takes the highest version, which is CUDA's",
     )
@@ -165,7 +165,7 @@ def no_code_for_target(facts: Facts) -> Finding | None:
     if not missing or UNKNOWN in names:
         return None
     missing_code = f"no GPU code for {', '.join(map(str, missing))}"
-    unread = facts.unsearched.top(SHOWN_PATHS)
+    unread = facts.unsearched.top(MAX_PATHS)
     if unread:
         title = (
             f"{missing_code} was found, only for {', '.join(sorted(names))}; not read: what "
@@ -197,7 +197,7 @@ def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> F
         Severity.WARNING,
         f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {names}",
         n_bytes,
-        tuple(map(display, merged_places(foreign.values())[:SHOWN_PATHS])),
+        tuple(map(display, merged_places(foreign.values())[:MAX_PATHS])),
         _prune(facts),
     )
 
@@ -289,7 +289,7 @@ def _duplicates(facts: Facts) -> Finding | None:
         Severity.WARNING,
         f"the same content at several paths ({reasons})",
         n_bytes,
-        tuple(" = ".join(row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
+        tuple(" = ".join(row.paths[:3]) for row in facts.duplicates[:MAX_PATHS]),
         "\n".join(_REMEDY_OF_COPIES[why] for why, _ in _largest_first(causes)),
     )
 
@@ -317,7 +317,7 @@ def _huge_layer(facts: Facts) -> Finding | None:
 
 
 def _build_only(facts: Facts) -> Finding | None:
-    locations = facts.build_only.top(SHOWN_PATHS)
+    locations = facts.build_only.top(MAX_PATHS)
     packages = [location for location in locations if isinstance(location, PackageName)]
     purge = command_naming(
         packages[:8],
@@ -335,7 +335,7 @@ def _build_only(facts: Facts) -> Finding | None:
 def _strippable(facts: Facts) -> Finding | None:
     if facts.strippable.unpacked_bytes < WORTH_BYTES:
         return None
-    places = facts.strippable.top(SHOWN_PATHS)
+    places = facts.strippable.top(MAX_PATHS)
     left_out = len(facts.strippable.places) - len(places)
     more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
     return Finding(
@@ -407,7 +407,7 @@ def _needless(facts: Facts, name: str) -> Finding | None:
     remedy = row.remedy
     if "{places}" in remedy:
         remedy = command_naming(places[:8], lambda listed: row.remedy.replace("{places}", listed))
-    paths = tuple(map(display, places[:SHOWN_PATHS]))
+    paths = tuple(map(display, places[:MAX_PATHS]))
     return Finding(name, row.severity, row.title, n_bytes, paths, remedy)
 
 
@@ -423,7 +423,7 @@ def _secrets(facts: Facts) -> Finding | None:
         Severity.ERROR,
         f"credentials in {counted(len(facts.secrets), 'place')}; anyone who can pull the image can read them",
         sum(row.unpacked_bytes for row in facts.secrets),
-        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
+        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:MAX_SECRETS]),
         "RUN --mount=type=secret,id=NAME ...   # available during this step only, and not in the history\n"
         "# revoke what was found: deleting it in a later layer leaves it in the earlier one",
     )
@@ -442,7 +442,7 @@ def _finding_of(group: Tally, name: str, title: str, remedy: str) -> Finding | N
     """A warning about bytes that Facts counts apart; None below WORTH_BYTES."""
     if group.unpacked_bytes < WORTH_BYTES:
         return None
-    paths = tuple(map(display, group.top(SHOWN_PATHS)))
+    paths = tuple(map(display, group.top(MAX_PATHS)))
     return Finding(name, Severity.WARNING, title, group.unpacked_bytes, paths, remedy)
 
 

@@ -10,10 +10,10 @@ from dataclasses import astuple
 from importlib.resources import files
 
 from buildtool.audit.baseline import Comparison, Regression
-from buildtool.audit.findings import Finding, Prediction, shown_paths
+from buildtool.audit.findings import Finding, Prediction, display_paths
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, LISTED_FILES, RenderOptions
 from buildtool.audit.report import AuditReport, Judgement, Verdict
-from buildtool.audit.text import share, short, shown_bytes
+from buildtool.audit.text import display_bytes, one_line, share
 from probes.core.quoting import html, script_json
 from probes.core.units import counted, decimal_bytes
 
@@ -75,7 +75,7 @@ def _data(report: AuditReport) -> str:
             "ref": report.image.ref,
             "total": report.totals.unpacked_bytes,
             "layerNames": [
-                f"layer {n}: {short(row.command or 'unknown', _LAYER_WORDS, '…')}"
+                f"layer {n}: {one_line(row.command or 'unknown', _LAYER_WORDS, '…')}"
                 for n, row in enumerate(report.layers)
             ],
             "rows": [astuple(row) for row in report.tree.rows],
@@ -118,7 +118,7 @@ def _header(report: AuditReport) -> str:
             decimal_bytes(totals.unpacked_bytes),
             f"{decimal_bytes(hidden)} of it hidden by later layers" if hidden else "all of it visible",
         ),
-        ("Compressed", shown_bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
+        ("Compressed", display_bytes(totals.stored_bytes), totals.stored_reason or "as a registry stores it"),
         ("Non-empty files", f"{totals.n_files:,}", f"in {counted(len(report.layers), 'layer')}"),
         ("Findings", str(len(report.findings)), _predicted(report.prediction)),
     )
@@ -156,7 +156,7 @@ def _budget(report: AuditReport) -> str:
 
 def _against(name: str, judgement: Judgement) -> str:
     sign = {Verdict.PASS: "≤", Verdict.FAIL: ">"}.get(judgement.verdict, "against")
-    return f"{name} {shown_bytes(judgement.actual_bytes)} {sign} {shown_bytes(judgement.limit_bytes)}"
+    return f"{name} {display_bytes(judgement.actual_bytes)} {sign} {display_bytes(judgement.limit_bytes)}"
 
 
 def _baseline(comparison: Comparison) -> str:
@@ -214,7 +214,7 @@ def _finding(row: Finding, total: int) -> str:
     return f"""<article class="finding {severity}" id="finding-{html(row.id)}">
 <div class="line"><h3><bdi>{html(row.title)}</bdi></h3>{size_tag}</div>
 <p class="muted"><span class="tag {severity}">{severity}</span> <code>{html(row.id)}</code>{without}</p>
-{_places(shown_paths(row))}<div class="remedy"><pre>{html(row.remedy)}</pre>\
+{_places(display_paths(row))}<div class="remedy"><pre>{html(row.remedy)}</pre>\
 <button type="button" class="copy">Copy</button></div>
 </article>"""
 
@@ -257,7 +257,7 @@ def _tables(report: AuditReport) -> str:
         f'<tr><td class="number">{n}</td>'
         f"<td>{_base_mark(report, n)}<code>{html(row.command or 'unknown')}</code></td>"
         f"{_bar(row.unpacked_bytes, total)}"
-        f'<td class="number">{shown_bytes(row.stored_bytes)}</td>'
+        f'<td class="number">{display_bytes(row.stored_bytes)}</td>'
         f'<td class="number">{row.n_entries:,}</td></tr>'
         for n, row in enumerate(report.layers)
     )

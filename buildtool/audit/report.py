@@ -131,11 +131,11 @@ class BudgetResult:
 def judge(budget: Budget, *, unpacked_bytes: int, stored_bytes: int | None) -> BudgetResult:
     """Compare an image's bytes with its limits; a limit that is just met passes."""
     return BudgetResult(
-        _judged(budget.unpacked_bytes, unpacked_bytes), _judged(budget.stored_bytes, stored_bytes)
+        _judge_limit(budget.unpacked_bytes, unpacked_bytes), _judge_limit(budget.stored_bytes, stored_bytes)
     )
 
 
-def _judged(limit: int | None, actual: int | None) -> Judgement:
+def _judge_limit(limit: int | None, actual: int | None) -> Judgement:
     if limit is None:
         return Judgement(None, actual, Verdict.NONE)
     if actual is None:

@@ -9,7 +9,7 @@ from buildtool.audit.baseline import Comparison
 from buildtool.audit.findings import Severity
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, Verdict
-from buildtool.core.sarif import Tool, document, fitting
+from buildtool.core.sarif import SarifTool, fitting_results, sarif_document
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal
 from probes.core.units import decimal_bytes
@@ -30,14 +30,14 @@ class _Result:
 def render_sarif(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report as SARIF, within MAX_RESULTS and MAX_BYTES; results left out are counted."""
     results = list(_results(report, options.comparison))
-    kept = fitting([_result(report, row) for row in results])
+    kept = fitting_results([_result(report, row) for row in results])
     rules = {row.rule: row for row in reversed(results[: len(kept)])}
     names = {name: n for n, name in enumerate(sorted(rules))}
     for row, result in zip(results, kept, strict=False):
         result["ruleIndex"] = names[row.rule]
     root: Json = {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
-    return document(
-        Tool("gpu-weir audit", report.tool_version, [_rule(rules[name]) for name in names]),
+    return sarif_document(
+        SarifTool("gpu-weir audit", report.tool_version, [_rule(rules[name]) for name in names]),
         kept,
         left_out=len(results) - len(kept),
         bases={"IMAGE": root},

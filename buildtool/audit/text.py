@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.findings import Finding, shown_paths
+from buildtool.audit.findings import Finding, display_paths
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, ImageRow, Judgement, Verdict
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
@@ -60,7 +60,7 @@ def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OP
         *(section.text() for section in _sections(report, options.top)),
     ]
     for finding in report.findings:
-        paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
+        paths = "".join(f"\n    {terminal(path)}" for path in display_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
         remedy = terminal(finding.remedy, keep="\n").replace("\n", "\n      ")
         summary = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
@@ -83,7 +83,7 @@ def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER
     for finding in report.findings:
         title = markdown(f"{finding.title}{_size_of(finding)}")
         lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]
-        lines += [f"- {markdown_code(path)}" for path in shown_paths(finding)[: options.top]]
+        lines += [f"- {markdown_code(path)}" for path in display_paths(finding)[: options.top]]
         lines += ["", markdown_block(finding.remedy, "sh")]
     lines += ["", *(f"- note: {markdown(note)}" for note in report.notes)]
     return capped("\n".join(lines) + "\n")
@@ -114,7 +114,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
         torch=report.torch_build,
         layers=str(len(report.layers)),
         unpacked=decimal_bytes(report.totals.unpacked_bytes),
-        stored=shown_bytes(report.totals.stored_bytes),
+        stored=display_bytes(report.totals.stored_bytes),
         verdict=report.budget.verdict.value,
         biggest_finding=summary,
     )
@@ -125,7 +125,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
 
 def _headline(report: AuditReport) -> list[str]:
     totals, image = report.totals, report.image
-    stored = f"{shown_bytes(totals.stored_bytes)} stored (compressed layers)"
+    stored = f"{display_bytes(totals.stored_bytes)} stored (compressed layers)"
     lines = [
         image.ref,
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
@@ -168,7 +168,7 @@ def _judgement(judgement: Judgement) -> str:
     if judgement.verdict is Verdict.NONE:
         return "no limit"
     sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judgement.verdict]
-    return f"{shown_bytes(judgement.actual_bytes)} {sign} {shown_bytes(judgement.limit_bytes)}"
+    return f"{display_bytes(judgement.actual_bytes)} {sign} {display_bytes(judgement.limit_bytes)}"
 
 
 def _sections(report: AuditReport, top: int) -> list[Section]:
@@ -184,9 +184,9 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
                 (
                     str(n),
                     decimal_bytes(row.unpacked_bytes),
-                    shown_bytes(row.stored_bytes),
+                    display_bytes(row.stored_bytes),
                     f"{row.n_entries:,}",
-                    short(row.command or "unknown"),
+                    one_line(row.command or "unknown"),
                 )
                 for n, row in enumerate(report.layers)
             ],
@@ -253,7 +253,7 @@ def change_lines(comparison: Comparison) -> list[str]:
 # Words, sizes and tables.
 
 
-def shown_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
+def display_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
     """A size, or a word in its place."""
     return missing if n_bytes is None else decimal_bytes(n_bytes)
 
@@ -267,7 +267,7 @@ def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
     return name, decimal_bytes(n_bytes), share(n_bytes, total)
 
 
-def short(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
+def one_line(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
     """A text in one line of at most `width` characters; `cut` ends one that is longer."""
     words = " ".join(text.split())
     return words if len(words) <= width else words[: width - len(cut)] + cut

@@ -15,7 +15,7 @@ _SPARE_BYTES = 100_000  # for what surrounds the results
 
 
 @dataclass(frozen=True)
-class Tool:
+class SarifTool:
     """The tool that reports: its name, version and rules."""
 
     name: str
@@ -23,10 +23,10 @@ class Tool:
     rules: Sequence[Json]
 
 
-def document(
-    tool: Tool, results: Sequence[dict[str, Json]], *, left_out: int, bases: Mapping[str, Json]
+def sarif_document(
+    tool: SarifTool, results: Sequence[dict[str, Json]], *, left_out: int, bases: Mapping[str, Json]
 ) -> str:
-    """A SARIF document of one run. `results` are those that code scanning accepts: see `fitting`."""
+    """A SARIF document of one run. `results` are those that code scanning accepts: see `fitting_results`."""
     run: dict[str, Json] = {
         "tool": {"driver": {"name": tool.name, "version": tool.version, "rules": [*tool.rules]}},
         "originalUriBaseIds": dict(bases),
@@ -42,7 +42,7 @@ def document(
     return json.dumps(whole) + "\n"
 
 
-def fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+def fitting_results(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     """The first results, as many as code scanning accepts."""
     left, kept = MAX_BYTES - _SPARE_BYTES, []
     for result in results[:MAX_RESULTS]:

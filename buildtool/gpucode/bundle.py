@@ -109,7 +109,7 @@ def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, plac
         raise BadBundle("a bundle's code objects overlap", place=place)
 
 
-def too_many(place: int) -> BadBundle:
+def too_many_codes(place: int) -> BadBundle:
     """The fault of a section with more code objects than MOST_CODES."""
     return BadBundle(f"more than {MOST_CODES:,} pieces of GPU code in a row", place=place)
 
@@ -121,7 +121,7 @@ def _u64(data: bytes, position: int, place: int) -> int:
     return int.from_bytes(field, "little")
 
 
-def lay_out(kept: Sequence[Entry], align: int = PAGE_BYTES) -> tuple[bytes, Bundle]:
+def lay_out_bundle(kept: Sequence[Entry], align: int = PAGE_BYTES) -> tuple[bytes, Bundle]:
     """A new bundle of `kept` entries in their order: its entry table as bytes, and as a value.
 
     Payloads start at multiples of `align`; an empty entry takes no room.

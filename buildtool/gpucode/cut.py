@@ -133,7 +133,7 @@ def _plan_elf(
     """None when nothing changes or no page would be freed."""
     around = find_surroundings(elf, section, source.size)
     moved = {section.address + old: section.address + new for old, new in cut.moved.items()}
-    pointers = pointer_patches(source, elf, container, Bundles(section, moved))
+    pointers = pointer_patches(source, elf, container, MovedBundles(section, moved))
     layout = lay_out_file(elf, around, cut.n_bytes, source.size) if cut.changed else None
     if layout is None:
         return None
@@ -327,7 +327,7 @@ _R_X86_64_RELATIVE = 8
 
 
 @dataclass(frozen=True)
-class Bundles:
+class MovedBundles:
     """Where bundles were and will be: `moved` maps old addresses to new ones, all within `section`."""
 
     section: Section
@@ -346,7 +346,9 @@ class Bundles:
         return self.moved[address]
 
 
-def pointer_patches(source: Source, elf: Elf, container: Container, bundles: Bundles) -> tuple[Patch, ...]:
+def pointer_patches(
+    source: Source, elf: Elf, container: Container, bundles: MovedBundles
+) -> tuple[Patch, ...]:
     """Overwrites, at positions of the original file, that make every pointer follow its bundle.
 
     Raises PruneRefused for a wrapper, relocation or symbol that isn't understood.
@@ -392,7 +394,7 @@ def read_wrappers(source: Source, elf: Elf, container: Container) -> tuple[int, 
 
 
 def _relocated_pointers(
-    source: Source, elf: Elf, bundles: Bundles, pointers: frozenset[int]
+    source: Source, elf: Elf, bundles: MovedBundles, pointers: frozenset[int]
 ) -> Iterator[tuple[int, int, int]]:
     """(file position of the addend, address it is written to, addend) of pointers into the bundles.
 
@@ -418,7 +420,7 @@ def _relocated_pointers(
 
 
 def _relocations(
-    source: Source, elf: Elf, bundles: Bundles, pointers: frozenset[int], *, at: tuple[int, int]
+    source: Source, elf: Elf, bundles: MovedBundles, pointers: frozenset[int], *, at: tuple[int, int]
 ) -> Iterator[tuple[int, int, int]]:
     start, n_bytes = elf.offset_of(*at), at[1]
     first, last = bundles.section.address, bundles.section.address + bundles.section.n_bytes
@@ -432,7 +434,7 @@ def _relocations(
             raise PruneRefused(f"the relocation of {offset:#x} has a form that is not known here")
 
 
-def _written_into(bundles: Bundles, address: int) -> PruneRefused:
+def _written_into(bundles: MovedBundles, address: int) -> PruneRefused:
     return PruneRefused(f"the loader writes into {bundles.section.name} at {address:#x}")
 
 
@@ -448,7 +450,7 @@ def relr_addresses(source: Source, start: int, n_bytes: int) -> Iterator[int]:
             following += 63 * 8
 
 
-def _symbol_patches(source: Source, elf: Elf, bundles: Bundles) -> Iterator[Patch]:
+def _symbol_patches(source: Source, elf: Elf, bundles: MovedBundles) -> Iterator[Patch]:
     """Symbols of bundles: a dynamic one may not move, one for debuggers follows its bundle."""
     for table in elf.sections:
         if table.type not in (SHT_SYMTAB, SHT_DYNSYM):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from buildtool.gpucode import bundle
-from buildtool.gpucode.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out
+from buildtool.gpucode.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out_bundle
 from buildtool.gpucode.nvfatbin import NvEntry, NvFatbin, iter_fatbins
 from buildtool.gpucode.plan import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
 from buildtool.gpucode.scan import BundlePlace, iter_bundles
@@ -99,7 +99,7 @@ def _rebuild(source: Source, place: BundlePlace, kept: Sequence[Entry], compress
         return [Copy(place.start, place.stored_bytes)]
     if any(entry.n_bytes for entry in kept if entry.is_host):
         raise PruneRefused(f"the bundle at byte {place.start:#x} holds host code, which no HIP bundle does")
-    table, new = lay_out(kept)
+    table, new = lay_out_bundle(kept)
     header = place.header
     if header is not None:
         unpacking = bundle.Unpacking(source, place.start, place.start + place.stored_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from buildtool.gpucode.bundle import MOST_CODES, too_many
+from buildtool.gpucode.bundle import MOST_CODES, too_many_codes
 from buildtool.gpucode.source import BadBundle, Source
 from buildtool.gpucode.target import TargetId
 
@@ -76,7 +76,7 @@ def _read_fatbin(source: Source, start: int, end: int, room: int) -> NvFatbin:
         raise BadBundle(f"a CUDA fat binary claims {total} bytes, {end - start} are there", place=start)
     entries = tuple(islice(_entries(source, start + header_bytes, start + total), max(room, 0) + 1))
     if len(entries) > room or room < 1:
-        raise too_many(start)
+        raise too_many_codes(start)
     return NvFatbin(start, header_bytes, total, entries)
 
 

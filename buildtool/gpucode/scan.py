@@ -95,7 +95,7 @@ def iter_bundles(
         place = _read_bundle(source, position, end, allowance)
         room -= len(place.bundle.entries)
         if room < 0:
-            raise bundle.too_many(position)
+            raise bundle.too_many_codes(position)
         yield place
         position = source.skip_zeros(position + place.stored_bytes, end)
 

@@ -27,7 +27,7 @@ from buildtool.image.errors import (
     Truncated,
 )
 from buildtool.image.layer import LayerIndex, index_layer
-from buildtool.image.streams import LAYERS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
+from buildtool.image.streams import LAYER_FORMS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
 FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
@@ -78,7 +78,7 @@ def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
         most = bounds.limits.document_bytes
         kept = [piece for piece in rest if meter.n_bytes <= most]
         blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= most else None)
-    elif form not in LAYERS:
+    elif form not in LAYER_FORMS:
         for _ in rest:
             pass
     else:
@@ -135,7 +135,7 @@ def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: 
     """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
     if place_at(path) is Place.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
-    with opened(path) as handle:
+    with open_file(path) as handle:
         if sniff(os.read(handle, 512)) is Form.TAR:
             return FileArchive(path, limits=limits, tick=tick)
         os.lseek(handle, 0, os.SEEK_SET)
@@ -185,7 +185,7 @@ class _SeekableArchive:
         self._allowance = Allowance(limits)
 
     def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
-        chunks = _ticking(span(handle, start, length), self._tick)
+        chunks = _ticking(read_span(handle, start, length), self._tick)
         blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
         self._room_bytes -= blob.index.index_bytes if blob.index else 0
         return blob
@@ -199,9 +199,9 @@ class FileArchive(_SeekableArchive):
         self._file = file
         self._spans: dict[str, tuple[int, int]] = {}
         self._aliases: dict[str, str] = {}
-        with opened(file) as handle:
+        with open_file(file) as handle:
             self._allowance = Allowance(limits, os.fstat(handle).st_size)
-            reader = headers_of(handle, place=str(file), limits=limits)
+            reader = header_reader(handle, place=str(file), limits=limits)
             for path, length in _files(reader, self._spans, self._aliases, place=str(file), limits=limits):
                 self._spans[path] = (reader.offset, length)
             self.notes = tuple(reader.notes)
@@ -217,7 +217,7 @@ class FileArchive(_SeekableArchive):
     def blob(self, path: str) -> Blob:
         """Read one blob. Raises KeyError, DataError and as `read_blob` does."""
         start, length = self._spans[_resolved(path, self._aliases)]
-        with opened(self._file) as handle:
+        with open_file(self._file) as handle:
             return self._read(handle, path, start, length)
 
 
@@ -247,7 +247,7 @@ class DirectoryArchive(_SeekableArchive):
         """Read one file. Raises KeyError, DataError and as `read_blob` does."""
         if path not in self._paths:
             raise KeyError(path)
-        with opened(self._root / path) as handle:
+        with open_file(self._root / path) as handle:
             return self._read(handle, path, 0, os.fstat(handle).st_size)
 
 
@@ -322,7 +322,7 @@ def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def open_file(path: Path) -> Iterator[int]:
     """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
     with reading(path):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
@@ -349,7 +349,7 @@ def files_below(root: Path) -> Iterator[str]:
                     yield path
 
 
-def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
+def header_reader(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
     """A reader of an open file's tar that passes over content without reading it."""
     size = os.fstat(handle).st_size
 
@@ -361,7 +361,7 @@ def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader
     return TarReader(chunks, place=place, limits=limits, leap=leap)
 
 
-def span(handle: int, start: int, length: int) -> Iterator[bytes]:
+def read_span(handle: int, start: int, length: int) -> Iterator[bytes]:
     """A part of an open file in chunks, without moving its position."""
     at, end = start, start + length
     while chunk := os.pread(handle, min(CHUNK, end - at), at):

@@ -258,7 +258,7 @@ def _read_layout(archive: Archive, root: Index, request: ImageRequest, limits: L
     candidates, attestations = _candidates(archive, root, notes, limits)
     chosen = _chosen(candidates, request, notes)
     manifest = chosen.manifest
-    config = with_unlisted_layers(
+    config = allow_unlisted_layers(
         chosen.config, len(manifest.layers), "the manifest", place=chosen.descriptor.digest
     )
     layers = tuple(
@@ -380,11 +380,11 @@ def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
 
 def _verified_text(archive: Archive, descriptor: Descriptor) -> bytes:
     path = _path(descriptor)
-    return document(_verified(archive.blob(path), descriptor, path), path)
+    return json_document(_verified(archive.blob(path), descriptor, path), path)
 
 
 def _json_text(archive: Archive, path: str) -> bytes:
-    return document(archive.blob(path), path)
+    return json_document(archive.blob(path), path)
 
 
 def _path(descriptor: Descriptor) -> str:
@@ -407,7 +407,7 @@ def _check_agreement(archive: Archive, contents: ImageContents, saved: tuple[Sav
 
 def read_saved(archive: Archive, request: ImageRequest, limits: Limits = LIMITS) -> ImageContents:
     """The image of a manifest.json: docker's list of paths, or skopeo's `dir:`, which is one manifest."""
-    text = document(archive.blob("manifest.json"), "manifest.json")
+    text = json_document(archive.blob("manifest.json"), "manifest.json")
     if is_saved_list(text, place="manifest.json", limits=limits):
         rows = parse_saved(text, place="manifest.json", limits=limits)
     else:
@@ -418,8 +418,8 @@ def read_saved(archive: Archive, request: ImageRequest, limits: Limits = LIMITS)
     at = choose_images(request, images)[0]
     row = rows[at]
     blob = _member(archive, row.config)
-    config = parse_config(document(blob, row.config), place=row.config, limits=limits)
-    config = with_unlisted_layers(config, len(row.layers), "manifest.json", place=row.config)
+    config = parse_config(json_document(blob, row.config), place=row.config, limits=limits)
+    config = allow_unlisted_layers(config, len(row.layers), "manifest.json", place=row.config)
     layers = tuple(_layer(_member(archive, path), path, config, at) for at, path in enumerate(row.layers))
     notes = (*row.notes, *_name_notes(row.config, blob), *config.notes)
     return _contents(display_name(request, images[at]), config, blob, layers, notes=notes)
@@ -495,7 +495,7 @@ def _configs(path: str, blob: Blob, limits: Limits) -> Iterator[ImageConfig]:
 # What all three have in common.
 
 
-def document(blob: Blob, path: str) -> bytes:
+def json_document(blob: Blob, path: str) -> bytes:
     """A blob's JSON text. Raises LimitExceeded, MalformedDocument."""
     if blob.document is None and blob.form is Form.JSON:
         raise LimitExceeded(f"a JSON document of {blob.stored_bytes:,} bytes", place=path)
@@ -504,7 +504,7 @@ def document(blob: Blob, path: str) -> bytes:
     return blob.document
 
 
-def with_unlisted_layers(config: ImageConfig, count: int, lister: str, place: str) -> ImageConfig:
+def allow_unlisted_layers(config: ImageConfig, count: int, lister: str, place: str) -> ImageConfig:
     """The config, with a note and without diff_ids where it lists no layers and its manifest some.
 
     Raises MalformedDocument for two lists that don't agree.

@@ -33,7 +33,7 @@ class Form(Enum):
 
 
 # the forms that a layer may have; an empty tar is one
-LAYERS = frozenset({Form.GZIP, Form.ZSTD, Form.TAR, Form.EMPTY})
+LAYER_FORMS = frozenset({Form.GZIP, Form.ZSTD, Form.TAR, Form.EMPTY})
 _MAGIC = {
     b"\x1f\x8b": Form.GZIP,
     b"\x28\xb5\x2f\xfd": Form.ZSTD,

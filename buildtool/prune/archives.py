@@ -27,7 +27,7 @@ from buildtool.gpucode.scan import foreign_targets, may_hold_bundles, may_hold_c
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets
 from buildtool.gpucode.verify import verify_prune
-from buildtool.image.archive import headers_of
+from buildtool.image.archive import header_reader
 from buildtool.image.tar import DANGLING, FILE, NO_PADDING, normal_path
 from buildtool.prune.manifest import Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.trees import (
@@ -173,7 +173,7 @@ def members_of(original: Path) -> list[Member]:
 def _walked(original: Path) -> list[tuple[str, int, int]]:
     """Path, place and bytes of every member's content, as the audit's reader sees them. Raises DataError."""
     with open_source(original) as (_, descriptor):
-        reader = headers_of(descriptor, place="the archive")
+        reader = header_reader(descriptor, place="the archive")
         try:
             rows = [
                 (

@@ -119,7 +119,7 @@ def _packed(value: object) -> bytes:
         raise DataError(f"the image's config holds a value that JSON doesn't have: {error}") from error
 
 
-def archive(image: FlatImage, layer: Iterator[bytes]) -> Iterator[bytes]:
+def archive_chunks(image: FlatImage, layer: Iterator[bytes]) -> Iterator[bytes]:
     """The image as a tar in chunks, for `docker load`; `layer` gives the layer's bytes."""
     for path, text in image.documents.items():
         yield _header(path, len(text))

@@ -29,7 +29,7 @@ from buildtool.gpucode.target import TargetId, served_targets
 from buildtool.image.documents import Platform
 from buildtool.image.streams import Meter
 from buildtool.prune.archives import archive_targets, prune_tar
-from buildtool.prune.flat_image import LayerFile, archive, config_of, flat_image, read_config
+from buildtool.prune.flat_image import LayerFile, archive_chunks, config_of, flat_image, read_config
 from buildtool.prune.manifest import (
     IMAGE_PATH,
     MAX_BYTES,
@@ -176,7 +176,7 @@ class _Job:
                 whole,
                 part,
                 self.targets,
-                latest=created(self.record),
+                latest=created_at(self.record),
                 dropped=(*_ENGINES_OWN, IMAGE_PATH),
                 added=manifest,
                 say=self.say,
@@ -196,7 +196,7 @@ class _Job:
         image = flat_image(config, layer, name=name, targets=",".join(map(str, self.targets)))
         self.say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
         with path.open("rb") as file:
-            self.engine.load(archive(image, iter(partial(file.read, _CHUNK), b"")))
+            self.engine.load(archive_chunks(image, iter(partial(file.read, _CHUNK), b"")))
         path.unlink()
         record = self.engine.inspect(temporary)
         if record is None or record["Id"] not in image.ids:
@@ -225,7 +225,7 @@ class _Job:
         return proof.sentence(facts)
 
 
-def created(record: Mapping[str, Any]) -> int:
+def created_at(record: Mapping[str, Any]) -> int:
     """When an image was made, seconds since 1970; 0 where the config doesn't record it."""
     text = str(record.get("Created") or "1970-01-01T00:00:00")
     return max(0, int(datetime.fromisoformat(text[:19] + "+00:00").timestamp()))

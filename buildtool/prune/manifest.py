@@ -173,7 +173,7 @@ class Journal:
         self._root = root
         self._announced = TreeResult(tuple(map(str, targets)))
         self._result: TreeResult | None = None
-        self._descriptor = _created(self.path)
+        self._descriptor = _create_journal(self.path)
         head = {
             "schema_version": SCHEMA_VERSION,
             "root": str(root.resolve()),
@@ -237,7 +237,7 @@ def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator
         raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
     manifest = Path(os.path.realpath(manifest))
     _runs(manifest)
-    _take_over(_journal_of(manifest), manifest)
+    _recover(_journal_of(manifest), manifest)
     written = Journal(manifest, root, targets)
     try:
         yield written
@@ -274,7 +274,7 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _created(path: Path) -> int:
+def _create_journal(path: Path) -> int:
     try:
         descriptor = os.open(path, _CREATE, 0o666)
     except FileExistsError as error:
@@ -282,7 +282,7 @@ def _created(path: Path) -> int:
     except OSError as error:
         raise EnvironmentMissing(f"{path} can't be written: {error.strerror}", _ELSEWHERE) from error
     try:
-        if not _hold(path, descriptor):
+        if not _lock(path, descriptor):
             raise _busy(path)
     except BaseException:
         os.close(descriptor)
@@ -290,7 +290,7 @@ def _created(path: Path) -> int:
     return descriptor
 
 
-def _hold(path: Path, descriptor: int) -> bool:
+def _lock(path: Path, descriptor: int) -> bool:
     """Lock a journal; False when it isn't there any more. Raises ConfigError when another prune holds it."""
     if not lock_now(descriptor):
         raise _busy(path)
@@ -301,7 +301,7 @@ def _busy(path: Path) -> ConfigError:
     return ConfigError(f"another prune is running: it holds {path}", "wait for it to finish")
 
 
-def _take_over(path: Path, manifest: Path) -> None:
+def _recover(path: Path, manifest: Path) -> None:
     """Add what a killed prune did to the manifest, and remove its journal.
 
     Raises DataError, EnvironmentMissing, ConfigError.
@@ -313,7 +313,7 @@ def _take_over(path: Path, manifest: Path) -> None:
     except OSError as error:
         raise _unread(path, error) from error
     try:
-        if not _hold(path, descriptor):
+        if not _lock(path, descriptor):
             return  # its prune has just come to its end and listed it all
         announced, root = _read_back(path, descriptor)
         run = _unfinished(announced, root)

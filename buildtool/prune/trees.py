@@ -229,7 +229,7 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
         if sweep:
             sweep_partials(here)
         below = []
-        for path, status in _entries(here):
+        for path, status in _entries_of(here):
             if stat.S_ISLNK(status.st_mode):
                 listing.links.append(path)
             elif stat.S_ISREG(status.st_mode):
@@ -240,10 +240,10 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
     return listing
 
 
-def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
+def _entries_of(directory: Path) -> list[tuple[Path, os.stat_result]]:
     """What a directory holds, by name, without what another process removes meanwhile."""
     entries = []
-    with _translated(directory, "read"), os.scandir(directory) as found:
+    with _as_environment_missing(directory, "read"), os.scandir(directory) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             with suppress(FileNotFoundError):
                 entries.append((directory / entry.name, entry.stat(follow_symlinks=False)))
@@ -251,7 +251,7 @@ def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 @contextmanager
-def _translated(path: Path, done: str) -> Iterator[None]:
+def _as_environment_missing(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -305,7 +305,7 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
 
 
 def _size(path: Path) -> int:
-    with _translated(path, "read"):
+    with _as_environment_missing(path, "read"):
         return path.lstat().st_size
 
 
@@ -319,7 +319,7 @@ def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> N
     for path, change in zip(foreign, changes, strict=True):
         job.say(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
         if not job.dry_run:
-            with _translated(path, "deleted"):
+            with _as_environment_missing(path, "deleted"):
                 path.unlink()
         result.add([change])
 
@@ -410,7 +410,7 @@ def _link_target(root: Path, link: Path) -> str:
 
     A container will have the tree as its root; until then a link may name the tree's own path.
     """
-    with _translated(link, "read"):
+    with _as_environment_missing(link, "read"):
         target = str(link.readlink())
     inside = f"{root.resolve()}/"
     return f"/{target.removeprefix(inside)}" if target.startswith(inside) else target

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildtool.audit.claims import CUDA, saved_bytes
-from buildtool.audit.counts import gather
+from buildtool.audit.counts import gather_facts
 from buildtool.audit.findings import find_waste
 from buildtool.audit.packages import Manager, Package, assign_unlisted_files, find_owners
 from buildtool.engine.client import Engine
@@ -70,7 +70,10 @@ class Judged:
 
 def judge(recorded: Recorded) -> Judged:
     """Audit both lists. The `cpu` image has had those remedies whose findings are in `cpu-naive` alone."""
-    facts, slim = gather(contents_of(NAIVE, recorded.naive)), gather(contents_of(SLIM, recorded.slim))
+    facts, slim = (
+        gather_facts(contents_of(NAIVE, recorded.naive)),
+        gather_facts(contents_of(SLIM, recorded.slim)),
+    )
     findings = {row.id: row for row in find_waste(facts)}
     remedies = frozenset(findings) - {row.id for row in find_waste(slim)}
     left = sum(facts.layer_bytes) - saved_bytes(facts.claims, remedies)

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buildtool.audit.counts import Facts, gather
+from buildtool.audit.counts import Facts, gather_facts
 from buildtool.image.documents import ImageConfig, Platform, Step
 from buildtool.image.layer import LayerIndex, split_path
 from buildtool.image.reader import Attestations, ImageContents, Layer
@@ -82,7 +82,7 @@ def contents(
 
 
 def facts(*layers: L, targets: tuple[str, ...] = (), top: int = 20, **image: object) -> Facts:
-    return gather(contents(*layers, **image), targets=targets, top=top)  # type: ignore[arg-type]
+    return gather_facts(contents(*layers, **image), targets=targets, top=top)  # type: ignore[arg-type]
 
 
 def debs(**lists: tuple[str, ...]) -> dict[str, A | int]:

@@ -7,7 +7,7 @@ from contents_maker import A, L, contents, debs, facts
 from report_maker import HOSTILE
 
 from buildtool.audit.claims import FOREIGN_CODE
-from buildtool.audit.counts import Facts, SecretPlace, Tally, gather
+from buildtool.audit.counts import Facts, SecretPlace, Tally, gather_facts
 from buildtool.audit.kinds import Kind, Location, PackageName, Pattern
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import FileRow
@@ -154,7 +154,7 @@ def test_at_most_200_directories_are_kept_and_no_more_than_are_asked_for() -> No
     assert len(facts(layer, top=201).top_directories) == len(facts(layer, top=10_000).top_directories) == 200
     assert len(facts(layer, top=199).top_directories) == 199
     assert len(facts(layer, top=201).top_files) == 201
-    assert len(gather(contents(layer)).top_files) == 20
+    assert len(gather_facts(contents(layer)).top_files) == 20
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from buildtool.audit.counts import (
     SecretPlace,
     Tally,
 )
-from buildtool.audit.findings import Finding, Severity, find_waste, merged_places, predict, shown_paths
+from buildtool.audit.findings import Finding, Severity, display_paths, find_waste, merged_places, predict
 from buildtool.audit.kinds import Kind, Location, PackageName, Pattern
 
 MIB = 1_048_576
@@ -213,9 +213,9 @@ def test_each_remedy_is_predicted_alone_and_those_of_warnings_together() -> None
 
 def test_paths_are_shown_with_a_slash_and_what_is_no_path_without() -> None:
     row = Finding("tests", Severity.INFO, "", 1, ("a/b", "c = d = e"), "")
-    assert shown_paths(row) == ["/a/b", "/c = /d = /e"]
+    assert display_paths(row) == ["/a/b", "/c = /d = /e"]
     for name in ("secrets", "build-only", "huge-layer"):
-        assert shown_paths(replace(row, id=name)) == ["a/b", "c = d = e"]
+        assert display_paths(replace(row, id=name)) == ["a/b", "c = d = e"]
 
 
 def test_places_of_several_tallies_are_added_before_they_are_sorted() -> None:

@@ -7,7 +7,7 @@ import image_maker as make
 import pytest
 from hostile import corpus
 
-from buildtool.audit.counts import gather
+from buildtool.audit.counts import gather_facts
 from buildtool.audit.report import make_report, to_json
 from buildtool.audit.text import render_markdown, render_table
 from buildtool.core.errors import ToolError
@@ -24,7 +24,7 @@ LIMITS = Limits(unpacked_bytes=4 << 20, index_bytes=8 << 20)
 
 
 def verdict(read: ImageContents) -> str:
-    report = make_report(read, gather(read), Budget(1, 1), "test")
+    report = make_report(read, gather_facts(read), Budget(1, 1), "test")
     total = report.totals.unpacked_bytes
     assert sum(report.owners.values()) == sum(report.kinds.values()) == total
     assert report.totals.visible_bytes <= total < 1 << 30
@@ -49,7 +49,9 @@ def as_file(content: bytes, path: Path) -> str:
     path.write_bytes(content)
     try:
         archive = open_archive(path, limits=LIMITS)
-        gather(read_image(archive, label="evil.tar", platform=Platform("linux", "amd64"), limits=LIMITS))
+        gather_facts(
+            read_image(archive, label="evil.tar", platform=Platform("linux", "amd64"), limits=LIMITS)
+        )
     except ToolError as error:
         return type(error).__name__
     return "read"

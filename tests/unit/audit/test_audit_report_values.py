@@ -15,7 +15,7 @@ from report_maker import BASE, SERVICE, FakeEngine, a_finding, a_row, small_repo
 
 from buildtool.audit import audit as auditing
 from buildtool.audit.audit import audit_image, audit_path, progress_lines, write_reports
-from buildtool.audit.counts import Duplicate, Facts, Tally, gather
+from buildtool.audit.counts import Duplicate, Facts, Tally, gather_facts
 from buildtool.audit.findings import Prediction
 from buildtool.audit.options import LISTED_FILES, AuditOptions
 from buildtool.audit.packages import PackageRow
@@ -52,7 +52,7 @@ def read(image: Image, members: make.Members | None = None) -> ImageContents:
 
 
 def reported(contents: ImageContents, **facts: object) -> AuditReport:
-    changed = replace(gather(contents), **facts)  # type: ignore[arg-type]
+    changed = replace(gather_facts(contents), **facts)  # type: ignore[arg-type]
     return make_report(contents, changed, Budget(), "1.2")
 
 
@@ -138,7 +138,7 @@ def test_as_many_duplicates_as_are_worth_a_row_are_kept() -> None:
 @cache
 def counted() -> tuple[ImageContents, Facts]:
     contents = read(IMAGE)
-    return contents, gather(contents)
+    return contents, gather_facts(contents)
 
 
 def notes_with(**facts: object) -> tuple[str, ...]:
@@ -315,5 +315,5 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.Mon
 
 def test_a_link_that_leads_nowhere_is_counted(tmp_path: Path) -> None:
     image = Image([tar(make.hardlink("a", "gone"), symlink("s", "gone"))])
-    facts: Facts = gather(read(image))
+    facts: Facts = gather_facts(read(image))
     assert facts.dangling_links == 1

@@ -23,8 +23,8 @@ from buildtool.image.reader import (
     Layer,
     choose_images,
     display_name,
-    document,
     host_platform,
+    json_document,
     read_image,
     refuse_encrypted,
     same_name,
@@ -293,11 +293,11 @@ def test_a_hint_offers_a_name_that_one_image_has_alone_and_forty_words_at_most()
 
 
 def test_a_blob_that_is_no_document_is_reported_with_its_place() -> None:
-    assert document(Blob(Form.JSON, document=b""), "p") == b""
+    assert json_document(Blob(Form.JSON, document=b""), "p") == b""
     with pytest.raises(LimitExceeded, match=r"p: .*1,234,567 bytes"):
-        document(Blob(Form.JSON, stored_bytes=1_234_567), "p")
+        json_document(Blob(Form.JSON, stored_bytes=1_234_567), "p")
     with pytest.raises(MalformedDocument, match=r"p: .*squashfs"):
-        document(Blob(Form.SQUASHFS), "p")
+        json_document(Blob(Form.SQUASHFS), "p")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from image_maker import chunks, file, gzip_members, header, plain, zstandard, zs
 from buildtool.core import compression
 from buildtool.image import streams
 from buildtool.image.errors import LIMITS, ImageError, LimitExceeded, MalformedStream, Truncated
-from buildtool.image.streams import LAYERS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
+from buildtool.image.streams import LAYER_FORMS, PIECE, Allowance, Form, Meter, decompressed, peek, sniff
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -59,7 +59,7 @@ def test_a_blob_is_recognised_by_its_first_bytes(head: bytes, form: Form) -> Non
 
 
 def test_a_layer_may_be_packed_in_two_ways_plain_or_empty() -> None:
-    assert {form.value for form in LAYERS} == {"gzip", "zstd", "tar", "empty"}
+    assert {form.value for form in LAYER_FORMS} == {"gzip", "zstd", "tar", "empty"}
 
 
 def test_bytes_are_counted_and_hashed_before_they_are_handed_on() -> None:

@@ -8,7 +8,7 @@ import image_maker as make
 import pytest
 from image_maker import file, header, padded, tar
 
-from buildtool.audit.counts import gather
+from buildtool.audit.counts import gather_facts
 from buildtool.audit.report import AuditReport, make_report
 from buildtool.audit.text import render_table
 from buildtool.core.model import Budget
@@ -27,7 +27,7 @@ def read(members: make.Members) -> ImageContents:
 
 def reported(members: make.Members) -> AuditReport:
     contents = read(members)
-    return make_report(contents, gather(contents), Budget(), "test")
+    return make_report(contents, gather_facts(contents), Budget(), "test")
 
 
 @pytest.mark.parametrize("write", [make.docker_25, make.docker_legacy, make.skopeo_archive])

@@ -7,7 +7,7 @@ import pytest
 from gpucode.cutting import pruned, targets_in
 from gpucode.maker import Library, Spec, bundles, make_library
 
-from buildtool.gpucode.cut import Bundles, plan_prune, pointer_patches, relr_addresses
+from buildtool.gpucode.cut import MovedBundles, plan_prune, pointer_patches, relr_addresses
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.scan import HIP
 from buildtool.gpucode.source import PruneRefused, Source
@@ -192,7 +192,7 @@ def test_pointer_may_be_the_last_word_of_a_segment_and_of_a_file(relr: bool) -> 
     fatbin = short.section(".hip_fatbin")
     assert fatbin is not None
     moved = {library.fatbin_address + start: library.fatbin_address for start in library.bundle_starts}
-    found = pointer_patches(Source.of_bytes(library.data[:end]), short, HIP, Bundles(fatbin, moved))
+    found = pointer_patches(Source.of_bytes(library.data[:end]), short, HIP, MovedBundles(fatbin, moved))
     places = [library.wrappers + 24 * at + 8 for at in range(len(BOTH))]
     assert [patch.offset for patch in found if patch.offset >= library.wrappers] == places
 

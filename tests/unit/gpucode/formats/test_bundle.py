@@ -13,7 +13,7 @@ from buildtool.gpucode.bundle import (
     Entry,
     Method,
     Unpacking,
-    lay_out,
+    lay_out_bundle,
     pack,
     parse_bundle,
 )
@@ -111,7 +111,7 @@ def test_error_names_the_place_in_the_file() -> None:
 
 def test_new_layout_reads_back_and_starts_payloads_on_pages() -> None:
     kept = [Entry("host-x86_64-unknown-linux-gnu-", 4096, 0), Entry(DEVICE + "gfx906", 4096, 5000)]
-    head, laid = lay_out(kept)
+    head, laid = lay_out_bundle(kept)
     assert parse_bundle(head, laid.n_bytes) == laid
     assert [entry.offset for entry in laid.entries] == [4096, 4096]
     assert laid.n_bytes == 4096 + 5000
