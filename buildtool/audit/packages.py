@@ -306,14 +306,14 @@ def deb_packages(status: Iterable[bytes]) -> Iterator[DebPackage]:
         installed = fields.get(b"Status", b"ok installed").endswith(b" installed")
         if name and installed and (name, architecture) not in seen:
             seen.add((name, architecture))
-            yield DebPackage(_text(name), _text(fields.get(b"Version", b"")), _text(architecture))
+            yield DebPackage(_decoded(name), _decoded(fields.get(b"Version", b"")), _decoded(architecture))
 
 
 def python_name(metadata: Iterable[bytes]) -> tuple[str | None, str | None]:
     """Name and version in the lines of a METADATA file; None for what it doesn't contain."""
     fields = next(_stanzas(metadata, _METADATA_FIELDS), {})
     name, version = fields.get(b"Name"), fields.get(b"Version")
-    return _text(name) if name is not None else None, _text(version) if version is not None else None
+    return _decoded(name) if name is not None else None, _decoded(version) if version is not None else None
 
 
 def recorded_paths(record: Iterable[bytes], site: bytes) -> Iterator[bytes]:
@@ -356,10 +356,6 @@ def _stanzas(
             fields = {}
     if fields:
         yield fields
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 # Components of ROCm, by path.

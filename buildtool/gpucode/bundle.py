@@ -121,16 +121,16 @@ def _u64(data: bytes, position: int, place: int) -> int:
     return int.from_bytes(field, "little")
 
 
-def lay_out_bundle(kept: Sequence[Entry], align: int = PAGE_BYTES) -> tuple[bytes, Bundle]:
+def lay_out_bundle(kept: Sequence[Entry]) -> tuple[bytes, Bundle]:
     """A new bundle of `kept` entries in their order: its entry table as bytes, and as a value.
 
-    Payloads start at multiples of `align`; an empty entry takes no room.
+    Payloads start at multiples of PAGE_BYTES; an empty entry takes no room.
     """
     table_bytes = len(BUNDLE_MAGIC) + 8 + sum(24 + len(entry.id) for entry in kept)
     entries = []
     end = table_bytes
     for entry in kept:
-        offset = align_up(end, align)
+        offset = align_up(end, PAGE_BYTES)
         entries.append(Entry(entry.id, offset, entry.n_bytes))
         end = offset + entry.n_bytes if entry.n_bytes else end
     packed = b"".join(

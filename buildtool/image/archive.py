@@ -28,7 +28,7 @@ from buildtool.image.errors import (
 )
 from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.streams import LAYER_FORMS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
-from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
+from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader, normal_path
 
 FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
 CHUNK = 1 << 18
@@ -42,7 +42,7 @@ class Blob:
     """One blob after its only reading.
 
     `digest` and `stored_bytes` are of the blob as the archive stores it, `diff_id` and `tar_bytes`
-    after decompression. A blob that looked like a layer and couldn't be read keeps its fault, since
+    after decompression. A blob that looked like a layer and couldn't be read keeps its error, since
     only a manifest can say whether it matters.
     """
 
@@ -53,15 +53,12 @@ class Blob:
     index: LayerIndex | None = None
     diff_id: str | None = None
     tar_bytes: int = 0
-    fault: ImageError | None = None
+    error: ImageError | None = None
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of one blob:
-
-    `room_bytes` of memory for its index, and a share of the archive's allowance.
-    """
+    """The limits of one blob. `room_bytes` is memory for its index, `allowance` that of the whole archive."""
 
     limits: Limits = LIMITS
     room_bytes: int | None = None
@@ -84,8 +81,8 @@ def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
     else:
         try:
             blob = _read_layer(rest, blob, meter, path, bounds)
-        except ImageError as fault:
-            return replace(blob, fault=fault)
+        except ImageError as error:
+            return replace(blob, error=error)
     return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
 
 
@@ -155,11 +152,11 @@ class StreamArchive:
         allowance = Allowance(limits)
         reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
         for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
-            outer: list[ImageError] = []
+            archive_errors: list[ImageError] = []
             bounds = Bounds(limits, index_room, allowance)
-            blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
-            if outer:  # a fault of the archive, not of the blob
-                raise outer[0]
+            blob = read_blob(_collecting_errors(reader.content(), archive_errors), path, bounds)
+            if archive_errors:  # of the archive, not of the blob
+                raise archive_errors[0]
             index_room -= blob.index.index_bytes if blob.index else 0
             document_room -= len(blob.document or b"")
             if document_room < 0:
@@ -289,7 +286,7 @@ def _files(
 
 def member_path(raw: bytes) -> str:
     """A member's path in an image archive, without leading `./`."""
-    return posixpath.normpath("/" + raw.decode("utf-8", "surrogateescape")).lstrip("/")
+    return normal_path(raw.decode("utf-8", "surrogateescape"))
 
 
 def _link_target(path: str, kind: int, link: bytes) -> str:
@@ -304,12 +301,12 @@ def _resolved(path: str, aliases: Mapping[str, str]) -> str:
     return path
 
 
-def _noting_faults(chunks: Iterator[bytes], faults: list[ImageError]) -> Iterator[bytes]:
-    """The chunks up to a fault, which is added to `faults`."""
+def _collecting_errors(chunks: Iterator[bytes], errors: list[ImageError]) -> Iterator[bytes]:
+    """The chunks up to an error, which is added to `errors`."""
     try:
         yield from chunks
-    except ImageError as fault:
-        faults.append(fault)
+    except ImageError as error:
+        errors.append(error)
 
 
 def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:

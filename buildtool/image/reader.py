@@ -369,8 +369,8 @@ def _described_layer(
 
 def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
     """The blob, if it has the size and digest of its descriptor. Raises Mismatch, the blob's error."""
-    if blob.fault:
-        raise blob.fault
+    if blob.error:
+        raise blob.error
     if blob.stored_bytes != descriptor.stored_bytes:
         raise Mismatch(f"{blob.stored_bytes:,} bytes, announced {descriptor.stored_bytes:,}", place=path)
     if blob.digest != descriptor.digest:
@@ -555,8 +555,8 @@ def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
         blob = archive.blob(normal_path(path))
     except KeyError as error:
         raise MissingContent("manifest.json names it, the archive lacks it", place=path) from error
-    if blob.fault and trusted:
-        raise blob.fault
+    if blob.error and trusted:
+        raise blob.error
     return blob
 
 

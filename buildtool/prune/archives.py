@@ -27,7 +27,7 @@ from buildtool.gpucode.scan import foreign_targets, may_hold_bundles, may_hold_c
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets
 from buildtool.gpucode.verify import verify_prune
-from buildtool.image.archive import header_reader
+from buildtool.image.archive import header_reader, member_path
 from buildtool.image.tar import DANGLING, FILE, NO_PADDING, normal_path
 from buildtool.prune.manifest import Deleted, Pruned, Refused, TreeResult
 from buildtool.prune.trees import (
@@ -176,11 +176,7 @@ def _walked(original: Path) -> list[tuple[str, int, int]]:
         reader = header_reader(descriptor, place="the archive")
         try:
             rows = [
-                (
-                    normal_path(name.decode("utf-8", "surrogateescape")),
-                    reader.offset,
-                    size if kind == FILE else 0,
-                )
+                (member_path(name), reader.offset, size if kind == FILE else 0)
                 for name, kind, size, _ in reader
             ]
         except DataError as fault:

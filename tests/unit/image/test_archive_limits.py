@@ -126,13 +126,13 @@ def test_a_layer_has_its_sizes_before_and_after_decompression(pack: make.Packer)
     blob = read_one(packed, size=CHUNK)
     assert (blob.digest, blob.stored_bytes) == (make.sha(packed), len(packed))
     assert (blob.diff_id, blob.tar_bytes) == (make.sha(layer), len(layer))
-    assert (blob.document, blob.fault) == (None, None)
+    assert (blob.document, blob.error) == (None, None)
 
 
 def test_a_damaged_layer_keeps_its_fault_and_claims_no_digest() -> None:
     blob = read_one(make.gzipped(LAYER)[:-9])
-    assert isinstance(blob.fault, Truncated)
-    assert replace(blob, fault=None) == Blob(Form.GZIP)
+    assert isinstance(blob.error, Truncated)
+    assert replace(blob, error=None) == Blob(Form.GZIP)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_all_layers_share_the_memory_for_the_index_to_the_byte(
 
     def faults(room: int) -> list[ImageError | None]:
         archive = opened(content, tmp_path, replace(LIMITS, index_bytes=room))
-        return [archive.blob(path).fault for path in ("x", "1", "2", "3")]
+        return [archive.blob(path).error for path in ("x", "1", "2", "3")]
 
     assert faults(sum(needed)) == [None] * 4
     assert faults(sum(needed) - 1)[:3] == [None] * 3

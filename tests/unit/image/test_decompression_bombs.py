@@ -90,7 +90,7 @@ def test_the_order_of_blobs_does_not_decide_what_a_file_may_unpack_to(tmp_path: 
     head = make.archive({"index.json": b"{}", "blobs/sha256/" + "0" * 64: zeros, "x": b"\1" * (4 << 20)})
     (tmp_path / "a.tar").write_bytes(head)
     archive = open_archive(tmp_path / "a.tar", limits=SMALL)
-    assert archive.blob("blobs/sha256/" + "0" * 64).fault is None
+    assert archive.blob("blobs/sha256/" + "0" * 64).error is None
 
 
 def test_a_lone_stream_is_its_own_archive() -> None:
