@@ -69,8 +69,8 @@ def saved_bytes(claims: Claims, ids: Collection[str]) -> int:
     return sum(n_bytes for causes, n_bytes in claims.items() if not set(causes).isdisjoint(ids))
 
 
-def parse_targets(names: Iterable[str]) -> list[TargetId]:
-    """The wanted targets; none where one isn't a target: an image's label is free text."""
+def targets_if_valid(names: Iterable[str]) -> list[TargetId]:
+    """The targets by name; an empty list where a name isn't a target: an image's label is free text."""
     try:
         return [TargetId.parse(name) for name in names]
     except BadTarget:

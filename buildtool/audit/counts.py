@@ -18,7 +18,7 @@ from buildtool.audit.claims import (
     STRIPPABLE,
     ClaimCounter,
     Claims,
-    parse_targets,
+    targets_if_valid,
 )
 from buildtool.audit.kinds import (
     Classification,
@@ -203,7 +203,9 @@ def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top:
     copies = find_copies(merged, commands)
     base = find_base(contents.config)
     owner_names = _OwnerNames(ownership, base.n_layers)
-    counter = _ByteCounter(merged, owner_names, copies.extra, commands, ClaimCounter(parse_targets(wanted)))
+    counter = _ByteCounter(
+        merged, owner_names, copies.extra, commands, ClaimCounter(targets_if_valid(wanted))
+    )
     for position in range(len(indexes)):
         counter.layer(position)
     packages = counter.packages()

@@ -21,8 +21,8 @@ from buildtool.audit.claims import (
     OVERWRITTEN,
     STRIPPABLE,
     is_foreign,
-    parse_targets,
     saved_bytes,
+    targets_if_valid,
 )
 from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
 from buildtool.audit.kinds import Location, PackageName, command_naming, display
@@ -160,7 +160,7 @@ def no_code_for_target(facts: Facts) -> Finding | None:
     """
     names, kept = _code_names(facts), _kept_targets(facts)
     vendors = {code.is_cuda for code in known_targets(names)}
-    wanted = [target for target in parse_targets(facts.wanted_targets) if target.is_cuda in vendors]
+    wanted = [target for target in targets_if_valid(facts.wanted_targets) if target.is_cuda in vendors]
     missing = [target for target in wanted if target not in kept]
     if not missing or UNKNOWN in names:
         return None
@@ -186,7 +186,7 @@ def no_code_for_target(facts: Facts) -> Finding | None:
 
 def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
     """A finding of the code that no wanted target can run; None where nothing would be kept."""
-    wanted = parse_targets(facts.wanted_targets)
+    wanted = targets_if_valid(facts.wanted_targets)
     names = ", ".join(map(str, wanted))
     foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
     n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
@@ -225,7 +225,7 @@ def _kept_targets(facts: Facts) -> tuple[TargetId, ...]:
     present = known_targets(_code_names(facts))
     return tuple(
         target
-        for target in parse_targets(facts.wanted_targets)
+        for target in targets_if_valid(facts.wanted_targets)
         if any(code.serves(target) for code in present)
     )
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from image_maker import chunks, file, tar
 
-from buildtool.audit.claims import ClaimCounter, is_foreign, parse_targets, saved_bytes
+from buildtool.audit.claims import ClaimCounter, is_foreign, saved_bytes, targets_if_valid
 from buildtool.audit.counts import Base, find_base
 from buildtool.audit.kinds import is_tool_directory
 from buildtool.audit.report import Judgement, Verdict, judge
@@ -32,7 +32,7 @@ from buildtool.image.tar import TarReader
 def test_code_is_foreign_only_where_no_wanted_target_can_use_any_of_it(
     key: str, wanted: list[str], foreign: bool
 ) -> None:
-    targets = parse_targets(wanted)
+    targets = targets_if_valid(wanted)
     assert is_foreign(key, targets) is foreign
     counter = ClaimCounter(targets)
     assert counter.cut_from({key: 7, "gfx1100": 1}, alignment=0) == ({key} if foreign else set())
@@ -40,7 +40,7 @@ def test_code_is_foreign_only_where_no_wanted_target_can_use_any_of_it(
 
 def test_code_is_not_claimed_where_a_prune_would_leave_the_library_as_it_is() -> None:
     """jax's `_prng.so` was named in every audit, with the advice of a prune that changes nothing."""
-    counter = ClaimCounter(parse_targets(["gfx1100"]))
+    counter = ClaimCounter(targets_if_valid(["gfx1100"]))
     held = {"gfx906": 60_000, "gfx90a": 7_584, "gfx1100": 9_000, "sm_90": 9}
     assert counter.cut_from(held, alignment=1 << 16) == {"gfx906", "gfx90a"}
     assert counter.cut_from(held, alignment=1 << 21) == set()  # it can only get shorter by 2 MiB
@@ -51,8 +51,8 @@ def test_code_is_not_claimed_where_a_prune_would_leave_the_library_as_it_is() ->
 
 
 def test_a_label_that_is_no_target_wants_nothing() -> None:
-    assert parse_targets(["gfx906", "all of them"]) == []
-    assert [str(one) for one in parse_targets(["gfx906"])] == ["gfx906"]
+    assert targets_if_valid(["gfx906", "all of them"]) == []
+    assert [str(one) for one in targets_if_valid(["gfx906"])] == ["gfx906"]
 
 
 def test_bytes_are_claimed_only_where_a_finding_wants_them() -> None:

@@ -8,7 +8,7 @@ import image_maker as make
 import pytest
 from elf_maker import BYTES, GNU, KERNELS, PAGE, STRIPPED, bundle, library, program
 
-from buildtool.audit.claims import FOREIGN_CODE, ClaimCounter, is_foreign, parse_targets, saved_bytes
+from buildtool.audit.claims import FOREIGN_CODE, ClaimCounter, is_foreign, saved_bytes, targets_if_valid
 from buildtool.gpucode.source import BadElf, GpuCodeError
 from buildtool.image.debug_info import DebugCounter
 from buildtool.image.gpu_code import GpuCodeCounter
@@ -147,7 +147,7 @@ def test_something_else_beside_debug_information_has_to_fit_into_the_file() -> N
 
 
 def test_code_is_foreign_when_none_of_its_processors_serves_a_wanted_card() -> None:
-    wanted = parse_targets(["gfx906", "gfx1100"])
+    wanted = targets_if_valid(["gfx906", "gfx1100"])
     assert is_foreign("gfx803", wanted)
     assert is_foreign("gfx803+gfx1030", wanted)
     assert not is_foreign("gfx803+gfx906", wanted)
@@ -156,11 +156,11 @@ def test_code_is_foreign_when_none_of_its_processors_serves_a_wanted_card() -> N
     assert not is_foreign("sm_90", wanted)
     assert not is_foreign("gfx803+sm_90", wanted)
     assert not is_foreign("gfx803", [])
-    assert parse_targets(["gfx906", "no target"]) == []
+    assert targets_if_valid(["gfx906", "no target"]) == []
 
 
 def test_bytes_are_claimed_once_by_all_the_findings_that_want_them_gone() -> None:
-    counter = ClaimCounter(parse_targets(["gfx906"]))
+    counter = ClaimCounter(targets_if_valid(["gfx906"]))
     counter.add(10, ["doubled"])
     counter.add(3200, ["doubled", FOREIGN_CODE])
     counter.add(7, [FOREIGN_CODE])
