@@ -236,7 +236,7 @@ def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top:
 
 
 class _OwnerNames:
-    """Finds the owner of bytes: a package, else the base image they came with, else what the path implies."""
+    """Names the owner of bytes: a package, else the base image they came with, else what the path implies."""
 
     def __init__(self, ownership: Ownership, base_layers: int) -> None:
         self.ownership = ownership
@@ -390,8 +390,8 @@ class _ByteCounter:
         self.sums.overwritten.add(size, path)
         self.claims.add(size, [OVERWRITTEN])
         if self._merged.digest(row) is not None and self._merged.digest(row) == self._merged.digest(above):
-            maker = self._commands[self._merged.layer_of(above)]
-            self.sums.rewritten[cause_of_rewriting(self._merged, maker, above)] += size
+            command = self._commands[self._merged.layer_of(above)]
+            self.sums.rewritten[cause_of_rewriting(self._merged, command, above)] += size
 
 
 def _cuda_place(package: Package) -> bytes:
@@ -463,7 +463,7 @@ REWRITTEN = "rewritten by a later layer"
 
 
 def find_copies(merged: Merged, commands: Sequence[LayerCommand]) -> Copies:
-    """Group visible files by content. `makers` are what made each layer."""
+    """Group visible files by content. `commands` are those that made each layer."""
     groups: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, digest in index.digests.items():
@@ -480,13 +480,13 @@ def find_copies(merged: Merged, commands: Sequence[LayerCommand]) -> Copies:
     return Copies(tuple(by_waste), frozenset(extra))
 
 
-def cause_of_rewriting(merged: Merged, maker: LayerCommand, row: int) -> str:
-    """Why a layer made by `maker` repeats at `row` the content that the same path had in a lower layer."""
-    if maker.changes_owners:
+def cause_of_rewriting(merged: Merged, command: LayerCommand, row: int) -> str:
+    """Why a layer made by `command` repeats at `row` the content that the same path had in a lower layer."""
+    if command.changes_owners:
         return CHOWN
     if row in merged.linked:
         return BROKEN_LINK
-    return SECOND_COPY if maker.copies else REWRITTEN
+    return SECOND_COPY if command.copies else REWRITTEN
 
 
 def _cause(merged: Merged, commands: Sequence[LayerCommand], rows: list[int], paths: list[bytes]) -> str:

@@ -168,7 +168,7 @@ class _Database:
         return lines(self.index.pieces(self.row))
 
     def text(self) -> str:
-        """All of it, for what has no lines."""
+        """Its content as text."""
         return b"".join(self.index.pieces(self.row)).decode("utf-8", "replace")
 
 

@@ -329,7 +329,7 @@ def parse_report(text: str, label: str) -> AuditReport:
 
 
 def _trusted(value: Json, where: str) -> Json:
-    """With text fit for a terminal; what isn't a count of anything is refused."""
+    """The value with texts fit for a terminal. Raises Misfit for an integer that is no count."""
     if isinstance(value, str):
         return terminal(value, keep="\n\t")
     if isinstance(value, Mapping):

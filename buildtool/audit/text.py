@@ -254,7 +254,7 @@ def change_lines(comparison: Comparison) -> list[str]:
 
 
 def display_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
-    """A size, or a word in its place."""
+    """A size for people; `missing` where it isn't known."""
     return missing if n_bytes is None else decimal_bytes(n_bytes)
 
 

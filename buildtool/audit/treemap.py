@@ -41,7 +41,7 @@ def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> 
 
 
 def largest_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[bytes, int], ...]:
-    """From the bytes directly in each; those that a single child fills to nine tenths are left out."""
+    """Those with most bytes below, from those directly in each; not what one child fills to nine tenths."""
     best: list[tuple[int, bytes]] = []
     fullest: Counter[bytes] = Counter()  # of each directory of one level, its largest child
     for level in sums_by_level(own):
@@ -111,7 +111,7 @@ NO_TREE = Tree()
 
 @dataclass(slots=True)
 class _Sums:
-    """Running sums of one row, in the order of its last fields."""
+    """Running sums of one TreeRow, in the order of its last fields."""
 
     unpacked_bytes: int = 0
     visible_bytes: int = 0

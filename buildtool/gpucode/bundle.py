@@ -110,7 +110,7 @@ def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, plac
 
 
 def too_many_codes(place: int) -> BadBundle:
-    """The fault of a section with more code objects than MOST_CODES."""
+    """The error for a section with more code objects than MOST_CODES."""
     return BadBundle(f"more than {MOST_CODES:,} pieces of GPU code in a row", place=place)
 
 

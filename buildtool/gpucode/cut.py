@@ -104,7 +104,7 @@ def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
 
 
 def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
-    """The file as it is; what a cut would have removed is kept then."""
+    """A plan that changes nothing; what the cut would have removed counts as kept."""
     kept = Counter(cut.kept_bytes) + Counter(cut.removed_bytes) if cut else Counter[str]()
     return PrunePlan(source.size, source.size, (Copy(0, source.size),), (), dict(kept))
 
@@ -112,7 +112,7 @@ def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
 def _plan_library(
     source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
 ) -> PrunePlan | None:
-    """None when there is no section with code for cards of the targets' vendors."""
+    """Plan a library or program; None when it has no section with code of the targets' vendors."""
     elf = read_elf(source)
     match = find_container(elf, targets)
     if match is None:
@@ -130,7 +130,7 @@ def _plan_library(
 def _plan_elf(
     source: Source, elf: Elf, container: Container, *, section: Section, cut: Cut
 ) -> PrunePlan | None:
-    """None when nothing changes or no page would be freed."""
+    """Join a section's cut, the pointers and the layout; None when no page would be freed."""
     around = find_surroundings(elf, section, source.size)
     moved = {section.address + old: section.address + new for old, new in cut.moved.items()}
     pointers = pointer_patches(source, elf, container, MovedBundles(section, moved))
@@ -165,7 +165,7 @@ class Surroundings:
     """What surrounds the section in the file: its segment, and where the rest of the file starts.
 
     `split` when the segment goes on behind the section; `moved_table` when an earlier prune put the
-    program headers there; `align` is what file positions must be shifted by a multiple of.
+    program headers there; `align`: file positions move by a multiple of it.
     """
 
     section: Section
@@ -398,7 +398,7 @@ def _relocated_pointers(
 ) -> Iterator[tuple[int, int, int]]:
     """(file position of the addend, address it is written to, addend) of pointers into the bundles.
 
-    Nothing but such a pointer may be written to a `wanted` address.
+    Nothing but such a pointer may be written to an address in `pointers`.
     """
     tags = read_dynamic(source, elf)
     if DT_REL in tags:
@@ -451,7 +451,7 @@ def relr_addresses(source: Source, start: int, n_bytes: int) -> Iterator[int]:
 
 
 def _symbol_patches(source: Source, elf: Elf, bundles: MovedBundles) -> Iterator[Patch]:
-    """Symbols of bundles: a dynamic one may not move, one for debuggers follows its bundle."""
+    """Overwrites of bundles' symbols: a dynamic one may not move, one for debuggers follows its bundle."""
     for table in elf.sections:
         if table.type not in (SHT_SYMTAB, SHT_DYNSYM):
             continue

@@ -19,19 +19,19 @@ class Copy:
 
 @dataclass(frozen=True)
 class Literal:
-    """Bytes of its own."""
+    """New bytes."""
 
     data: bytes
 
     @property
     def n_bytes(self) -> int:
-        """Their number."""
+        """Length of the bytes."""
         return len(self.data)
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Padding."""
+    """Zero bytes, as padding."""
 
     n_bytes: int
 
@@ -41,7 +41,7 @@ Piece = Copy | Literal | Zeros
 
 @dataclass(frozen=True)
 class Patch:
-    """Bytes to overwrite at `offset`; of the original or of the output, as its container defines."""
+    """Bytes to overwrite at `offset`; of the original or of the output, as its owner says."""
 
     offset: int
     data: bytes
@@ -75,7 +75,7 @@ class PrunePlan:
 
 
 def total_bytes(pieces: Iterable[Piece]) -> int:
-    """What the pieces add up to."""
+    """Length of the pieces together."""
     return sum(piece.n_bytes for piece in pieces)
 
 

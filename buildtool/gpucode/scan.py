@@ -47,7 +47,7 @@ SECTIONS_READ = (HIP.section, *NV_SECTIONS, OFFLOAD_SECTION)  # a library may ke
 def find_container(
     elf: Elf, targets: Sequence[TargetId]
 ) -> tuple[Container, Section, tuple[TargetId, ...]] | None:
-    """The section that targets of its vendor are asked for, with these; None when there is none.
+    """The section that can be cut, with those of the targets that are of its vendor; None when there is none.
 
     Raises PruneRefused when code of another form, or of both vendors, is there as well.
     """
@@ -65,9 +65,6 @@ def find_container(
     if len(candidates) > 1:
         raise PruneRefused("HIP and CUDA code in one file", "name targets of one vendor")
     return candidates[0]
-
-
-# Bundles by their place in the file.
 
 
 # Bundles by their place in the file.
@@ -120,8 +117,6 @@ def _read_bundle(source: Source, start: int, end: int, allowance: bundle.Allowan
             pass
     return BundlePlace(start, unpacking.stored_bytes or 0, parsed, unpacking.header)
 
-
-# Scanning.
 
 # Scanning.
 UNKNOWN = "unknown"  # a format that is recognised, but not read
@@ -216,7 +211,7 @@ _ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later numb
 
 
 def target_of_flags(flags: int, abi_version: int) -> TargetId | None:
-    """From `e_flags` and the ABI version; None for a processor this table doesn't know.
+    """The target of an AMDGPU ELF's `e_flags` and ABI version; None for a processor that MACH lacks.
 
     A feature that may be on or off isn't named. Code object version 2 doesn't name any here.
     """

@@ -44,7 +44,7 @@ class VerifyFailed(ToolError):
 
 @contextmanager
 def prefix_errors(thing: object) -> Iterator[None]:
-    """Errors of this package that are raised inside name `thing`, the file or image that they are about."""
+    """Prefix messages of this package's errors with `thing`, the file or image that they are about."""
     try:
         yield
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:

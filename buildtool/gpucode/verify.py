@@ -203,7 +203,7 @@ def _relocated(source: Source, elf: Elf) -> Iterator[tuple[int, int, int]]:
 
 
 def _check_memory(before: _File, after: _File) -> None:
-    """What the loader maps, address by address, outside the bundles."""
+    """Compare what the loader maps, address by address, outside the bundles."""
     fatbin = before.fatbin
     excused = {(place, _WORD_BYTES) for _, place in before.pointers.values()}
     excused |= {(before.elf.offset_of(at, _WORD_BYTES), _WORD_BYTES) for at in before.pointers}
@@ -247,7 +247,7 @@ def _expect_same(
 
 
 def _check_sections(before: _File, after: _File) -> None:
-    """Sections that the loader doesn't map: debug information, symbols, names."""
+    """Compare sections that the loader doesn't map: debug information, symbols, names."""
     _expect(len(before.elf.sections) == len(after.elf.sections), "another number of sections")
     for old, new in zip(before.elf.sections, after.elf.sections, strict=True):
         same = (old.name, old.type, old.flags, old.address) == (new.name, new.type, new.flags, new.address)

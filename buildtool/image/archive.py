@@ -39,7 +39,7 @@ Tick = Callable[[int], None]  # is called with the number of further bytes read
 
 @dataclass(frozen=True)
 class Blob:
-    """One blob after its only reading.
+    """One blob, after it was read.
 
     `digest` and `stored_bytes` are of the blob as the archive stores it, `diff_id` and `tar_bytes`
     after decompression. A blob that looked like a layer and couldn't be read keeps its error, since

@@ -368,7 +368,7 @@ def _described_layer(
 
 
 def _verified(blob: Blob, descriptor: Descriptor, path: str) -> Blob:
-    """The blob, if it has the size and digest of its descriptor. Raises Mismatch, the blob's error."""
+    """The blob, if it has the size and digest of its descriptor. Raises Mismatch, or the blob's error."""
     if blob.error:
         raise blob.error
     if blob.stored_bytes != descriptor.stored_bytes:

@@ -93,8 +93,8 @@ def prune_image(
         result = job.prune_files(room)
         if not result.changed:
             return None
-        image_id = job.made(config, temporary)
-        proof_text = job.proved(image_id)
+        image_id = job.load_copy(config, temporary)
+        proof_text = job.prove(image_id)
         engine.tag(image_id, name)
     return PrunedImage(name, image_id, result, proof_text)
 
@@ -184,7 +184,7 @@ class _Job:
         whole.unlink()
         return result
 
-    def made(self, config: bytes, temporary: str) -> str:
+    def load_copy(self, config: bytes, temporary: str) -> str:
         """Put the pruned image into the engine, under a temporary name, and return its id."""
         self.say("making the pruned image")
         path, tar = self.folder / "layer", self.folder / "rootfs.tar"
@@ -203,7 +203,7 @@ class _Job:
             raise ProofFailed(f"the engine holds another image as {temporary} than the one it was given")
         return str(record["Id"])
 
-    def proved(self, copy_id: str) -> str:
+    def prove(self, copy_id: str) -> str:
         """Run both images' self-test (images/smoke.py); both must report the same."""
         self.say("proving the pruned image in a fresh container")
         script = (IMAGES / "smoke.py").read_text(encoding="utf-8")

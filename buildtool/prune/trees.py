@@ -131,7 +131,7 @@ def window(descriptor: int, start: int, size: int) -> Source:
 
 
 def _copy_status(original: int, copy: int) -> None:
-    """Owner first: changing it clears the set-user-id bits that the mode brings back."""
+    """Copy owner, attributes, mode and times; owner first, as that clears set-user-id bits."""
     status = os.fstat(original)
     if (os.geteuid(), os.getegid()) != (status.st_uid, status.st_gid):
         os.fchown(copy, status.st_uid, status.st_gid)
@@ -262,7 +262,7 @@ def _as_environment_missing(path: Path, done: str) -> Iterator[None]:
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
-    """Checked before any file is deleted: a mistyped target would remove everything."""
+    """Raises TargetMissing before any file is deleted: a mistyped target would remove everything."""
     had = {code for names in listing.names.values() for name in names for code in _codes_of(job, name)}
     if had:
         served_targets(had, job.targets, strict=True)
@@ -275,7 +275,7 @@ def _codes_of(job: _Job, path: Path) -> set[TargetId]:
 
 
 def _inspect(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
-    """What is found in a file; `otherwise` where it can't be read, which is reported when its turn comes."""
+    """What `look` finds in a file; `otherwise` where it can't be read: its prune reports that."""
     try:
         with open_source(path) as (source, _):
             return look(source)
