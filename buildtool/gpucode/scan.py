@@ -68,6 +68,8 @@ def find_container(
 
 
 # Bundles by their place in the file.
+
+
 @dataclass(frozen=True)
 class BundlePlace:
     """A bundle in a file: where it starts, its stored length, its entries; `header` when compressed."""
