@@ -44,11 +44,9 @@ from buildtool.image.layer import HASHED_BYTES, LayerIndex, join_path
 from buildtool.image.merge import Finder, Merged, merge
 from buildtool.image.reader import ImageContents
 from buildtool.image.secrets import (
-    kinds_in_document,
-    kinds_in_text,
+    credentials_in_document,
+    credentials_in_text,
     redacted,
-    values_in_document,
-    values_in_text,
 )
 from probes.core.quoting import terminal
 
@@ -511,9 +509,9 @@ def exposed_values(contents: ImageContents) -> frozenset[bytes]:
     """The credentials of all these places, which no part of a report may repeat."""
     values: set[bytes] = set()
     for _, text in _texts(contents):
-        values |= values_in_text(text)
+        values |= credentials_in_text(text).values
     for document in contents.attestations.documents:
-        values |= values_in_document(document)
+        values |= credentials_in_document(document).values
     for layer in contents.layers:
         values |= layer.index.secret_values if layer.index else set()
     return frozenset(values)
@@ -530,11 +528,11 @@ def _texts(contents: ImageContents) -> Iterator[tuple[str, str]]:
 def _metadata_secrets(contents: ImageContents) -> Iterator[SecretPlace]:
     """Credentials in an image's metadata."""
     for where, text in _texts(contents):
-        kinds = kinds_in_text(text)
+        kinds = credentials_in_text(text).kinds
         if kinds:
             yield SecretPlace(terminal(where), kinds, 0)
     for document in contents.attestations.documents:
-        kinds = kinds_in_document(document)
+        kinds = credentials_in_document(document).kinds
         if kinds:
             yield SecretPlace("an attestation (provenance or SBOM) of the image", kinds, 0)
 

@@ -17,10 +17,9 @@ from buildtool.image.gpu_code import GpuCodeCounter
 from buildtool.image.secrets import (
     SCANNED_BYTES,
     SearchScope,
-    kinds_in_file,
+    credentials_in_file,
     search_scope,
     should_search,
-    values_in_file,
 )
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
@@ -201,15 +200,14 @@ def _read_content(
     if size > SCANNED_BYTES or not should_search(name, scope):
         return _inspect_content(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
     content = b"".join(reader.content())
-    kinds, memory_bytes = kinds_in_file(index.dirs[row], name, content), 0
-    if kinds:
-        index.secrets[row] = kinds
-        values = values_in_file(index.dirs[row], name, content)
-        index.secret_values |= values
-        memory_bytes = _DIGEST_BYTES + sum(_DIGEST_BYTES + len(value) for value in values)
-    return memory_bytes + (
-        _inspect_content(index, row, size, iter((content,))) if size >= HASHED_BYTES else 0
-    )
+    credentials, memory_bytes = credentials_in_file(index.dirs[row], name, content), 0
+    if credentials.kinds:
+        index.secrets[row] = credentials.kinds
+        index.secret_values |= credentials.values
+        memory_bytes = _DIGEST_BYTES + sum(_DIGEST_BYTES + len(value) for value in credentials.values)
+    if size >= HASHED_BYTES:
+        memory_bytes += _inspect_content(index, row, size, iter((content,)))
+    return memory_bytes
 
 
 def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:

@@ -8,7 +8,7 @@ where what follows them may be missing, and no search begins twice within one ru
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -83,34 +83,35 @@ def should_search(name: bytes, scope: SearchScope) -> bool:
 # What is found.
 
 
-def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, ...]:
-    """The kinds of credentials in a file, each once."""
-    return _kinds(_hits_in_file(directory, name, content))
+@dataclass(frozen=True)
+class Credentials:
+    """What was found in one place. `values` are for `redacted`, never for a report."""
+
+    kinds: tuple[str, ...]  # sorted, each once
+    values: frozenset[bytes]
 
 
-def kinds_in_text(text: str) -> tuple[str, ...]:
-    """The kinds of credentials in ENV, a label or a step of the history."""
-    return _kinds(_hits_in_text(_raw(text)))
+def credentials_in_file(directory: bytes, name: bytes, content: bytes) -> Credentials:
+    """The credentials in a file."""
+    return _credentials(_hits_in_file(directory, name, content), content)
 
 
-def kinds_in_document(content: bytes) -> tuple[str, ...]:
-    """The kinds of credentials in a JSON document."""
-    return _kinds(_hits_in_document(content))
-
-
-def values_in_file(directory: bytes, name: bytes, content: bytes) -> frozenset[bytes]:
-    """The credentials in a file, for `redacted`; never for a report."""
-    return _values(_hits_in_file(directory, name, content), content)
-
-
-def values_in_text(text: str) -> frozenset[bytes]:
+def credentials_in_text(text: str) -> Credentials:
     """The credentials in ENV, a label or a step of the history."""
-    return _values(_hits_in_text(_raw(text)), _raw(text))
+    return _credentials(_hits_in_text(_raw(text)), _raw(text))
 
 
-def values_in_document(content: bytes) -> frozenset[bytes]:
+def credentials_in_document(content: bytes) -> Credentials:
     """The credentials in a JSON document."""
-    return _values(_hits_in_document(content), content)
+    hits = [*_tokens(content), *_assigned_values(_ASSIGNMENTS["code"], content)]
+    return _credentials(hits, content)
+
+
+def _credentials(hits: Collection[Hit], raw: bytes) -> Credentials:
+    """Values that aren't UTF-8 are left out: no text that a report repeats has them."""
+    texts = (raw[hit.start : hit.end] for hit in hits)
+    values = frozenset(value for value in texts if value.decode("utf-8", "ignore").encode() == value)
+    return Credentials(tuple(sorted({hit.kind for hit in hits})), values)
 
 
 _HIDDEN = "[redacted]"
@@ -118,7 +119,7 @@ _MOST_KNOWN = 500  # credentials that are searched for one by one
 
 
 def redacted(text: str, known: Collection[bytes] = ()) -> str:
-    """The text without the credentials that `kinds_in_text` would find, and without `known` ones.
+    """The text without the credentials that `credentials_in_text` finds, and without `known` ones.
 
     Nothing is left of it where too many are known to search for each.
     """
@@ -135,16 +136,6 @@ def redacted(text: str, known: Collection[bytes] = ()) -> str:
 
 def _raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _kinds(hits: Iterable[Hit]) -> tuple[str, ...]:
-    return tuple(sorted({hit.kind for hit in hits}))
-
-
-def _values(hits: Iterable[Hit], raw: bytes) -> frozenset[bytes]:
-    """The hits' bytes, except for those that aren't UTF-8: no text that a report repeats has them."""
-    texts = (raw[hit.start : hit.end] for hit in hits)
-    return frozenset(value for value in texts if value.decode("utf-8", "ignore").encode() == value)
 
 
 def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[Hit]:
@@ -167,10 +158,6 @@ def _hits_in_text(raw: bytes) -> list[Hit]:
             *_assigned_values(_ASSIGNMENTS["code"], raw),
         ]
     )
-
-
-def _hits_in_document(content: bytes) -> list[Hit]:
-    return [*_tokens(content), *_assigned_values(_ASSIGNMENTS["code"], content)]
 
 
 def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[Hit]:

@@ -42,9 +42,9 @@ from buildtool.image.documents import (
 from buildtool.image.gpu_code import GpuCodeCounter
 from buildtool.image.layer import capture_rule, split_path
 from buildtool.image.secrets import (
-    kinds_in_document,
-    kinds_in_file,
-    kinds_in_text,
+    credentials_in_document,
+    credentials_in_file,
+    credentials_in_text,
     redacted,
     search_scope,
     should_search,
@@ -184,7 +184,7 @@ def _code(head: bytes) -> Callable[[bytes], object]:
 
 
 def _secrets_of(*names: bytes) -> Callable[[bytes], object]:
-    return lambda text: [kinds_in_file(b"app", name, text) for name in names]
+    return lambda text: [credentials_in_file(b"app", name, text).kinds for name in names]
 
 
 def _tar(text: bytes) -> None:
@@ -318,8 +318,10 @@ READERS: dict[str, Reader] = {
         ),
         _LOGINS,
     ),
-    "secrets in labels and history": Reader(lambda text: kinds_in_text(text.decode("latin-1")), _SECRET),
-    "secrets in attestations": Reader(kinds_in_document, _SECRET),
+    "secrets in labels and history": Reader(
+        lambda text: credentials_in_text(text.decode("latin-1")).kinds, _SECRET
+    ),
+    "secrets in attestations": Reader(credentials_in_document, _SECRET),
     "redaction": Reader(lambda text: redacted(text.decode("latin-1")), _SECRET),
     "dpkg status": Reader(lambda text: _all(deb_packages(lines(_cut(text, 1 << 16)))), _STATUS),
     "dpkg lists": Reader(lambda text: _all(lines(_cut(text, 1 << 16))), (b"/usr/a\n", b"/a/./b\n")),

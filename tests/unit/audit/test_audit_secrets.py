@@ -10,7 +10,7 @@ from buildtool.audit.audit import audit_image
 from buildtool.audit.html import render_html
 from buildtool.audit.report import AuditReport, to_json
 from buildtool.audit.text import render_markdown, render_table
-from buildtool.image.secrets import kinds_in_file, kinds_in_text, redacted, values_in_file
+from buildtool.image.secrets import credentials_in_file, credentials_in_text, redacted
 
 
 class FakeEngine:
@@ -72,7 +72,7 @@ def test_a_file_that_a_later_layer_removes_is_reported_as_still_stored() -> None
     ],
 )
 def test_what_is_no_credential_is_not_reported(text: str) -> None:
-    assert kinds_in_text(text) == ()
+    assert credentials_in_text(text).kinds == ()
     assert redacted(text) == text
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_credential_is_not_reported(text: str) -> None:
 )
 def test_a_file_without_credentials_is_not_reported(path: str, text: str) -> None:
     directory, _, name = path.encode().rpartition(b"/")
-    assert kinds_in_file(directory, name, text.encode()) == ()
+    assert credentials_in_file(directory, name, text.encode()).kinds == ()
 
 
 def test_code_of_libraries_is_not_read_but_their_netrc_is() -> None:
@@ -132,9 +132,9 @@ def test_a_credential_of_a_file_is_not_repeated_by_the_command_that_wrote_it(com
 
 def test_a_credential_in_a_command_that_writes_a_netrc_is_found_without_the_file() -> None:
     text = f'RUN echo "{NETRC}" > .netrc && git clone https://host/x && rm .netrc'
-    assert kinds_in_text(text) == ("password in .netrc",)
+    assert credentials_in_text(text).kinds == ("password in .netrc",)
     assert redacted(text) == text.replace(PASSWORD, "[redacted]")
-    assert kinds_in_text("RUN add machine; then login, and set the password for it") == ()
+    assert credentials_in_text("RUN add machine; then login, and set the password for it").kinds == ()
 
 
 def test_credentials_found_anywhere_are_hidden_everywhere() -> None:
@@ -155,6 +155,6 @@ def test_commands_are_hidden_whole_where_more_credentials_are_known_than_can_be_
 
 
 def test_a_known_credential_that_cuts_through_a_character_is_no_traceback() -> None:
-    assert values_in_file(b"root", b".netrc", b"password \xa9\xc3\xa9\xc3 password abc\xc3\xa9") == {
-        "abcé".encode()
-    }
+    assert credentials_in_file(
+        b"root", b".netrc", b"password \xa9\xc3\xa9\xc3 password abc\xc3\xa9"
+    ).values == {"abcé".encode()}

@@ -4,7 +4,6 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from gpucode.maker import DEVICE, code, nv_fatbin, raw_bundle
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import (
@@ -21,6 +20,7 @@ from buildtool.gpucode.nvfatbin import NvEntry, iter_fatbins
 from buildtool.gpucode.scan import iter_bundles
 from buildtool.gpucode.source import BadBundle, GpuCodeError, Source
 from buildtool.gpucode.target import TargetId
+from gpucode.maker import DEVICE, code, nv_fatbin, raw_bundle
 
 RAW = raw_bundle({"gfx906": code("gfx906"), "gfx90a:xnack-": code("gfx90a")})
 

@@ -1,13 +1,13 @@
 """CUDA libraries cut to some cards: what the driver would choose for them stays."""
 
 import pytest
-from gpucode.cutting import ALL, CUBIN, cuda, pruned, targets_in
-from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.nvfatbin import NvEntry
 from buildtool.gpucode.source import PruneRefused, Source, TargetMissing
 from buildtool.gpucode.target import parse_targets
+from gpucode.cutting import ALL, CUBIN, cuda, pruned, targets_in
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 
 LIBRARY = cuda([nv_fatbin(ALL), nv_fatbin(ALL)])
 

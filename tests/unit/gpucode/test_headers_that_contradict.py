@@ -4,7 +4,6 @@ import struct
 from dataclasses import replace
 
 import pytest
-from gpucode.maker import Spec, bundles, make_library
 
 from buildtool.gpucode.cut import find_surroundings, lay_out_file
 from buildtool.gpucode.elf import (
@@ -24,6 +23,7 @@ from buildtool.gpucode.elf import (
     read_elf,
 )
 from buildtool.gpucode.source import CHUNK_BYTES, BadElf, GpuCodeError, PruneRefused, Source
+from gpucode.maker import Spec, bundles, make_library
 
 PAGE = 0x1000
 PT_NOTE = 4

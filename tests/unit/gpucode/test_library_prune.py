@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpucode.cutting import pruned, targets_in
-from gpucode.maker import HOST_ID, Spec, bundles, code, make_library, raw_bundle
 
 from buildtool.gpucode.bundle import Method, pack
 from buildtool.gpucode.cut import plan_prune
@@ -18,6 +16,8 @@ from buildtool.gpucode.scan import BundlePlace, iter_bundles, scan_file
 from buildtool.gpucode.source import PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import parse_targets
 from buildtool.gpucode.verify import verify_prune
+from gpucode.cutting import pruned, targets_in
+from gpucode.maker import HOST_ID, Spec, bundles, code, make_library, raw_bundle
 
 ALL = ["gfx803", "gfx906", "gfx90a:xnack+", "gfx90a:xnack-", "gfx1100"]
 

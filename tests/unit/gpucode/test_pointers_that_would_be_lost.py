@@ -4,14 +4,14 @@ import struct
 from dataclasses import replace
 
 import pytest
-from gpucode.cutting import pruned, targets_in
-from gpucode.maker import Library, Spec, bundles, make_library
 
 from buildtool.gpucode.cut import MovedBundles, plan_prune, pointer_patches, relr_addresses
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.scan import HIP
 from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import parse_targets
+from gpucode.cutting import pruned, targets_in
+from gpucode.maker import Library, Spec, bundles, make_library
 
 GFX906 = parse_targets("gfx906")
 BOTH = bundles(["gfx906", "gfx803"])

@@ -5,8 +5,6 @@ import struct
 from collections.abc import Sequence
 
 import pytest
-from gpucode.cutting import pruned
-from gpucode.maker import DEVICE, HOST_ID, code, raw_bundle
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import BUNDLE_MAGIC, PAGE_BYTES, Entry, Method, pack, parse_bundle
@@ -16,6 +14,8 @@ from buildtool.gpucode.plan import Copy, Literal, Zeros, chunks_of, total_bytes
 from buildtool.gpucode.scan import iter_bundles, scan_file
 from buildtool.gpucode.source import CHUNK_BYTES, PruneRefused, Source, TargetMissing
 from buildtool.gpucode.target import parse_targets
+from gpucode.cutting import pruned
+from gpucode.maker import DEVICE, HOST_ID, code, raw_bundle
 
 GFX906 = parse_targets("gfx906")
 

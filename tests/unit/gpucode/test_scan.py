@@ -4,13 +4,13 @@ import struct
 from collections import Counter
 
 import pytest
-from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
 from buildtool.gpucode import bundle, nvfatbin
 from buildtool.gpucode.bundle import Method, pack
 from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.scan import UNKNOWN, scan_file
 from buildtool.gpucode.source import BadBundle, BadElf, GpuCodeError, Source
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
 
 def scan(data: bytes) -> Counter[str]:

@@ -4,13 +4,13 @@ import struct
 from dataclasses import replace
 
 import pytest
-from gpucode.cutting import ALL, cuda, pruned
-from gpucode.maker import Library, Spec, bundles, code, make_library, nv_fatbin, raw_bundle
 
 from buildtool.gpucode.elf import PT_LOAD, PT_PHDR, read_elf
 from buildtool.gpucode.source import Source, VerifyFailed
 from buildtool.gpucode.target import parse_targets
 from buildtool.gpucode.verify import verify_prune
+from gpucode.cutting import ALL, cuda, pruned
+from gpucode.maker import Library, Spec, bundles, code, make_library, nv_fatbin, raw_bundle
 
 GFX906 = parse_targets("gfx906")
 BOTH = ["gfx906", "gfx1100"]

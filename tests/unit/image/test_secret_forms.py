@@ -6,9 +6,9 @@ from planted import made_up, private_key
 from buildtool.image.secrets import (
     SCANNED_BYTES,
     SearchScope,
-    kinds_in_document,
-    kinds_in_file,
-    kinds_in_text,
+    credentials_in_document,
+    credentials_in_file,
+    credentials_in_text,
     redacted,
     search_scope,
     should_search,
@@ -73,9 +73,9 @@ FORMS = [
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "text"), FORMS)
 def test_each_published_form_of_a_credential_is_found_wherever_it_is(kind: str, text: str) -> None:
-    assert kind in kinds_in_text(f"see {text}\n")
-    assert kind in kinds_in_document(f"see {text}\n".encode())
-    assert kind in kinds_in_file(b"etc", b"notes", f"see {text}\n".encode())
+    assert kind in credentials_in_text(f"see {text}\n").kinds
+    assert kind in credentials_in_document(f"see {text}\n".encode()).kinds
+    assert kind in credentials_in_file(b"etc", b"notes", f"see {text}\n".encode()).kinds
     assert PASSWORD not in redacted(f"see {text}\n")
 
 
@@ -85,9 +85,11 @@ def test_the_value_of_each_name_that_means_a_credential_is_found() -> None:
         " AUTHKEY npm_auth credential CREDENTIALS token_value secret2"
     )
     for name in names.split():
-        assert kinds_in_text(f"{name}={PASSWORD}") == (BY_NAME,), name
-        assert kinds_in_document(f'{{"{name}": "{PASSWORD}"}}'.encode()) == (BY_NAME,), name
-        assert kinds_in_file(b"srv", b"x.ini", f"{name} = {PASSWORD}\n".encode()) == (BY_NAME,), name
+        assert credentials_in_text(f"{name}={PASSWORD}").kinds == (BY_NAME,), name
+        assert credentials_in_document(f'{{"{name}": "{PASSWORD}"}}'.encode()).kinds == (BY_NAME,), name
+        assert credentials_in_file(b"srv", b"x.ini", f"{name} = {PASSWORD}\n".encode()).kinds == (BY_NAME,), (
+            name
+        )
 
 
 def test_a_name_that_speaks_of_something_around_a_credential_has_none() -> None:
@@ -96,12 +98,12 @@ def test_a_name_that_speaks_of_something_around_a_credential_has_none() -> None:
         " _prefix _env _count _sock _mode _class _policy _enabled _required _parallelism _provider manager"
         " _store _helper"
     )
-    assert [end for end in ends.split() if kinds_in_text(f"SECRET{end}={PASSWORD}")] == []
+    assert [end for end in ends.split() if credentials_in_text(f"SECRET{end}={PASSWORD}").kinds] == []
 
 
 def test_a_name_that_only_resembles_that_of_a_credential_has_none() -> None:
     names = ("tokens", "tokenizer", "monkey", "KEY", "author", "pass")
-    assert [name for name in names if kinds_in_text(f"{name}={PASSWORD}")] == []
+    assert [name for name in names if credentials_in_text(f"{name}={PASSWORD}").kinds] == []
 
 
 PLACEHOLDERS = (
@@ -112,35 +114,42 @@ PLACEHOLDERS = (
 
 
 def test_what_represents_a_credential_is_none() -> None:
-    assert [value for value in (*PLACEHOLDERS.split(), "$VALUE1") if kinds_in_text(f"TOKEN={value}")] == []
+    assert [
+        value for value in (*PLACEHOLDERS.split(), "$VALUE1") if credentials_in_text(f"TOKEN={value}").kinds
+    ] == []
     netrc = [f"password {value}".encode() for value in PLACEHOLDERS.split()]
-    assert [text for text in netrc if kinds_in_file(b"root", b".netrc", text)] == []
-    assert kinds_in_file(b"root", b".netrc", b"password $ecret12") == ("password in .netrc",)
+    assert [text for text in netrc if credentials_in_file(b"root", b".netrc", text).kinds] == []
+    assert credentials_in_file(b"root", b".netrc", b"password $ecret12").kinds == ("password in .netrc",)
 
 
 def test_what_only_begins_like_a_placeholder_is_a_credential() -> None:
     values = ("123456789", "testing1", "nonexx1", "trueblue")
-    assert [value for value in values if kinds_in_text(f"TOKEN={value}") != (BY_NAME,)] == []
+    assert [value for value in values if credentials_in_text(f"TOKEN={value}").kinds != (BY_NAME,)] == []
 
 
 def test_a_placeholder_is_looked_for_in_the_first_100_bytes_of_a_value() -> None:
     for text in ("A_TOKEN={}", "db://bob:{}@host", "login --secret {}"):
-        assert kinds_in_text(text.format(made_up("long", 93) + "example")) == ()
-        assert len(kinds_in_text(text.format(made_up("long", 94) + "example" + "x"))) == 1
+        assert credentials_in_text(text.format(made_up("long", 93) + "example")).kinds == ()
+        assert len(credentials_in_text(text.format(made_up("long", 94) + "example" + "x")).kinds) == 1
     netrc = b"password %s"
-    assert kinds_in_file(b"", b".netrc", netrc % (made_up("long", 93).encode() + b"example")) == ()
-    assert len(kinds_in_file(b"", b".netrc", netrc % (made_up("long", 94).encode() + b"example"))) == 1
+    assert (
+        credentials_in_file(b"", b".netrc", netrc % (made_up("long", 93).encode() + b"example")).kinds == ()
+    )
+    assert (
+        len(credentials_in_file(b"", b".netrc", netrc % (made_up("long", 94).encode() + b"example")).kinds)
+        == 1
+    )
 
 
 def test_a_value_of_three_characters_over_and_over_is_a_placeholder() -> None:
-    assert kinds_in_text("db://bob:abcabcabc@host") == ()
-    assert kinds_in_text("db://bob:abcdabcd@host") == ("password in a URL",)
+    assert credentials_in_text("db://bob:abcabcabc@host").kinds == ()
+    assert credentials_in_text("db://bob:abcdabcd@host").kinds == ("password in a URL",)
 
 
 def test_a_credential_behind_a_placeholder_is_found() -> None:
-    assert kinds_in_text(f"a://b:example@h a://b:{PASSWORD}@h") == ("password in a URL",)
-    assert kinds_in_text(f"A_TOKEN=abc B_TOKEN={PASSWORD}") == (BY_NAME,)
-    assert kinds_in_text(f"A_TOKEN='abcdef\" B_TOKEN={PASSWORD}") == (BY_NAME,)
+    assert credentials_in_text(f"a://b:example@h a://b:{PASSWORD}@h").kinds == ("password in a URL",)
+    assert credentials_in_text(f"A_TOKEN=abc B_TOKEN={PASSWORD}").kinds == (BY_NAME,)
+    assert credentials_in_text(f"A_TOKEN='abcdef\" B_TOKEN={PASSWORD}").kinds == (BY_NAME,)
 
 
 @pytest.mark.parametrize("end", " \n\"';|&")
@@ -156,10 +165,12 @@ def test_a_quoted_value_ends_at_its_own_quote() -> None:
 
 @pytest.mark.parametrize("end", [*" \t\n\"'()[]{}"])
 def test_a_value_in_code_is_a_quoted_text_of_at_least_six_characters(end: str) -> None:
-    assert kinds_in_document(b'"token": "abc123"') == (BY_NAME,)
-    assert kinds_in_document(b"conf['token'] = 'abc123'") == (BY_NAME,)
-    assert kinds_in_document(b'"token": "abc12"') == ()
-    assert kinds_in_document(b'"token": "abc123' + end.encode() + b'x"') == (() if end != '"' else (BY_NAME,))
+    assert credentials_in_document(b'"token": "abc123"').kinds == (BY_NAME,)
+    assert credentials_in_document(b"conf['token'] = 'abc123'").kinds == (BY_NAME,)
+    assert credentials_in_document(b'"token": "abc12"').kinds == ()
+    assert credentials_in_document(b'"token": "abc123' + end.encode() + b'x"').kinds == (
+        () if end != '"' else (BY_NAME,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +192,7 @@ def test_a_value_in_code_is_a_quoted_text_of_at_least_six_characters(end: str) -
 )
 def test_a_setting_is_a_value_alone_on_its_line(line: str, found: bool) -> None:
     for text in (line, f"{line}\n", f"a = 1\n{line}\nb = 2\n"):
-        assert kinds_in_file(b"srv", b"x.ini", text.encode()) == ((BY_NAME,) if found else ())
+        assert credentials_in_file(b"srv", b"x.ini", text.encode()).kinds == ((BY_NAME,) if found else ())
 
 
 OWN = {
@@ -200,15 +211,15 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_a_file_that_is_made_to_hold_credentials_is_read_in_its_own_way(name: str) -> None:
     kind = f"password in {name}"
-    assert kinds_in_file(b"etc", name.encode(), OWN[name].encode()) == (kind,)
-    assert kind not in kinds_in_file(b"etc", b"notes", OWN[name].encode())
+    assert credentials_in_file(b"etc", name.encode(), OWN[name].encode()).kinds == (kind,)
+    assert kind not in credentials_in_file(b"etc", b"notes", OWN[name].encode()).kinds
     assert should_search(name.encode(), SearchScope.NAMED_FILES)
 
 
 @pytest.mark.parametrize("form", ["$apr1$", "$2a$", "$2b$", "$2y$", "{SHA}"])
 def test_a_hashed_password_is_one_whatever_its_hash(form: str) -> None:
     line = f"bob:{form}{PASSWORD}".encode()
-    assert kinds_in_file(b"srv", b".htpasswd", line) == ("password in .htpasswd",)
+    assert credentials_in_file(b"srv", b".htpasswd", line).kinds == ("password in .htpasswd",)
 
 
 KNOWN = (
@@ -223,7 +234,7 @@ def test_files_that_are_known_to_hold_credentials_are_read_even_in_a_library() -
     assert [name for name in names if not should_search(name.encode(), SearchScope.NAMED_FILES)] == []
     assert [name for name in names if should_search(b"other-" + name.encode(), SearchScope.NAMED_FILES)] == []
     setting = f"password = {PASSWORD}\n".encode()
-    assert [n for n in names if kinds_in_file(b"srv", n.encode(), setting) != (BY_NAME,)] == []
+    assert [n for n in names if credentials_in_file(b"srv", n.encode(), setting).kinds != (BY_NAME,)] == []
 
 
 CARES = {
@@ -267,13 +278,13 @@ def test_code_is_read_for_quoted_values_where_no_library_is() -> None:
     ):
         assert [name for name in names if should_search(name, scope) is not reads] == []
     call = f'f(token="{PASSWORD}")'.encode()
-    assert [name for name in names if kinds_in_file(b"app", name, call) != (BY_NAME,)] == []
+    assert [name for name in names if credentials_in_file(b"app", name, call).kinds != (BY_NAME,)] == []
 
 
 def test_other_text_is_read_everywhere_but_in_libraries_and_not_as_code() -> None:
     assert [should_search(b"notes", scope) for scope in SearchScope] == [False, True, True]
-    assert kinds_in_file(b"app", b"notes", f'f(token="{PASSWORD}")'.encode()) == ()
-    assert kinds_in_file(b"app", b"notes", f"token = {PASSWORD}".encode()) == ()
+    assert credentials_in_file(b"app", b"notes", f'f(token="{PASSWORD}")'.encode()).kinds == ()
+    assert credentials_in_file(b"app", b"notes", f"token = {PASSWORD}".encode()).kinds == ()
 
 
 def test_settings_are_read_for_values_without_quotes_but_not_those_of_the_system() -> None:
@@ -283,14 +294,16 @@ def test_settings_are_read_for_values_without_quotes_but_not_those_of_the_system
     )
     names = [name.encode() for name in files.split()]
     setting = f"token = {PASSWORD}\n".encode()
-    assert [name for name in names if kinds_in_file(b"srv", name, setting) != (BY_NAME,)] == []
-    assert [name for name in names if kinds_in_file(b"etc/x", name, setting)] == []
+    assert [name for name in names if credentials_in_file(b"srv", name, setting).kinds != (BY_NAME,)] == []
+    assert [name for name in names if credentials_in_file(b"etc/x", name, setting).kinds] == []
 
 
 def test_a_file_with_a_nul_in_its_first_1024_bytes_is_no_text() -> None:
     text = f"hf: {token('hf_', 34)}\n".encode()
-    assert kinds_in_file(b"app", b"x", text + b"." * (1023 - len(text)) + b"\0") == ()
-    assert kinds_in_file(b"app", b"x", text + b"." * (1024 - len(text)) + b"\0") == ("Hugging Face token",)
+    assert credentials_in_file(b"app", b"x", text + b"." * (1023 - len(text)) + b"\0").kinds == ()
+    assert credentials_in_file(b"app", b"x", text + b"." * (1024 - len(text)) + b"\0").kinds == (
+        "Hugging Face token",
+    )
 
 
 def test_files_are_looked_through_up_to_256_kib() -> None:
@@ -300,9 +313,9 @@ def test_files_are_looked_through_up_to_256_kib() -> None:
 def test_kinds_are_reported_in_the_same_order_in_every_run() -> None:
     text = "\n".join(text for _, text in FORMS)
     for kinds in (
-        kinds_in_text(text),
-        kinds_in_document(text.encode()),
-        kinds_in_file(b"", b"x", text.encode()),
+        credentials_in_text(text).kinds,
+        credentials_in_document(text.encode()).kinds,
+        credentials_in_file(b"", b"x", text.encode()).kinds,
     ):
         assert len(kinds) > 15
         assert list(kinds) == sorted(kinds)
@@ -314,15 +327,15 @@ def test_kinds_are_reported_in_the_same_order_in_every_run() -> None:
 def test_a_login_belongs_to_a_client_at_most_200_bytes_before_it() -> None:
     near, far = ("curl " + "x" * (200 - len("curl ")), "curl " + "x" * (201 - len("curl ")))
     for before in ("", "y" * 300 + " "):
-        assert kinds_in_text(f"{before}{near} -u bob:{PASSWORD}") == ("login option",)
-        assert kinds_in_text(f"{before}{far} -u bob:{PASSWORD}") == ()
+        assert credentials_in_text(f"{before}{near} -u bob:{PASSWORD}").kinds == ("login option",)
+        assert credentials_in_text(f"{before}{far} -u bob:{PASSWORD}").kinds == ()
 
 
 @pytest.mark.parametrize("between", ["\n", "|", ";", "&&"])
 def test_a_login_belongs_to_the_client_of_its_own_command(between: str) -> None:
-    assert kinds_in_text(f"curl host {between} run -u bob:{PASSWORD}") == ()
-    assert kinds_in_text(f"wget host {between} curl -u bob:{PASSWORD}") == ("login option",)
-    assert kinds_in_text(f"run -u bob:{PASSWORD} {between} curl host") == ()
+    assert credentials_in_text(f"curl host {between} run -u bob:{PASSWORD}").kinds == ()
+    assert credentials_in_text(f"wget host {between} curl -u bob:{PASSWORD}").kinds == ("login option",)
+    assert credentials_in_text(f"run -u bob:{PASSWORD} {between} curl host").kinds == ()
 
 
 # Credentials inside one another
@@ -331,7 +344,7 @@ def test_a_login_belongs_to_the_client_of_its_own_command(between: str) -> None:
 def test_what_several_signs_find_is_redacted_once_and_whole() -> None:
     github = token("ghp_", 36)
     assert redacted(f"A_TOKEN={github}.more x") == "A_TOKEN=[redacted] x"
-    assert kinds_in_text(f"A_TOKEN={github}.more x") == (BY_NAME,)
+    assert credentials_in_text(f"A_TOKEN={github}.more x").kinds == (BY_NAME,)
     assert redacted(f"A_TOKEN=db://bob:{PASSWORD}@h/x y") == "A_TOKEN=[redacted] y"
     assert redacted(f'A_TOKEN="{github}"B_TOKEN={github}') == 'A_TOKEN="[redacted]"B_TOKEN=[redacted]'
 
@@ -343,10 +356,10 @@ def test_what_overlaps_is_redacted_to_its_last_byte() -> None:
 def test_credentials_side_by_side_are_two() -> None:
     slack = token("xoxb-", 254) + "-"  # as long as one may be
     text = f"{slack}{token('ghp_', 36)}"
-    assert kinds_in_text(text) == ("GitHub token", "Slack token")
+    assert credentials_in_text(text).kinds == ("GitHub token", "Slack token")
     assert redacted(text) == "[redacted][redacted]"
 
 
 def test_text_with_lone_surrogates_is_redacted_all_the_same() -> None:
     assert redacted(f"\udc80 A_TOKEN={PASSWORD}\udc80 é") == "\udc80 A_TOKEN=[redacted] é"
-    assert kinds_in_text(f"\udc80 A_TOKEN={PASSWORD}") == (BY_NAME,)
+    assert credentials_in_text(f"\udc80 A_TOKEN={PASSWORD}").kinds == (BY_NAME,)
