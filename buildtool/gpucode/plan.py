@@ -41,7 +41,7 @@ Piece = Copy | Literal | Zeros
 
 @dataclass(frozen=True)
 class Patch:
-    """Bytes to overwrite at `offset`; of the original or of the output, as its owner says."""
+    """Bytes to write at `offset`: of the output in a plan, of the original before the layout is known."""
 
     offset: int
     data: bytes

@@ -14,7 +14,7 @@ from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class _Hit:
     """A credential in a text: its kind, and which bytes are the secret."""
 
     kind: str
@@ -107,7 +107,7 @@ def credentials_in_document(content: bytes) -> Credentials:
     return _credentials(hits, content)
 
 
-def _credentials(hits: Collection[Hit], raw: bytes) -> Credentials:
+def _credentials(hits: Collection[_Hit], raw: bytes) -> Credentials:
     """Values that aren't UTF-8 are left out: no text that a report repeats has them."""
     texts = (raw[hit.start : hit.end] for hit in hits)
     values = frozenset(value for value in texts if value.decode("utf-8", "ignore").encode() == value)
@@ -138,7 +138,7 @@ def _raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[Hit]:
+def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[_Hit]:
     if b"\0" in content[:1024]:
         return []
     hits = [*_tokens(content), *_file_specific(name, content, _FILE_PATTERNS.get(name))]
@@ -148,7 +148,7 @@ def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[Hit]:
     return hits
 
 
-def _hits_in_text(raw: bytes) -> list[Hit]:
+def _hits_in_text(raw: bytes) -> list[_Hit]:
     netrc = _file_specific(b".netrc", raw, _WRITTEN_NETRC)
     return _without_overlaps(
         [
@@ -160,24 +160,24 @@ def _hits_in_text(raw: bytes) -> list[Hit]:
     )
 
 
-def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[Hit]:
+def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[_Hit]:
     """Where a text repeats credentials that were found elsewhere."""
     for value in known:
         at = raw.find(value)
         while at >= 0:
-            yield Hit("known", at, at + len(value))
+            yield _Hit("known", at, at + len(value))
             at = raw.find(value, at + len(value))
 
 
-def _without_overlaps(hits: list[Hit]) -> list[Hit]:
+def _without_overlaps(hits: list[_Hit]) -> list[_Hit]:
     """The hits in their order; those that overlap are one."""
-    kept: list[Hit] = []
+    kept: list[_Hit] = []
     for hit in sorted(hits, key=lambda hit: (hit.start, -hit.end)):
         if not kept or hit.start >= kept[-1].end:
             kept.append(hit)
         else:
             last = kept.pop()
-            kept.append(Hit(last.kind, last.start, max(last.end, hit.end)))
+            kept.append(_Hit(last.kind, last.start, max(last.end, hit.end)))
     return kept
 
 
@@ -255,7 +255,7 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def _tokens(raw: bytes) -> Iterator[Hit]:
+def _tokens(raw: bytes) -> Iterator[_Hit]:
     for kind, (marks, pattern) in _TOKEN_PATTERNS.items():
         if any(mark in raw for mark in marks):
             for match in pattern.finditer(raw):
@@ -263,7 +263,7 @@ def _tokens(raw: bytes) -> Iterator[Hit]:
                 if _PLACEHOLDER.search(value) or len(set(value)) <= 3:
                     continue
                 if kind != _LOGIN or _is_of_client(raw, match.start()):
-                    yield Hit(kind, *match.span("s"))
+                    yield _Hit(kind, *match.span("s"))
 
 
 def _is_of_client(raw: bytes, option: int) -> bool:
@@ -331,12 +331,12 @@ _INI = re.compile(
 )
 
 
-def _assigned_values(tie: _Assignment, raw: bytes) -> Iterator[Hit]:
+def _assigned_values(tie: _Assignment, raw: bytes) -> Iterator[_Hit]:
     lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
     for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
         value = raw[start : min(end, start + _PLACEHOLDER_BYTES)]
         if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(value):
-            yield Hit("value of a name such as PASSWORD or TOKEN", start, end)
+            yield _Hit("value of a name such as PASSWORD or TOKEN", start, end)
 
 
 # Values that only a file of this name, or a command that writes it, gives away.
@@ -349,9 +349,9 @@ _WRITTEN_NETRC = re.compile(
 )
 
 
-def _file_specific(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[Hit]:
+def _file_specific(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[_Hit]:
     for match in pattern.finditer(raw) if pattern else ():
         if not _PLACEHOLDER.search(
             match["s"][:_PLACEHOLDER_BYTES].lstrip(b"$")
         ):  # hashes begin with a dollar sign
-            yield Hit(f"password in {name.decode()}", *match.span("s"))
+            yield _Hit(f"password in {name.decode()}", *match.span("s"))
