@@ -177,7 +177,7 @@ def _code(head: bytes) -> Callable[[bytes], object]:
             for piece in _cut(content, 1 << 18):
                 probe.feed(piece)
                 debug.feed(piece)
-            debug.debug_bytes(beside=0)
+            debug.debug_bytes(other_bytes=0)
             probe.stored_bytes_by_processor()
 
     return read
