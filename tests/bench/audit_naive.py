@@ -77,7 +77,7 @@ def judge(recorded: Recorded) -> Judged:
     findings = {row.id: row for row in find_waste(facts)}
     remedies = frozenset(findings) - {row.id for row in find_waste(slim)}
     left = sum(facts.layer_bytes) - saved_bytes(facts.claims, remedies)
-    return Judged(findings[CUDA].unpacked_bytes if CUDA in findings else 0, left, remedies)
+    return Judged(findings[CUDA].bytes if CUDA in findings else 0, left, remedies)
 
 
 def contents_of(ref: str, layer: PythonLayer) -> ImageContents:
