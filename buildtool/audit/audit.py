@@ -1,28 +1,34 @@
-"""The audit from end to end: open, read, count, judge, write. What the command line and the builder call."""
+"""The audit from end to end, for commands and the builder: open, read, count, judge, write."""
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from buildtool.audit.counts import gather
-from buildtool.audit.html import HTML_FILES, render_html
-from buildtool.audit.report import AuditReport, make_report, to_json
-from buildtool.audit.text import render_markdown
-from buildtool.core.files import write_text
+from buildtool.audit.counts import gather_facts
+from buildtool.audit.formats import render
+from buildtool.audit.options import DEFAULT_OPTIONS, AuditOptions
+from buildtool.audit.report import AuditReport, judge, make_report, read_report
+from buildtool.core.errors import ConfigError, DataError
+from buildtool.core.files import Place, means_file, place_at, reading, write_text
 from buildtool.core.model import Budget
-from buildtool.core.progress import Say
-from buildtool.gpucode.target import TargetId
-from buildtool.image.archive import ImageContents, StreamArchive, Tick, open_archive
+from buildtool.core.progress import Progress, Say
+from buildtool.engine.reference import parse_pullable
+from buildtool.image.archive import StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
-from buildtool.image.faults import LIMITS, Limits
-from buildtool.image.image import read_image
+from buildtool.image.reader import ImageContents, read_image
 from probes.core.invocation import tool_version
+from probes.core.output import can_redraw, redraw, say
+from probes.core.quoting import command
 from probes.core.units import decimal_bytes
 
+if TYPE_CHECKING:
+    from buildtool.engine.client import Engine
+
 PROGRESS_EVERY_S = 5.0
-NO_BUDGET = Budget()
+_REDRAW_EVERY_S = 0.2
+_WRITTEN = {"json": "json", "markdown": "md", "html": "html"}  # formats by `write_reports` -> file endings
 
 
 class Saver(Protocol):
@@ -32,73 +38,150 @@ class Saver(Protocol):
         """An image as `docker save` writes it, in chunks."""
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What the caller wants to know."""
+def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditReport:
+    """The audit of an image, archive or directory, or a saved one; an image that the engine lacks is pulled.
 
-    budget: Budget = NO_BUDGET
-    targets: tuple[str, ...] = ()
-    image: str | None = None  # which of several images in an archive
-    platform: Platform | None = None
-    top: int = HTML_FILES  # of the largest files
-    limits: Limits = LIMITS
+    Raises as the audit's functions do, and as `registry.pull` does. Without `pull` a missing image is a
+    DataError.
+    """
+    path = Path(source)
+    place = place_at(path)
+    if source.endswith(".json") and place is not Place.DIRECTORY:
+        return _saved_report(path, options)
+    on_terminal = can_redraw()
+    tick = _progress_in_place(source) if on_terminal else progress_lines(say, source)
+    try:
+        if place is not Place.NOTHING or means_file(source):
+            return audit_path(path, options=options, tick=tick)
+        if options.image:
+            raise ConfigError(
+                f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
+            )
+        from buildtool.engine.client import Engine  # its client takes 0.1 s to import
 
-    def __post_init__(self) -> None:
-        """Raises BadTarget before any image is read."""
-        for target in self.targets:
-            TargetId.parse(target)
-
-
-NO_WISH = Wish()
+        engine = Engine()
+        _pull_if_missing(source, engine, options.platform, pull=pull)
+        return audit_image(source, engine=engine, options=options, tick=tick)
+    finally:
+        if on_terminal:
+            redraw("")
 
 
 def audit_image(
     ref: str,
     *,
     engine: Saver,
-    wish: Wish = NO_WISH,
+    options: AuditOptions = DEFAULT_OPTIONS,
     tick: Tick = lambda _n_bytes: None,
     digest: str | None = None,
 ) -> AuditReport:
     """Audit an image that the engine holds, without extracting it.
 
     With `digest`, exactly that image is read, and `ref` is only its name: tags move.
-    Raises EngineUnavailable, DataError for an unknown image, and ImageFault for one that can't be trusted.
+    Raises EngineUnavailable, DataError for an unknown image, and ImageError for one that can't be trusted.
     """
-    archive = StreamArchive(engine.save(digest or ref), label=ref, limits=wish.limits, tick=tick)
+    archive = StreamArchive(engine.save(digest or ref), label=ref, limits=options.limits, tick=tick)
     contents = read_image(
-        archive, label=ref, ref=ref, is_answer=True, platform=wish.platform, limits=wish.limits
+        archive, label=ref, ref=ref, from_engine=True, platform=options.platform, limits=options.limits
     )
-    return _audited(contents, wish)
+    return _audited(contents, options)
 
 
-def audit_path(path: Path, *, wish: Wish, tick: Tick) -> AuditReport:
-    """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageFault."""
-    archive = open_archive(path, limits=wish.limits, tick=tick)
+def audit_path(path: Path, *, options: AuditOptions, tick: Tick) -> AuditReport:
+    """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageError."""
+    archive = open_archive(path, limits=options.limits, tick=tick)
     contents = read_image(
-        archive, label=str(path), ref=wish.image, platform=wish.platform, limits=wish.limits
+        archive, label=str(path), ref=options.image, platform=options.platform, limits=options.limits
     )
-    return _audited(contents, wish)
+    return _audited(contents, options)
+
+
+def _audited(contents: ImageContents, options: AuditOptions) -> AuditReport:
+    facts = gather_facts(contents, targets=options.targets, top=options.top)
+    return make_report(contents, facts, options.budget, tool_version())
 
 
 def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path, ...]:
     """Write `stem.json`, `.md` and `.html`; returns these paths. Raises as `files.write_text` does."""
-    forms = {"json": to_json(report), "md": render_markdown(report), "html": render_html(report)}
-    written = {directory / f"{stem}.{ending}": text for ending, text in forms.items()}
-    for path, text in written.items():
+    texts = {directory / f"{stem}.{ending}": render(report, name) for name, ending in _WRITTEN.items()}
+    for path, text in texts.items():
         write_text(path, text)
-    return tuple(written)
+    return tuple(texts)
+
+
+def require_source(source: str) -> None:
+    """Refuse what is certainly nothing to audit, before minutes go into something else.
+
+    Raises ConfigError for what no image can be called, DataError for a file that isn't there.
+    """
+    if place_at(Path(source)) is not Place.NOTHING:
+        return
+    if means_file(source) or source.endswith(".json"):
+        with reading(source):
+            Path(source).stat()
+    parse_pullable(source)
+
+
+def _saved_report(path: Path, options: AuditOptions) -> AuditReport:
+    """A saved report, judged by the budget of this command line if it sets one."""
+    if options.targets or options.image or options.platform:
+        raise ConfigError(
+            f"{path} is a saved report: --targets, --image and --platform can't change it",
+            "audit the image itself",
+        )
+    report = read_report(path)
+    if options.budget == Budget():
+        return report
+    totals = report.totals
+    result = judge(options.budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
+    return replace(report, budget=result)
+
+
+def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, pull: bool) -> None:
+    """Pull an image that isn't in the engine, and say so first.
+
+    Raises ConfigError for what no image can be called, DataError for an image that can't be pulled.
+    """
+    if engine.inspect(ref) is not None:
+        return
+    name = parse_pullable(ref)
+    if name is None:
+        raise DataError(
+            f"the engine has no image with the id {ref}, and an id can't be pulled",
+            "list the engine's images: docker images",
+        )
+    if not pull:
+        raise DataError(
+            f"the engine has no image {ref}",
+            f"leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
+        )
+    from buildtool.engine import registry
+
+    say(f"the engine doesn't have {ref}; pulling it")
+    with Progress() as progress:
+        registry.pull(name, say=progress.say, platform=str(platform) if platform else None)
 
 
 def progress_lines(say: Say, label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
-    return now_and_then(
+    return throttled(
         lambda total: say(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
     )
 
 
-def now_and_then(show: Callable[[int], None], *, every_s: float) -> Tick:
-    """A function that counts bytes, and hands their sum to `show` every so many seconds."""
+def _progress_in_place(label: str) -> Tick:
+    """Progress for terminals: one line, redrawn."""
+    begun = time.monotonic()
+
+    def draw(total: int) -> None:
+        rate = decimal_bytes(total / (time.monotonic() - begun))
+        redraw(f"reading {label}: {decimal_bytes(total)}, {rate}/s")
+
+    return throttled(draw, every_s=_REDRAW_EVERY_S)
+
+
+def throttled(show: Callable[[int], None], *, every_s: float) -> Tick:
+    """A function that counts bytes, and calls `show` with their sum at most every `every_s` seconds."""
     total, last_s = 0, time.monotonic()
 
     def tick(n_bytes: int) -> None:
@@ -110,8 +193,3 @@ def now_and_then(show: Callable[[int], None], *, every_s: float) -> Tick:
             show(total)
 
     return tick
-
-
-def _audited(contents: ImageContents, wish: Wish) -> AuditReport:
-    facts = gather(contents, targets=wish.targets, top=wish.top)
-    return make_report(contents, facts, wish.budget, tool_version())

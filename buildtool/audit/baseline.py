@@ -20,7 +20,7 @@ class Tolerance:
     n_bytes: int = 0
 
     def forgives(self, before_bytes: int, after_bytes: int) -> bool:
-        """Is this growth within the tolerance?"""
+        """Whether this growth is within the tolerance."""
         return after_bytes - before_bytes <= max(self.n_bytes, self.share * before_bytes)
 
     def __str__(self) -> str:
@@ -72,16 +72,16 @@ def compare(before: AuditReport, after: AuditReport, *, label: str, tolerance: T
             f"{label} is for {before.image.platform}, the image is for {after.image.platform}",
             "take the baseline of the same platform",
         )
-    found = [
+    regressions = [
         *_grown("unpacked bytes", before.totals.unpacked_bytes, after.totals.unpacked_bytes, tolerance),
         *_worse_findings(before.findings, after.findings, tolerance),
     ]
     stored = before.totals.stored_bytes, after.totals.stored_bytes
     if stored[0] is None or stored[1] is None:
         where = "the baseline" if stored[0] is None else "the image"
-        return Comparison(label, tolerance, tuple(found), (f"stored bytes, unknown for {where}",))
-    found[:0] = _grown("stored bytes", stored[0], stored[1], tolerance)
-    return Comparison(label, tolerance, tuple(found))
+        return Comparison(label, tolerance, tuple(regressions), (f"stored bytes, unknown for {where}",))
+    regressions[:0] = _grown("stored bytes", stored[0], stored[1], tolerance)
+    return Comparison(label, tolerance, tuple(regressions))
 
 
 def _grown(what: str, before: int, after: int, tolerance: Tolerance) -> list[Regression]:
@@ -94,15 +94,15 @@ def _worse_findings(
     before: Iterable[Finding], after: Iterable[Finding], tolerance: Tolerance
 ) -> list[Regression]:
     """New findings, and those with more bytes or more cases. Findings of severity `info` never fail."""
-    known, found = _by_id(before), []
+    baseline, regressions = _by_id(before), []
     for name, rows in _by_id(after).items():
-        earlier = known.get(name, [])
+        earlier = baseline.get(name, [])
         bytes_of = sum(row.bytes for row in earlier), sum(row.bytes for row in rows)
         more = len(rows) > len(earlier) or not tolerance.forgives(*bytes_of)
         if more and any(row.severity is not Severity.INFO for row in rows):
             title = f"{'larger' if earlier else 'new'} finding {name}"
-            found.append(Regression(title, *bytes_of, detail=rows[0].title, paths=rows[0].paths))
-    return found
+            regressions.append(Regression(title, *bytes_of, detail=rows[0].title, paths=rows[0].paths))
+    return regressions
 
 
 def _by_id(findings: Iterable[Finding]) -> Mapping[str, list[Finding]]:

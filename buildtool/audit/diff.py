@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import AuditReport
-from buildtool.audit.text import Section, capped, shown_bytes
+from buildtool.audit.text import Section, capped, display_bytes
 from buildtool.audit.treemap import Tree
 from probes.core.quoting import markdown, terminal
 from probes.core.units import decimal_bytes
-
-EXPLAINS = 0.9  # a directory is left out where one thing in it makes up this share of its change
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,9 @@ def diff(before: AuditReport, after: AuditReport) -> ImageDiff:
     )
 
 
+EXPLAINS = 0.9  # a directory is left out where one thing in it makes up this share of its change
+
+
 def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Change, ...]:
     rows = (Change(name, before.get(name), after.get(name)) for name in before.keys() | after.keys())
     return _sorted(row for row in rows if row.before_bytes != row.after_bytes)
@@ -70,10 +71,10 @@ def _sorted(rows: Iterable[Change]) -> tuple[Change, ...]:
 
 
 def _finding_bytes(report: AuditReport) -> Mapping[str, int]:
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for row in report.findings:
-        found[row.id] += row.bytes
-    return found
+        sums[row.id] += row.bytes
+    return sums
 
 
 def _packages(before: Iterable[PackageRow], after: Iterable[PackageRow]) -> tuple[Change, ...]:
@@ -105,12 +106,12 @@ def _places(before: Tree, after: Tree) -> tuple[Change, ...]:
     for name, row in rows.items():
         above = name.rpartition("/")[0]
         heaviest[above] = max(heaviest[above], abs(row.delta_bytes))
-    telling = (
+    kept = (
         row
         for name, row in rows.items()
         if name and (name not in heaviest or heaviest[name] < EXPLAINS * abs(row.delta_bytes))
     )
-    return _sorted(telling)
+    return _sorted(kept)
 
 
 def _sums(tree: Tree) -> Mapping[str, int]:
@@ -125,31 +126,38 @@ def _sums(tree: Tree) -> Mapping[str, int]:
     return below
 
 
-def render_diff_table(found: ImageDiff, top: int = 15) -> str:
+# As text.
+
+
+def render_diff_table(difference: ImageDiff, top: int = 15) -> str:
     """The difference for a terminal."""
-    lines = [f"A: {terminal(found.before.image.ref)}", f"B: {terminal(found.after.image.ref)}"]
-    lines += [section.text() for section in _sections(found, top)]
-    return "\n".join([*lines, *_notes(found)]) + "\n"
+    lines = [f"A: {terminal(difference.before.image.ref)}", f"B: {terminal(difference.after.image.ref)}"]
+    lines += [section.text() for section in _sections(difference, top)]
+    return "\n".join([*lines, *_notes(difference)]) + "\n"
 
 
-def render_diff_markdown(found: ImageDiff, top: int = 30) -> str:
+def render_diff_markdown(difference: ImageDiff, top: int = 30) -> str:
     """The difference for a CI summary or an issue."""
-    refs = markdown(found.before.image.ref), markdown(found.after.image.ref)
+    refs = markdown(difference.before.image.ref), markdown(difference.after.image.ref)
     lines = [f"# {refs[0]} against {refs[1]}", "", f"A is {refs[0]}, B is {refs[1]}."]
-    lines += [section.markdown() for section in _sections(found, top)]
-    return capped("\n".join([*lines, *_notes(found)]) + "\n")
+    lines += [section.markdown() for section in _sections(difference, top)]
+    return capped("\n".join([*lines, *_notes(difference)]) + "\n")
 
 
-def _sections(found: ImageDiff, top: int) -> list[Section]:
+# what `weir diff --format` accepts
+DIFF_FORMATS = {"table": render_diff_table, "markdown": render_diff_markdown}
+
+
+def _sections(difference: ImageDiff, top: int) -> list[Section]:
     parts = (
-        ("Owners", "owner", found.owners),
-        ("Kinds", "kind", found.kinds),
-        ("GPU code by target", "target", found.gpu_code),
-        ("Packages", "package", found.packages),
-        ("Places", "place", tuple(replace(row, name=f"/{row.name}") for row in found.places)),
-        ("Findings", "finding", found.findings),
+        ("Owners", "owner", difference.owners),
+        ("Kinds", "kind", difference.kinds),
+        ("GPU code by target", "target", difference.gpu_code),
+        ("Packages", "package", difference.packages),
+        ("Places", "place", tuple(replace(row, name=f"/{row.name}") for row in difference.places)),
+        ("Findings", "finding", difference.findings),
     )
-    sections = [_summary(found.before, found.after)]
+    sections = [_summary(difference.before, difference.after)]
     for title, noun, changes in parts:
         extra = ("version",) if any(change.note for change in changes) else ()
         headers = (noun, "A", "B", "B - A", *extra)
@@ -171,7 +179,7 @@ def _summary(before: AuditReport, after: AuditReport) -> Section:
     for name, of in figures:
         a, b = of(before), of(after)
         delta = "unknown" if a is None or b is None else _signed(b - a)
-        rows.append((name, shown_bytes(a), shown_bytes(b), delta))
+        rows.append((name, display_bytes(a), display_bytes(b), delta))
     for name, a_text, b_text in (
         ("non-empty files", f"{before.totals.n_files:,}", f"{after.totals.n_files:,}"),
         ("layers", str(len(before.layers)), str(len(after.layers))),
@@ -187,15 +195,16 @@ def _summary(before: AuditReport, after: AuditReport) -> Section:
 def _row(change: Change) -> tuple[str, ...]:
     """A side without its own bytes, such as a finding that isn't about size, is shown as present."""
     sides = [
-        "there" if side == 0 else shown_bytes(side, "-") for side in (change.before_bytes, change.after_bytes)
+        "there" if side == 0 else display_bytes(side, "-")
+        for side in (change.before_bytes, change.after_bytes)
     ]
     return (change.name, *sides, _signed(change.delta_bytes) if change.delta_bytes else "", change.note)
 
 
-def _notes(found: ImageDiff) -> list[str]:
-    if found.least_bytes is None:
+def _notes(difference: ImageDiff) -> list[str]:
+    if difference.least_bytes is None:
         return ["", "note: places can't be compared, because one report was saved before reports held them"]
-    least = decimal_bytes(found.least_bytes)
+    least = decimal_bytes(difference.least_bytes)
     return [
         "",
         f"note: - means none; for places it also means less than {least}; smaller differences aren't listed",

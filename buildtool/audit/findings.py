@@ -1,6 +1,7 @@
-"""Waste, by cause: each finding has its bytes, where they are and what to type to remove them.
+"""Waste, by cause: each finding has its bytes, where they are, and what to type to remove them.
 
-Pure functions.
+A check is a function from Facts to a finding, or to None where there is nothing to find. To add one, write it
+and list it in CHECKS; a finding of visible files of some kinds only needs a row in _NEEDLESS.
 """
 
 from collections import Counter
@@ -9,8 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
-from buildtool.audit.kinds import (
+from buildtool.audit.claims import (
     BUILD_ONLY,
     CUDA,
     DELETED,
@@ -20,22 +20,21 @@ from buildtool.audit.kinds import (
     OF_KIND,
     OVERWRITTEN,
     STRIPPABLE,
-    PackageName,
-    Spot,
     is_foreign,
-    naming,
-    parse_targets,
     saved_bytes,
-    shown,
+    targets_if_valid,
 )
+from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
+from buildtool.audit.kinds import Location, PackageName, command_naming, display
 from buildtool.gpucode.scan import SECTIONS_READ, UNKNOWN
 from buildtool.gpucode.target import TargetId, known_targets
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
-SHOWN_PATHS = 20
-SHOWN_SECRETS = 500
+MAX_PATHS = 20
+MAX_SECRETS = 500
 WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image is wrong
+SECTIONS = ", ".join(SECTIONS_READ)
 
 
 class Severity(Enum):
@@ -70,44 +69,59 @@ class Prediction:
 _NO_PATHS = ("secrets", "build-only", "huge-layer")  # name places in words, packages, layers
 
 
-def shown_paths(finding: Finding) -> list[str]:
+def display_paths(finding: Finding) -> list[str]:
     """A finding's places for people, paths with the slash that they begin with inside the image."""
     if finding.id in _NO_PATHS:
         return list(finding.paths)
     return [" = ".join(f"/{part}" for part in path.split(" = ")) for path in finding.paths]
 
 
-def merged_places(tallies: Iterable[Tally]) -> list[Spot]:
-    """The places of several tallies, those with most bytes first."""
-    total = sum((tally.places for tally in tallies), Tally().places)
-    return [place for place, _ in total.most_common()]
+def find_waste(facts: Facts) -> tuple[Finding, ...]:
+    """Every finding, the most severe and largest first."""
+    order = list(Severity)
+    total = sum(facts.layer_bytes)
+    claiming = {cause for causes in facts.claims for cause in causes}
+    findings = [
+        replace(finding, predicted_unpacked_bytes=total - saved_bytes(facts.claims, {finding.id}))
+        if finding.id in claiming
+        else finding
+        for finding in (*(check(facts) for check in CHECKS), *(_needless(facts, name) for name in _NEEDLESS))
+        if finding
+    ]
+    return tuple(sorted(findings, key=lambda row: (order.index(row.severity), -row.bytes)))
 
 
-SECTIONS = ", ".join(SECTIONS_READ)
+def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
+    """The size after all remedies except those of severity `info`."""
+    saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
+    return Prediction(sum(facts.layer_bytes) - saved, saved)
+
+
+# GPU code.
 
 
 def cuda_in_cpu_image(facts: Facts) -> Finding | None:
     """CUDA's distributions and libraries where the image isn't for CUDA."""
-    meant = _meant_hardware(facts)
-    if meant == "cuda":
+    hardware = _intended_hardware(facts)
+    if hardware == "cuda":
         return None
     n_bytes = facts.cuda.unpacked_bytes
     if not n_bytes:
         return None
-    if meant in ("cpu", "rocm"):
-        severity, title = Severity.ERROR, f"CUDA in an image for {meant}"
+    if hardware in ("cpu", "rocm"):
+        severity, title = Severity.ERROR, f"CUDA in an image for {hardware}"
     else:
         severity, title = (
             Severity.INFO,
             "this image holds CUDA; on machines without NVIDIA GPUs it is dead weight",
         )
-    index = "rocm6.4" if meant == "rocm" else "cpu"
+    index = "rocm6.4" if hardware == "rocm" else "cpu"
     return Finding(
         CUDA,
         severity,
         title,
         n_bytes,
-        tuple(map(shown, facts.cuda.top(SHOWN_PATHS))),
+        tuple(map(display, facts.cuda.top(MAX_PATHS))),
         f"RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}\n"
         "# not --extra-index-url: with both, pip takes the highest version, which is CUDA's",
     )
@@ -144,47 +158,54 @@ def no_code_for_target(facts: Facts) -> Finding | None:
 
     A warning where some may be in sections that aren't read: the libraries that may hold it are named.
     """
-    names, kept = _code_names(facts), _kept(facts)
-    makers = {code.is_cuda for code in known_targets(names)}
-    wanted = [target for target in parse_targets(facts.wanted_targets) if target.is_cuda in makers]
+    names, kept = _code_names(facts), _kept_targets(facts)
+    vendors = {code.is_cuda for code in known_targets(names)}
+    wanted = [target for target in targets_if_valid(facts.wanted_targets) if target.is_cuda in vendors]
     missing = [target for target in wanted if target not in kept]
     if not missing or UNKNOWN in names:
         return None
-    lacking = f"no GPU code for {', '.join(map(str, missing))}"
-    hidden = facts.unsearched.top(SHOWN_PATHS)
-    if hidden:
+    missing_code = f"no GPU code for {', '.join(map(str, missing))}"
+    unread = facts.unsearched.top(MAX_PATHS)
+    if unread:
         title = (
-            f"{lacking} was found, only for {', '.join(sorted(names))}; not read: what "
+            f"{missing_code} was found, only for {', '.join(sorted(names))}; not read: what "
             f"{counted(len(facts.unsearched.places), 'library')} may hold outside {SECTIONS}"
         )
     else:
-        title = f"{lacking}, only for {', '.join(sorted(names))}: the libraries here can't use that card"
+        title = f"{missing_code}, only for {', '.join(sorted(names))}: the libraries here can't use that card"
     return Finding(
         "no-code-for-target",
-        Severity.WARNING if hidden else Severity.ERROR,
+        Severity.WARNING if unread else Severity.ERROR,
         title,
         0,
-        tuple(map(shown, hidden)),
+        tuple(map(display, unread)),
         f"{command('weir', 'doctor', '--card', missing[0].processor)}\n"
         "# shows which torch and which ROCm have code for the card; prune can only keep what is here",
     )
 
 
-def _code_names(facts: Facts) -> set[str]:
-    """What the image's GPU code is for, by the names in its files."""
-    return {name for key in (*facts.gpu_files, *facts.gpu_in_libraries) for name in key.split("+")}
-
-
-def _kept(facts: Facts) -> tuple[TargetId, ...]:
-    """The wanted targets that the image has code for: prune refuses to keep others."""
-    had = known_targets(_code_names(facts))
-    return tuple(one for one in parse_targets(facts.wanted_targets) if any(code.serves(one) for code in had))
+def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
+    """A finding of the code that no wanted target can run; None where nothing would be kept."""
+    wanted = targets_if_valid(facts.wanted_targets)
+    names = ", ".join(map(str, wanted))
+    foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
+    n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
+    if not n_bytes or not _kept_targets(facts):
+        return None
+    return Finding(
+        name,
+        Severity.WARNING,
+        f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {names}",
+        n_bytes,
+        tuple(map(display, merged_places(foreign.values())[:MAX_PATHS])),
+        _prune(facts),
+    )
 
 
 def _prune(facts: Facts) -> str:
     """What to type to remove foreign code of both forms: one command removes both."""
     saved = saved_bytes(facts.claims, {FOREIGN_FILES, FOREIGN_CODE})
-    targets = ",".join(map(str, _kept(facts)))
+    targets = ",".join(map(str, _kept_targets(facts)))
     left = decimal_bytes(sum(facts.layer_bytes) - saved)
     prune = "weir", "prune", "--targets", targets
     return (
@@ -194,38 +215,147 @@ def _prune(facts: Facts) -> str:
     )
 
 
-def _foreign(facts: Facts, code: Mapping[str, Tally], name: str, what: str) -> Finding | None:
-    """A finding of the code that no wanted target can run; None where nothing would be kept."""
-    wanted = parse_targets(facts.wanted_targets)
-    names = ", ".join(map(str, wanted))
-    foreign = {key: tally for key, tally in code.items() if is_foreign(key, wanted)}
-    n_bytes = sum(tally.unpacked_bytes for tally in foreign.values())
-    if not n_bytes or not _kept(facts):
-        return None
-    return Finding(
-        name,
-        Severity.WARNING,
-        f"{what} GPU code for {', '.join(sorted(foreign))}; the image is for {names}",
-        n_bytes,
-        tuple(map(shown, merged_places(foreign.values())[:SHOWN_PATHS])),
-        _prune(facts),
+def _code_names(facts: Facts) -> set[str]:
+    """What the image's GPU code is for, by the names in its files."""
+    return {name for key in (*facts.gpu_files, *facts.gpu_in_libraries) for name in key.split("+")}
+
+
+def _kept_targets(facts: Facts) -> tuple[TargetId, ...]:
+    """The wanted targets that the image has code for: prune refuses to keep others."""
+    present = known_targets(_code_names(facts))
+    return tuple(
+        target
+        for target in targets_if_valid(facts.wanted_targets)
+        if any(code.serves(target) for code in present)
     )
 
 
-def _meant_hardware(facts: Facts) -> str:
+def _intended_hardware(facts: Facts) -> str:
     """What the image claims to be for: cpu, rocm, cuda, or nothing."""
     words = f"{_label(facts, 'variant')} {facts.ref}".lower()
-    names = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
-    return names or _label(facts, "torch.build")
+    named = next((name for name in ("rocm", "cuda", "cpu") if name in words), "")
+    return named or _label(facts, "torch.build")
 
 
 def _label(facts: Facts, name: str) -> str:
-    """The value of one of our labels; empty for an image without it."""
+    """The value of a label of weir's; empty for an image without it."""
     return facts.labels.get(f"io.weir.{name}", "")
+
+
+# What layers store needlessly.
+
+
+def _overwritten(facts: Facts) -> Finding | None:
+    same = "".join(f"; {why}, same content: {decimal_bytes(n)}" for why, n in _largest_first(facts.rewritten))
+    return _finding_of(
+        facts.overwritten,
+        OVERWRITTEN,
+        f"replaced in a later layer{same}",
+        "COPY --chown=USER --chmod=MODE ...   # instead of RUN chown or chmod in a later layer\n"
+        "# and install a package once, in the layer that settles its version",
+    )
+
+
+def _deleted(facts: Facts) -> Finding | None:
+    return _finding_of(
+        facts.deleted,
+        DELETED,
+        "deleted in a later layer, but still stored and pulled",
+        "RUN install-something && rm -rf what-is-not-needed   # in the same RUN, or COPY --from=STAGE",
+    )
+
+
+_REMEDY_OF_COPIES = {
+    ROCM_TWICE: "RUN ln -sf /opt/rocm/lib/LIBRARY TORCH/lib/LIBRARY   # in the layer that installs torch,"
+    " or install torch's wheel on a base without ROCm",
+    TWO_COPIES: "COPY --from=STAGE ...   # once, and RUN ln -s FIRST SECOND in the same layer",
+    LATER_RUN: "RUN install-it && ln FIRST SECOND   # in one RUN: linking to a lower layer's file copies it",
+    ONE_LAYER: "RUN ln -sf FIRST SECOND   # in the layer that makes the copy",
+}
+
+
+def _duplicates(facts: Facts) -> Finding | None:
+    n_bytes = sum(row.wasted_bytes for row in facts.duplicates)
+    if n_bytes < WORTH_BYTES:
+        return None
+    causes: Counter[str] = Counter()
+    for row in facts.duplicates:
+        causes[row.cause] += row.wasted_bytes
+    reasons = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
+    if len(causes) == 1:
+        reasons = next(iter(causes))
+    return Finding(
+        DUPLICATES,
+        Severity.WARNING,
+        f"the same content at several paths ({reasons})",
+        n_bytes,
+        tuple(" = ".join(row.paths[:3]) for row in facts.duplicates[:MAX_PATHS]),
+        "\n".join(_REMEDY_OF_COPIES[why] for why, _ in _largest_first(causes)),
+    )
 
 
 # the smallest documented quota of large public registries; some take 10 GB
 REGISTRY_LAYER_BYTES = 10_000 << 20
+
+
+def _huge_layer(facts: Facts) -> Finding | None:
+    known = [(n, stored) for n, stored in enumerate(facts.layer_stored_bytes) if stored is not None]
+    huge = [n for n, stored in known if stored > REGISTRY_LAYER_BYTES]
+    if not huge:
+        return None
+    return Finding(
+        "huge-layer",
+        Severity.WARNING,
+        "a layer larger than public registries take (10,000 MiB compressed)",
+        sum(facts.layer_bytes[n] for n in huge),
+        tuple(f"layer {n}" for n in huge),
+        "RUN one-half-of-the-packages\nRUN the-other-half   # layers are pushed and pulled in parallel, too",
+    )
+
+
+# What nobody needs at run time.
+
+
+def _build_only(facts: Facts) -> Finding | None:
+    locations = facts.build_only.top(MAX_PATHS)
+    packages = [location for location in locations if isinstance(location, PackageName)]
+    purge = command_naming(
+        packages[:8],
+        lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
+    )
+    return _finding_of(
+        facts.build_only,
+        BUILD_ONLY,
+        "compilers, build systems and -dev packages, not needed at run time",
+        "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
+        f"{purge}".rstrip("\n"),
+    )
+
+
+def _strippable(facts: Facts) -> Finding | None:
+    if facts.strippable.unpacked_bytes < WORTH_BYTES:
+        return None
+    places = facts.strippable.top(MAX_PATHS)
+    left_out = len(facts.strippable.places) - len(places)
+    more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
+    return Finding(
+        STRIPPABLE,
+        Severity.WARNING,
+        "debug information and linkers' symbols inside libraries and programs",
+        facts.strippable.unpacked_bytes,
+        tuple(map(display, places)),
+        command_naming(
+            places,
+            lambda listed: (
+                f"RUN find {listed} -maxdepth 1 -type f \\\n"
+                "  -exec strip --strip-unneeded {} \\;   # reports an error for files that aren't programs"
+            ),
+        )
+        + f"\n{more}# in the layer that installs them, with binutils there; never after weir prune;\n"
+        "# then test what was stripped: libraries that patchelf changed may no longer load",
+    )
+
+
 _REMOVE = "RUN rm -rf {places}   # in the layer that installs them"
 
 
@@ -266,118 +396,26 @@ _NEEDLESS = {  # by their names in OF_KIND
 }
 
 
-def find_waste(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding, the most severe and largest first."""
-    order = list(Severity)
-    total = sum(facts.layer_bytes)
-    claiming = {cause for causes in facts.claims for cause in causes}
-    found = [
-        replace(finding, predicted_unpacked_bytes=total - saved_bytes(facts.claims, {finding.id}))
-        if finding.id in claiming
-        else finding
-        for finding in (*(check(facts) for check in CHECKS), *(_needless(facts, name) for name in _NEEDLESS))
-        if finding
-    ]
-    return tuple(sorted(found, key=lambda row: (order.index(row.severity), -row.bytes)))
-
-
-def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
-    """The size after all remedies except those of severity `info`."""
-    saved = saved_bytes(facts.claims, {row.id for row in findings if row.severity is not Severity.INFO})
-    return Prediction(sum(facts.layer_bytes) - saved, saved)
-
-
-def _strippable(facts: Facts) -> Finding | None:
-    if facts.strippable.unpacked_bytes < WORTH_BYTES:
-        return None
-    places = facts.strippable.top(SHOWN_PATHS)
-    left_out = len(facts.strippable.places) - len(places)
-    more = f"# and {left_out} more directories, with less in each\n" if left_out else ""
-    return Finding(
-        STRIPPABLE,
-        Severity.WARNING,
-        "debug information and linkers' symbols inside libraries and programs",
-        facts.strippable.unpacked_bytes,
-        tuple(map(shown, places)),
-        naming(
-            places,
-            lambda listed: (
-                f"RUN find {listed} -maxdepth 1 -type f \\\n"
-                "  -exec strip --strip-unneeded {} \\;   # reports an error for files that aren't programs"
-            ),
-        )
-        + f"\n{more}# in the layer that installs them, with binutils there; never after weir prune;\n"
-        "# then test what was stripped: libraries that patchelf changed may no longer load",
-    )
-
-
-def _overwritten(facts: Facts) -> Finding | None:
-    same = "".join(f"; {why}, same content: {decimal_bytes(n)}" for why, n in _largest_first(facts.rewritten))
-    return _of_tally(
-        facts.overwritten,
-        OVERWRITTEN,
-        f"replaced in a later layer{same}",
-        "COPY --chown=USER --chmod=MODE ...   # instead of RUN chown or chmod in a later layer\n"
-        "# and install a package once, in the layer that settles its version",
-    )
-
-
-def _deleted(facts: Facts) -> Finding | None:
-    return _of_tally(
-        facts.deleted,
-        DELETED,
-        "deleted in a later layer, but still stored and pulled",
-        "RUN install-something && rm -rf what-is-not-needed   # in the same RUN, or COPY --from=STAGE",
-    )
-
-
-_AGAINST_COPIES = {
-    ROCM_TWICE: "RUN ln -sf /opt/rocm/lib/LIBRARY TORCH/lib/LIBRARY   # in the layer that installs torch,"
-    " or install torch's wheel on a base without ROCm",
-    TWO_COPIES: "COPY --from=STAGE ...   # once, and RUN ln -s FIRST SECOND in the same layer",
-    LATER_RUN: "RUN install-it && ln FIRST SECOND   # in one RUN: linking to a lower layer's file copies it",
-    ONE_LAYER: "RUN ln -sf FIRST SECOND   # in the layer that makes the copy",
-}
-
-
-def _duplicates(facts: Facts) -> Finding | None:
-    n_bytes = sum(row.wasted_bytes for row in facts.duplicates)
+def _needless(facts: Facts, name: str) -> Finding | None:
+    """A finding of all visible files of the kinds that have this name."""
+    row = _NEEDLESS[name]
+    tallies = [tally for kind, tally in facts.visible_by_kind.items() if OF_KIND.get(kind) == name]
+    n_bytes = sum(tally.unpacked_bytes for tally in tallies)
     if n_bytes < WORTH_BYTES:
         return None
-    causes: Counter[str] = Counter()
-    for row in facts.duplicates:
-        causes[row.cause] += row.wasted_bytes
-    reasons = ", ".join(f"{why}: {decimal_bytes(n)}" for why, n in _largest_first(causes))
-    if len(causes) == 1:
-        reasons = next(iter(causes))
-    return Finding(
-        DUPLICATES,
-        Severity.WARNING,
-        f"the same content at several paths ({reasons})",
-        n_bytes,
-        tuple(" = ".join(row.paths[:3]) for row in facts.duplicates[:SHOWN_PATHS]),
-        "\n".join(_AGAINST_COPIES[why] for why, _ in _largest_first(causes)),
-    )
+    places = merged_places(tallies)
+    remedy = row.remedy
+    if "{places}" in remedy:
+        remedy = command_naming(places[:8], lambda listed: row.remedy.replace("{places}", listed))
+    paths = tuple(map(display, places[:MAX_PATHS]))
+    return Finding(name, row.severity, row.title, n_bytes, paths, remedy)
 
 
-def _build_only(facts: Facts) -> Finding | None:
-    spots = facts.build_only.top(SHOWN_PATHS)
-    packages = [spot for spot in spots if isinstance(spot, PackageName)]
-    purge = naming(
-        packages[:8],
-        lambda names: f"# or in the layer that installs them: apt-get purge --auto-remove -- {names}",
-    )
-    return _of_tally(
-        facts.build_only,
-        BUILD_ONLY,
-        "compilers, build systems and -dev packages, not needed at run time",
-        "FROM BASE AS build   # install these and build here\nFROM BASE\nCOPY --from=build WHAT-IS-NEEDED /\n"
-        f"{purge}".rstrip("\n"),
-    )
+# Credentials.
 
 
 def _secrets(facts: Facts) -> Finding | None:
-    """The only finding whose list isn't shortened: somebody has to handle each of its places."""
+    """Lists far more places than other findings: somebody has to handle each of them."""
     if not facts.secrets:
         return None
     return Finding(
@@ -385,25 +423,31 @@ def _secrets(facts: Facts) -> Finding | None:
         Severity.ERROR,
         f"credentials in {counted(len(facts.secrets), 'place')}; anyone who can pull the image can read them",
         sum(row.unpacked_bytes for row in facts.secrets),
-        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:SHOWN_SECRETS]),
+        tuple(f"{row.where}: {', '.join(row.kinds)}" for row in facts.secrets[:MAX_SECRETS]),
         "RUN --mount=type=secret,id=NAME ...   # available during this step only, and not in the history\n"
         "# revoke what was found: deleting it in a later layer leaves it in the earlier one",
     )
 
 
-def _huge_layer(facts: Facts) -> Finding | None:
-    known = [(n, stored) for n, stored in enumerate(facts.layer_stored_bytes) if stored is not None]
-    huge = [n for n, stored in known if stored > REGISTRY_LAYER_BYTES]
-    if not huge:
+# What checks have in common.
+
+
+def merged_places(tallies: Iterable[Tally]) -> list[Location]:
+    """The places of several tallies, those with most bytes first."""
+    total = sum((tally.places for tally in tallies), Tally().places)
+    return [place for place, _ in total.most_common()]
+
+
+def _finding_of(group: Tally, name: str, title: str, remedy: str) -> Finding | None:
+    """A warning about bytes that Facts counts apart; None below WORTH_BYTES."""
+    if group.unpacked_bytes < WORTH_BYTES:
         return None
-    return Finding(
-        "huge-layer",
-        Severity.WARNING,
-        "a layer larger than public registries take (10,000 MiB compressed)",
-        sum(facts.layer_bytes[n] for n in huge),
-        tuple(f"layer {n}" for n in huge),
-        "RUN one-half-of-the-packages\nRUN the-other-half   # layers are pushed and pulled in parallel, too",
-    )
+    paths = tuple(map(display, group.top(MAX_PATHS)))
+    return Finding(name, Severity.WARNING, title, group.unpacked_bytes, paths, remedy)
+
+
+def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(sizes.items(), key=lambda row: (-row[1], row[0]))
 
 
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
@@ -420,30 +464,3 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     _huge_layer,
     _strippable,
 )
-
-
-def _of_tally(tally: Tally, name: str, title: str, remedy: str) -> Finding | None:
-    """A finding of bytes that were counted apart, if they are worth one."""
-    if tally.unpacked_bytes < WORTH_BYTES:
-        return None
-    paths = tuple(map(shown, tally.top(SHOWN_PATHS)))
-    return Finding(name, Severity.WARNING, title, tally.unpacked_bytes, paths, remedy)
-
-
-def _needless(facts: Facts, name: str) -> Finding | None:
-    """A finding of all visible files of the kinds that have this name."""
-    what = _NEEDLESS[name]
-    tallies = [tally for kind, tally in facts.shown.items() if OF_KIND.get(kind) == name]
-    n_bytes = sum(tally.unpacked_bytes for tally in tallies)
-    if n_bytes < WORTH_BYTES:
-        return None
-    places = merged_places(tallies)
-    remedy = what.remedy
-    if "{places}" in remedy:
-        remedy = naming(places[:8], lambda listed: what.remedy.replace("{places}", listed))
-    paths = tuple(map(shown, places[:SHOWN_PATHS]))
-    return Finding(name, what.severity, what.title, n_bytes, paths, remedy)
-
-
-def _largest_first(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(sizes.items(), key=lambda row: (-row[1], row[0]))

@@ -7,21 +7,21 @@ output.
 from xml.etree import ElementTree as Xml
 
 from buildtool.audit.baseline import Comparison, Regression
-from buildtool.audit.budget import Judgement, Verdict
 from buildtool.audit.findings import Finding, Severity
-from buildtool.audit.report import AuditReport
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
+from buildtool.audit.report import AuditReport, Judgement, Verdict
 from probes.core.quoting import xml
 from probes.core.units import decimal_bytes
 
 
-def render_junit(report: AuditReport, comparison: Comparison | None = None) -> str:
+def render_junit(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report as one test suite."""
     suite = Xml.Element("testsuite", name=xml(report.image.ref))
-    for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
-        if judged.verdict is not Verdict.NONE:
-            _limit(suite, name, judged)
-    if comparison:
-        _baseline(suite, comparison)
+    for name, judgement in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
+        if judgement.verdict is not Verdict.NONE:
+            _limit(suite, name, judgement)
+    if options.comparison:
+        _baseline(suite, options.comparison)
     for finding in report.findings:
         _finding(suite, finding)
     root = Xml.Element("testsuites", name="gpu-weir audit")
@@ -35,13 +35,13 @@ def render_junit(report: AuditReport, comparison: Comparison | None = None) -> s
     return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _limit(suite: Xml.Element, name: str, judged: Judgement) -> None:
+def _limit(suite: Xml.Element, name: str, judgement: Judgement) -> None:
     case = _case(suite, "budget", f"{name} bytes are within the budget")
-    limit = decimal_bytes(judged.limit_bytes or 0)
-    if judged.actual_bytes is None:
+    limit = decimal_bytes(judgement.limit_bytes or 0)
+    if judgement.actual_bytes is None:
         _child(case, "skipped", f"{name} bytes are unknown, the limit is {limit}")
-    elif judged.verdict is Verdict.FAIL:
-        _child(case, "failure", f"{decimal_bytes(judged.actual_bytes)} {name} > {limit}")
+    elif judgement.verdict is Verdict.FAIL:
+        _child(case, "failure", f"{decimal_bytes(judgement.actual_bytes)} {name} > {limit}")
 
 
 def _baseline(suite: Xml.Element, comparison: Comparison) -> None:

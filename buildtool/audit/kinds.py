@@ -1,20 +1,20 @@
-"""What kind of bytes a file holds, judged by its path: one kind per file. Directories first, then endings."""
+"""What kind of content a file is, judged by its path: one kind per file; directories first, then endings.
+
+Also: which packages and directories are only needed to build software, and the locations that findings name.
+"""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
 from buildtool.audit.packages import Manager, Package
-from buildtool.gpucode.source import BadTarget
-from buildtool.gpucode.target import SPIRV, TargetId, gfx_targets_of_path, serves_any
+from buildtool.gpucode.target import gfx_targets_of_path
 from probes.core.quoting import Unquotable, shell, shell_pattern, terminal
 
-_UNNAMED = "their names can't be pasted safely"
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")  # Debian's names (Policy, 5.6.1), Python's and conda's
+# Locations: what a finding names, and a remedy has to quote.
 
 
 class Pattern(NamedTuple):
@@ -30,39 +30,45 @@ class PackageName(NamedTuple):
     name: str
 
 
-Spot = bytes | Pattern | PackageName
+Location = bytes | Pattern | PackageName
 
 
-def shown(spot: Spot) -> str:
-    """A spot for people; paths without the slash that they begin with inside the image."""
-    match spot:
+def display(location: Location) -> str:
+    """A location for people; paths without the slash that they begin with inside the image."""
+    match location:
         case PackageName(name):
             return terminal(name)
         case Pattern(directory, ending):
             return f"{terminal(directory)}/*.{terminal(ending)}".removeprefix("/")
         case _:
-            return terminal(spot)
+            return terminal(location)
 
 
-def naming(spots: Iterable[Spot], command: Callable[[str], str]) -> str:
-    """A command that names the spots, made by `command` from their words, without those that can't be pasted.
+_UNQUOTABLE = "their names can't be pasted safely"
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")  # Debian's names (Policy, 5.6.1), Python's and conda's
 
-    These are counted in a comment; where none can be pasted, there is no command.
+
+def command_naming(locations: Iterable[Location], make_command: Callable[[str], str]) -> str:
+    """A command that names the locations: `make_command` gets them as one text, quoted for a shell.
+
+    Those that can't be quoted are counted in a comment; where none can, there is no command.
     """
-    words, unnamed = [], 0
-    for spot in spots:
+    words, n_left_out = [], 0
+    for location in locations:
         try:
-            words.append(_word(spot))
+            words.append(_word(location))
         except Unquotable:
-            unnamed += 1
-    lines = [command(" ".join(words))] if words else []
-    if unnamed:
-        lines.append(f"# {unnamed} {'place' if unnamed == 1 else 'places'} cannot be named here: {_UNNAMED}")
+            n_left_out += 1
+    lines = [make_command(" ".join(words))] if words else []
+    if n_left_out:
+        lines.append(
+            f"# {n_left_out} {'place' if n_left_out == 1 else 'places'} cannot be named here: {_UNQUOTABLE}"
+        )
     return "\n".join(lines)
 
 
-def _word(spot: Spot) -> str:
-    match spot:
+def _word(location: Location) -> str:
+    match location:
         case PackageName(name):
             if not _PACKAGE.fullmatch(name):
                 raise Unquotable("no package can have such a name")
@@ -70,7 +76,10 @@ def _word(spot: Spot) -> str:
         case Pattern(directory, ending):
             return shell_pattern(b"/" + directory, ending) if directory else f"/*.{shell(ending)}"
         case _:
-            return shell(b"/" + spot)
+            return shell(b"/" + location)
+
+
+# Kinds.
 
 
 class Kind(Enum):
@@ -94,7 +103,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Classification:
     """A file's kind, and what a remedy would name: a directory with only that kind, or one and an ending."""
 
     kind: Kind
@@ -161,24 +170,24 @@ class Classifier:
     """Classifies files, examining each directory once."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[Place | None, bool, bool]] = {}
+        self._known: dict[bytes, tuple[Classification | None, bool, bool]] = {}
 
-    def place(self, directory: bytes, name: bytes) -> Place:
+    def classify(self, directory: bytes, name: bytes) -> Classification:
         """A file's kind and anchor."""
-        known = self._known.get(directory)
-        if known is None:
-            known = (
+        of_directory = self._known.get(directory)
+        if of_directory is None:
+            of_directory = (
                 _of_directory(directory),
                 bool(_GPU_NAME.search(directory)),
                 bool(_PROGRAMS.search(directory)),
             )
-            self._known[directory] = known
-        by_directory, maybe_gpu, programs = known
+            self._known[directory] = of_directory
+        by_directory, maybe_gpu, programs = of_directory
         if maybe_gpu or b"gfx" in name:
             path = (directory + b"/" + name).decode("utf-8", "replace")
             targets = gfx_targets_of_path(path)
             if targets:
-                return Place(Kind.GPU_CODE, directory, targets)
+                return Classification(Kind.GPU_CODE, directory, targets)
         if by_directory is not None and name != b"copyright":  # licences must stay
             return by_directory
         stem, _, ending = name.rpartition(b".")
@@ -186,45 +195,27 @@ class Classifier:
         if ending == b"pth" and _PATH_FILES.search(directory + b"/" + name):
             kind = Kind.PYTHON
         if kind is not None:
-            return Place(kind, Pattern(directory, ending))
+            return Classification(kind, Pattern(directory, ending))
         if _SONAME.search(name):
-            return Place(Kind.LIBRARY, directory)
-        return Place(Kind.PROGRAM if programs else Kind.DATA, directory)
+            return Classification(Kind.LIBRARY, directory)
+        return Classification(Kind.PROGRAM if programs else Kind.DATA, directory)
 
 
-def _of_directory(directory: bytes) -> Place | None:
+def _of_directory(directory: bytes) -> Classification | None:
     for prefix, kind in _UNDER:
         if directory == prefix or directory.startswith(prefix + b"/"):
-            return Place(kind, prefix)
+            return Classification(kind, prefix)
     parts = directory.split(b"/")
     for depth, (above, part) in enumerate(pairwise(parts), 2):
         if part == b"pkgs" and any(word in above for word in _CONDAS):
-            return Place(Kind.CACHE, b"/".join(parts[:depth]))
+            return Classification(Kind.CACHE, b"/".join(parts[:depth]))
     for depth, part in enumerate(parts, 1):
         if part in _PART:
-            return Place(_PART[part], b"/".join(parts[:depth]))
+            return Classification(_PART[part], b"/".join(parts[:depth]))
     return None
 
 
-CUDA = "cuda-in-cpu-image"
-FOREIGN_FILES = "foreign-gfx"
-FOREIGN_CODE = "foreign-gfx-in-libraries"
-OVERWRITTEN = "overwritten"
-DELETED = "deleted"
-DUPLICATES = "duplicates"
-BUILD_ONLY = "build-only"
-STRIPPABLE = "debug-info-in-libraries"
-OF_KIND = {
-    Kind.CACHE: "caches",
-    Kind.HEADER: "headers-and-static",
-    Kind.STATIC_LIBRARY: "headers-and-static",
-    Kind.BUILD_FILE: "headers-and-static",
-    Kind.TEST: "tests",
-    Kind.DEBUG: "debug-info",
-    Kind.DOC: "docs-and-locale",
-    Kind.LOCALE: "docs-and-locale",
-    Kind.BYTECODE: "bytecode",
-}
+# Build tools.
 
 _DEB_TOOL = re.compile(
     r"(build-essential|dpkg-dev|(gcc|g\+\+|cpp|gfortran|gobjc|gdc|gnat)(-\d+)?(-[a-z0-9_]+-linux-gnu)?|binutils(-.*)?"
@@ -242,72 +233,15 @@ _CONDA_TOOL = re.compile(
     r"|cuda-compiler|sysroot)([_-].*)?|patchelf)$"
 )
 _TOOLS = {Manager.DEB: _DEB_TOOL, Manager.PYTHON: _PYTHON_TOOL, Manager.CONDA: _CONDA_TOOL}
-_MOVED_HEADERS = 2048  # a table of 36 program headers, which is more than libraries have
 _TOOL_DIRECTORY = re.compile(rb"^(opt/rocm[^/]*/(lib/)?llvm|usr/local/cuda[^/]*/(bin|nvvm))(/|$)")
-
-Claims = Mapping[tuple[str, ...], int]  # ids of findings -> bytes that exactly these would remove
 
 
 def is_build_tool(package: Package) -> bool:
-    """Is this package only needed to build software: a compiler, a build system, a -dev package?"""
+    """Whether a package is only needed to build software: a compiler, a build system, a -dev package."""
     tools = _TOOLS.get(package.manager)
     return bool(tools and tools.match(package.name.lower()))
 
 
 def is_tool_directory(directory: bytes) -> bool:
-    """Does a directory that no package owns hold a compiler?"""
+    """Whether a directory that no package owns holds a compiler."""
     return bool(_TOOL_DIRECTORY.search(directory))
-
-
-def parse_targets(names: Iterable[str]) -> list[TargetId]:
-    """The wanted targets; none where one isn't a target: an image's label is free text."""
-    try:
-        return [TargetId.parse(name) for name in names]
-    except BadTarget:
-        return []
-
-
-def is_foreign(key: str, wanted: list[TargetId]) -> bool:
-    """Is code for these processors of no use to any wanted target? What isn't AMD's is judged elsewhere."""
-    names = key.split("+")
-    return (
-        bool(wanted)
-        and all(name.startswith("gfx") for name in names)
-        and not any(serves_any(TargetId.parse(name), wanted) for name in names)
-    )
-
-
-class ClaimCounter:
-    """Counts bytes by the findings that would remove them."""
-
-    def __init__(self, wanted: list[TargetId]) -> None:
-        self._wanted = wanted
-        self._foreign: dict[str, bool] = {}
-        self.claims: Counter[tuple[str, ...]] = Counter()
-
-    def add(self, n_bytes: int, causes: list[str]) -> None:
-        """A file, or a part of one, with the ids of the findings that would remove it."""
-        if causes and n_bytes:
-            self.claims[tuple(causes)] += n_bytes
-
-    def cut_from(self, code: Mapping[str, int], *, grain: int) -> frozenset[str]:
-        """The targets whose code a prune cuts out of a library that holds `code`.
-
-        It leaves a library whole that has nothing for the wanted cards, and one that would get smaller by
-        less than its `grain`. The program headers take some of the room that is freed.
-        """
-        foreign = frozenset(target for target in code if self.is_foreign(target))
-        serves = any(target == SPIRV or target.startswith("gfx") for target in code.keys() - foreign)
-        least = grain + _MOVED_HEADERS if grain else 0
-        return foreign if serves and sum(code[target] for target in foreign) >= least else frozenset()
-
-    def is_foreign(self, key: str) -> bool:
-        """`is_foreign` for the wanted targets, each key judged once."""
-        if key not in self._foreign:
-            self._foreign[key] = is_foreign(key, self._wanted)
-        return self._foreign[key]
-
-
-def saved_bytes(claims: Claims, ids: Collection[str]) -> int:
-    """Bytes that the remedies of these findings save together, each counted once."""
-    return sum(n_bytes for causes, n_bytes in claims.items() if not set(causes).isdisjoint(ids))

@@ -1,7 +1,7 @@
 """Which package a file belongs to, by the image's own databases: dpkg's, Python's, conda's.
 
 A file has one owner: the first of Debian, Python and conda that lists it. An unlisted file below /opt/rocm*
-belongs to a component of ROCm. Bytes are real file sizes.
+belongs to a component of ROCm.
 """
 
 import posixpath
@@ -13,154 +13,11 @@ from enum import Enum
 from itertools import chain, islice
 
 from buildtool.core.json_text import members, strings
-from buildtool.image.layer import LayerIndex, join
+from buildtool.image.layer import LayerIndex, join_path
 from buildtool.image.merge import Finder, Merged
 from probes.core.quoting import terminal
 
-LINE_BYTES = 16 << 10  # of a line that are read: a path has at most 4 KiB, in RECORD with quotes and a digest
-_MOST_MEMBERS = 1000  # members of a conda-meta file's object that are read; conda writes about 30
-_STATUS_FIELDS = frozenset({b"Package", b"Version", b"Architecture", b"Status"})
-_METADATA_FIELDS = frozenset({b"Name", b"Version"})
-
-
-@dataclass(frozen=True)
-class DebPackage:
-    """A package that dpkg has installed."""
-
-    name: str
-    version: str
-    architecture: str
-
-
-@dataclass(frozen=True)
-class CondaPackage:
-    """A package of a conda environment; `files` are relative to the environment and can be read once."""
-
-    name: str
-    version: str
-    files: Iterator[str]
-
-
-def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces, without their ends, each cut at LINE_BYTES."""
-    rest = b""
-    for piece in pieces:
-        found = (rest + piece).split(b"\n")
-        rest = found.pop()[:LINE_BYTES]
-        for line in found:
-            yield line[:LINE_BYTES].rstrip(b"\r")
-    if rest:
-        yield rest.rstrip(b"\r")
-
-
-def deb_packages(status: Iterable[bytes]) -> Iterator[DebPackage]:
-    """The installed packages in the lines of a dpkg status file, each name and architecture once."""
-    seen: set[tuple[bytes, bytes]] = set()
-    for fields in _stanzas(status):
-        name, architecture = fields.get(b"Package", b""), fields.get(b"Architecture", b"")
-        installed = fields.get(b"Status", b"ok installed").endswith(b" installed")
-        if name and installed and (name, architecture) not in seen:
-            seen.add((name, architecture))
-            yield DebPackage(_text(name), _text(fields.get(b"Version", b"")), _text(architecture))
-
-
-def python_name(metadata: Iterable[bytes]) -> tuple[str | None, str | None]:
-    """Name and version in the lines of a METADATA file; None for what it doesn't contain."""
-    fields = next(_stanzas(metadata, _METADATA_FIELDS), {})
-    name, version = fields.get(b"Name"), fields.get(b"Version")
-    return _text(name) if name is not None else None, _text(version) if version is not None else None
-
-
-def recorded_paths(record: Iterable[bytes], site: bytes) -> Iterator[bytes]:
-    """The files in the lines of a RECORD, which are relative to `site`, as paths without a leading slash."""
-    for line in record:
-        if line.startswith(b'"'):
-            path = line[1:].partition(b'",')[0].replace(b'""', b'"')
-        else:
-            path = line.partition(b",")[0]
-        if path:
-            whole = path if path.startswith(b"/") else site + b"/" + path
-            odd = b"/." in whole or b"//" in whole
-            yield posixpath.normpath(b"/" + whole).lstrip(b"/") if odd else whole.lstrip(b"/")
-
-
-def conda_package(text: str) -> CondaPackage | None:
-    """The package in a file of conda-meta; None for an unrelated file in that directory."""
-    try:
-        spans = dict(islice(members(text), _MOST_MEMBERS))
-        name = next(strings(text, spans["name"]))
-        version = next(strings(text, spans["version"]))
-        for _ in strings(text, spans["files"]):  # all of them must be strings before any is used
-            pass
-    except (ValueError, KeyError, StopIteration):
-        return None
-    return CondaPackage(name, version, strings(text, spans["files"]))
-
-
-def _stanzas(
-    text: Iterable[bytes], wanted: frozenset[bytes] = _STATUS_FIELDS
-) -> Iterator[dict[bytes, bytes]]:
-    """The wanted fields of each stanza; blank lines part them, and of equal fields the last one counts."""
-    fields: dict[bytes, bytes] = {}
-    for line in text:
-        key, colon, value = line.partition(b":")
-        if colon and key in wanted:  # continuations of fields begin with a blank, and no key does
-            fields[key] = value.strip()
-        elif fields and not line.strip():
-            yield fields
-            fields = {}
-    if fields:
-        yield fields
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
-
-
-_ROOT = re.compile(rb"opt/rocm(?:-([0-9][^/]*))?(?=/|$)")
-_SHARED = re.compile(rb"\.so(?=\.|$)")
-_COMMON = {b"bin", b"lib", b"lib64", b"libexec", b"include", b"share"}  # hold every component's files
-_BELOW_COMMON = {b"cmake", b"doc", b"pkgconfig"}
-_ONE_COMPONENT = {"amdhip64": "hip", "hiprtc": "hip", "hiprtc-builtins": "hip"}
-
-
-@dataclass(frozen=True)
-class Component:
-    """A part of ROCm. `version` is that of the whole tree, empty where its directory doesn't contain it."""
-
-    place: str
-    version: str
-    name: str
-
-
-def component_of(directory: bytes, name: bytes) -> Component | None:
-    """The component by a file's directory and name; None outside ROCm's tree."""
-    root = _ROOT.match(directory)
-    if not root:
-        return None
-    place, version = _decoded(root[0]), _decoded(root[1] or b"")
-    parts = directory[root.end() + 1 :].split(b"/")
-    common = b""
-    while parts and parts[0] in (_COMMON if not common else _BELOW_COMMON):
-        common = parts.pop(0)
-    part = parts[0] if parts else _library(name) or common
-    lower = _decoded(part).lower()
-    return Component(place, version, _ONE_COMPONENT.get(lower, lower) or "rocm")
-
-
-def _library(name: bytes) -> bytes | None:
-    """A library's name without `lib` and its ending; None for other files."""
-    if not name.startswith(b"lib"):
-        return None
-    shared = _SHARED.search(name, 4)
-    if shared:
-        return name[3 : shared.start()]
-    return name[3:-2] if name.endswith(b".a") else None
-
-
-def _decoded(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
-
+# Owners.
 
 UNOWNED = 0
 _MOST_PACKAGES = 50_000  # Debian has some 65,000 in all; each takes memory, in every report too
@@ -212,24 +69,6 @@ class Ownership:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class _Database:
-    """A captured file of the final tree, kept compressed: all of them at once would take too much memory."""
-
-    directory: str
-    name: str
-    index: LayerIndex
-    row: int
-
-    def lines(self) -> Iterator[bytes]:
-        """Its lines."""
-        return lines(self.index.pieces(self.row))
-
-    def text(self) -> str:
-        """All of it, for what has no lines."""
-        return b"".join(self.index.pieces(self.row)).decode("utf-8", "replace")
-
-
 def find_owners(merged: Merged) -> Ownership:
     """Who owns each member of the image's final tree."""
     databases = list(_databases(merged))
@@ -250,17 +89,26 @@ def find_owners(merged: Merged) -> Ownership:
     return ownership
 
 
-def claim_leftovers(merged: Merged, ownership: Ownership) -> None:
+def _readable(package: Package) -> Package:
+    """The package with names fit to be shown: they come from the image and may hold anything."""
+    fields = terminal(package.name), terminal(package.version), terminal(package.place)
+    return Package(package.manager, *fields)
+
+
+# Files that no database lists.
+
+
+def assign_unlisted_files(merged: Merged, ownership: Ownership) -> None:
     """Assign owners to unlisted files: hard links' content, bytecode, what later layers replaced, ROCm."""
     for link, row in merged.links.items():
         if ownership.owner[row] == UNOWNED:
             ownership.owner[row] = ownership.owner[link]
-    _claim_bytecode(merged, ownership)
-    _claim_hidden(merged, ownership)
-    _claim_rocm(merged, ownership)
+    _assign_bytecode(merged, ownership)
+    _assign_hidden(merged, ownership)
+    _assign_rocm(merged, ownership)
 
 
-def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
+def _assign_bytecode(merged: Merged, ownership: Ownership) -> None:
     """Bytecode that no list names belongs to the owner of its source."""
     finder = Finder(merged)
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -273,7 +121,7 @@ def _claim_bytecode(merged: Merged, ownership: Ownership) -> None:
                         ownership.owner[start + at] = ownership.owner[row]
 
 
-def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
+def _assign_hidden(merged: Merged, ownership: Ownership) -> None:
     """A replaced file belongs to the owner of the file that is there now."""
     finder = Finder(merged)
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -284,7 +132,7 @@ def _claim_hidden(merged: Merged, ownership: Ownership) -> None:
                     ownership.owner[start + at] = ownership.owner[row]
 
 
-def _claim_rocm(merged: Merged, ownership: Ownership) -> None:
+def _assign_rocm(merged: Merged, ownership: Ownership) -> None:
     """What is left below /opt/rocm* belongs to ROCm's components, each of them a package."""
     numbers: dict[Component, int] = {}
     for index, start in zip(merged.layers, merged.starts, strict=True):
@@ -303,10 +151,25 @@ def _claim_rocm(merged: Merged, ownership: Ownership) -> None:
             ownership.owner[start + at] = numbers[part]
 
 
-def _readable(package: Package) -> Package:
-    """The package with names fit to be shown: they come from the image and may hold anything."""
-    fields = terminal(package.name), terminal(package.version), terminal(package.place)
-    return Package(package.manager, *fields)
+# What each manager lists.
+
+
+@dataclass(frozen=True)
+class _Database:
+    """A captured file of the final tree, kept compressed: all of them at once would take too much memory."""
+
+    directory: str
+    name: str
+    index: LayerIndex
+    row: int
+
+    def lines(self) -> Iterator[bytes]:
+        """Its lines."""
+        return lines(self.index.pieces(self.row))
+
+    def text(self) -> str:
+        """Its content as text."""
+        return b"".join(self.index.pieces(self.row)).decode("utf-8", "replace")
 
 
 def _databases(merged: Merged) -> Iterator[_Database]:
@@ -317,10 +180,10 @@ def _databases(merged: Merged) -> Iterator[_Database]:
                 yield _Database(directory, index.names[at].decode("utf-8", "surrogateescape"), index, at)
 
 
-_Claim = tuple[Package, Iterable[bytes]]
+_ListedFiles = tuple[Package, Iterable[bytes]]
 
 
-def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Claim]:
+def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_ListedFiles]:
     lists = {row.name.removesuffix(".list"): row for row in databases if row.directory.endswith("dpkg/info")}
     distroless = {row.name: row for row in databases if row.directory.endswith("dpkg/status.d")}
     for row in databases:
@@ -328,26 +191,28 @@ def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Claim
             info = _info_files(finder)
             for deb in deb_packages(row.lines()):
                 stems = (f"{deb.name}:{deb.architecture}", deb.name)
-                found = next((lists.pop(stem) for stem in stems if stem in lists), None)
+                listing = next((lists.pop(stem) for stem in stems if stem in lists), None)
                 own = [path for stem in stems for path in info.pop(stem, ())]
                 files = _DPKG_FILES if deb.name == "dpkg" else ()
-                listed = map(_relative, found.lines()) if found else ()
+                listed = map(_relative, listing.lines()) if listing else ()
                 yield Package(Manager.DEB, deb.name, deb.version), chain(listed, own, files)
     for row in distroless.values():
         for deb in deb_packages(row.lines()):
-            found = distroless.get(f"{row.name}.md5sums")
-            paths = (line.partition(b"  ")[2] for line in found.lines()) if found else ()
+            listing = distroless.get(f"{row.name}.md5sums")
+            paths = (line.partition(b"  ")[2] for line in listing.lines()) if listing else ()
             yield Package(Manager.DEB, deb.name, deb.version), map(_relative, paths)
 
 
 def _info_files(finder: Finder) -> dict[str, list[bytes]]:
     """dpkg's own files about packages, by what stands before their ending: `name` or `name:architecture`."""
-    found: dict[str, list[bytes]] = {}
+    files_of: dict[str, list[bytes]] = {}
     for name in finder.names(_DPKG_INFO):
         stem, _, end = name.rpartition(b".")
         if end in _DPKG_ENDS:
-            found.setdefault(stem.decode("utf-8", "surrogateescape"), []).append(join(_DPKG_INFO, name))
-    return found
+            files_of.setdefault(stem.decode("utf-8", "surrogateescape"), []).append(
+                join_path(_DPKG_INFO, name)
+            )
+    return files_of
 
 
 _DPKG_INFO = b"var/lib/dpkg/info"
@@ -358,28 +223,28 @@ _DPKG_FILES = (b"var/lib/dpkg/status", b"var/lib/dpkg/status-old", b"var/lib/dpk
 _INSTALLERS = (b"INSTALLER", b"RECORD", b"REQUESTED", b"direct_url.json")
 
 
-def _python_packages(databases: list[_Database]) -> Iterator[_Claim]:
+def _python_packages(databases: list[_Database]) -> Iterator[_ListedFiles]:
     metadata = {row.directory: row for row in databases if row.name == "METADATA"}
     for row in databases:
         if row.name == "RECORD" and row.directory.endswith(".dist-info"):
             site, _, info = row.directory.rpartition("/")
             name, _, version = info.removesuffix(".dist-info").partition("-")
-            beside = metadata.get(row.directory)
-            described = python_name(beside.lines()) if beside else (None, None)
-            package = Package(Manager.PYTHON, described[0] or name, described[1] or version, site)
+            metadata_file = metadata.get(row.directory)
+            declared = python_name(metadata_file.lines()) if metadata_file else (None, None)
+            package = Package(Manager.PYTHON, declared[0] or name, declared[1] or version, site)
             # installers list neither bytecode that was compiled later nor always their own files
-            own = (join(_raw(row.directory), end) for end in _INSTALLERS)
-            yield package, chain(recorded_paths(row.lines(), _raw(site)), own)
+            unlisted = (join_path(_raw(row.directory), end) for end in _INSTALLERS)
+            yield package, chain(recorded_paths(row.lines(), _raw(site)), unlisted)
 
 
-def _conda_packages(databases: list[_Database]) -> Iterator[_Claim]:
+def _conda_packages(databases: list[_Database]) -> Iterator[_ListedFiles]:
     for row in databases:
         if row.directory.endswith("conda-meta"):  # only its JSON is captured
-            found = conda_package(row.text())
-            if found:
+            conda = conda_package(row.text())
+            if conda:
                 prefix = row.directory.removesuffix("conda-meta")
-                paths = (prefix + path for path in chain(found.files, (f"conda-meta/{row.name}",)))
-                package = Package(Manager.CONDA, found.name, found.version, prefix.removesuffix("/"))
+                paths = (prefix + path for path in chain(conda.files, (f"conda-meta/{row.name}",)))
+                package = Package(Manager.CONDA, conda.name, conda.version, prefix.removesuffix("/"))
                 yield package, (_relative(_raw(path)) for path in paths)
 
 
@@ -393,3 +258,148 @@ def _raw(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
+
+
+# The databases' formats.
+
+LINE_BYTES = 16 << 10  # of a line that are read: a path has at most 4 KiB, in RECORD with quotes and a digest
+_MOST_MEMBERS = 1000  # members of a conda-meta file's object that are read; conda writes about 30
+_STATUS_FIELDS = frozenset({b"Package", b"Version", b"Architecture", b"Status"})
+_METADATA_FIELDS = frozenset({b"Name", b"Version"})
+
+
+@dataclass(frozen=True)
+class DebPackage:
+    """A package that dpkg has installed."""
+
+    name: str
+    version: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class CondaPackage:
+    """A package of a conda environment; `files` are relative to the environment and can be read once."""
+
+    name: str
+    version: str
+    files: Iterator[str]
+
+
+def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a text that comes in pieces, without their ends, each cut at LINE_BYTES."""
+    rest = b""
+    for piece in pieces:
+        whole = (rest + piece).split(b"\n")
+        rest = whole.pop()[:LINE_BYTES]
+        for line in whole:
+            yield line[:LINE_BYTES].rstrip(b"\r")
+    if rest:
+        yield rest.rstrip(b"\r")
+
+
+def deb_packages(status: Iterable[bytes]) -> Iterator[DebPackage]:
+    """The installed packages in the lines of a dpkg status file, each name and architecture once."""
+    seen: set[tuple[bytes, bytes]] = set()
+    for fields in _stanzas(status):
+        name, architecture = fields.get(b"Package", b""), fields.get(b"Architecture", b"")
+        installed = fields.get(b"Status", b"ok installed").endswith(b" installed")
+        if name and installed and (name, architecture) not in seen:
+            seen.add((name, architecture))
+            yield DebPackage(_decoded(name), _decoded(fields.get(b"Version", b"")), _decoded(architecture))
+
+
+def python_name(metadata: Iterable[bytes]) -> tuple[str | None, str | None]:
+    """Name and version in the lines of a METADATA file; None for what it doesn't contain."""
+    fields = next(_stanzas(metadata, _METADATA_FIELDS), {})
+    name, version = fields.get(b"Name"), fields.get(b"Version")
+    return _decoded(name) if name is not None else None, _decoded(version) if version is not None else None
+
+
+def recorded_paths(record: Iterable[bytes], site: bytes) -> Iterator[bytes]:
+    """The files in the lines of a RECORD, which are relative to `site`, as paths without a leading slash."""
+    for line in record:
+        if line.startswith(b'"'):
+            path = line[1:].partition(b'",')[0].replace(b'""', b'"')
+        else:
+            path = line.partition(b",")[0]
+        if path:
+            whole = path if path.startswith(b"/") else site + b"/" + path
+            odd = b"/." in whole or b"//" in whole
+            yield posixpath.normpath(b"/" + whole).lstrip(b"/") if odd else whole.lstrip(b"/")
+
+
+def conda_package(text: str) -> CondaPackage | None:
+    """The package in a file of conda-meta; None for an unrelated file in that directory."""
+    try:
+        spans = dict(islice(members(text), _MOST_MEMBERS))
+        name = next(strings(text, spans["name"]))
+        version = next(strings(text, spans["version"]))
+        for _ in strings(text, spans["files"]):  # all of them must be strings before any is used
+            pass
+    except (ValueError, KeyError, StopIteration):
+        return None
+    return CondaPackage(name, version, strings(text, spans["files"]))
+
+
+def _stanzas(
+    text: Iterable[bytes], wanted: frozenset[bytes] = _STATUS_FIELDS
+) -> Iterator[dict[bytes, bytes]]:
+    """The wanted fields of each stanza; blank lines part them, and of equal fields the last one counts."""
+    fields: dict[bytes, bytes] = {}
+    for line in text:
+        key, colon, value = line.partition(b":")
+        if colon and key in wanted:  # continuations of fields begin with a blank, and no key does
+            fields[key] = value.strip()
+        elif fields and not line.strip():
+            yield fields
+            fields = {}
+    if fields:
+        yield fields
+
+
+# Components of ROCm, by path.
+
+_ROOT = re.compile(rb"opt/rocm(?:-([0-9][^/]*))?(?=/|$)")
+_SHARED = re.compile(rb"\.so(?=\.|$)")
+_COMMON = {b"bin", b"lib", b"lib64", b"libexec", b"include", b"share"}  # hold every component's files
+_BELOW_COMMON = {b"cmake", b"doc", b"pkgconfig"}
+_ONE_COMPONENT = {"amdhip64": "hip", "hiprtc": "hip", "hiprtc-builtins": "hip"}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of ROCm. `version` is that of the whole tree, empty where its directory doesn't contain it."""
+
+    place: str
+    version: str
+    name: str
+
+
+def component_of(directory: bytes, name: bytes) -> Component | None:
+    """The component by a file's directory and name; None outside ROCm's tree."""
+    root = _ROOT.match(directory)
+    if not root:
+        return None
+    place, version = _decoded(root[0]), _decoded(root[1] or b"")
+    parts = directory[root.end() + 1 :].split(b"/")
+    common = b""
+    while parts and parts[0] in (_COMMON if not common else _BELOW_COMMON):
+        common = parts.pop(0)
+    part = parts[0] if parts else _library(name) or common
+    lower = _decoded(part).lower()
+    return Component(place, version, _ONE_COMPONENT.get(lower, lower) or "rocm")
+
+
+def _library(name: bytes) -> bytes | None:
+    """A library's name without `lib` and its ending; None for other files."""
+    if not name.startswith(b"lib"):
+        return None
+    shared = _SHARED.search(name, 4)
+    if shared:
+        return name[3 : shared.start()]
+    return name[3:-2] if name.endswith(b".a") else None
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -5,18 +5,18 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 
-from buildtool.audit.budget import BudgetResult, judge
 from buildtool.audit.counts import Duplicate, Facts, Tally
 from buildtool.audit.findings import SECTIONS, Finding, Prediction, find_waste, predict
-from buildtool.audit.kinds import shown
+from buildtool.audit.kinds import display
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import NO_TREE, FileRow, Tree
 from buildtool.core.errors import DataError
 from buildtool.core.json_text import Json
 from buildtool.core.model import Budget
-from buildtool.image.archive import PLAIN_REASON, ImageContents
+from buildtool.image.reader import PLAIN_REASON, ImageContents
 from probes.core import files
 from probes.core.codec import Misfit, decode, load
 from probes.core.invocation import host_command
@@ -26,6 +26,10 @@ from probes.core.units import counted
 SCHEMA_VERSION = 1  # 1: first form, November 2026
 _NO_DIGEST = "the archive holds no manifest digest (written by an engine without the containerd store)"
 _KEPT_DUPLICATES = 100
+MAX_REPORT_BYTES = 64 << 20
+_LARGEST_COUNT = (1 << 63) - 1  # what 64-bit readers can hold
+
+# The report.
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,53 @@ class DirectoryRow:
     visible_bytes: int
 
 
+class Verdict(Enum):
+    """`none`: no limit was set. `unknown`: a limit was set for bytes that aren't known."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One limit and what was compared with it."""
+
+    limit_bytes: int | None
+    actual_bytes: int | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class BudgetResult:
+    """The verdicts on unpacked and on stored bytes, and the graver of both."""
+
+    unpacked: Judgement
+    stored: Judgement
+
+    @property
+    def verdict(self) -> Verdict:
+        """Fail, else unknown, else pass, else none."""
+        order = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS, Verdict.NONE)
+        return min(self.unpacked.verdict, self.stored.verdict, key=order.index)
+
+
+def judge(budget: Budget, *, unpacked_bytes: int, stored_bytes: int | None) -> BudgetResult:
+    """Compare an image's bytes with its limits; a limit that is just met passes."""
+    return BudgetResult(
+        _judge_limit(budget.unpacked_bytes, unpacked_bytes), _judge_limit(budget.stored_bytes, stored_bytes)
+    )
+
+
+def _judge_limit(limit: int | None, actual: int | None) -> Judgement:
+    if limit is None:
+        return Judgement(None, actual, Verdict.NONE)
+    if actual is None:
+        return Judgement(limit, None, Verdict.UNKNOWN)
+    return Judgement(limit, actual, Verdict.PASS if actual <= limit else Verdict.FAIL)
+
+
 @dataclass(frozen=True)
 class AuditReport:
     """Everything that an audit found. Sums of `owners`, `kinds` and `layers` are equal."""
@@ -122,10 +173,13 @@ class AuditReport:
         return " ".join(part for part in (version, f"({labelled})" if labelled else "") if part) or "none"
 
 
+# From an image's facts.
+
+
 def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_version: str) -> AuditReport:
     """Combine what was read, counted and found."""
     totals = _totals(contents, facts)
-    judged = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
+    budget_result = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
     findings = find_waste(facts)
     return AuditReport(
         tool_version=tool_version,
@@ -155,25 +209,11 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         ),
         duplicates=facts.duplicates[:_KEPT_DUPLICATES],
         findings=findings,
-        budget=judged,
+        budget=budget_result,
         notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts))),
         prediction=predict(facts, findings),
         tree=facts.tree,
     )
-
-
-def to_json(report: AuditReport) -> str:
-    """Canonical JSON: keys sorted, two spaces, ASCII only, a newline at the end."""
-    document = {
-        **asdict(report),
-        "schema_version": SCHEMA_VERSION,
-        "budget": {
-            "limit_bytes": report.budget.unpacked.limit_bytes,
-            "verdict": report.budget.verdict,
-            **asdict(report.budget),
-        },
-    }
-    return json.dumps(document, sort_keys=True, indent=2, default=lambda word: word.value) + "\n"
 
 
 def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:
@@ -188,7 +228,7 @@ def _image_row(contents: ImageContents, facts: Facts) -> ImageRow:
         attestations=contents.attestations.count,
         attestations_stored_bytes=contents.attestations.stored_bytes,
         base_layers=facts.base.n_layers,
-        base_told_by=facts.base.told_by,
+        base_told_by=facts.base.evidence,
         base_name=facts.base.name,
     )
 
@@ -225,7 +265,7 @@ def _notes(facts: Facts) -> tuple[str, ...]:
         others = f" and {counted(rest, 'more library')}" if rest else ""
         notes.append(
             f"GPU code was looked for in {SECTIONS} of libraries, and not in their other sections, where "
-            f"/{shown(hiding)}{others} may hold some"
+            f"/{display(hiding)}{others} may hold some"
         )
     if facts.packages_left_out:
         notes.append(f"{facts.packages_left_out:,} packages are beyond the limit; their files have no owner")
@@ -238,8 +278,21 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     return tuple(notes)
 
 
-MAX_REPORT_BYTES = 64 << 20
-_LARGEST = (1 << 63) - 1  # of a count of bytes or of anything else
+# As JSON.
+
+
+def to_json(report: AuditReport) -> str:
+    """Canonical JSON: keys sorted, two spaces, ASCII only, a newline at the end."""
+    document = {
+        **asdict(report),
+        "schema_version": SCHEMA_VERSION,
+        "budget": {
+            "limit_bytes": report.budget.unpacked.limit_bytes,
+            "verdict": report.budget.verdict,
+            **asdict(report.budget),
+        },
+    }
+    return json.dumps(document, sort_keys=True, indent=2, default=lambda word: word.value) + "\n"
 
 
 def read_report(path: Path) -> AuditReport:
@@ -259,7 +312,7 @@ def read_report(path: Path) -> AuditReport:
 
 
 def parse_report(text: str, label: str) -> AuditReport:
-    """The report that `schema.to_json` wrote. Raises DataError naming the faulty place."""
+    """The report that `to_json` wrote. Raises DataError naming the faulty place."""
     try:
         document = load(text)
     except ValueError as error:
@@ -276,14 +329,14 @@ def parse_report(text: str, label: str) -> AuditReport:
 
 
 def _trusted(value: Json, where: str) -> Json:
-    """With text fit for a terminal; what isn't a count of anything is refused."""
+    """The value with texts fit for a terminal. Raises Misfit for an integer that is no count."""
     if isinstance(value, str):
         return terminal(value, keep="\n\t")
     if isinstance(value, Mapping):
         return {terminal(key): _trusted(item, f"{where}.{key[:60]}") for key, item in value.items()}
     if isinstance(value, Sequence):
         return [_trusted(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, int) and not 0 <= value <= _LARGEST:
+    if isinstance(value, int) and not 0 <= value <= _LARGEST_COUNT:
         raise Misfit(f"{where}: expected a count, found '{str(value)[:60]}'")
     return value
 

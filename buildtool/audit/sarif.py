@@ -1,25 +1,20 @@
 """An audit as SARIF 2.1.0, for code scanning: a result for each finding, broken limit and regression."""
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.budget import Verdict
 from buildtool.audit.findings import Severity
-from buildtool.audit.report import AuditReport
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
+from buildtool.audit.report import AuditReport, Verdict
+from buildtool.core.sarif import SarifTool, fitting_results, sarif_document
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal
 from probes.core.units import decimal_bytes
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
-# GitHub code scanning takes no more ("SARIF support for code scanning", upload limits)
-MAX_RESULTS = 5_000
-MAX_BYTES = 10_000_000
 _MAX_TEXT = 4_000
-_SPARE_BYTES = 100_000  # for what surrounds the results
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
@@ -32,63 +27,35 @@ class _Result:
     remedy: str = ""
 
 
-def render_sarif(report: AuditReport, comparison: Comparison | None = None) -> str:
+def render_sarif(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report as SARIF, within MAX_RESULTS and MAX_BYTES; results left out are counted."""
-    results = list(_results(report, comparison))
-    kept = fitting([_result(report, row) for row in results])
+    results = list(_results(report, options.comparison))
+    kept = fitting_results([_result(report, row) for row in results])
     rules = {row.rule: row for row in reversed(results[: len(kept)])}
     names = {name: n for n, name in enumerate(sorted(rules))}
     for row, result in zip(results, kept, strict=False):
         result["ruleIndex"] = names[row.rule]
     root: Json = {"description": {"text": sarif(_cut(f"root of {report.image.ref}"))}}
-    return document(
-        Tool("gpu-weir audit", report.tool_version, [_rule(rules[name]) for name in names]),
+    return sarif_document(
+        SarifTool("gpu-weir audit", report.tool_version, [_rule(rules[name]) for name in names]),
         kept,
         left_out=len(results) - len(kept),
         bases={"IMAGE": root},
     )
 
 
-@dataclass(frozen=True)
-class Tool:
-    """What reports: its name, version and rules."""
-
-    name: str
-    version: str
-    rules: Sequence[Json]
-
-
-def document(
-    tool: Tool, results: Sequence[dict[str, Json]], *, left_out: int, bases: Mapping[str, Json]
-) -> str:
-    """A SARIF document of one run. `results` are those that code scanning accepts: see `fitting`."""
-    run: dict[str, Json] = {
-        "tool": {"driver": {"name": tool.name, "version": tool.version, "rules": [*tool.rules]}},
-        "originalUriBaseIds": dict(bases),
-        "columnKind": "unicodeCodePoints",
-        "results": [*results],
-    }
-    if left_out:
-        note = f"{left_out} results were left out, because code scanning accepts no more"
-        run["invocations"] = [
-            {"executionSuccessful": True, "toolExecutionNotifications": [{"message": {"text": sarif(note)}}]}
-        ]
-    whole: Json = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(whole) + "\n"
-
-
 def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Result]:
     """The most severe first, since the last are left out when there are too many."""
-    for name, judged in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
-        if judged.verdict is Verdict.FAIL:
-            actual, limit = decimal_bytes(judged.actual_bytes or 0), decimal_bytes(judged.limit_bytes or 0)
+    for name, result in (("unpacked", report.budget.unpacked), ("stored", report.budget.stored)):
+        if result.verdict is Verdict.FAIL:
+            actual, limit = decimal_bytes(result.actual_bytes or 0), decimal_bytes(result.limit_bytes or 0)
             yield _Result("over-budget", "error", f"{actual} {name} > {limit}, the image's budget")
     for regression in comparison.regressions if comparison else ():
         yield _Result("regression", "error", str(regression), regression.paths)
-    for row in report.findings:
-        size = f" ({decimal_bytes(row.bytes)})" if row.bytes else ""
-        text = f"{row.title}{size}\n\n{row.remedy}"
-        yield _Result(row.id, _LEVELS[row.severity], text, row.paths, row.remedy)
+    for finding in report.findings:
+        size = f" ({decimal_bytes(finding.bytes)})" if finding.bytes else ""
+        text = f"{finding.title}{size}\n\n{finding.remedy}"
+        yield _Result(finding.id, _LEVELS[finding.severity], text, finding.paths, finding.remedy)
 
 
 def _rule(row: _Result) -> Json:
@@ -121,18 +88,6 @@ def _locations(paths: Sequence[str], ref: str) -> Iterable[Json]:
             },
             "logicalLocations": [{"name": terminal(_cut(ref)), "kind": "module"}],
         }
-
-
-def fitting(results: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """As many results, from the first on, as code scanning accepts."""
-    left, kept = MAX_BYTES - _SPARE_BYTES, []
-    for result in results[:MAX_RESULTS]:
-        # twice: the result, and what its rule may repeat of it
-        left -= 2 * len(json.dumps(result))
-        if left < 0:
-            break
-        kept.append(result)
-    return kept
 
 
 def _cut(text: str) -> str:

@@ -1,4 +1,4 @@
-"""An audit report as text: terminal table, Markdown for step summaries, one row for a build's summary."""
+"""An audit report as text: a terminal's table, Markdown for CI summaries, one row for a build's summary."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.budget import Judgement, Verdict
-from buildtool.audit.findings import Finding, shown_paths
-from buildtool.audit.report import AuditReport, ImageRow
+from buildtool.audit.findings import Finding, display_paths
+from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
+from buildtool.audit.report import AuditReport, ImageRow, Judgement, Verdict
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -18,7 +18,6 @@ _CUT = "\n\n*Cut here: the whole report is in the JSON file.*\n"
 _FENCE = re.compile(r"^(`{3,})(.*)$", re.MULTILINE)
 _COMMAND_WIDTH = 60
 _PATHS = 4
-
 Rows = Sequence[Sequence[str]]
 
 
@@ -54,80 +53,79 @@ class Section:
         return f"\n## {self.title}\n\n{table}"
 
 
-def text_table(headers: Sequence[str], rows: Rows) -> str:
-    """A table for a terminal; figures keep the form they were given."""
-    cells = [[terminal(cell) for cell in row] for row in rows]
-    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True)
-
-
-def summary_row(report: AuditReport) -> SummaryRow:
-    """The image in one line."""
-    biggest = max(report.findings, key=lambda row: row.bytes, default=None)
-    grave = next((row for row in report.findings if row.severity.value == "error"), biggest)
-    size = f": {decimal_bytes(grave.bytes)}" if grave and grave.bytes else ""
-    summary = f"{grave.id}{size}" if grave else "none"
-    return SummaryRow(
-        ref=report.image.ref,
-        torch=report.torch_build,
-        layers=str(len(report.layers)),
-        unpacked=decimal_bytes(report.totals.unpacked_bytes),
-        stored=shown_bytes(report.totals.stored_bytes),
-        verdict=report.budget.verdict.value,
-        biggest_finding=summary,
-    )
-
-
-def render_table(report: AuditReport, top: int = 10, comparison: Comparison | None = None) -> str:
+def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a terminal, with what got worse since a baseline."""
-    blocks = [*map(terminal, _headline(report)), *(section.text() for section in _sections(report, top))]
+    blocks = [
+        *map(terminal, _headline(report)),
+        *(section.text() for section in _sections(report, options.top)),
+    ]
     for finding in report.findings:
-        paths = "".join(f"\n    {terminal(path)}" for path in shown_paths(finding)[:_PATHS])
+        paths = "".join(f"\n    {terminal(path)}" for path in display_paths(finding)[:_PATHS])
         more = f"\n    ... and {len(finding.paths) - _PATHS} more" if len(finding.paths) > _PATHS else ""
         remedy = terminal(finding.remedy, keep="\n").replace("\n", "\n      ")
         summary = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
         blocks.append(f"\n[{finding.severity.value}] {summary}{paths}{more}\n    do: {remedy}")
     blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
-    if comparison:
-        blocks += ["", f"baseline {terminal(comparison_line(comparison))}"]
-        blocks += [f"  {terminal(line)}" for line in change_lines(comparison)]
+    if options.comparison:
+        blocks += ["", f"baseline {terminal(comparison_line(options.comparison))}"]
+        blocks += [f"  {terminal(line)}" for line in change_lines(options.comparison)]
     return "\n".join(blocks) + "\n"
 
 
-def comparison_line(comparison: Comparison) -> str:
-    """The baseline and whether anything is worse, in one line."""
-    count = len(comparison.regressions)
-    summary = (
-        "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
-    )
-    return f"{comparison.label}: {summary} (tolerance {comparison.tolerance})"
-
-
-def change_lines(comparison: Comparison) -> list[str]:
-    """A line for each regression, and for each thing that couldn't be compared."""
-    worse = [f"worse: {row}" for row in comparison.regressions]
-    return worse + [f"not compared: {what}" for what in comparison.not_compared]
-
-
-def render_markdown(report: AuditReport, top: int = 20, comparison: Comparison | None = None) -> str:
+def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
     ref, *headline = map(markdown, _headline(report))
     lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
-    if comparison:
-        lines += ["", f"## Baseline {markdown(comparison_line(comparison))}", ""]
-        lines += [f"- {markdown(line)}" for line in change_lines(comparison)]
-    lines += [section.markdown() for section in _sections(report, top)]
+    if options.comparison:
+        lines += ["", f"## Baseline {markdown(comparison_line(options.comparison))}", ""]
+        lines += [f"- {markdown(line)}" for line in change_lines(options.comparison)]
+    lines += [section.markdown() for section in _sections(report, options.top)]
     for finding in report.findings:
         title = markdown(f"{finding.title}{_size_of(finding)}")
         lines += ["", f"## {markdown(finding.id)} ({finding.severity.value}): {title}", ""]
-        lines += [f"- {markdown_code(path)}" for path in shown_paths(finding)[:top]]
+        lines += [f"- {markdown_code(path)}" for path in display_paths(finding)[: options.top]]
         lines += ["", markdown_block(finding.remedy, "sh")]
     lines += ["", *(f"- note: {markdown(note)}" for note in report.notes)]
     return capped("\n".join(lines) + "\n")
 
 
+def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baseline: str) -> list[str]:
+    """Why a gate fails, in one line, and which limit couldn't be checked; none where all is well."""
+    limits = (("unpacked", report.budget.unpacked), ("stored", report.budget.stored))
+    causes = [f"{name} {_judgement(row)}" for name, row in limits if row.verdict is Verdict.FAIL]
+    failed = [f"over budget ({'; '.join(causes)})"] if causes else []
+    if comparison is not None and comparison.regressions:
+        failed.append(f"worse than {baseline} ({counted(len(comparison.regressions), 'regression')})")
+    lines = [f"failed: {report.image.ref}: {', '.join(failed)}"] if failed else []
+    if report.budget.stored.verdict is Verdict.UNKNOWN:
+        why = report.totals.stored_reason
+        lines.append(f"not checked: the budget of stored bytes, which are unknown: {why}")
+    return lines
+
+
+def summary_row(report: AuditReport) -> SummaryRow:
+    """The image in one line."""
+    biggest = max(report.findings, key=lambda row: row.bytes, default=None)
+    worst = next((row for row in report.findings if row.severity.value == "error"), biggest)
+    size = f": {decimal_bytes(worst.bytes)}" if worst and worst.bytes else ""
+    summary = f"{worst.id}{size}" if worst else "none"
+    return SummaryRow(
+        ref=report.image.ref,
+        torch=report.torch_build,
+        layers=str(len(report.layers)),
+        unpacked=decimal_bytes(report.totals.unpacked_bytes),
+        stored=display_bytes(report.totals.stored_bytes),
+        verdict=report.budget.verdict.value,
+        biggest_finding=summary,
+    )
+
+
+# What the table and Markdown have in common.
+
+
 def _headline(report: AuditReport) -> list[str]:
     totals, image = report.totals, report.image
-    stored = f"{shown_bytes(totals.stored_bytes)} stored (compressed layers)"
+    stored = f"{display_bytes(totals.stored_bytes)} stored (compressed layers)"
     lines = [
         image.ref,
         f"digest {image.digest or 'unknown'}, platform {image.platform}, torch {report.torch_build}",
@@ -152,6 +150,27 @@ def _headline(report: AuditReport) -> list[str]:
     return lines
 
 
+def _base(image: ImageRow) -> str:
+    name = f" {image.base_name}" if image.base_name else ""
+    layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
+    return f"base image{name}: {layers}, known from {image.base_told_by}"
+
+
+def _budget(report: AuditReport) -> str:
+    verdict, budget = report.budget.verdict, report.budget
+    if verdict is Verdict.NONE:
+        return "budget: none set (--budget-unpacked, --budget-stored)"
+    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
+    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
+
+
+def _judgement(judgement: Judgement) -> str:
+    if judgement.verdict is Verdict.NONE:
+        return "no limit"
+    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judgement.verdict]
+    return f"{display_bytes(judgement.actual_bytes)} {sign} {display_bytes(judgement.limit_bytes)}"
+
+
 def _sections(report: AuditReport, top: int) -> list[Section]:
     total = report.totals.unpacked_bytes
     owners = sorted(report.owners.items(), key=lambda row: -row[1])
@@ -165,9 +184,9 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
                 (
                     str(n),
                     decimal_bytes(row.unpacked_bytes),
-                    shown_bytes(row.stored_bytes),
+                    display_bytes(row.stored_bytes),
                     f"{row.n_entries:,}",
-                    short(row.command or "unknown"),
+                    one_line(row.command or "unknown"),
                 )
                 for n, row in enumerate(report.layers)
             ],
@@ -207,34 +226,6 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
     return [section for section in sections if section.rows]
 
 
-def _base(image: ImageRow) -> str:
-    name = f" {image.base_name}" if image.base_name else ""
-    layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
-    return f"base image{name}: {layers}, known from {image.base_told_by}"
-
-
-def _budget(report: AuditReport) -> str:
-    verdict, budget = report.budget.verdict, report.budget
-    if verdict is Verdict.NONE:
-        return "budget: none set (--budget-unpacked, --budget-stored)"
-    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
-    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
-
-
-def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baseline: str) -> list[str]:
-    """Why a gate fails, in one line, and which limit couldn't be checked; none where all is well."""
-    limits = (("unpacked", report.budget.unpacked), ("stored", report.budget.stored))
-    causes = [f"{name} {_judgement(one)}" for name, one in limits if one.verdict is Verdict.FAIL]
-    failed = [f"over budget ({'; '.join(causes)})"] if causes else []
-    if comparison is not None and comparison.regressions:
-        failed.append(f"worse than {baseline} ({counted(len(comparison.regressions), 'regression')})")
-    lines = [f"failed: {report.image.ref}: {', '.join(failed)}"] if failed else []
-    if report.budget.stored.verdict is Verdict.UNKNOWN:
-        why = report.totals.stored_reason
-        lines.append(f"not checked: the budget of stored bytes, which are unknown: {why}")
-    return lines
-
-
 def _size_of(finding: Finding) -> str:
     """A finding's bytes in brackets, and the image's size without them; empty where it isn't about size."""
     if not finding.bytes:
@@ -244,19 +235,26 @@ def _size_of(finding: Finding) -> str:
     return f" ({decimal_bytes(finding.bytes)}{summary})"
 
 
-def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
-    return name, decimal_bytes(n_bytes), share(n_bytes, total)
+def comparison_line(comparison: Comparison) -> str:
+    """The baseline and whether anything is worse, in one line."""
+    count = len(comparison.regressions)
+    summary = (
+        "nothing is worse" if not count else f"{count} {'thing is' if count == 1 else 'things are'} worse"
+    )
+    return f"{comparison.label}: {summary} (tolerance {comparison.tolerance})"
 
 
-def _judgement(judged: Judgement) -> str:
-    if judged.verdict is Verdict.NONE:
-        return "no limit"
-    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judged.verdict]
-    return f"{shown_bytes(judged.actual_bytes)} {sign} {shown_bytes(judged.limit_bytes)}"
+def change_lines(comparison: Comparison) -> list[str]:
+    """A line for each regression, and for each thing that couldn't be compared."""
+    worse = [f"worse: {row}" for row in comparison.regressions]
+    return worse + [f"not compared: {what}" for what in comparison.not_compared]
 
 
-def shown_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
-    """A size, or a word in its place."""
+# Words, sizes and tables.
+
+
+def display_bytes(n_bytes: int | None, missing: str = "unknown") -> str:
+    """A size for people; `missing` where it isn't known."""
     return missing if n_bytes is None else decimal_bytes(n_bytes)
 
 
@@ -265,10 +263,23 @@ def share(n_bytes: int, total: int) -> str:
     return f"{100 * n_bytes / total:.1f} %" if total else "0.0 %"
 
 
-def short(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
+def _share(name: str, n_bytes: int, total: int) -> tuple[str, str, str]:
+    return name, decimal_bytes(n_bytes), share(n_bytes, total)
+
+
+def one_line(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
     """A text in one line of at most `width` characters; `cut` ends one that is longer."""
     words = " ".join(text.split())
     return words if len(words) <= width else words[: width - len(cut)] + cut
+
+
+def text_table(headers: Sequence[str], rows: Rows) -> str:
+    """A table for a terminal; figures keep the form they were given."""
+    cells = [[terminal(cell) for cell in row] for row in rows]
+    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True)
+
+
+# Markdown that isn't too long.
 
 
 def capped(text: str) -> str:
@@ -288,9 +299,9 @@ def capped(text: str) -> str:
 def _open_fence(text: str) -> str:
     """The fence of the block that the text ends within; empty where it ends in none."""
     fence = ""
-    for found in _FENCE.finditer(text):
+    for match in _FENCE.finditer(text):
         if not fence:
-            fence = found[1]
-        elif found[1] == fence and not found[2]:
+            fence = match[1]
+        elif match[1] == fence and not match[2]:
             fence = ""
     return fence

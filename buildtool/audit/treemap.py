@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from heapq import nlargest
 
 from buildtool.audit.kinds import Kind
-from buildtool.image.layer import join
+from buildtool.image.layer import join_path
 from buildtool.image.merge import Merged
 from probes.core.quoting import terminal
 
@@ -30,7 +30,9 @@ def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> 
     best: list[tuple[int, int]] = []
     for index, start in zip(merged.layers, merged.starts, strict=True):
         rows = (
-            (size, start + at) for at, size in enumerate(index.sizes) if size and merged.shown[start + at]
+            (size, start + at)
+            for at, size in enumerate(index.sizes)
+            if size and merged.content_visible[start + at]
         )
         best = nlargest(count, [*best, *nlargest(count, rows)])
     return tuple(
@@ -39,7 +41,7 @@ def largest_files(merged: Merged, count: int, name_of: Callable[[int], str]) -> 
 
 
 def largest_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[bytes, int], ...]:
-    """From the bytes directly in each; those that a single child fills to nine tenths are left out."""
+    """Those with most bytes below, from those directly in each; not what one child fills to nine tenths."""
     best: list[tuple[int, bytes]] = []
     fullest: Counter[bytes] = Counter()  # of each directory of one level, its largest child
     for level in sums_by_level(own):
@@ -47,8 +49,8 @@ def largest_directories(own: Mapping[bytes, int], count: int) -> tuple[tuple[byt
         for directory, n_bytes in level.items():
             parent = directory.rpartition(b"/")[0]
             above[parent] = max(above[parent], n_bytes)
-        telling = ((n, path) for path, n in level.items() if fullest[path] < 0.9 * n)
-        best = nlargest(count, [*best, *nlargest(count, telling)])
+        kept = ((n, path) for path, n in level.items() if fullest[path] < 0.9 * n)
+        best = nlargest(count, [*best, *nlargest(count, kept)])
         fullest = above
     return tuple((path, n_bytes) for n_bytes, path in best)
 
@@ -109,7 +111,7 @@ NO_TREE = Tree()
 
 @dataclass(slots=True)
 class _Sums:
-    """Running sums of one row, in the order of its last fields."""
+    """Running sums of one TreeRow, in the order of its last fields."""
 
     unpacked_bytes: int = 0
     visible_bytes: int = 0
@@ -145,22 +147,22 @@ class TreeCounter:
         kind: Kind,
         targets: tuple[str, ...],
         parts: Mapping[tuple[Kind, str], int],
-        shown: bool,
+        visible: bool,
     ) -> None:
         """One file; `parts` is what inside it is of another kind, by kind and GPU target."""
         place = directory, name if size >= self._least else b"", layer, owner
         rest = size
         for (part, target), n_bytes in parts.items():
-            self._count((*place, part, target), n_bytes, shown=shown)
+            self._count((*place, part, target), n_bytes, visible=visible)
             rest -= n_bytes
-        self._count((*place, kind, "+".join(targets)), rest, shown=shown).n_files += 1
+        self._count((*place, kind, "+".join(targets)), rest, visible=visible).n_files += 1
 
-    def _count(self, file: _File, n_bytes: int, *, shown: bool) -> _Sums:
+    def _count(self, file: _File, n_bytes: int, *, visible: bool) -> _Sums:
         sums = self._sums.get(file)
         if sums is None:
             sums = self._sums[file] = _Sums()
         sums.unpacked_bytes += n_bytes
-        if shown:
+        if visible:
             sums.visible_bytes += n_bytes
         return sums
 
@@ -180,7 +182,7 @@ class TreeCounter:
         for (directory, name, layer, owner, kind, target), sums in self._sums.items():
             group, owner_name = name_of(owner, directory, layer)
             is_file = (directory, name) in large
-            path = join(directory, name) if is_file else nearest.of(directory)
+            path = join_path(directory, name) if is_file else nearest.of(directory)
             cells[path, is_file, layer, group, kind.value][owner_name, target].add(sums)
         return [
             TreeRow(terminal(path), is_file, layer, group, owner, kind, target, *astuple(sums))
@@ -228,6 +230,6 @@ class _Nearest:
         while directory not in self._known:
             passed.append(directory)
             directory = directory.rpartition(b"/")[0]
-        found = self._known[directory]
-        self._known.update(dict.fromkeys(passed, found))
-        return found
+        nearest = self._known[directory]
+        self._known.update(dict.fromkeys(passed, nearest))
+        return nearest

@@ -24,7 +24,7 @@ from buildtool.core.yaml_text import Document, KeyPath, Limits, parse
 from buildtool.engine import host
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
 from buildtool.gpucode.target import parse_targets
-from buildtool.image.image import host_platform, parse_platform
+from buildtool.image.reader import host_platform, parse_platform
 from probes.core.codec import decode
 from probes.core.files import read_text
 from probes.core.output import option

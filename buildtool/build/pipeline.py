@@ -12,7 +12,8 @@ from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
 
-from buildtool.audit.audit import Wish, audit_image, progress_lines, write_reports
+from buildtool.audit.audit import audit_image, progress_lines, write_reports
+from buildtool.audit.options import AuditOptions
 from buildtool.audit.text import SummaryRow, summary_row, text_table
 from buildtool.build.lockfile import Lock
 from buildtool.build.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, group_wheels, unresolved
@@ -299,7 +300,7 @@ def audited(
     report = audit_image(
         image.ref,
         engine=engine,
-        wish=Wish(budget=variant.budget, targets=variant.gpu_targets),
+        options=AuditOptions(budget=variant.budget, targets=variant.gpu_targets),
         tick=progress_lines(workplace.say, image.ref),
         digest=image.digest,
     )

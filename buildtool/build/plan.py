@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.core.model import LABEL, ZSTD_LEVEL, Bootstrap, Registry, Resolved, Variant, Wheel
-from buildtool.gpucode.source import naming
-from buildtool.gpucode.target import TargetId, served
+from buildtool.gpucode.source import prefix_errors
+from buildtool.gpucode.target import TargetId, served_targets
 
 HEAVY_BYTES = 20_000_000  # wheels of at least this size get their own layer
 DISK_FLOOR = 2_000_000_000  # bytes; with less, no build is started
@@ -48,8 +48,8 @@ class ImagePlan:
         if not self.variant.prune:
             return self, ""
         wanted = tuple(sorted(map(TargetId.parse, self.variant.gpu_targets)))
-        with naming(f"{self.variant.name}: its GPU libraries"):
-            left = served(had, wanted, strict=asked)
+        with prefix_errors(f"{self.variant.name}: its GPU libraries"):
+            left = served_targets(had, wanted, strict=asked)
         remark = ""
         if missing := [str(target) for target in wanted if target not in left]:
             remark = f"{self.variant.name}: its GPU libraries have no code for {', '.join(missing)}"

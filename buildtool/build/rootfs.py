@@ -30,7 +30,7 @@ from buildtool.core.files import (
 from buildtool.core.model import Bootstrap
 from buildtool.core.progress import Say
 from buildtool.engine.provision import host_mirror
-from buildtool.gpucode.elf import normal_path
+from buildtool.image.tar import normal_path
 from buildtool.prune.archives import members_of
 from probes.core.invocation import host_command
 

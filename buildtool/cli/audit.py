@@ -4,30 +4,18 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from buildtool.audit.audit import Wish
-from buildtool.audit.baseline import Comparison, compare, parse_tolerance
-from buildtool.audit.budget import Verdict
-from buildtool.audit.html import render_html
-from buildtool.audit.junit import render_junit
-from buildtool.audit.report import AuditReport, read_report, to_json
-from buildtool.audit.sarif import render_sarif
-from buildtool.audit.subject import report_of
-from buildtool.audit.text import render_markdown, render_table, verdict_lines
+from buildtool.audit.audit import audit_source
+from buildtool.audit.baseline import compare, parse_tolerance
+from buildtool.audit.formats import FILE_FORMATS, STDOUT_FORMATS, render
+from buildtool.audit.options import AuditOptions, RenderOptions
+from buildtool.audit.report import Verdict, read_report
+from buildtool.audit.text import verdict_lines
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
-from buildtool.image.faults import LIMITS
-from buildtool.image.image import parse_platform
+from buildtool.image.errors import LIMITS
+from buildtool.image.reader import parse_platform
 from probes.core.output import complain, flag, hand_over, option
-
-_FORMS = {
-    "json": "JSON",
-    "markdown": "Markdown",
-    "html": "one HTML file: a map to zoom, searchable lists",
-    "sarif": "SARIF 2.1.0",
-    "junit": "JUnit XML",
-}
-_PAGES = {"html": render_html, "sarif": render_sarif, "junit": render_junit}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="IMAGE|ARCHIVE|LAYOUT-DIR|REPORT.json",
         help="image by name, docker save archive, OCI layout directory, or a saved report to show again",
     )
-    for form, summary in _FORMS.items():
-        parser.add_argument(f"--{form}", metavar="FILE", type=Path, help=f"write the report as {summary}")
+    for name, row in FILE_FORMATS.items():
+        parser.add_argument(f"--{name}", metavar="FILE", type=Path, help=f"write the report as {row.summary}")
     parser.add_argument(
         "--format",
-        choices=("table", *(form for form in _FORMS if form != "html")),
+        choices=tuple(STDOUT_FORMATS),
         default="table",
         help="what to print (default: %(default)s)",
     )
@@ -79,26 +67,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit one image; exit 1 when it is over its budget, or worse than its baseline."""
-    wish = _wish(args)
+    options = _audit_options(args)
     tolerance = parse_tolerance(args.tolerance)
+    files = {name: getattr(args, name) for name in FILE_FORMATS if getattr(args, name)}
     refuse_overwriting(
-        [getattr(args, form) for form in _FORMS if getattr(args, form)],
-        inputs=[args.source, args.baseline] if args.baseline else [args.source],
+        list(files.values()), inputs=[args.source, args.baseline] if args.baseline else [args.source]
     )
-    earlier = read_report(args.baseline) if args.baseline else None
-    report = report_of(args.source, wish, pull=not args.no_pull)
-    comparison = compare(earlier, report, label=str(args.baseline), tolerance=tolerance) if earlier else None
-    for form in _FORMS:
-        if getattr(args, form):
-            write_text(getattr(args, form), _rendered(report, comparison, form, top=20))
-    hand_over(_rendered(report, comparison, args.format, args.top))
+    baseline = read_report(args.baseline) if args.baseline else None
+    report = audit_source(args.source, options, pull=not args.no_pull)
+    comparison = None
+    if baseline:
+        comparison = compare(baseline, report, label=str(args.baseline), tolerance=tolerance)
+    for name, path in files.items():
+        write_text(path, render(report, name, RenderOptions(comparison=comparison)))
+    hand_over(render(report, args.format, RenderOptions(args.top, comparison)))
     for line in verdict_lines(report, comparison, baseline=str(args.baseline)):
         complain(line)
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _audit_options(args: argparse.Namespace) -> AuditOptions:
     limits = replace(LIMITS, index_bytes=parse_size(args.memory)) if args.memory else LIMITS
     if args.max_unpacked:
         most = parse_size(args.max_unpacked)
@@ -108,7 +97,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         raise ConfigError("--targets names no card", "write one such as gfx1100, or leave --targets out")
     if args.top < 0:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
-    return Wish(
+    return AuditOptions(
         budget=Budget(
             parse_size(args.budget_unpacked) if args.budget_unpacked else None,
             parse_size(args.budget_stored) if args.budget_stored else None,
@@ -116,14 +105,6 @@ def _wish(args: argparse.Namespace) -> Wish:
         targets=targets,
         image=args.image,
         platform=parse_platform(args.platform) if args.platform else None,
-        top=max(args.top, Wish.top),
+        top=max(args.top, AuditOptions.top),
         limits=limits,
     )
-
-
-def _rendered(report: AuditReport, comparison: Comparison | None, form: str, top: int) -> str:
-    if form in _PAGES:
-        return _PAGES[form](report, comparison)
-    if form == "json":
-        return to_json(report)
-    return (render_markdown if form == "markdown" else render_table)(report, top, comparison)

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from buildtool.audit.audit import Wish
-from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
-from buildtool.audit.subject import report_of, require_source
+from buildtool.audit.audit import audit_source, require_source
+from buildtool.audit.diff import DIFF_FORMATS, diff, render_diff_markdown
+from buildtool.audit.options import AuditOptions
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from probes.core.output import flag, hand_over, option
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--markdown", "FILE", "write the difference as Markdown", Path)
     parser.add_argument(
         "--format",
-        choices=("table", "markdown"),
+        choices=tuple(DIFF_FORMATS),
         default="table",
         help="what to print (default: %(default)s)",
     )
@@ -40,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
         refuse_overwriting([args.markdown], inputs=[args.before, args.after])
     for name in (args.before, args.after):
         require_source(name)
-    before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
-    found = diff(before, after)
+    before, after = (
+        audit_source(name, AuditOptions(), pull=not args.no_pull) for name in (args.before, args.after)
+    )
+    difference = diff(before, after)
     if args.markdown:
-        write_text(args.markdown, render_diff_markdown(found))
-    render = render_diff_markdown if args.format == "markdown" else render_diff_table
-    hand_over(render(found, args.top))
+        write_text(args.markdown, render_diff_markdown(difference))
+    hand_over(DIFF_FORMATS[args.format](difference, args.top))
     return int(Exit.OK)

@@ -6,17 +6,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from buildtool.audit.audit import Wish, audit_image, progress_lines
-from buildtool.audit.kinds import FOREIGN_CODE, FOREIGN_FILES
+from buildtool.audit.audit import audit_image, progress_lines
+from buildtool.audit.claims import FOREIGN_CODE, FOREIGN_FILES
+from buildtool.audit.options import AuditOptions
 from buildtool.build.catalog import workplace
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
 from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
-from buildtool.gpucode.cut import PrunePlan
+from buildtool.gpucode.plan import PrunePlan
 from buildtool.gpucode.scan import SECTIONS_READ
-from buildtool.gpucode.source import naming
-from buildtool.gpucode.target import TargetId, known_targets, parse_targets, served, target_of_override
+from buildtool.gpucode.source import prefix_errors
+from buildtool.gpucode.target import (
+    TargetId,
+    known_targets,
+    parse_targets,
+    served_targets,
+    target_of_override,
+)
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
 from buildtool.prune.trees import prune_file, prune_tree
@@ -111,7 +118,7 @@ def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
     _refuse_options(args, "a file", "manifest", "tag")
     if ARCHIVE_NAME.search(path.name):
         raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
-    with naming(path):
+    with prefix_errors(path):
         plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
     tell(_describe(path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
@@ -140,7 +147,7 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
         raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
     manifest = args.manifest or path / FILE_NAME
     with ExitStack() as stack:
-        stack.enter_context(naming(path))
+        stack.enter_context(prefix_errors(path))
         written = None if args.dry_run else stack.enter_context(journal(manifest, path, targets))
         result = prune_tree(
             path,
@@ -182,10 +189,10 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     with Progress() as progress:
         names = tuple(map(str, targets))
         tick = progress_lines(progress.say, ref)
-        report = audit_image(ref, engine=Engine(), wish=Wish(targets=names), tick=tick)
+        report = audit_image(ref, engine=Engine(), options=AuditOptions(targets=names), tick=tick)
     had = known_targets(name for key in report.gpu_code.by_target for name in key.split("+"))
-    with naming(ref):
-        served(had, targets, strict=True)
+    with prefix_errors(ref):
+        served_targets(had, targets, strict=True)
     before = report.totals.unpacked_bytes
     saved = sum(row.bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
     there = ", ".join(map(str, sorted(had)))

@@ -1,7 +1,7 @@
-"""Uncompressed bundles of code objects (`__CLANG_OFFLOAD_BUNDLE__`): read the entry table, lay out a new one.
+"""Bundles of code objects, plain (`__CLANG_OFFLOAD_BUNDLE__`) and compressed (`CCOB`): read, lay out, write.
 
-Format: LLVM's ClangOffloadBundler document. Little-endian; magic (24 bytes), u64 entry count, then for
-each entry u64 offset from the bundle's start, u64 size, u64 id length, id.
+Plain, after LLVM's ClangOffloadBundler document: little-endian; magic (24 bytes), u64 entry count, then for
+each entry u64 offset from the bundle's start, u64 size, u64 id length, id. Compressed: see `Header`.
 """
 
 import hashlib
@@ -18,6 +18,8 @@ from typing import Protocol
 from buildtool.core.compression import FAULTS, Unpacker, Zlib, zstd
 from buildtool.gpucode.source import CHUNK_BYTES, FIRST_BYTES, BadBundle, BadTarget, Source
 from buildtool.gpucode.target import SPIRV, TargetId
+
+# Plain bundles.
 
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 PAGE_BYTES = 4096  # clang aligns bundles and their payloads to it, so that runtimes can map them
@@ -107,21 +109,28 @@ def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, plac
         raise BadBundle("a bundle's code objects overlap", place=place)
 
 
-def too_many(place: int) -> BadBundle:
-    """The fault of a section with more code objects than MOST_CODES."""
+def too_many_codes(place: int) -> BadBundle:
+    """The error for a section with more code objects than MOST_CODES."""
     return BadBundle(f"more than {MOST_CODES:,} pieces of GPU code in a row", place=place)
 
 
-def lay_out(kept: Sequence[Entry], align: int = PAGE_BYTES) -> tuple[bytes, Bundle]:
+def _u64(data: bytes, position: int, place: int) -> int:
+    field = data[position : position + 8]
+    if len(field) != 8:
+        raise BadBundle("a bundle's entry table is cut off", place=place + position)
+    return int.from_bytes(field, "little")
+
+
+def lay_out_bundle(kept: Sequence[Entry]) -> tuple[bytes, Bundle]:
     """A new bundle of `kept` entries in their order: its entry table as bytes, and as a value.
 
-    Payloads start at multiples of `align`; an empty entry takes no room.
+    Payloads start at multiples of PAGE_BYTES; an empty entry takes no room.
     """
     table_bytes = len(BUNDLE_MAGIC) + 8 + sum(24 + len(entry.id) for entry in kept)
     entries = []
     end = table_bytes
     for entry in kept:
-        offset = align_up(end, align)
+        offset = align_up(end, PAGE_BYTES)
         entries.append(Entry(entry.id, offset, entry.n_bytes))
         end = offset + entry.n_bytes if entry.n_bytes else end
     packed = b"".join(
@@ -136,12 +145,7 @@ def align_up(value: int, align: int) -> int:
     return -(-value // align) * align
 
 
-def _u64(data: bytes, position: int, place: int) -> int:
-    field = data[position : position + 8]
-    if len(field) != 8:
-        raise BadBundle("a bundle's entry table is cut off", place=place + position)
-    return int.from_bytes(field, "little")
-
+# Compressed bundles.
 
 CCOB_MAGIC = b"CCOB"
 _FIELDS = {1: "<IQ", 2: "<IIQ", 3: "<QQQ"}  # after magic, u16 version, u16 method
@@ -177,11 +181,6 @@ class Header:
     def header_bytes(self) -> int:
         """Length of the header itself: 20, 24 or 32."""
         return _PREFIX_BYTES + struct.calcsize(_FIELDS[self.version])
-
-
-class _Packer(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self) -> bytes: ...
 
 
 def read_header(source: Source, start: int, end: int) -> Header:
@@ -284,6 +283,11 @@ class Unpacking:
             yield piece
         if self.stored_bytes is None:
             self.stored_bytes = position - len(unpacker.unused_data) - self._start
+
+
+class _Packer(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self) -> bytes: ...
 
 
 def pack(chunks: Iterable[bytes], unpacked_bytes: int, *, version: int, method: Method) -> bytes:

@@ -1,16 +1,18 @@
-"""Plans to remove foreign targets' code from a file, as a value that describes the result."""
+"""Plans to remove foreign targets' code from a file: the pieces of the new file, and the pointers to correct.
+
+The section of bundles gets shorter, what follows moves to the front by whole pages, and whatever refers to a
+moved place (headers, relocations, symbols) is overwritten.
+"""
 
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import PAGE_BYTES, align_up
-from buildtool.gpucode.container import Container, find_container
 from buildtool.gpucode.cut_bundles import Cut, cut_bundles, cut_fatbins
-from buildtool.gpucode.edit import Copy, Literal, Patch, Piece, Zeros
 from buildtool.gpucode.elf import (
     DT_JMPREL,
     DT_PLTRELSZ,
@@ -39,335 +41,12 @@ from buildtool.gpucode.elf import (
     read_dynamic,
     read_elf,
 )
-from buildtool.gpucode.scan import UNKNOWN, scan_file
+from buildtool.gpucode.plan import Copy, Literal, Patch, Piece, PrunePlan, Zeros
+from buildtool.gpucode.scan import UNKNOWN, Container, find_container, scan_file
 from buildtool.gpucode.source import PruneRefused, Source
-from buildtool.gpucode.target import TargetId, known_targets, served, serves_any
+from buildtool.gpucode.target import TargetId, known_targets, served_targets, serves_any
 
-_E_PHOFF, _E_SHOFF, _E_PHNUM = 32, 40, 56
-_SH_OFFSET, _SH_SIZE = 24, 32
-
-
-@dataclass(frozen=True)
-class Room:
-    """What surrounds the section: its segment, and where the rest of the file starts.
-
-    `split` when the segment goes on behind the section; `moved_table` when an earlier prune put the
-    program headers there; `align` is what file positions must be shifted by a multiple of.
-    """
-
-    section: Section
-    segment: Segment
-    tail_start: int
-    split: bool
-    moved_table: bool
-    align: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Pieces behind the section's new content (up to the end of the file), and header overwrites.
-
-    `shift` is how far the rest of the file moves to the front; overwrites are at output positions.
-    """
-
-    tail: tuple[Piece, ...]
-    patches: tuple[Patch, ...]
-    shift: int
-
-
-def find_room(elf: Elf, section: Section, size: int) -> Room:
-    """Look at the section's surroundings. Raises PruneRefused when the section can't be shortened safely."""
-    segment = _segment_of(elf, section)
-    # an earlier prune's table ends the segment and isn't kept: this prune writes its own
-    table_end = elf.segments_offset + len(elf.segments) * SEGMENT_BYTES
-    moved_table = elf.segments_offset >= section.file_end and table_end == segment.file_end
-    split = segment.file_end > section.file_end and not moved_table
-    if segment.memory_bytes > segment.file_bytes and not split:
-        raise PruneRefused(f"zero-filled memory follows {section.name} in its segment")
-    # the kernel hands a program's headers to the loader, and before 5.18 assumed them to be in front
-    if split and (elf.type != ET_DYN or any(s.type == PT_INTERP for s in elf.segments)):
-        raise PruneRefused("a program's headers can't be moved for every kernel", "prune its libraries only")
-    after = [size, elf.sections_offset, *(s.offset for s in elf.sections if s.file_bytes)]
-    after += [s.offset for s in elf.segments if s.file_bytes and s.type != PT_PHDR]
-    # split: the rest begins right behind, mid-page; both halves then map that page, each its own part
-    tail_start = section.file_end if split else min(place for place in after if place >= section.file_end)
-    align = max(PAGE_BYTES, *(s.align for s in elf.segments if s.type == PT_LOAD))
-    if align & (align - 1):
-        raise PruneRefused(f"a segment's alignment of {align} is not a power of two")
-    room = Room(section, segment, tail_start, split, moved_table, align)
-    _refuse_overlaps(elf, room)
-    return room
-
-
-def _segment_of(elf: Elf, section: Section) -> Segment:
-    holders = [
-        segment for segment in elf.segments
-        if segment.type == PT_LOAD and segment.offset < section.file_end and section.offset < segment.file_end
-    ]  # fmt: skip
-    whole = [
-        segment for segment in holders
-        if segment.offset <= section.offset and section.file_end <= segment.file_end
-        and section.address - segment.address == section.offset - segment.offset
-    ]  # fmt: skip
-    if len(holders) != 1 or whole != holders:
-        raise PruneRefused(f"{section.name} isn't in exactly one loaded segment")
-    return whole[0]
-
-
-def _refuse_overlaps(elf: Elf, room: Room) -> None:
-    start, end = room.section.offset, room.tail_start
-    for other in elf.sections:
-        if other.file_bytes and other.offset < end and other.file_end > start and other != room.section:
-            raise PruneRefused(f"section {other.name} overlaps {room.section.name}")
-    last_address = room.section.address + room.section.n_bytes
-    for segment in elf.segments:
-        in_file = segment.file_bytes and segment.offset < end and segment.file_end > start
-        if in_file and segment != room.segment and segment.type != PT_PHDR:
-            raise PruneRefused(f"a segment of type {segment.type:#x} overlaps {room.section.name}")
-        in_memory = segment.address < last_address and segment.memory_end > room.section.address
-        if segment.type == PT_GNU_RELRO and in_memory:
-            raise PruneRefused(f"{room.section.name} is made read-only after relocation")
-    if start < elf.sections_offset + len(elf.sections) * SECTION_BYTES and elf.sections_offset < end:
-        raise PruneRefused(f"the section headers overlap {room.section.name}")
-
-
-def lay_out_file(elf: Elf, room: Room, new_bytes: int, size: int) -> Layout | None:
-    """Headers and tail for a section of `new_bytes`; None when not even one page would be freed."""
-    new_end = room.section.offset + new_bytes
-    with_table = room.split or room.moved_table
-    table_offset = align_up(new_end, 8) if with_table else elf.segments_offset
-    count = len(elf.segments) + room.split
-    used_end = table_offset + count * SEGMENT_BYTES if with_table else new_end
-    shift = (room.tail_start - used_end) // room.align * room.align
-    if shift <= 0:
-        return None
-    segments = _new_segments(elf, room, shift=shift, used_end=used_end, table_offset=table_offset)
-    table = b"".join(segment.pack() for segment in segments)
-    tail: list[Piece] = []
-    if with_table:
-        tail += [Zeros(table_offset - new_end), Literal(table)]
-    tail += [Zeros(room.tail_start - shift - used_end), Copy(room.tail_start, size - room.tail_start)]
-    patches = [
-        Patch.word(_E_PHOFF, table_offset),
-        Patch.word(_E_SHOFF, _shifted(elf.sections_offset, room, shift)),
-        Patch(_E_PHNUM, struct.pack("<H", count)),
-        *_section_patches(elf, room, new_bytes, shift),
-    ]
-    if not with_table:
-        patches.append(Patch(table_offset, table))
-    return Layout(tuple(piece for piece in tail if piece.n_bytes), tuple(patches), shift)
-
-
-def _shifted(offset: int, room: Room, shift: int) -> int:
-    return offset - shift if offset >= room.tail_start else offset
-
-
-def _new_segments(elf: Elf, room: Room, *, shift: int, used_end: int, table_offset: int) -> Iterator[Segment]:
-    old = room.segment
-    for segment in elf.segments:
-        if segment == old:
-            n_bytes = used_end - old.offset
-            yield replace(old, file_bytes=n_bytes, memory_bytes=n_bytes)
-            if room.split:
-                inside = room.tail_start - old.offset
-                yield replace(
-                    old,
-                    offset=room.tail_start - shift,
-                    address=old.address + inside,
-                    physical_address=old.physical_address + inside,
-                    file_bytes=old.file_bytes - inside,
-                    memory_bytes=old.memory_bytes - inside,
-                )
-        elif segment.type == PT_PHDR and table_offset > room.section.offset:
-            address = old.address + table_offset - old.offset
-            n_bytes = (len(elf.segments) + room.split) * SEGMENT_BYTES
-            yield replace(
-                segment, offset=table_offset, address=address, physical_address=address,
-                file_bytes=n_bytes, memory_bytes=n_bytes,
-            )  # fmt: skip
-        else:
-            yield replace(segment, offset=_shifted(segment.offset, room, shift))
-
-
-def _section_patches(elf: Elf, room: Room, new_bytes: int, shift: int) -> Iterator[Patch]:
-    table = _shifted(elf.sections_offset, room, shift)
-    for section in elf.sections:
-        header = table + section.index * SECTION_BYTES
-        if section == room.section:
-            yield Patch.word(header + _SH_SIZE, new_bytes)
-        elif section.offset >= room.tail_start:
-            yield Patch.word(header + _SH_OFFSET, section.offset - shift)
-
-
-_WRAPPER = "<IIQQ"  # magic, version, pointer to the bundle, reserved
-_POINTER_AT = 8
-_MAGIC_HIPK = 0x4B504948
-_RELA = "<QQq"
-_ADDEND_AT = 16
-_SYMBOL = "<IBBHQQ"
-_VALUE_AT = 8
-_R_X86_64_RELATIVE = 8
-
-
-@dataclass(frozen=True)
-class Bundles:
-    """Where bundles were and will be: `moved` maps old addresses to new ones, all within `section`."""
-
-    section: Section
-    moved: Mapping[int, int]
-
-    def holds(self, address: int) -> bool:
-        """Is the address in the old section?"""
-        return self.section.address <= address < self.section.address + self.section.n_bytes
-
-    def new_address(self, address: int, what: str) -> int:
-        """A bundle's new address. Raises PruneRefused when no bundle starts at the old one."""
-        if address not in self.moved:
-            raise PruneRefused(
-                f"{what} points into {self.section.name} at {address:#x}, where no bundle starts"
-            )
-        return self.moved[address]
-
-
-def pointer_patches(source: Source, elf: Elf, container: Container, bundles: Bundles) -> tuple[Patch, ...]:
-    """Overwrites, at positions of the original file, that make every pointer follow its bundle.
-
-    Raises PruneRefused for a wrapper, relocation or symbol that isn't understood.
-    """
-    unfilled = {wrapper + _POINTER_AT for wrapper in read_wrappers(source, elf, container)}
-    wanted = frozenset(unfilled)
-    patches: dict[int, Patch] = {}
-    for place, address, addend in _filled_by_loader(source, elf, bundles, wanted):
-        new = bundles.new_address(addend, f"the relocation of {address:#x}")
-        if place in patches or (address in wanted and address not in unfilled):
-            raise PruneRefused(f"the pointer at {address:#x} is relocated twice")
-        patches[place] = Patch.word(place, new)
-        unfilled.discard(address)
-        in_file = elf.offset_of(address, 8)
-        word = int.from_bytes(source.exactly(in_file, 8, "a relocated pointer"), "little")
-        if word == addend:
-            patches[in_file] = Patch.word(in_file, new)
-        elif word:
-            raise PruneRefused(f"the pointer at {address:#x} and its relocation disagree")
-    if unfilled:
-        at = min(unfilled) - _POINTER_AT
-        raise PruneRefused(f"the wrapper at {at:#x} points to no bundle in this file")
-    patches |= {patch.offset: patch for patch in _symbol_patches(source, elf, bundles)}
-    return tuple(patch for _, patch in sorted(patches.items()))
-
-
-def read_wrappers(source: Source, elf: Elf, container: Container) -> tuple[int, ...]:
-    """Addresses of all fat-binary wrappers. Raises PruneRefused for one that isn't of the plain kind."""
-    section = elf.section(container.wrapper_section)
-    if section is None:
-        raise PruneRefused(f"bundles without {container.wrapper_section}: nothing shows what uses them")
-    addresses = []
-    for place, (magic, version, _, _) in iter_records(source, section.offset, section.n_bytes, _WRAPPER):
-        if magic == _MAGIC_HIPK:
-            raise PruneRefused(
-                "the library was already split by kpack (wrapper `HIPK`): its GPU code is in .kpack archives",
-                "delete the foreign targets' .kpack files instead: prune the tree",
-            )
-        if magic != container.wrapper_magic or version not in container.wrapper_versions:
-            raise PruneRefused(f"a wrapper of unknown kind (magic {magic:#x}, version {version})")
-        addresses.append(section.address + place - section.offset)
-    return tuple(addresses)
-
-
-def _filled_by_loader(
-    source: Source, elf: Elf, bundles: Bundles, wanted: frozenset[int]
-) -> Iterator[tuple[int, int, int]]:
-    """(file position of the addend, address it is written to, addend) of pointers into the bundles.
-
-    Nothing but such a pointer may be written to a `wanted` address.
-    """
-    tags = read_dynamic(source, elf)
-    if DT_REL in tags:
-        raise PruneRefused("REL relocations don't belong in an x86-64 file")
-    if tags.get(DT_RELAENT, struct.calcsize(_RELA)) != struct.calcsize(_RELA):
-        raise PruneRefused("relocations have an unknown length")
-    for table, length in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
-        if table in tags and tags.get(length):
-            yield from _rela(source, elf, bundles, wanted, at=(tags[table], tags[length]))
-    if DT_RELR in tags and tags.get(DT_RELRSZ):
-        start = elf.offset_of(tags[DT_RELR], tags[DT_RELRSZ])
-        for address in relr_addresses(source, start, tags[DT_RELRSZ]):
-            place = elf.offset_of(address, 8)
-            addend = int.from_bytes(source.exactly(place, 8, "a relocated pointer"), "little")
-            if bundles.holds(address):
-                raise _written_into(bundles, address)
-            if bundles.holds(addend):
-                yield place, address, addend
-
-
-def _rela(
-    source: Source, elf: Elf, bundles: Bundles, wanted: frozenset[int], *, at: tuple[int, int]
-) -> Iterator[tuple[int, int, int]]:
-    start, n_bytes = elf.offset_of(*at), at[1]
-    first, last = bundles.section.address, bundles.section.address + bundles.section.n_bytes
-    for place, (offset, info, addend) in iter_records(source, start, n_bytes, _RELA):
-        if first <= offset < last:
-            raise _written_into(bundles, offset)
-        relative = first <= addend < last and info & 0xFFFFFFFF == _R_X86_64_RELATIVE
-        if relative and info == _R_X86_64_RELATIVE:
-            yield place + _ADDEND_AT, offset, addend
-        elif relative or offset in wanted:
-            raise PruneRefused(f"the relocation of {offset:#x} has a form that is not known here")
-
-
-def _written_into(bundles: Bundles, address: int) -> PruneRefused:
-    return PruneRefused(f"the loader writes into {bundles.section.name} at {address:#x}")
-
-
-def relr_addresses(source: Source, start: int, n_bytes: int) -> Iterator[int]:
-    """Addresses in a RELR table (gABI): an even word is one, an odd word is a bitmap of the 63 after it."""
-    following = 0
-    for _, (word,) in iter_records(source, start, n_bytes, "<Q"):
-        if word & 1 == 0:
-            yield word
-            following = word + 8
-        else:
-            yield from (following + 8 * bit for bit in range(63) if word >> (bit + 1) & 1)
-            following += 63 * 8
-
-
-def _symbol_patches(source: Source, elf: Elf, bundles: Bundles) -> Iterator[Patch]:
-    """Symbols of bundles: a dynamic one may not move, one for debuggers follows its bundle."""
-    for table in elf.sections:
-        if table.type not in (SHT_SYMTAB, SHT_DYNSYM):
-            continue
-        for place, (_, _, _, section, value, _) in iter_records(source, table.offset, table.n_bytes, _SYMBOL):
-            if section != bundles.section.index or not bundles.holds(value):
-                continue
-            new = bundles.moved.get(value, value)
-            if table.type == SHT_DYNSYM and (new != value or value not in bundles.moved):
-                raise PruneRefused(f"a dynamic symbol names code in {bundles.section.name}")
-            if new != value:
-                if any(s.type == PT_LOAD and s.offset <= place < s.file_end for s in elf.segments):
-                    raise PruneRefused(f"{table.name} is inside a loaded segment")
-                yield Patch.word(place + _VALUE_AT, new)
-
-
-@dataclass(frozen=True)
-class PrunePlan:
-    """What a pruned file will be made of.
-
-    `bytes_before`, `bytes_after`: the file's length. `kept_bytes`, `removed_bytes`: unpacked bytes
-    of code objects by target. Patches are at output positions, applied after the pieces. When nothing
-    is to be done, `pieces` is one copy of the whole file and `changed` is false.
-    """
-
-    bytes_before: int
-    bytes_after: int
-    pieces: tuple[Piece, ...]
-    patches: tuple[Patch, ...] = ()
-    kept_bytes: dict[str, int] = field(default_factory=dict)
-    removed_bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def changed(self) -> bool:
-        """False when the file would stay as it is."""
-        return self.pieces != (Copy(0, self.bytes_before),)
+# The plan.
 
 
 def plan_prune(
@@ -417,7 +96,7 @@ def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
     names = scan_file(source)
     codes = known_targets(names)
     if codes:
-        served(codes, targets, strict=True)
+        served_targets(codes, targets, strict=True)
     if UNKNOWN in names or not all(serves_any(code, targets) for code in codes):
         raise PruneRefused(
             "its GPU code is in a form that can't be cut: LLVM's OffloadBinary, or relocatable CUDA code"
@@ -425,7 +104,7 @@ def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
 
 
 def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
-    """The file as it is; what a cut would have removed is kept then."""
+    """A plan that changes nothing; what the cut would have removed counts as kept."""
     kept = Counter(cut.kept_bytes) + Counter(cut.removed_bytes) if cut else Counter[str]()
     return PrunePlan(source.size, source.size, (Copy(0, source.size),), (), dict(kept))
 
@@ -433,12 +112,12 @@ def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
 def _plan_library(
     source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
 ) -> PrunePlan | None:
-    """None when there is no section with code for cards of the targets' vendors."""
+    """Plan a library or program; None when it has no section with code of the targets' vendors."""
     elf = read_elf(source)
-    found = find_container(elf, targets)
-    if found is None:
+    match = find_container(elf, targets)
+    if match is None:
         return None
-    container, section, own = found
+    container, section, own = match
     if elf.machine != EM_X86_64:
         raise PruneRefused(f"a host program for ELF machine {elf.machine}; only x86-64 (62) can be pruned")
     elf.check_loading(source.size)
@@ -451,17 +130,17 @@ def _plan_library(
 def _plan_elf(
     source: Source, elf: Elf, container: Container, *, section: Section, cut: Cut
 ) -> PrunePlan | None:
-    """None when nothing changes or no page would be freed."""
-    room = find_room(elf, section, source.size)
+    """Join a section's cut, the pointers and the layout; None when no page would be freed."""
+    around = find_surroundings(elf, section, source.size)
     moved = {section.address + old: section.address + new for old, new in cut.moved.items()}
-    pointers = pointer_patches(source, elf, container, Bundles(section, moved))
-    layout = lay_out_file(elf, room, cut.n_bytes, source.size) if cut.changed else None
+    pointers = pointer_patches(source, elf, container, MovedBundles(section, moved))
+    layout = lay_out_file(elf, around, cut.n_bytes, source.size) if cut.changed else None
     if layout is None:
         return None
-    if any(section.offset <= patch.offset < room.tail_start for patch in pointers):
+    if any(section.offset <= patch.offset < around.tail_start for patch in pointers):
         raise PruneRefused(f"a pointer to a bundle is in {section.name} itself")
     shifted = tuple(
-        Patch(patch.offset - layout.shift if patch.offset >= room.tail_start else patch.offset, patch.data)
+        Patch(patch.offset - layout.shift if patch.offset >= around.tail_start else patch.offset, patch.data)
         for patch in pointers
     )
     pieces = (Copy(0, section.offset), *cut.pieces, *layout.tail)
@@ -473,3 +152,316 @@ def _plan_elf(
         kept_bytes=cut.kept_bytes,
         removed_bytes=cut.removed_bytes,
     )
+
+
+# The file's layout around the section.
+
+_E_PHOFF, _E_SHOFF, _E_PHNUM = 32, 40, 56
+_SH_OFFSET, _SH_SIZE = 24, 32
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What surrounds the section in the file: its segment, and where the rest of the file starts.
+
+    `split` when the segment goes on behind the section; `moved_table` when an earlier prune put the
+    program headers there; `align`: file positions move by a multiple of it.
+    """
+
+    section: Section
+    segment: Segment
+    tail_start: int
+    split: bool
+    moved_table: bool
+    align: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Pieces behind the section's new content (up to the end of the file), and header overwrites.
+
+    `shift` is how far the rest of the file moves to the front; overwrites are at output positions.
+    """
+
+    tail: tuple[Piece, ...]
+    patches: tuple[Patch, ...]
+    shift: int
+
+
+def find_surroundings(elf: Elf, section: Section, size: int) -> Surroundings:
+    """What surrounds a section in its file. Raises PruneRefused when it can't be shortened safely."""
+    segment = _segment_of(elf, section)
+    # an earlier prune's table ends the segment and isn't kept: this prune writes its own
+    table_end = elf.segments_offset + len(elf.segments) * SEGMENT_BYTES
+    moved_table = elf.segments_offset >= section.file_end and table_end == segment.file_end
+    split = segment.file_end > section.file_end and not moved_table
+    if segment.memory_bytes > segment.file_bytes and not split:
+        raise PruneRefused(f"zero-filled memory follows {section.name} in its segment")
+    # the kernel hands a program's headers to the loader, and before 5.18 assumed them to be in front
+    if split and (elf.type != ET_DYN or any(s.type == PT_INTERP for s in elf.segments)):
+        raise PruneRefused("a program's headers can't be moved for every kernel", "prune its libraries only")
+    after = [size, elf.sections_offset, *(s.offset for s in elf.sections if s.file_bytes)]
+    after += [s.offset for s in elf.segments if s.file_bytes and s.type != PT_PHDR]
+    # split: the rest begins right behind, mid-page; both halves then map that page, each its own part
+    tail_start = section.file_end if split else min(place for place in after if place >= section.file_end)
+    align = max(PAGE_BYTES, *(s.align for s in elf.segments if s.type == PT_LOAD))
+    if align & (align - 1):
+        raise PruneRefused(f"a segment's alignment of {align} is not a power of two")
+    around = Surroundings(section, segment, tail_start, split, moved_table, align)
+    _refuse_overlaps(elf, around)
+    return around
+
+
+def _segment_of(elf: Elf, section: Section) -> Segment:
+    holders = [
+        segment for segment in elf.segments
+        if segment.type == PT_LOAD and segment.offset < section.file_end and section.offset < segment.file_end
+    ]  # fmt: skip
+    whole = [
+        segment for segment in holders
+        if segment.offset <= section.offset and section.file_end <= segment.file_end
+        and section.address - segment.address == section.offset - segment.offset
+    ]  # fmt: skip
+    if len(holders) != 1 or whole != holders:
+        raise PruneRefused(f"{section.name} isn't in exactly one loaded segment")
+    return whole[0]
+
+
+def _refuse_overlaps(elf: Elf, around: Surroundings) -> None:
+    start, end = around.section.offset, around.tail_start
+    for other in elf.sections:
+        if other.file_bytes and other.offset < end and other.file_end > start and other != around.section:
+            raise PruneRefused(f"section {other.name} overlaps {around.section.name}")
+    last_address = around.section.address + around.section.n_bytes
+    for segment in elf.segments:
+        in_file = segment.file_bytes and segment.offset < end and segment.file_end > start
+        if in_file and segment != around.segment and segment.type != PT_PHDR:
+            raise PruneRefused(f"a segment of type {segment.type:#x} overlaps {around.section.name}")
+        in_memory = segment.address < last_address and segment.memory_end > around.section.address
+        if segment.type == PT_GNU_RELRO and in_memory:
+            raise PruneRefused(f"{around.section.name} is made read-only after relocation")
+    if start < elf.sections_offset + len(elf.sections) * SECTION_BYTES and elf.sections_offset < end:
+        raise PruneRefused(f"the section headers overlap {around.section.name}")
+
+
+def lay_out_file(elf: Elf, around: Surroundings, new_bytes: int, size: int) -> Layout | None:
+    """Headers and tail for a section of `new_bytes`; None when not even one page would be freed."""
+    new_end = around.section.offset + new_bytes
+    with_table = around.split or around.moved_table
+    table_offset = align_up(new_end, 8) if with_table else elf.segments_offset
+    count = len(elf.segments) + around.split
+    used_end = table_offset + count * SEGMENT_BYTES if with_table else new_end
+    shift = (around.tail_start - used_end) // around.align * around.align
+    if shift <= 0:
+        return None
+    segments = _new_segments(elf, around, shift=shift, used_end=used_end, table_offset=table_offset)
+    table = b"".join(segment.pack() for segment in segments)
+    tail: list[Piece] = []
+    if with_table:
+        tail += [Zeros(table_offset - new_end), Literal(table)]
+    tail += [Zeros(around.tail_start - shift - used_end), Copy(around.tail_start, size - around.tail_start)]
+    patches = [
+        Patch.word(_E_PHOFF, table_offset),
+        Patch.word(_E_SHOFF, _shifted(elf.sections_offset, around, shift)),
+        Patch(_E_PHNUM, struct.pack("<H", count)),
+        *_section_patches(elf, around, new_bytes, shift),
+    ]
+    if not with_table:
+        patches.append(Patch(table_offset, table))
+    return Layout(tuple(piece for piece in tail if piece.n_bytes), tuple(patches), shift)
+
+
+def _shifted(offset: int, around: Surroundings, shift: int) -> int:
+    return offset - shift if offset >= around.tail_start else offset
+
+
+def _new_segments(
+    elf: Elf, around: Surroundings, *, shift: int, used_end: int, table_offset: int
+) -> Iterator[Segment]:
+    old = around.segment
+    for segment in elf.segments:
+        if segment == old:
+            n_bytes = used_end - old.offset
+            yield replace(old, file_bytes=n_bytes, memory_bytes=n_bytes)
+            if around.split:
+                inside = around.tail_start - old.offset
+                yield replace(
+                    old,
+                    offset=around.tail_start - shift,
+                    address=old.address + inside,
+                    physical_address=old.physical_address + inside,
+                    file_bytes=old.file_bytes - inside,
+                    memory_bytes=old.memory_bytes - inside,
+                )
+        elif segment.type == PT_PHDR and table_offset > around.section.offset:
+            address = old.address + table_offset - old.offset
+            n_bytes = (len(elf.segments) + around.split) * SEGMENT_BYTES
+            yield replace(
+                segment, offset=table_offset, address=address, physical_address=address,
+                file_bytes=n_bytes, memory_bytes=n_bytes,
+            )  # fmt: skip
+        else:
+            yield replace(segment, offset=_shifted(segment.offset, around, shift))
+
+
+def _section_patches(elf: Elf, around: Surroundings, new_bytes: int, shift: int) -> Iterator[Patch]:
+    table = _shifted(elf.sections_offset, around, shift)
+    for section in elf.sections:
+        header = table + section.index * SECTION_BYTES
+        if section == around.section:
+            yield Patch.word(header + _SH_SIZE, new_bytes)
+        elif section.offset >= around.tail_start:
+            yield Patch.word(header + _SH_OFFSET, section.offset - shift)
+
+
+# Pointers into the section.
+
+_WRAPPER = "<IIQQ"  # magic, version, pointer to the bundle, reserved
+_POINTER_AT = 8
+_MAGIC_HIPK = 0x4B504948
+_RELA = "<QQq"
+_ADDEND_AT = 16
+_SYMBOL = "<IBBHQQ"
+_VALUE_AT = 8
+_R_X86_64_RELATIVE = 8
+
+
+@dataclass(frozen=True)
+class MovedBundles:
+    """Where bundles were and will be: `moved` maps old addresses to new ones, all within `section`."""
+
+    section: Section
+    moved: Mapping[int, int]
+
+    def contains(self, address: int) -> bool:
+        """Whether the address is in the old section."""
+        return self.section.address <= address < self.section.address + self.section.n_bytes
+
+    def new_address(self, address: int, what: str) -> int:
+        """A bundle's new address. Raises PruneRefused when no bundle starts at the old one."""
+        if address not in self.moved:
+            raise PruneRefused(
+                f"{what} points into {self.section.name} at {address:#x}, where no bundle starts"
+            )
+        return self.moved[address]
+
+
+def pointer_patches(
+    source: Source, elf: Elf, container: Container, bundles: MovedBundles
+) -> tuple[Patch, ...]:
+    """Overwrites, at positions of the original file, that make every pointer follow its bundle.
+
+    Raises PruneRefused for a wrapper, relocation or symbol that isn't understood.
+    """
+    missing = {wrapper + _POINTER_AT for wrapper in read_wrappers(source, elf, container)}
+    pointers = frozenset(missing)
+    patches: dict[int, Patch] = {}
+    for place, address, addend in _relocated_pointers(source, elf, bundles, pointers):
+        new = bundles.new_address(addend, f"the relocation of {address:#x}")
+        if place in patches or (address in pointers and address not in missing):
+            raise PruneRefused(f"the pointer at {address:#x} is relocated twice")
+        patches[place] = Patch.word(place, new)
+        missing.discard(address)
+        in_file = elf.offset_of(address, 8)
+        word = int.from_bytes(source.exactly(in_file, 8, "a relocated pointer"), "little")
+        if word == addend:
+            patches[in_file] = Patch.word(in_file, new)
+        elif word:
+            raise PruneRefused(f"the pointer at {address:#x} and its relocation disagree")
+    if missing:
+        at = min(missing) - _POINTER_AT
+        raise PruneRefused(f"the wrapper at {at:#x} points to no bundle in this file")
+    patches |= {patch.offset: patch for patch in _symbol_patches(source, elf, bundles)}
+    return tuple(patch for _, patch in sorted(patches.items()))
+
+
+def read_wrappers(source: Source, elf: Elf, container: Container) -> tuple[int, ...]:
+    """Addresses of all fat-binary wrappers. Raises PruneRefused for one that isn't of the plain kind."""
+    section = elf.section(container.wrapper_section)
+    if section is None:
+        raise PruneRefused(f"bundles without {container.wrapper_section}: nothing shows what uses them")
+    addresses = []
+    for place, (magic, version, _, _) in iter_records(source, section.offset, section.n_bytes, _WRAPPER):
+        if magic == _MAGIC_HIPK:
+            raise PruneRefused(
+                "the library was already split by kpack (wrapper `HIPK`): its GPU code is in .kpack archives",
+                "delete the foreign targets' .kpack files instead: prune the tree",
+            )
+        if magic != container.wrapper_magic or version not in container.wrapper_versions:
+            raise PruneRefused(f"a wrapper of unknown kind (magic {magic:#x}, version {version})")
+        addresses.append(section.address + place - section.offset)
+    return tuple(addresses)
+
+
+def _relocated_pointers(
+    source: Source, elf: Elf, bundles: MovedBundles, pointers: frozenset[int]
+) -> Iterator[tuple[int, int, int]]:
+    """(file position of the addend, address it is written to, addend) of pointers into the bundles.
+
+    Nothing but such a pointer may be written to an address in `pointers`.
+    """
+    tags = read_dynamic(source, elf)
+    if DT_REL in tags:
+        raise PruneRefused("REL relocations don't belong in an x86-64 file")
+    if tags.get(DT_RELAENT, struct.calcsize(_RELA)) != struct.calcsize(_RELA):
+        raise PruneRefused("relocations have an unknown length")
+    for table, length in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
+        if table in tags and tags.get(length):
+            yield from _relocations(source, elf, bundles, pointers, at=(tags[table], tags[length]))
+    if DT_RELR in tags and tags.get(DT_RELRSZ):
+        start = elf.offset_of(tags[DT_RELR], tags[DT_RELRSZ])
+        for address in relr_addresses(source, start, tags[DT_RELRSZ]):
+            place = elf.offset_of(address, 8)
+            addend = int.from_bytes(source.exactly(place, 8, "a relocated pointer"), "little")
+            if bundles.contains(address):
+                raise _written_into(bundles, address)
+            if bundles.contains(addend):
+                yield place, address, addend
+
+
+def _relocations(
+    source: Source, elf: Elf, bundles: MovedBundles, pointers: frozenset[int], *, at: tuple[int, int]
+) -> Iterator[tuple[int, int, int]]:
+    start, n_bytes = elf.offset_of(*at), at[1]
+    first, last = bundles.section.address, bundles.section.address + bundles.section.n_bytes
+    for place, (offset, info, addend) in iter_records(source, start, n_bytes, _RELA):
+        if first <= offset < last:
+            raise _written_into(bundles, offset)
+        relative = first <= addend < last and info & 0xFFFFFFFF == _R_X86_64_RELATIVE
+        if relative and info == _R_X86_64_RELATIVE:
+            yield place + _ADDEND_AT, offset, addend
+        elif relative or offset in pointers:
+            raise PruneRefused(f"the relocation of {offset:#x} has a form that is not known here")
+
+
+def _written_into(bundles: MovedBundles, address: int) -> PruneRefused:
+    return PruneRefused(f"the loader writes into {bundles.section.name} at {address:#x}")
+
+
+def relr_addresses(source: Source, start: int, n_bytes: int) -> Iterator[int]:
+    """Addresses in a RELR table (gABI): an even word is one, an odd word is a bitmap of the 63 after it."""
+    following = 0
+    for _, (word,) in iter_records(source, start, n_bytes, "<Q"):
+        if word & 1 == 0:
+            yield word
+            following = word + 8
+        else:
+            yield from (following + 8 * bit for bit in range(63) if word >> (bit + 1) & 1)
+            following += 63 * 8
+
+
+def _symbol_patches(source: Source, elf: Elf, bundles: MovedBundles) -> Iterator[Patch]:
+    """Overwrites of bundles' symbols: a dynamic one may not move, one for debuggers follows its bundle."""
+    for table in elf.sections:
+        if table.type not in (SHT_SYMTAB, SHT_DYNSYM):
+            continue
+        for place, (_, _, _, section, value, _) in iter_records(source, table.offset, table.n_bytes, _SYMBOL):
+            if section != bundles.section.index or not bundles.contains(value):
+                continue
+            new = bundles.moved.get(value, value)
+            if table.type == SHT_DYNSYM and (new != value or value not in bundles.moved):
+                raise PruneRefused(f"a dynamic symbol names code in {bundles.section.name}")
+            if new != value:
+                if any(s.type == PT_LOAD and s.offset <= place < s.file_end for s in elf.segments):
+                    raise PruneRefused(f"{table.name} is inside a loaded segment")
+                yield Patch.word(place + _VALUE_AT, new)

@@ -1,16 +1,16 @@
-"""Rebuild a run of bundles with only the code that given targets can run."""
+"""Plans new content for a run of bundles or CUDA fat binaries: only the code that given targets can run."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from buildtool.gpucode import bundle
-from buildtool.gpucode.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out
-from buildtool.gpucode.edit import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
+from buildtool.gpucode.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out_bundle
 from buildtool.gpucode.nvfatbin import NvEntry, NvFatbin, iter_fatbins
+from buildtool.gpucode.plan import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
 from buildtool.gpucode.scan import BundlePlace, iter_bundles
 from buildtool.gpucode.source import PruneRefused, Source
-from buildtool.gpucode.target import TargetId, served, serves_any
+from buildtool.gpucode.target import TargetId, served_targets, serves_any
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Cut:
         return total_bytes(self.pieces)
 
 
+# HIP bundles.
+
+
 def cut_bundles(
     source: Source,
     start: int,
@@ -52,7 +55,7 @@ def cut_bundles(
     """
     places = list(iter_bundles(source, start, end))
     codes = {entry.target for place in places for entry in place.bundle.codes}
-    wanted = served(codes, targets, strict=strict)
+    wanted = served_targets(codes, targets, strict=strict)
     kept_bytes, removed_bytes = Counter[str](), Counter[str]()
     row: list[tuple[int, list[Piece]]] = []
     for index, place in enumerate(places):
@@ -65,26 +68,9 @@ def cut_bundles(
                 totals = kept_bytes if entry in staying else removed_bytes
                 totals[str(entry.target)] += entry.n_bytes
         row.append((place.start - start, _rebuild(source, place, kept, compress)))
-    pieces, moved = in_row(row, address=address, align=PAGE_BYTES)
+    pieces, moved = lay_out_in_row(row, address=address, align=PAGE_BYTES)
     changed = [new for _, new in row] != [[Copy(place.start, place.stored_bytes)] for place in places]
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), changed)
-
-
-def in_row(
-    parts: Sequence[tuple[int, Sequence[Piece]]], *, address: int, align: int
-) -> tuple[tuple[Piece, ...], dict[int, int]]:
-    """Containers one after the other, each aligned in memory; where each was -> where it will be.
-
-    A part is where a container was, in bytes from the run's start, and its new content.
-    """
-    pieces: list[Piece] = []
-    moved: dict[int, int] = {}
-    position = 0
-    for old, new in parts:
-        moved[old] = align_up(address + position, align) - address
-        pieces += [Zeros(moved[old] - position), *new]
-        position = moved[old] + total_bytes(new)
-    return tuple(piece for piece in pieces if piece.n_bytes), moved
 
 
 def kept_entries(old: Bundle, wanted: Sequence[TargetId]) -> list[Entry]:
@@ -113,7 +99,7 @@ def _rebuild(source: Source, place: BundlePlace, kept: Sequence[Entry], compress
         return [Copy(place.start, place.stored_bytes)]
     if any(entry.n_bytes for entry in kept if entry.is_host):
         raise PruneRefused(f"the bundle at byte {place.start:#x} holds host code, which no HIP bundle does")
-    table, new = lay_out(kept)
+    table, new = lay_out_bundle(kept)
     header = place.header
     if header is not None:
         unpacking = bundle.Unpacking(source, place.start, place.start + place.stored_bytes)
@@ -161,6 +147,8 @@ def _selected(
         position += len(chunk)
 
 
+# CUDA fat binaries.
+
 ALIGN_BYTES = 8  # of fat binaries and their entries, as nvcc writes them
 
 
@@ -172,7 +160,7 @@ def cut_fatbins(
     One without any code for the targets is left whole: it never served them. Raises TargetMissing.
     """
     fatbins = list(iter_fatbins(source, start, end))
-    served((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
+    served_targets((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
     kept_bytes, removed_bytes = Counter[str](), Counter[str]()
     row: list[tuple[int, list[Piece]]] = []
     for fatbin in fatbins:
@@ -182,7 +170,7 @@ def cut_fatbins(
             totals = kept_bytes if entry in staying else removed_bytes
             totals[str(entry.code)] += entry.unpacked_bytes
         row.append((fatbin.start - start, _rebuild_fatbin(source, fatbin, kept)))
-    pieces, moved = in_row(row, address=address, align=ALIGN_BYTES)
+    pieces, moved = lay_out_in_row(row, address=address, align=ALIGN_BYTES)
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), bool(removed_bytes))
 
 
@@ -202,3 +190,23 @@ def _rebuild_fatbin(source: Source, fatbin: NvFatbin, kept: Sequence[NvEntry]) -
     head = source.exactly(fatbin.start, fatbin.header_bytes, "a fat binary's header")
     entries = [Copy(entry.start, entry.stored_bytes) for entry in kept]
     return [Literal(head[:8] + total_bytes(entries).to_bytes(8, "little") + head[16:]), *entries]
+
+
+# Both.
+
+
+def lay_out_in_row(
+    parts: Sequence[tuple[int, Sequence[Piece]]], *, address: int, align: int
+) -> tuple[tuple[Piece, ...], dict[int, int]]:
+    """Containers one after the other, each aligned in memory; where each was -> where it will be.
+
+    A part is where a container was, in bytes from the run's start, and its new content.
+    """
+    pieces: list[Piece] = []
+    moved: dict[int, int] = {}
+    position = 0
+    for old, new in parts:
+        moved[old] = align_up(address + position, align) - address
+        pieces += [Zeros(moved[old] - position), *new]
+        position = moved[old] + total_bytes(new)
+    return tuple(piece for piece in pieces if piece.n_bytes), moved

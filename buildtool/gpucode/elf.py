@@ -4,9 +4,8 @@ Only 64-bit little-endian. Every offset is checked against the file before it is
 gABI's. pyelftools reads lazily and trusts sizes, which is unsafe on hostile input.
 """
 
-import posixpath
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 
@@ -58,7 +57,7 @@ class Segment:
         return self.address + self.memory_bytes
 
     def pack(self) -> bytes:
-        """As it stands in the file."""
+        """The program header's bytes."""
         return struct.pack(SEGMENT_FORMAT, *astuple(self))
 
 
@@ -100,10 +99,10 @@ class Elf:
 
     def section(self, name: str) -> Section | None:
         """The one section of that name, None if there is none. Raises BadElf when there are several."""
-        found = [section for section in self.sections if section.name == name]
-        if len(found) > 1:
-            raise BadElf(f"the file has {len(found)} sections named {name}")
-        return found[0] if found else None
+        named = [section for section in self.sections if section.name == name]
+        if len(named) > 1:
+            raise BadElf(f"the file has {len(named)} sections named {name}")
+        return named[0] if named else None
 
     def offset_of(self, address: int, length: int) -> int:
         """The file position of `length` bytes at a virtual address. Raises BadElf where there is none."""
@@ -114,9 +113,9 @@ class Elf:
         raise BadElf(f"no loaded segment holds {length} bytes at address {address:#x}")
 
     def check_loading(self, size: int) -> None:
-        """Do the headers agree on what is loaded, from a file of `size` bytes, and where to?
+        """Check that the headers agree on what is loaded, from a file of `size` bytes, and where to.
 
-        Raises BadElf, as for files of debug information, whose segments have no content.
+        Raises BadElf, also for files of debug information, whose segments have no content.
         """
         loads = [segment for segment in self.segments if segment.type == PT_LOAD]
         for segment in loads:
@@ -148,7 +147,7 @@ def head_of(source: Source) -> bytes:
 
 
 def is_elf64(head: bytes) -> bool:
-    """Does a file with these first bytes claim to be a 64-bit little-endian ELF?"""
+    """Whether a file with these first bytes claims to be a 64-bit little-endian ELF."""
     return len(head) >= HEADER_BYTES and head[:6] == MAGIC + b"\x02\x01"
 
 
@@ -229,60 +228,3 @@ def iter_records(
         raw = source.exactly(start, min(block, offset + n_bytes - start), "a table")
         for index, fields in enumerate(struct.iter_unpack(layout, raw)):
             yield start + index * step, fields
-
-
-_MAX_LINKS = 40  # as many as Linux follows
-_MAX_PARTS = 4096  # of a path that links keep making longer
-
-_Node = dict[str, "_Node | str"]  # names below a directory -> directory, or a link's target
-
-
-def normal_path(path: str) -> str:
-    """A path below the root, without `.`, `..` and slashes at its ends."""
-    return posixpath.normpath("/" + path).lstrip("/")
-
-
-class Links:
-    """All symbolic links below a root, followed as the kernel does and never out of the root."""
-
-    def __init__(self, said: Mapping[str, str]) -> None:
-        """`said` maps the path of each link to its target."""
-        self._root: _Node = {}
-        for path, to in said.items():
-            node = self._root
-            *directories, name = path.split("/")
-            for directory in directories:
-                below = node.setdefault(directory, {})
-                if not isinstance(below, dict):
-                    break  # that directory is a link itself: the path leads elsewhere
-                node = below
-            else:
-                node[name] = to
-
-    def place(self, path: str) -> str | None:
-        """Where a name itself is: links on the way are followed, the last part isn't; None for a loop."""
-        directory, _, name = path.rpartition("/")
-        led = self.destination(directory)
-        return led if led is None else f"{led}/{name}".lstrip("/")
-
-    def destination(self, path: str) -> str | None:
-        """Where a path leads in the end, whether or not something is there; None for a loop."""
-        passed: list[tuple[str, _Node]] = []
-        pending = path.split("/")[::-1]
-        followed = 0
-        while pending:
-            part = pending.pop()
-            if part == "..":
-                del passed[-1:]
-            elif part not in ("", "."):
-                below = (passed[-1][1] if passed else self._root).get(part)
-                if isinstance(below, str):
-                    followed += 1
-                    pending += below.split("/")[::-1]
-                    if followed > _MAX_LINKS or len(pending) > _MAX_PARTS:
-                        return None
-                    if below.startswith("/"):
-                        passed.clear()
-                else:
-                    passed.append((part, below or {}))
-        return "/".join(name for name, _ in passed)

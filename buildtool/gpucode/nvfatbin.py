@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from buildtool.gpucode.bundle import MOST_CODES, too_many
+from buildtool.gpucode.bundle import MOST_CODES, too_many_codes
 from buildtool.gpucode.source import BadBundle, Source
 from buildtool.gpucode.target import TargetId
 
@@ -74,10 +74,10 @@ def _read_fatbin(source: Source, start: int, end: int, room: int) -> NvFatbin:
     total = header_bytes + n_bytes
     if total > end - start:
         raise BadBundle(f"a CUDA fat binary claims {total} bytes, {end - start} are there", place=start)
-    found = tuple(islice(_entries(source, start + header_bytes, start + total), max(room, 0) + 1))
-    if len(found) > room or room < 1:
-        raise too_many(start)
-    return NvFatbin(start, header_bytes, total, found)
+    entries = tuple(islice(_entries(source, start + header_bytes, start + total), max(room, 0) + 1))
+    if len(entries) > room or room < 1:
+        raise too_many_codes(start)
+    return NvFatbin(start, header_bytes, total, entries)
 
 
 def _entries(source: Source, position: int, end: int) -> Iterator[NvEntry]:

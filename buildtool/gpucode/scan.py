@@ -12,39 +12,62 @@ from itertools import pairwise
 
 from buildtool.gpucode import bundle, nvfatbin
 from buildtool.gpucode.bundle import Bundle, Header
-from buildtool.gpucode.container import CUDA, HIP
-from buildtool.gpucode.elf import EM_AMDGPU, EM_CUDA, head_of, is_elf64, read_elf
-from buildtool.gpucode.source import BadBundle, GpuCodeError, Source
+from buildtool.gpucode.elf import EM_AMDGPU, EM_CUDA, Elf, Section, head_of, is_elf64, read_elf
+from buildtool.gpucode.source import BadBundle, GpuCodeError, PruneRefused, Source
 from buildtool.gpucode.target import MACH, TargetId, known_targets, serves_any
 
-_ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later number on from there
+# Sections of libraries that hold GPU code. HIP and CUDA agree on the shape: a section of bundles, and one of
+# 24-byte wrappers (u32 magic, u32 version, pointer to a bundle, pointer or zero) that host code registers.
 
 
-def target_of_flags(flags: int, abi_version: int) -> TargetId | None:
-    """From `e_flags` and the ABI version; None for a processor this table doesn't know.
+@dataclass(frozen=True)
+class Container:
+    """Names and numbers of one vendor's sections."""
 
-    A feature that may be on or off isn't named. Code object version 2 doesn't name any here.
-    """
-    processor = MACH.get(flags & 0xFF)
-    if processor is None:
-        return None
-    features: dict[str, bool] = {}
-    if abi_version == _ABI_V3:
-        features = {name: True for name, bit in (("xnack", 0x100), ("sramecc", 0x200)) if flags & bit}
-    elif abi_version > _ABI_V3:
-        for name, shift in (("xnack", 8), ("sramecc", 10)):
-            setting = flags >> shift & 3  # 0 unsupported, 1 any, 2 off, 3 on
-            if setting >= 2:
-                features[name] = setting == 3
-    return TargetId(processor, tuple(sorted(features.items())))
+    section: str
+    wrapper_section: str
+    wrapper_magic: int
+    wrapper_versions: tuple[int, ...]
+    is_cuda: bool
 
 
+HIP = Container(".hip_fatbin", ".hipFatBinSegment", 0x48495046, (1,), is_cuda=False)
+# version 2 is what nvcc's device link adds; its second pointer is to a list of relocatable code
+CUDA = Container(".nv_fatbin", ".nvFatBinSegment", 0x466243B1, (1, 2), is_cuda=True)
+UNCUTTABLE = {
+    ".llvm.offloading": "LLVM's OffloadBinary",
+    "__nv_relfatbin": "relocatable CUDA code, which is linked again when it is loaded",
+}
 NV_SECTIONS = (CUDA.section, "__nv_relfatbin")
 OFFLOAD_SECTION = ".llvm.offloading"
-SECTIONS_READ = (HIP.section, *NV_SECTIONS, OFFLOAD_SECTION)  # a library may keep GPU code elsewhere, too
 OFFLOAD_MAGIC = b"\x10\xff\x10\xad"
-UNKNOWN = "unknown"  # a format that is recognised, but not read
-_Code = tuple[str, int]  # target, and bytes in the file
+SECTIONS_READ = (HIP.section, *NV_SECTIONS, OFFLOAD_SECTION)  # a library may keep GPU code elsewhere, too
+
+
+def find_container(
+    elf: Elf, targets: Sequence[TargetId]
+) -> tuple[Container, Section, tuple[TargetId, ...]] | None:
+    """The section that can be cut, with those of the targets that are of its vendor; None when there is none.
+
+    Raises PruneRefused when code of another form, or of both vendors, is there as well.
+    """
+    candidates = []
+    for container in (HIP, CUDA):
+        section = elf.section(container.section)
+        own = tuple(target for target in targets if target.is_cuda == container.is_cuda)
+        if section is not None and section.file_bytes and own:
+            candidates.append((container, section, own))
+    if not candidates:
+        return None
+    for section in elf.sections:
+        if section.name in UNCUTTABLE and section.file_bytes:
+            raise PruneRefused(f"{section.name} holds {UNCUTTABLE[section.name]}")
+    if len(candidates) > 1:
+        raise PruneRefused("HIP and CUDA code in one file", "name targets of one vendor")
+    return candidates[0]
+
+
+# Bundles by their place in the file.
 
 
 @dataclass(frozen=True)
@@ -57,12 +80,56 @@ class BundlePlace:
     header: Header | None = None
 
 
+def iter_bundles(
+    source: Source, start: int, end: int, allowance: bundle.Allowance | None = None
+) -> Iterator[BundlePlace]:
+    """Every bundle between two file positions, in order; with only zeros between. Raises BadBundle.
+
+    `allowance` is the whole file's; without one, these are taken for all of its bundles.
+    """
+    allowance = allowance or bundle.Allowance(source.size)
+    position = source.skip_zeros(start, end)
+    room = bundle.MOST_CODES
+    while position < end:
+        place = _read_bundle(source, position, end, allowance)
+        room -= len(place.bundle.entries)
+        if room < 0:
+            raise bundle.too_many_codes(position)
+        yield place
+        position = source.skip_zeros(position + place.stored_bytes, end)
+
+
+def _read_bundle(source: Source, start: int, end: int, allowance: bundle.Allowance) -> BundlePlace:
+    head = source.exactly(start, min(len(bundle.BUNDLE_MAGIC), end - start), "a bundle's magic")
+    if head == bundle.BUNDLE_MAGIC:
+        table = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
+        parsed = bundle.parse_bundle(table, end - start, place=start)
+        return BundlePlace(start, parsed.n_bytes, parsed)
+    if not head.startswith(bundle.CCOB_MAGIC):
+        kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"
+        raise BadBundle(f"found {kind} where a bundle of code objects was expected", place=start)
+    unpacking = bundle.Unpacking(source, start, end)
+    allowance.take(unpacking.header, start)
+    parsed = bundle.parse_bundle(
+        unpacking.head(bundle.HEAD_BYTES), unpacking.header.unpacked_bytes, place=start
+    )
+    # version 1 doesn't say where it ends, so only unpacking all of it shows where the next one starts
+    if unpacking.stored_bytes is None:
+        for _ in unpacking:
+            pass
+    return BundlePlace(start, unpacking.stored_bytes or 0, parsed, unpacking.header)
+
+
+# Scanning.
+UNKNOWN = "unknown"  # a format that is recognised, but not read
+
+
 def may_hold_bundles(head: bytes) -> bool:
-    """Can a file that begins so (HEADER_BYTES are enough) hold code that a prune could cut?"""
+    """Whether a file with these first bytes (HEADER_BYTES are enough) may hold code that a prune can cut."""
     return is_elf64(head) or head.startswith((bundle.BUNDLE_MAGIC, bundle.CCOB_MAGIC))
 
 
-def worth_a_look(source: Source) -> bool:
+def may_hold_code(source: Source) -> bool:
     """`may_hold_bundles` for a whole file. Raises GpuCodeError where it can't be read."""
     return may_hold_bundles(head_of(source))
 
@@ -70,12 +137,12 @@ def worth_a_look(source: Source) -> bool:
 def targets_in(source: Source) -> set[TargetId]:
     """The targets of a file by its code; none where the code can't be read, since no prune touches it."""
     with suppress(GpuCodeError):
-        if worth_a_look(source):
+        if may_hold_code(source):
             return known_targets(scan_file(source))
     return set()
 
 
-def foreign_in(source: Source, targets: Sequence[TargetId]) -> tuple[str, ...]:
+def foreign_targets(source: Source, targets: Sequence[TargetId]) -> tuple[str, ...]:
     """The targets of a file's code that none of these cards can run, and `unknown`; none for damage."""
     with suppress(GpuCodeError):
         names = scan_file(source)
@@ -92,10 +159,13 @@ def scan_file(source: Source) -> Counter[str]:
     neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when the file
     contradicts itself.
     """
-    found: Counter[str] = Counter()
+    bytes_by_target: Counter[str] = Counter()
     for target, stored_bytes in _codes(source):
-        found[target] += stored_bytes
-    return found
+        bytes_by_target[target] += stored_bytes
+    return bytes_by_target
+
+
+_Code = tuple[str, int]  # target, and bytes in the file
 
 
 def _codes(source: Source) -> Iterator[_Code]:
@@ -139,44 +209,26 @@ def _refuse_overlaps(places: Sequence[tuple[int, int]]) -> None:
             raise BadBundle("sections of GPU code overlap", place=start)
 
 
-def iter_bundles(
-    source: Source, start: int, end: int, allowance: bundle.Allowance | None = None
-) -> Iterator[BundlePlace]:
-    """Every bundle between two file positions, in order; with only zeros between. Raises BadBundle.
+_ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later number on from there
 
-    `allowance` is the whole file's; without one, these are taken for all of its bundles.
+
+def target_of_flags(flags: int, abi_version: int) -> TargetId | None:
+    """The target of an AMDGPU ELF's `e_flags` and ABI version; None for a processor that MACH lacks.
+
+    A feature that may be on or off isn't named. Code object version 2 doesn't name any here.
     """
-    allowance = allowance or bundle.Allowance(source.size)
-    position = source.skip_zeros(start, end)
-    room = bundle.MOST_CODES
-    while position < end:
-        place = _read_bundle(source, position, end, allowance)
-        room -= len(place.bundle.entries)
-        if room < 0:
-            raise bundle.too_many(position)
-        yield place
-        position = source.skip_zeros(position + place.stored_bytes, end)
-
-
-def _read_bundle(source: Source, start: int, end: int, allowance: bundle.Allowance) -> BundlePlace:
-    head = source.exactly(start, min(len(bundle.BUNDLE_MAGIC), end - start), "a bundle's magic")
-    if head == bundle.BUNDLE_MAGIC:
-        table = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
-        found = bundle.parse_bundle(table, end - start, place=start)
-        return BundlePlace(start, found.n_bytes, found)
-    if not head.startswith(bundle.CCOB_MAGIC):
-        kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"
-        raise BadBundle(f"found {kind} where a bundle of code objects was expected", place=start)
-    unpacking = bundle.Unpacking(source, start, end)
-    allowance.take(unpacking.header, start)
-    found = bundle.parse_bundle(
-        unpacking.head(bundle.HEAD_BYTES), unpacking.header.unpacked_bytes, place=start
-    )
-    # version 1 doesn't say where it ends, so only unpacking all of it shows where the next one starts
-    if unpacking.stored_bytes is None:
-        for _ in unpacking:
-            pass
-    return BundlePlace(start, unpacking.stored_bytes or 0, found, unpacking.header)
+    processor = MACH.get(flags & 0xFF)
+    if processor is None:
+        return None
+    features: dict[str, bool] = {}
+    if abi_version == _ABI_V3:
+        features = {name: True for name, bit in (("xnack", 0x100), ("sramecc", 0x200)) if flags & bit}
+    elif abi_version > _ABI_V3:
+        for name, shift in (("xnack", 8), ("sramecc", 10)):
+            setting = flags >> shift & 3  # 0 unsupported, 1 any, 2 off, 3 on
+            if setting >= 2:
+                features[name] = setting == 3
+    return TargetId(processor, tuple(sorted(features.items())))
 
 
 def _hip_codes(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[_Code]:

@@ -1,4 +1,4 @@
-"""Reads a file's bytes by position, never past its end. Everything here reads this way, from any source."""
+"""A file's bytes by position, never past its end: what this package reads from; and its errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,8 +43,8 @@ class VerifyFailed(ToolError):
 
 
 @contextmanager
-def naming(thing: object) -> Iterator[None]:
-    """Errors about GPU code say what is wrong, not in which file or image; callers that know it add it."""
+def prefix_errors(thing: object) -> Iterator[None]:
+    """Prefix messages of this package's errors with `thing`, the file or image that they are about."""
     try:
         yield
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:
@@ -82,12 +82,12 @@ class Source:
         return data
 
     def chunks(self, offset: int, length: int, what: str) -> Iterator[bytes]:
-        """The same bytes, 1 MiB at a time."""
+        """The bytes that `exactly` returns, 1 MiB at a time."""
         for start in range(offset, offset + length, CHUNK_BYTES):
             yield self.exactly(start, min(CHUNK_BYTES, offset + length - start), what)
 
     def skip_zeros(self, offset: int, end: int) -> int:
-        """The first place from `offset` on that isn't zero, or `end`."""
+        """The position of the first byte from `offset` on that isn't zero, or `end`."""
         most = FIRST_BYTES
         while offset < end:
             chunk = self.exactly(offset, min(most, end - offset), "padding")

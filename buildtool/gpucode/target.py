@@ -90,7 +90,7 @@ class TargetId:
         return self.processor.startswith(("sm_", "compute_"))
 
     def serves(self, wanted: "TargetId") -> bool:
-        """Could a card of target `wanted` run this code?
+        """Whether a card of target `wanted` can run this code.
 
         The same processor, a generic ISA that it belongs to, or SPIR-V; a feature that both name
         must agree. Code for a generic ISA that this table doesn't know is taken to serve.
@@ -138,32 +138,34 @@ def target_of_override(version: str) -> TargetId:
 
 
 def serves_any(code: TargetId, wanted: Iterable[TargetId]) -> bool:
-    """Could one of the cards run this code?"""
+    """Whether one of the cards can run this code."""
     return any(code.serves(target) for target in wanted)
 
 
 def known_targets(names: Iterable[str]) -> set[TargetId]:
     """Targets by the names that a file's tables give them; invalid and unknown ones are left out."""
-    found = set()
+    targets = set()
     for name in names:
         with suppress(BadTarget):
-            found.add(TargetId.parse(name))
-    return found
+            targets.add(TargetId.parse(name))
+    return targets
 
 
-def served(had: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool) -> tuple[TargetId, ...]:
-    """The targets that something in `had` serves.
+def served_targets(
+    present: Iterable[TargetId], targets: Sequence[TargetId], *, strict: bool
+) -> tuple[TargetId, ...]:
+    """The targets that some code in `present` serves.
 
-    Raises TargetMissing when that's none of them or, with `strict`, not all.
+    Raises TargetMissing when there are none of them or, with `strict`, not all.
     """
-    there = sorted(set(had))
-    missing = [target for target in targets if not any(code.serves(target) for code in there)]
+    codes = sorted(set(present))
+    missing = [target for target in targets if not any(code.serves(target) for code in codes)]
     if missing and (strict or len(missing) == len(targets)):
-        if not there:
+        if not codes:
             raise TargetMissing("there is no GPU code at all")
         raise TargetMissing(
-            f"there is no code for {', '.join(map(str, missing))}, but code for {', '.join(map(str, there))}",
-            f"name cards that it is for: --targets {str(there[0]).replace('compute_', 'sm_')}",
+            f"there is no code for {', '.join(map(str, missing))}, but code for {', '.join(map(str, codes))}",
+            f"name cards that it is for: --targets {str(codes[0]).replace('compute_', 'sm_')}",
         )
     return tuple(target for target in targets if target not in missing)
 
@@ -194,24 +196,28 @@ def gfx_targets_of_path(path: str) -> tuple[str, ...]:
     *directories, name = path.rstrip("/").split("/")
     if not _PER_TARGET.search(name):
         return ()
-    found = _targets_in(name, miopen=bool(_MIOPEN_DB.match(name)))
-    if not found and _ALWAYS_CODE.search(name):
-        named = (directory for directory in reversed(directories) if _DIRECTORY.fullmatch(directory))
-        found = next((targets for name in named if (targets := _targets_in(name, miopen=False))), ())
-    return found
+    processors = _targets_in(name, miopen=bool(_MIOPEN_DB.match(name)))
+    if not processors and _ALWAYS_CODE.search(name):
+        directory_names = (
+            directory for directory in reversed(directories) if _DIRECTORY.fullmatch(directory)
+        )
+        processors = next(
+            (targets for name in directory_names if (targets := _targets_in(name, miopen=False))), ()
+        )
+    return processors
 
 
 def _targets_in(name: str, *, miopen: bool) -> tuple[str, ...]:
-    found: set[str] = set()
+    processors: set[str] = set()
     for match in _TOKEN.finditer(name):
         token = match[1]
         if "x" in token:
-            found |= _family(token)
+            processors |= _family(token)
         elif miopen and f"gfx{token}" not in PROCESSORS:
-            found |= _without_compute_units(f"gfx{token}")
+            processors |= _without_compute_units(f"gfx{token}")
         elif _EXACT.fullmatch(token) and set(token) != {"0"}:  # gfx000 is Tensile's name for any target
-            found.add(f"gfx{token}")
-    return tuple(sorted(found))
+            processors.add(f"gfx{token}")
+    return tuple(sorted(processors))
 
 
 @lru_cache(maxsize=1 << 12)

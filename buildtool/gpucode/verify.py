@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import Entry
-from buildtool.gpucode.container import Container, find_container
 from buildtool.gpucode.cut import read_wrappers, relr_addresses
 from buildtool.gpucode.cut_bundles import kept_fatbin_entries
 from buildtool.gpucode.elf import (
@@ -35,7 +34,7 @@ from buildtool.gpucode.elf import (
     read_elf,
 )
 from buildtool.gpucode.nvfatbin import iter_fatbins
-from buildtool.gpucode.scan import BundlePlace, iter_bundles
+from buildtool.gpucode.scan import BundlePlace, Container, find_container, iter_bundles
 from buildtool.gpucode.source import CHUNK_BYTES, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, serves_any
 
@@ -45,7 +44,7 @@ _ADDEND_AT = 16  # in a RELA record
 _HEADER_FIELDS = ((32, 8), (40, 8), (56, 2))  # e_phoff, e_shoff, e_phnum may differ
 
 
-# for each bundle: its file position, and id and SHA-256 of each piece of code in it
+# of each bundle: its file position, and id and SHA-256 of each code object in it
 _Inventory = Sequence[tuple[int, Sequence[tuple[str, bytes]]]]
 
 
@@ -66,8 +65,8 @@ class _File:
         fatbin = elf.section(container.section)
         if fatbin is None:
             raise VerifyFailed(f"{container.section} is gone")
-        take = _cuda_inventory if container.is_cuda else _hip_inventory
-        inventory = list(take(source, fatbin.offset, fatbin.file_end, targets))
+        inventory_of = _cuda_inventory if container.is_cuda else _hip_inventory
+        inventory = list(inventory_of(source, fatbin.offset, fatbin.file_end, targets))
         start, end = fatbin.address, fatbin.address + fatbin.n_bytes
         pointers = {at: (to, place) for at, to, place in _relocated(source, elf) if start <= to < end}
         return cls(source, elf, container, fatbin, inventory, pointers)
@@ -87,10 +86,10 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     if not is_elf64(head_of(old)):
         kept = list(_hip_inventory(old, 0, old.size, targets))
         return _check_code(kept, list(_hip_inventory(new, 0, new.size, None)))
-    found = find_container(read_elf(old), targets)
-    if found is None:
+    match = find_container(read_elf(old), targets)
+    if match is None:
         raise VerifyFailed("the original holds no code that could be pruned")
-    container, _, own = found
+    container, _, own = match
     before, after = _File.read(old, container, own), _File.read(new, container, None)
     _check_headers(before, after)
     _check_pointers(before, after)
@@ -99,19 +98,20 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     return _check_code(before.inventory, after.inventory)
 
 
-def _expect(true: bool, message: str) -> None:
-    if not true:
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
         raise VerifyFailed(f"the pruned file is wrong: {message}", "please report this with the file's name")
 
 
-def _check_code(kept: _Inventory, there: _Inventory) -> int:
-    _expect(len(kept) == len(there), "it has another number of bundles")
-    for index, ((_, wanted), (_, found)) in enumerate(zip(kept, there, strict=True)):
+def _check_code(kept: _Inventory, present: _Inventory) -> int:
+    _expect(len(kept) == len(present), "it has another number of bundles")
+    for index, ((_, wanted), (_, present_code)) in enumerate(zip(kept, present, strict=True)):
         _expect(
-            [name for name, _ in wanted] == [name for name, _ in found], f"bundle {index} has other entries"
+            [name for name, _ in wanted] == [name for name, _ in present_code],
+            f"bundle {index} has other entries",
         )
-        _expect(wanted == found, f"bundle {index} has other code")
-    return sum(len(codes) for _, codes in there)
+        _expect(wanted == present_code, f"bundle {index} has other code")
+    return sum(len(codes) for _, codes in present)
 
 
 def _hip_inventory(
@@ -147,7 +147,7 @@ def _digests(source: Source, place: BundlePlace, wanted: Sequence[Entry]) -> dic
             first, last = entry.offset - position, entry.offset + entry.n_bytes - position
             hashes[entry.id].update(chunk[max(first, 0) : max(last, 0)])
         position += len(chunk)
-    return {name: found.digest() for name, found in hashes.items()}
+    return {name: hasher.digest() for name, hasher in hashes.items()}
 
 
 def _digest(source: Source, start: int, n_bytes: int) -> bytes:
@@ -172,8 +172,8 @@ def _check_headers(before: _File, after: _File) -> None:
     _expect([replace(s, offset=0) for s in others] == [replace(s, offset=0) for s in same], "other segments")
     for was, now in zip(others, same, strict=True):
         if was.file_bytes and was.offset == old.offset_of(was.address, was.file_bytes):
-            there = new.offset_of(now.address, now.file_bytes)
-            _expect(now.offset == there, f"segment {now.type:#x} is not where it is loaded from")
+            present = new.offset_of(now.address, now.file_bytes)
+            _expect(now.offset == present, f"segment {now.type:#x} is not where it is loaded from")
 
 
 def _check_pointers(before: _File, after: _File) -> None:
@@ -203,7 +203,7 @@ def _relocated(source: Source, elf: Elf) -> Iterator[tuple[int, int, int]]:
 
 
 def _check_memory(before: _File, after: _File) -> None:
-    """What the loader maps, address by address, outside the bundles."""
+    """Compare what the loader maps, address by address, outside the bundles."""
     fatbin = before.fatbin
     excused = {(place, _WORD_BYTES) for _, place in before.pointers.values()}
     excused |= {(before.elf.offset_of(at, _WORD_BYTES), _WORD_BYTES) for at in before.pointers}
@@ -217,8 +217,8 @@ def _check_memory(before: _File, after: _File) -> None:
             for place in range(start, end, CHUNK_BYTES):
                 n_bytes = min(CHUNK_BYTES, end - place)
                 address = segment.address + place - segment.offset
-                there = after.elf.offset_of(address, n_bytes)
-                _expect_same(before, after, place=place, there=there, n_bytes=n_bytes, excused=excused)
+                present = after.elf.offset_of(address, n_bytes)
+                _expect_same(before, after, place=place, present=present, n_bytes=n_bytes, excused=excused)
 
 
 def _outside(segment: Segment, fatbin: Section, elf: Elf) -> Iterator[tuple[int, int]]:
@@ -232,10 +232,10 @@ def _outside(segment: Segment, fatbin: Section, elf: Elf) -> Iterator[tuple[int,
 
 
 def _expect_same(
-    before: _File, after: _File, *, place: int, there: int, n_bytes: int, excused: set[tuple[int, int]]
+    before: _File, after: _File, *, place: int, present: int, n_bytes: int, excused: set[tuple[int, int]]
 ) -> None:
     left = before.source.exactly(place, n_bytes, "a range to compare")
-    right = after.source.exactly(there, n_bytes, "a range to compare")
+    right = after.source.exactly(present, n_bytes, "a range to compare")
     if left == right:
         return
     masked_left, masked_right = bytearray(left), bytearray(right)
@@ -247,7 +247,7 @@ def _expect_same(
 
 
 def _check_sections(before: _File, after: _File) -> None:
-    """Sections that the loader doesn't map: debug information, symbols, names."""
+    """Compare sections that the loader doesn't map: debug information, symbols, names."""
     _expect(len(before.elf.sections) == len(after.elf.sections), "another number of sections")
     for old, new in zip(before.elf.sections, after.elf.sections, strict=True):
         same = (old.name, old.type, old.flags, old.address) == (new.name, new.type, new.flags, new.address)
@@ -257,8 +257,8 @@ def _check_sections(before: _File, after: _File) -> None:
         excused = set(_symbol_values(before, old)) if old.type == SHT_SYMTAB else set()
         for step in range(0, old.n_bytes, CHUNK_BYTES):
             n_bytes = min(CHUNK_BYTES, old.n_bytes - step)
-            place, there = old.offset + step, new.offset + step
-            _expect_same(before, after, place=place, there=there, n_bytes=n_bytes, excused=excused)
+            place, present = old.offset + step, new.offset + step
+            _expect_same(before, after, place=place, present=present, n_bytes=n_bytes, excused=excused)
 
 
 def _symbol_values(file: _File, table: Section) -> Iterator[tuple[int, int]]:

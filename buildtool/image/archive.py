@@ -1,6 +1,6 @@
 """Where an image's blobs come from: an engine's stream, an archive file, an OCI layout directory.
 
-All give the same: named blobs, each hashed and, where it is a layer, indexed.
+All give the same: named blobs, each read once, hashed, and indexed where it is a layer.
 """
 
 import os
@@ -16,10 +16,9 @@ from typing import Protocol
 
 from buildtool.core.errors import DataError
 from buildtool.core.files import Place, place_at, reading
-from buildtool.image.documents import ImageConfig
-from buildtool.image.faults import (
+from buildtool.image.errors import (
     LIMITS,
-    ImageFault,
+    ImageError,
     LimitExceeded,
     Limits,
     MalformedDocument,
@@ -28,18 +27,22 @@ from buildtool.image.faults import (
     Truncated,
 )
 from buildtool.image.layer import LayerIndex, index_layer
-from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
-from buildtool.image.unpack import LAYERS, Ahead, Allowance, Form, Meter, decompressed, peek, sniff
+from buildtool.image.streams import LAYER_FORMS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
+from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader, normal_path
 
-_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
+FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
+CHUNK = 1 << 18
+Tick = Callable[[int], None]  # is called with the number of further bytes read
+
+# Blobs.
 
 
 @dataclass(frozen=True)
 class Blob:
-    """One blob after its only reading.
+    """One blob, after it was read.
 
     `digest` and `stored_bytes` are of the blob as the archive stores it, `diff_id` and `tar_bytes`
-    after decompression. A blob that looked like a layer and couldn't be read keeps its fault, since
+    after decompression. A blob that looked like a layer and couldn't be read keeps its error, since
     only a manifest can say whether it matters.
     """
 
@@ -50,15 +53,12 @@ class Blob:
     index: LayerIndex | None = None
     diff_id: str | None = None
     tar_bytes: int = 0
-    fault: ImageFault | None = None
+    error: ImageError | None = None
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of one blob:
-
-    `room_bytes` of memory for its index, and a share of the archive's allowance.
-    """
+    """The limits of one blob. `room_bytes` is memory for its index, `allowance` that of the whole archive."""
 
     limits: Limits = LIMITS
     room_bytes: int | None = None
@@ -75,15 +75,18 @@ def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
         most = bounds.limits.document_bytes
         kept = [piece for piece in rest if meter.n_bytes <= most]
         blob = replace(blob, document=b"".join(kept) if meter.n_bytes <= most else None)
-    elif form not in LAYERS:
+    elif form not in LAYER_FORMS:
         for _ in rest:
             pass
     else:
         try:
             blob = _read_layer(rest, blob, meter, path, bounds)
-        except ImageFault as fault:
-            return replace(blob, fault=fault)
+        except ImageError as error:
+            return replace(blob, error=error)
     return replace(blob, digest=meter.digest, stored_bytes=meter.n_bytes)
+
+
+_SMALL_CHUNKS = 3  # a smaller layer isn't worth threads
 
 
 def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, bounds: Bounds) -> Blob:
@@ -96,70 +99,19 @@ def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, boun
     # a thread each: read, hash and decompress; hash again. This thread walks the tar
     with ExitStack() as stages:
         if len(first) == _SMALL_CHUNKS:
-            pieces = iter(stages.enter_context(Ahead(pieces)))
+            pieces = iter(stages.enter_context(ReadAhead(pieces)))
         if plain is not meter:
             pieces = plain.through(pieces)
             if len(first) == _SMALL_CHUNKS:
-                pieces = iter(stages.enter_context(Ahead(pieces)))
+                pieces = iter(stages.enter_context(ReadAhead(pieces)))
         reader = TarReader(pieces, place=path, limits=limits)
         index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
 
 
-CHUNK = 1 << 18
-FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
-    with reading(path):
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise DataError(f"{path} is not a file", FORMS)
-        with reading(path, "check the disk"):
-            yield handle
-    finally:
-        os.close(handle)
-
-
-def files_below(root: Path) -> Iterator[str]:
-    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                path = f"{folder}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(f"{path}/")
-                elif entry.is_file(follow_symlinks=False):
-                    yield path
-
-
-def headers_of(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
-    """A reader of an open file's tar that passes over content without reading it."""
-    size = os.fstat(handle).st_size
-
-    def leap(distance: int) -> int:
-        here = os.lseek(handle, 0, os.SEEK_CUR)
-        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
-
-    chunks = iter(partial(os.read, handle, 64 << 10), b"")
-    return TarReader(chunks, place=place, limits=limits, leap=leap)
-
-
-def span(handle: int, start: int, length: int) -> Iterator[bytes]:
-    """A part of an open file in chunks, without moving its position."""
-    at, end = start, start + length
-    while chunk := os.pread(handle, min(CHUNK, end - at), at):
-        at += len(chunk)
-        yield chunk
-
+# Archives.
 
 _LISTS = ("index.json", "manifest.json", "oci-layout", "repositories")  # one of them marks a layout
-Tick = Callable[[int], None]  # is called with the number of further bytes read
 
 
 class Archive(Protocol):
@@ -176,6 +128,18 @@ class Archive(Protocol):
         """Read one blob. Raises KeyError for a path that isn't there."""
 
 
+def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
+    """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
+    if place_at(path) is Place.DIRECTORY:
+        return DirectoryArchive(path, limits=limits, tick=tick)
+    with open_file(path) as handle:
+        if sniff(os.read(handle, 512)) is Form.TAR:
+            return FileArchive(path, limits=limits, tick=tick)
+        os.lseek(handle, 0, os.SEEK_SET)
+        chunks = iter(partial(os.read, handle, CHUNK), b"")
+        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
+
+
 class StreamArchive:
     """A tar stream that is read once: each blob is read as it passes, before it is known what it is."""
 
@@ -188,11 +152,11 @@ class StreamArchive:
         allowance = Allowance(limits)
         reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
         for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
-            outer: list[ImageFault] = []
+            archive_errors: list[ImageError] = []
             bounds = Bounds(limits, index_room, allowance)
-            blob = read_blob(_noting_faults(reader.content(), outer), path, bounds)
-            if outer:  # a fault of the archive, not of the blob
-                raise outer[0]
+            blob = read_blob(_collecting_errors(reader.content(), archive_errors), path, bounds)
+            if archive_errors:  # of the archive, not of the blob
+                raise archive_errors[0]
             index_room -= blob.index.index_bytes if blob.index else 0
             document_room -= len(blob.document or b"")
             if document_room < 0:
@@ -218,7 +182,7 @@ class _SeekableArchive:
         self._allowance = Allowance(limits)
 
     def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
-        chunks = _ticking(span(handle, start, length), self._tick)
+        chunks = _ticking(read_span(handle, start, length), self._tick)
         blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
         self._room_bytes -= blob.index.index_bytes if blob.index else 0
         return blob
@@ -232,9 +196,9 @@ class FileArchive(_SeekableArchive):
         self._file = file
         self._spans: dict[str, tuple[int, int]] = {}
         self._aliases: dict[str, str] = {}
-        with opened(file) as handle:
+        with open_file(file) as handle:
             self._allowance = Allowance(limits, os.fstat(handle).st_size)
-            reader = headers_of(handle, place=str(file), limits=limits)
+            reader = header_reader(handle, place=str(file), limits=limits)
             for path, length in _files(reader, self._spans, self._aliases, place=str(file), limits=limits):
                 self._spans[path] = (reader.offset, length)
             self.notes = tuple(reader.notes)
@@ -250,7 +214,7 @@ class FileArchive(_SeekableArchive):
     def blob(self, path: str) -> Blob:
         """Read one blob. Raises KeyError, DataError and as `read_blob` does."""
         start, length = self._spans[_resolved(path, self._aliases)]
-        with opened(self._file) as handle:
+        with open_file(self._file) as handle:
             return self._read(handle, path, start, length)
 
 
@@ -280,37 +244,21 @@ class DirectoryArchive(_SeekableArchive):
         """Read one file. Raises KeyError, DataError and as `read_blob` does."""
         if path not in self._paths:
             raise KeyError(path)
-        with opened(self._root / path) as handle:
+        with open_file(self._root / path) as handle:
             return self._read(handle, path, 0, os.fstat(handle).st_size)
 
 
-def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
-    """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
-    if place_at(path) is Place.DIRECTORY:
-        return DirectoryArchive(path, limits=limits, tick=tick)
-    with opened(path) as handle:
-        if sniff(os.read(handle, 512)) is Form.TAR:
-            return FileArchive(path, limits=limits, tick=tick)
-        os.lseek(handle, 0, os.SEEK_SET)
-        chunks = iter(partial(os.read, handle, CHUNK), b"")
-        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
+# Members of an archive's own tar.
 
 
-def member_path(raw: bytes) -> str:
-    """A member's path in an image archive, without leading `./`."""
-    return posixpath.normpath("/" + raw.decode("utf-8", "surrogateescape")).lstrip("/")
-
-
-def _link_target(path: str, kind: int, link: bytes) -> str:
-    folder = posixpath.dirname(path).encode("utf-8", "surrogateescape")
-    return member_path(posixpath.join(folder, link) if kind == SYMLINK else link)
-
-
-def _resolved(path: str, aliases: Mapping[str, str]) -> str:
-    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
-    for _ in range(8):
-        path = aliases.get(path, path)
-    return path
+def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
+    head, rest = peek(chunks)
+    form = sniff(head)
+    if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
+        raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
+    if form is not Form.TAR:
+        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
+    return TarReader(rest, place=label, limits=limits)
 
 
 def _files(
@@ -336,22 +284,29 @@ def _files(
     reader.drain()
 
 
-def _outer_reader(chunks: Iterator[bytes], label: str, limits: Limits, allowance: Allowance) -> TarReader:
-    head, rest = peek(chunks)
-    form = sniff(head)
-    if form not in (Form.TAR, Form.GZIP, Form.ZSTD):
-        raise MalformedStream("not a tar archive, compressed or plain", place=label, hint=FORMS)
-    if form is not Form.TAR:
-        rest = decompressed(rest, form, place=label, limits=limits, allowance=allowance)
-    return TarReader(rest, place=label, limits=limits)
+def member_path(raw: bytes) -> str:
+    """A member's path in an image archive, without leading `./`."""
+    return normal_path(raw.decode("utf-8", "surrogateescape"))
 
 
-def _noting_faults(chunks: Iterator[bytes], faults: list[ImageFault]) -> Iterator[bytes]:
-    """The chunks up to a fault, which is added to `faults`."""
+def _link_target(path: str, kind: int, link: bytes) -> str:
+    folder = posixpath.dirname(path).encode("utf-8", "surrogateescape")
+    return member_path(posixpath.join(folder, link) if kind == SYMLINK else link)
+
+
+def _resolved(path: str, aliases: Mapping[str, str]) -> str:
+    """Where a path leads after eight links at most; a longer chain, or a circle, leads to no blob."""
+    for _ in range(8):
+        path = aliases.get(path, path)
+    return path
+
+
+def _collecting_errors(chunks: Iterator[bytes], errors: list[ImageError]) -> Iterator[bytes]:
+    """The chunks up to an error, which is added to `errors`."""
     try:
         yield from chunks
-    except ImageFault as fault:
-        faults.append(fault)
+    except ImageError as error:
+        errors.append(error)
 
 
 def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
@@ -360,60 +315,52 @@ def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
         yield chunk
 
 
-PLAIN_REASON = "the archive holds its layers uncompressed; what a registry would store is not known from it"
+# Files.
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer, bottom first in its image.
-
-    `stored_bytes` is its compressed size, None where it is stored uncompressed or is absent. `tar_bytes` is
-    the uncompressed tar with headers and padding. `index` is None for content that isn't in the archive.
-    """
-
-    digest: str | None
-    diff_id: str
-    stored_bytes: int | None
-    tar_bytes: int
-    command: str | None
-    index: LayerIndex | None
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """Content of the layer's files."""
-        return sum(self.index.sizes) if self.index else 0
+@contextmanager
+def open_file(path: Path) -> Iterator[int]:
+    """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
+    with reading(path):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DataError(f"{path} is not a file", FORMS)
+        with reading(path, "check the disk"):
+            yield handle
+    finally:
+        os.close(handle)
 
 
-@dataclass(frozen=True)
-class Attestations:
-    """Provenance and SBOM manifests of the image; not part of its size."""
+def files_below(root: Path) -> Iterator[str]:
+    """Every regular file's path below a directory, links not followed. Raises OSError, naming the path."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    yield path
 
-    count: int = 0
-    stored_bytes: int = 0
-    documents: tuple[bytes, ...] = ()  # those that the archive holds
+
+def header_reader(handle: int, *, place: str, limits: Limits = LIMITS) -> TarReader:
+    """A reader of an open file's tar that passes over content without reading it."""
+    size = os.fstat(handle).st_size
+
+    def leap(distance: int) -> int:
+        here = os.lseek(handle, 0, os.SEEK_CUR)
+        return os.lseek(handle, min(here + distance, size), os.SEEK_SET) - here
+
+    chunks = iter(partial(os.read, handle, 64 << 10), b"")
+    return TarReader(chunks, place=place, limits=limits, leap=leap)
 
 
-@dataclass(frozen=True)
-class ImageContents:
-    """One image for one platform. `digest` is of what the reference names: an index or the manifest."""
-
-    ref: str
-    digest: str | None
-    manifest_digest: str | None
-    config_digest: str
-    config: ImageConfig
-    layers: tuple[Layer, ...]
-    attestations: Attestations
-    notes: tuple[str, ...]
-
-    def layer_notes(self) -> tuple[str, ...]:
-        """Oddities that were read nevertheless, each with the layers (0 is the lowest) that have it."""
-        found: dict[str, list[int]] = {}
-        for at, layer in enumerate(self.layers):
-            for note in layer.index.notes if layer.index else ():
-                found.setdefault(note, []).append(at)
-        return tuple(
-            f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where[:5]))}"
-            f"{' and more' * (len(where) > 5)}: {note}"
-            for note, where in found.items()
-        )
+def read_span(handle: int, start: int, length: int) -> Iterator[bytes]:
+    """A part of an open file in chunks, without moving its position."""
+    at, end = start, start + length
+    while chunk := os.pread(handle, min(CHUNK, end - at), at):
+        at += len(chunk)
+        yield chunk

@@ -1,7 +1,7 @@
 """Counts debug information inside an ELF file that streams by: what `strip` would remove.
 
-The section table comes after the content that it describes, so the probe keeps it, and what surrounds
-the word `.shstrtab` in the parts that no segment loads: the sections' names, wherever the linker put them.
+The section headers come after the content that they describe, and their names may be anywhere before. So the
+counter keeps the headers, and what surrounds the word `.shstrtab` in the parts that no segment loads.
 """
 
 import struct
@@ -40,10 +40,10 @@ class DebugCounter:
         self._size = size
         self._at = 0  # of the next piece in the file
         self._head = b""
-        self._trouble = ""
+        self._error = ""
         self._table: _Table | None = None
-        self._rows = bytearray()
-        self._unloaded: list[Span] = []
+        self._table_bytes = bytearray()
+        self._unloaded_spans: list[Span] = []
         self._recent = bytearray()  # the newest bytes of an unloaded part
         self._recent_at = 0
         self._searched = 0  # how far in the file
@@ -57,31 +57,31 @@ class DebugCounter:
             self._head = piece[:_HEAD_BYTES]
             if len(self._head) < needed:
                 return
-            self._begin()
+            self._read_head()
         if self._table:
             self._take(piece, self._table)
 
-    def debug_bytes(self, beside: int = 0) -> int:
-        """Bytes that stripping would remove from the file, of which `beside` bytes are something else.
+    def debug_bytes(self, other_bytes: int = 0) -> int:
+        """Bytes that stripping would remove from the file, which also has `other_bytes` of something else.
 
-        Raises BadElf, with the reason, where that isn't known.
+        Raises BadElf, with the reason, where that can't be told.
         """
-        if self._trouble:
-            raise BadElf(self._trouble)
+        if self._error:
+            raise BadElf(self._error)
         table = self._table
         if not table:
             return 0
         self._search(at_end=True)
-        if len(self._rows) != table.end - table.offset:
+        if len(self._table_bytes) != table.end - table.offset:
             raise BadElf("its section headers end too early")
-        rows = list(struct.iter_unpack(elf.SECTION_FORMAT, self._rows))
+        rows = list(struct.iter_unpack(elf.SECTION_FORMAT, self._table_bytes))
         spans = _debug_spans(rows, table.names_index, self._names_of(rows[table.names_index]))
-        found = _covered(spans)
-        if found + beside > self._size or any(end > self._size for _, end in spans):
+        covered = _covered(spans)
+        if covered + other_bytes > self._size or any(end > self._size for _, end in spans):
             raise BadElf("its sections overlap, or extend past its end")
-        return found
+        return covered
 
-    def _begin(self) -> None:
+    def _read_head(self) -> None:
         """Plan what to keep, from the first bytes."""
         head = self._head
         if not elf.is_elf64(head):
@@ -95,14 +95,14 @@ class DebugCounter:
             return  # a file without sections, as `sstrip` leaves it
         table = _Table(offset, count, names_index)
         if entry_bytes != elf.SECTION_BYTES or table.end > self._size or offset < elf.HEADER_BYTES:
-            self._trouble = "its section headers are outside the file"
+            self._error = "its section headers are outside the file"
         elif count > _MOST_SECTIONS or names_index >= count:
-            self._trouble = "it has too many section headers, or they have no names"
+            self._error = "it has too many section headers, or they have no names"
         else:
             self._table = table
-            self._unloaded = self._parts_not_loaded(table)
+            self._unloaded_spans = self._spans_not_loaded(table)
 
-    def _parts_not_loaded(self, table: _Table) -> list[Span]:
+    def _spans_not_loaded(self, table: _Table) -> list[Span]:
         """Where the names can be: in what no segment loads; before that is known, just before the headers."""
         if table.end <= len(self._head):  # as Go writes it: the headers give the position of the names
             at = table.offset + table.names_index * elf.SECTION_BYTES
@@ -127,9 +127,9 @@ class DebugCounter:
 
     def _take(self, piece: bytes, table: _Table) -> None:
         end = self._at + len(piece)
-        self._rows += piece[max(0, table.offset - self._at) : max(0, table.end - self._at)]
-        while self._unloaded and self._unloaded[0][0] < end:
-            start, stop = self._unloaded[0]
+        self._table_bytes += piece[max(0, table.offset - self._at) : max(0, table.end - self._at)]
+        while self._unloaded_spans and self._unloaded_spans[0][0] < end:
+            start, stop = self._unloaded_spans[0]
             start = max(start, self._at)
             if start != self._recent_at + len(self._recent):
                 self._search(at_end=True)
@@ -139,20 +139,20 @@ class DebugCounter:
             self._search(at_end=False)
             if stop > end:
                 break
-            del self._unloaded[0]
+            del self._unloaded_spans[0]
         self._at = end
 
     def _search(self, *, at_end: bool) -> None:
         """Keep the bytes around the names' own name, and drop those too far before it."""
         begin = max(0, self._searched - self._recent_at)
-        while (found := self._recent.find(_NAMES_WORD, begin)) >= 0:
-            begin = found
-            start, end = max(0, found - _NAMES_BYTES), found + 2 * _NAMES_BYTES
+        while (match := self._recent.find(_NAMES_WORD, begin)) >= 0:
+            begin = match
+            start, end = max(0, match - _NAMES_BYTES), match + 2 * _NAMES_BYTES
             if len(self._recent) < end and not at_end:
                 break  # not all that surrounds it is here yet
             near = bytes(self._recent[start:end])
             self._names = [*self._names[1 - _MOST_PLACES :], (self._recent_at + start, near)]
-            begin = found + _NAMES_BYTES  # all names that begin before are kept now
+            begin = match + _NAMES_BYTES  # all names that begin before are kept now
         else:
             begin = max(begin, len(self._recent) - len(_NAMES_WORD))
         self._searched = self._recent_at + begin

@@ -11,15 +11,15 @@ from functools import cached_property, reduce
 from typing import TypeVar
 
 from buildtool.core.json_text import Json, folded, load_as_engines_do, merged, spellings
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedDocument
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedDocument
 from probes.core.codec import load
 
 
 class Node:
-    """Reads a JSON object with the types we need; raises a MalformedDocument that names the key.
+    """A JSON object, read by key and type. Raises MalformedDocument, which names the key.
 
-    Engines don't look at the letter case of a field's name. A name in another case is refused, unless there
-    is `spelled`, which then gets it by the right name.
+    Engines ignore the case of field names. A name in another case is refused, unless there is `spelled`,
+    where it is then recorded: right name -> name as written.
     """
 
     def __init__(self, value: Json, place: str, spelled: dict[str, str] | None = None) -> None:
@@ -45,7 +45,7 @@ class Node:
         return reduce(merged, (self._value[name] for name in names)) if names else None
 
     def refuse_two_spellings(self) -> None:
-        """Raises MalformedDocument where a field is there twice, in different cases: readers differ then."""
+        """Raises MalformedDocument where a field occurs twice, in different cases: readers differ then."""
         for names in self._spellings.values():
             if len(names) > 1:
                 raise MalformedDocument(f"{names[0][:40]!r} is spelled in two ways", place=self.place)
@@ -258,7 +258,7 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
 
 
 def is_saved_list(text: bytes, *, place: str, limits: Limits = LIMITS) -> bool:
-    """Is a manifest.json docker's list, and not a manifest itself? Raises MalformedDocument."""
+    """Whether a manifest.json is docker's list, and not a manifest itself. Raises MalformedDocument."""
     return not isinstance(parse_json(text, place=place, limits=limits), Mapping)
 
 
@@ -268,9 +268,9 @@ def parse_saved(text: bytes, *, place: str, limits: Limits = LIMITS) -> tuple[Sa
     rows = Node({"rows": parse_json(text, place=place, limits=limits)}, place, spelled).items("rows")
     for row in rows:
         row.refuse_two_spellings()
-    found = [SavedImage(row.text("Config"), row.texts("Layers"), row.texts("RepoTags")) for row in rows]
+    images = [SavedImage(row.text("Config"), row.texts("Layers"), row.texts("RepoTags")) for row in rows]
     notes = tuple(f"{place} spells `{key}` as {name[:40]!r}" for key, name in spelled.items())
-    return tuple(replace(one, notes=notes) for one in found)
+    return tuple(replace(image, notes=notes) for image in images)
 
 
 def _manifest(top: Node, limits: Limits) -> Manifest:
@@ -282,7 +282,7 @@ def _manifest(top: Node, limits: Limits) -> Manifest:
 
 
 def _descriptor(row: Node) -> Descriptor:
-    notes = row.child("annotations").string_map()
+    annotations = row.child("annotations").string_map()
     platform = _platform(row.child("platform")) if row.has("platform") else None
     names = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
     return Descriptor(
@@ -290,9 +290,9 @@ def _descriptor(row: Node) -> Descriptor:
         digest=_digest(row, row.text("digest")),
         stored_bytes=row.count("size"),
         platform=platform,
-        names=tuple(notes[key] for key in names if notes.get(key)),
+        names=tuple(annotations[key] for key in names if annotations.get(key)),
         urls=row.texts("urls"),
-        is_attestation=_ATTESTATION in notes or (platform is not None and platform.os == "unknown"),
+        is_attestation=_ATTESTATION in annotations or (platform is not None and platform.os == "unknown"),
     )
 
 

@@ -1,4 +1,8 @@
-"""One layer's index: every member's path, kind and bytes in columns, so that 400,000 files fit in 40 MB."""
+"""One layer's index: every member's path, kind and bytes in columns, so that 400,000 files fit in 40 MB.
+
+Content is read once, while the layer streams by: package databases are kept, large files hashed and searched
+for GPU code and debug information, small text files for credentials.
+"""
 
 import hashlib
 import zlib
@@ -8,9 +12,15 @@ from dataclasses import dataclass, field
 
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.image.debug_info import DebugCounter
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar
 from buildtool.image.gpu_code import GpuCodeCounter
-from buildtool.image.secrets import SCANNED_BYTES, Care, care_for, kinds_in_file, reads_file, values_in_file
+from buildtool.image.secrets import (
+    SCANNED_BYTES,
+    SearchScope,
+    credentials_in_file,
+    search_scope,
+    should_search,
+)
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
@@ -21,38 +31,30 @@ _DIRECTORY_BYTES = 300  # of a dictionary in the merged tree with one name
 _PIECE_BYTES = 64 << 10  # of a captured file that are decompressed at a time
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
+MORE_MEMORY = "allow more with --memory, for example --memory 1GiB"
 
 
 @dataclass
 class LayerIndex:
-    """What a layer holds, one row per member in the layer's order. Directories' names are stored once.
+    """What a layer holds: a row per member, in the layer's order. Mappings are by row."""
 
-    `sizes` are bytes of content in the layer: 0 for all but files; a sparse file counts what is stored.
-    `digests` (SHA-256, cut to 16 bytes) exist for files from HASHED_BYTES on, `captured` (zlib) for
-    package databases. `gpu_code` has the bytes by processor inside large files, `grains` what such a file
-    can get shorter by a multiple of, `debug` those that `strip` would take out, `unread` why a file couldn't
-    be inspected, `secrets` the kinds of credentials in a small one, `secret_values` the credentials, which
-    no report may repeat. `whiteouts` and `opaque` are about lower layers only, `whited` are hard
-    links to what the layer has removed before them. `notes` lists oddities of the tar.
-    """
-
-    dirs: list[bytes] = field(default_factory=list)
+    dirs: list[bytes] = field(default_factory=list)  # the same object for members of one directory
     names: list[bytes] = field(default_factory=list)
-    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))  # of content; 0 for all but files
     kinds: bytearray = field(default_factory=bytearray)
-    links: dict[int, bytes] = field(default_factory=dict)
-    digests: dict[int, bytes] = field(default_factory=dict)
-    captured: dict[int, bytes] = field(default_factory=dict)
-    gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)
-    grains: dict[int, int] = field(default_factory=dict)
-    debug: dict[int, int] = field(default_factory=dict)
-    unread: dict[int, str] = field(default_factory=dict)
-    secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    secret_values: set[bytes] = field(default_factory=set, repr=False)
-    whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)
-    opaque: list[bytes] = field(default_factory=list)
-    whited: set[int] = field(default_factory=set)
-    notes: tuple[str, ...] = ()
+    links: dict[int, bytes] = field(default_factory=dict)  # targets
+    digests: dict[int, bytes] = field(default_factory=dict)  # SHA-256 cut to 16 bytes, of large files
+    captured: dict[int, bytes] = field(default_factory=dict)  # package databases, by zlib
+    gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)  # of large files: target -> bytes
+    alignments: dict[int, int] = field(default_factory=dict)  # of these: a prune shortens by multiples of it
+    debug: dict[int, int] = field(default_factory=dict)  # bytes that `strip` would take out
+    unread: dict[int, str] = field(default_factory=dict)  # why a file couldn't be inspected
+    secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)  # kinds of credentials in a small file
+    secret_values: set[bytes] = field(default_factory=set, repr=False)  # which no report may repeat
+    whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)  # of lower layers' members
+    opaque: list[bytes] = field(default_factory=list)  # directories whose lower layers' members are hidden
+    links_to_removed: set[int] = field(default_factory=set)  # hard links to what this layer removed before
+    notes: tuple[str, ...] = ()  # oddities of the tar
     captured_bytes: int = 0  # before compression
     index_bytes: int = 0  # estimated memory
 
@@ -63,7 +65,7 @@ class LayerIndex:
 
     def path(self, row: int) -> bytes:
         """A member's path without a leading slash."""
-        return join(self.dirs[row], self.names[row])
+        return join_path(self.dirs[row], self.names[row])
 
     def pieces(self, row: int) -> Iterator[bytes]:
         """A captured file's content. Raises KeyError where it wasn't captured."""
@@ -73,12 +75,12 @@ class LayerIndex:
             rest = decoder.unconsumed_tail
 
 
-def join(directory: bytes, name: bytes) -> bytes:
+def join_path(directory: bytes, name: bytes) -> bytes:
     """A path from its directory (empty for the root) and name."""
     return directory + b"/" + name if directory else name
 
 
-def split(path: bytes) -> tuple[bytes, bytes]:
+def split_path(path: bytes) -> tuple[bytes, bytes]:
     """Directory and name of a path, with `.`, `..` and doubled slashes resolved inside the image's root."""
     if not (path.startswith((b"/", b".")) or path.endswith(b"/") or b"//" in path or b"/." in path):
         directory, _, name = path.rpartition(b"/")
@@ -92,6 +94,10 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     return (b"/".join(parts[:-1]), parts[-1]) if parts else (b"", b"")
 
 
+_Capture = Callable[[bytes], bool]
+_Directory = tuple[bytes, _Capture | None, SearchScope]  # path, which files to keep, which to search
+
+
 def index_layer(
     reader: TarReader, *, place: str, limits: Limits = LIMITS, room_bytes: int | None = None
 ) -> LayerIndex:
@@ -102,22 +108,22 @@ def index_layer(
     index = LayerIndex()
     room = limits.index_bytes if room_bytes is None else room_bytes
     known: dict[bytes, _Directory] = {}
-    counted = {b""}
+    counted_dirs = {b""}
     add_dir, add_name = index.dirs.append, index.names.append
     add_size, add_kind = index.sizes.append, index.kinds.append
     removed: set[tuple[bytes, bytes]] = set()
-    held = 0
+    memory_bytes = 0
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
         if name in (b"..", b"."):
-            head, name = split(path)
+            head, name = split_path(path)
         directory = known.get(head)
         if directory is None:
-            clean = join(*split(head))
-            held += len(head) + _DIGEST_BYTES + _memory_of_new(clean, counted)
-            directory = known[head] = clean, capture_rule(clean), care_for(clean)
-        held += ENTRY_BYTES + len(name)
-        if held > room:
+            clean = join_path(*split_path(head))
+            memory_bytes += len(head) + _DIGEST_BYTES + _memory_of_new(clean, counted_dirs)
+            directory = known[head] = clean, capture_rule(clean), search_scope(clean)
+        memory_bytes += ENTRY_BYTES + len(name)
+        if memory_bytes > room:
             message = f"more entries than {limits.index_bytes >> 20} MiB of memory can index"
             raise LimitExceeded(message, place=place, hint=MORE_MEMORY)
         if name[:4] == _WHITEOUT:
@@ -133,30 +139,25 @@ def index_layer(
         add_kind(kind)
         if kind in (SYMLINK, HARDLINK):
             index.links[row] = link
-            held += _DIGEST_BYTES + len(link)
-            if kind == HARDLINK and removed and split(link) in removed:
-                index.whited.add(row)
+            memory_bytes += _DIGEST_BYTES + len(link)
+            if kind == HARDLINK and removed and split_path(link) in removed:
+                index.links_to_removed.add(row)
                 removed.add((directory[0], name))
         elif kind == FILE and size:
-            held += _read_content(index, reader, size, directory, limits)
+            memory_bytes += _read_content(index, reader, size, directory, limits)
     reader.drain()
-    index.index_bytes, index.notes = held, tuple(reader.notes)
+    index.index_bytes, index.notes = memory_bytes, tuple(reader.notes)
     return index
 
 
 def _memory_of_new(directory: bytes, counted: set[bytes]) -> int:
-    """The memory that a directory and those above it take in the merged tree, unless they were counted."""
-    held = 0
+    """Memory of a directory and its parents in the merged tree, in bytes, except for those in `counted`."""
+    memory_bytes = 0
     while directory not in counted:
         counted.add(directory)
-        held += len(directory) + _DIRECTORY_BYTES
+        memory_bytes += len(directory) + _DIRECTORY_BYTES
         directory = directory.rpartition(b"/")[0]
-    return held
-
-
-MORE_MEMORY = "allow more with --memory, for example --memory 1GiB"
-_Capture = Callable[[bytes], bool]
-_Directory = tuple[bytes, _Capture | None, Care]  # path, which files to keep, which to search
+    return memory_bytes
 
 
 def capture_rule(directory: bytes) -> _Capture | None:
@@ -188,7 +189,7 @@ def _read_content(
 ) -> int:
     """Keep the parts of the newest row's content that are needed; returns the bytes of memory used."""
     row = len(index.names) - 1
-    name, (_, capture, care) = index.names[row], directory
+    name, (_, capture, scope) = index.names[row], directory
     if capture and capture(name) and size <= limits.captured_file_bytes:
         index.captured_bytes += size
         if index.captured_bytes > limits.captured_bytes:
@@ -196,36 +197,37 @@ def _read_content(
             return _DIGEST_BYTES
         index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
         return len(index.captured[row])
-    if size > SCANNED_BYTES or not reads_file(name, care):
-        return _look_into(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
+    if size > SCANNED_BYTES or not should_search(name, scope):
+        return _inspect_content(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
     content = b"".join(reader.content())
-    kinds, held = kinds_in_file(index.dirs[row], name, content), 0
-    if kinds:
-        index.secrets[row] = kinds
-        values = values_in_file(index.dirs[row], name, content)
-        index.secret_values |= values
-        held = _DIGEST_BYTES + sum(_DIGEST_BYTES + len(value) for value in values)
-    return held + (_look_into(index, row, size, iter((content,))) if size >= HASHED_BYTES else 0)
+    credentials, memory_bytes = credentials_in_file(index.dirs[row], name, content), 0
+    if credentials.kinds:
+        index.secrets[row] = credentials.kinds
+        index.secret_values |= credentials.values
+        memory_bytes = _DIGEST_BYTES + sum(_DIGEST_BYTES + len(value) for value in credentials.values)
+    if size >= HASHED_BYTES:
+        memory_bytes += _inspect_content(index, row, size, iter((content,)))
+    return memory_bytes
 
 
-def _look_into(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
+def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
     """Hash a large file's content, look for GPU code and debug information; returns the memory used."""
-    digest, symbols = hashlib.sha256(), DebugCounter(size)
-    found: Mapping[str, int] = {}
-    with GpuCodeCounter(size) as probe:
+    digest, debug_counter = hashlib.sha256(), DebugCounter(size)
+    gpu_code: Mapping[str, int] = {}
+    with GpuCodeCounter(size) as gpu:
         for piece in pieces:
             digest.update(piece)
-            probe.feed(piece)
-            symbols.feed(piece)
+            gpu.feed(piece)
+            debug_counter.feed(piece)
         try:
-            found = probe.stored_bytes_by_processor()
-            debug = symbols.debug_bytes(beside=sum(found.values()))
+            gpu_code = gpu.stored_bytes_by_processor()
+            debug = debug_counter.debug_bytes(other_bytes=sum(gpu_code.values()))
             if debug:
                 index.debug[row] = debug
         except GpuCodeError as error:
             index.unread[row] = error.message
-    if found:
-        index.gpu_code[row] = found
-        index.grains[row] = probe.grain
+    if gpu_code:
+        index.gpu_code[row] = gpu_code
+        index.alignments[row] = gpu.alignment
     index.digests[row] = digest.digest()[:16]
     return _DIGEST_BYTES

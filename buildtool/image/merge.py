@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from buildtool.image.faults import LIMITS, LimitExceeded, MalformedTar
-from buildtool.image.layer import LayerIndex, split
+from buildtool.image.errors import LIMITS, LimitExceeded, MalformedTar
+from buildtool.image.layer import LayerIndex, split_path
 from buildtool.image.tar import DIRECTORY, FILE, HARDLINK, SYMLINK
 
 Tree = dict[bytes, "int | Tree"]  # name -> row of the last member there, or what the directory holds
@@ -23,18 +23,18 @@ _HOPS = 255  # as many links as containerd follows in one path
 
 @dataclass(frozen=True)
 class Merged:
-    """The image's file system and every member of every layer, numbered through ("row").
+    """The image's file system, and every member of every layer: a row each, numbered across all layers.
 
-    `visible[row]` is 1 for members, other than directories, that are in the final tree, `shown[row]`
-    for files whose content some visible path has: a hard link keeps the content of a removed path.
-    `links` maps a hard link's row to the row that holds the content. `dangling` are links without a target.
+    `visible[row]` is 1 for members, except directories, that are in the final tree, `content_visible[row]`
+    for files whose content some visible path has: a hard link keeps the content of a removed path. `links`
+    maps a hard link's row to the row that holds the content. `dangling` are links without a target.
     """
 
     layers: Sequence[LayerIndex]
     starts: Sequence[int]  # first row of each layer
     tree: Tree
     visible: bytearray
-    shown: bytearray
+    content_visible: bytearray
     links: dict[int, int]
     dangling: tuple[int, ...]
 
@@ -101,14 +101,16 @@ def merge(layers: Sequence[LayerIndex]) -> Merged:
     merger = _Merger(layers, starts, total)
     for position in range(len(layers)):
         merger.apply(position)
-    shown = bytearray(total)
+    content_visible = bytearray(total)
     kinds = b"".join(bytes(index.kinds) for index in layers)
     for row in range(total):
         if merger.visible[row]:
             content = merger.links.get(row, row)
             if kinds[content] == FILE:
-                shown[content] = 1
-    return Merged(layers, starts, merger.tree, merger.visible, shown, merger.links, tuple(merger.dangling))
+                content_visible[content] = 1
+    return Merged(
+        layers, starts, merger.tree, merger.visible, content_visible, merger.links, tuple(merger.dangling)
+    )
 
 
 class _Walker:
@@ -122,12 +124,12 @@ class _Walker:
 
     def holder(self, directory: bytes) -> Tree | None:
         """What a directory holds, links in its path followed; None when it isn't there."""
-        there: int | Tree | None = self.tree
+        entry: int | Tree | None = self.tree
         for part in directory.split(b"/") if directory else ():  # quick where no link and no `..` is met
-            there = there.get(part) if isinstance(there, dict) else None
-            if not isinstance(there, dict):
+            entry = entry.get(part) if isinstance(entry, dict) else None
+            if not isinstance(entry, dict):
                 return self._descend(directory)[1][-1]
-        return there if isinstance(there, dict) else None
+        return entry if isinstance(entry, dict) else None
 
     def link(self, row: int) -> bytes | None:
         """A symbolic link's target, None for other members. A hard link to one is one, too."""
@@ -184,34 +186,36 @@ class _Merger(_Walker):
         self.visible = bytearray(total)
         self.dangling: list[int] = []
         self._known: dict[bytes, Tree] = {}
-        self._gone: dict[tuple[bytes, bytes], int] = {}
+        self._removed: dict[tuple[bytes, bytes], int] = {}
 
     def apply(self, position: int) -> None:
         """Apply one layer: first what it removes, then what it adds."""
         index, start = self._layers[position], self._starts[position]
-        self._known, self._gone = {}, {}
-        self._take_away(index)
-        directory, holder = None, self.tree
-        for at, (where, name, kind) in enumerate(zip(index.dirs, index.names, index.kinds, strict=True)):
-            if where is not directory or not self._known:
-                directory, holder = where, self._holder_for(where)
-            old = holder.get(name)
+        self._known, self._removed = {}, {}
+        self._apply_whiteouts(index)
+        directory, entries = None, self.tree
+        for at, (parent, name, kind) in enumerate(zip(index.dirs, index.names, index.kinds, strict=True)):
+            if parent is not directory or not self._known:
+                directory, entries = parent, self._holder_for(parent)
+            old = entries.get(name)
             if kind == DIRECTORY:
                 if not isinstance(old, dict):
                     if old is not None:
-                        self.removed(old)
-                    holder[name] = {}
+                        self.hide(old)
+                    entries[name] = {}
                 continue
-            if kind == HARDLINK and not self._link(start + at, index.links[at], whited=at in index.whited):
+            if kind == HARDLINK and not self._link(
+                start + at, index.links[at], to_removed=at in index.links_to_removed
+            ):
                 if old is not None:
-                    self.removed(holder.pop(name))
+                    self.hide(entries.pop(name))
                 continue
             if old is not None:
-                self.removed(old)
-            holder[name] = start + at
+                self.hide(old)
+            entries[name] = start + at
             self.visible[start + at] = 1
 
-    def removed(self, row: "int | Tree") -> None:
+    def hide(self, row: "int | Tree") -> None:
         """Hide a member, or a whole directory."""
         waiting = [row]
         while waiting:
@@ -230,32 +234,32 @@ class _Merger(_Walker):
         if holder is None:
             above, _, name = directory.rpartition(b"/")
             parent = self._known.get(above)
-            there = parent.get(name) if parent is not None else None
-            if parent is not None and there is None:
-                there = self._made(parent, name)
-            holder = there if isinstance(there, dict) else self._made_all(directory)
+            entry = parent.get(name) if parent is not None else None
+            if parent is not None and entry is None:
+                entry = self._create(parent, name)
+            holder = entry if isinstance(entry, dict) else self._create_all(directory)
             self._known[directory] = holder
         return holder
 
-    def _made_all(self, directory: bytes) -> Tree:
+    def _create_all(self, directory: bytes) -> Tree:
         names, trail = self._descend(directory)
         parent = holder = self.tree
-        for name, there in zip(names, trail[1:], strict=True):
-            parent, holder = holder, self._made(holder, name) if there is None else there
+        for name, entry in zip(names, trail[1:], strict=True):
+            parent, holder = holder, self._create(holder, name) if entry is None else entry
         if b"/".join(names) == directory:  # the next directory is often a sibling of this one
             self._known[directory.rpartition(b"/")[0]] = parent
         return holder
 
-    def _made(self, holder: Tree, name: bytes) -> Tree:
+    def _create(self, holder: Tree, name: bytes) -> Tree:
         """A new directory, replacing anything else at its place."""
         old = holder.get(name)
         if old is not None:
-            self.removed(old)
-        made: Tree = {}
-        holder[name] = made
-        return made
+            self.hide(old)
+        directory: Tree = {}
+        holder[name] = directory
+        return directory
 
-    def _take_away(self, index: LayerIndex) -> None:
+    def _apply_whiteouts(self, index: LayerIndex) -> None:
         if not (index.opaque or index.whiteouts):
             return
         rows = zip(index.dirs, index.names, index.kinds, strict=True)
@@ -263,19 +267,21 @@ class _Merger(_Walker):
         for directory in dict.fromkeys(index.opaque):
             holder = self._below(directory, own)
             if holder:
-                self.removed(dict(holder))
+                self.hide(dict(holder))
                 holder.clear()
         for directory, name in index.whiteouts:
             holder = self._below(directory, own)
             if holder is not None and name in holder:
-                gone = holder.pop(name)
-                self.removed(gone)
-                if isinstance(gone, int):
-                    self._gone[directory, name] = gone
+                removed = holder.pop(name)
+                self.hide(removed)
+                if isinstance(removed, int):
+                    self._removed[directory, name] = removed
 
     def _below(self, directory: bytes, own: set[tuple[bytes, bytes]]) -> Tree | None:
-        """What a directory held in lower layers. A link there that the layer's `own` directory replaces
-        isn't followed: what it leads to is another directory's.
+        """What a directory held in lower layers.
+
+        A link there that is replaced by the layer's `own` directory isn't followed: its target is another
+        directory, which the whiteout isn't about.
         """
         if not directory:
             return self.tree
@@ -295,20 +301,20 @@ class _Merger(_Walker):
             holder = child
         return holder
 
-    def _link(self, row: int, target: bytes, *, whited: bool) -> bool:
+    def _link(self, row: int, target: bytes, *, to_removed: bool) -> bool:
         """Find a hard link's content, as engines do: links on the way are followed, but not the last name.
 
         False for another name of a whiteout, which is what overlayfs keeps in the target's place.
         """
         directory, _, name = target.rstrip(b"/").rpartition(b"/")
         holder = self.holder(directory)
-        found = holder.get(name) if holder is not None else None
-        if found is None and whited:
+        row_of_target = holder.get(name) if holder is not None else None
+        if row_of_target is None and to_removed:
             return False
-        if found is None:  # a lower layer's file may be linked to and then removed in one layer
-            found = self._gone.get(split(target))
-        if isinstance(found, int):
-            self.links[row] = self.links.get(found, found)
+        if row_of_target is None:  # a lower layer's file may be linked to and then removed in one layer
+            row_of_target = self._removed.get(split_path(target))
+        if isinstance(row_of_target, int):
+            self.links[row] = self.links.get(row_of_target, row_of_target)
         else:
             self.dangling.append(row)
         return True

@@ -1,21 +1,31 @@
 """Finds credentials in an image: files, ENV, labels, history, attestations.
 
-Reports only their kind and place.
-
-There are two signs: a value with a token's known form, under any name; and a value assigned
-to a name such as PASSWORD. Obvious placeholders are skipped.
+Callers report only their kind and place. There are two signs: a value with a token's known form, under any
+name; and a value assigned to a name such as PASSWORD. Obvious placeholders are skipped.
 
 Every search takes time linear in the text, for any content: repetitions are possessive (`++`) or bounded
 where what follows them may be missing, and no search begins twice within one run of bytes.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 
-class Care(Enum):
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """A credential in a text: its kind, and which bytes are the secret."""
+
+    kind: str
+    start: int
+    end: int
+
+
+# Which files are searched.
+
+
+class SearchScope(Enum):
     """Which files of a directory are searched for credentials."""
 
     NAMED_FILES = "files named after credentials"
@@ -23,6 +33,7 @@ class Care(Enum):
     ALL_TEXT = "all text"
 
 
+SCANNED_BYTES = 256 << 10  # larger files aren't searched: credentials are in small ones
 # Files in which a value without a name, or with a common one, is a credential.
 SPECIAL = {
     b".netrc": rb"\bpassword\s+(?P<s>\S{3,})",
@@ -53,40 +64,128 @@ _NO_TEXT = re.compile(
 CODE = re.compile(rb"\.(pyi?|js|mjs|ts|go|java|rb|json|ya?ml|toml|tf|ipynb|php|lua|xml)$")
 
 
-def care_for(directory: bytes) -> Care:
-    """How closely a directory's files are read. Code of libraries is full of names and examples."""
+def search_scope(directory: bytes) -> SearchScope:
+    """Which files of a directory are searched. Code of libraries is full of names and examples."""
     if _LIBRARIES.search(directory):
-        return Care.NAMED_FILES
-    return Care.NO_CODE if _LIB.search(directory) else Care.ALL_TEXT
+        return SearchScope.NAMED_FILES
+    return SearchScope.NO_CODE if _LIB.search(directory) else SearchScope.ALL_TEXT
 
 
-def reads_file(name: bytes, care: Care) -> bool:
-    """Is a file worth reading, by its name?"""
+def should_search(name: bytes, scope: SearchScope) -> bool:
+    """Whether to search a file, by its name."""
     if name in NAMED:
         return True
-    if care is Care.NAMED_FILES or _NO_TEXT.search(name):
+    if scope is SearchScope.NAMED_FILES or _NO_TEXT.search(name):
         return False
-    return care is Care.ALL_TEXT or not CODE.search(name)
+    return scope is SearchScope.ALL_TEXT or not CODE.search(name)
 
 
-SCANNED_BYTES = 256 << 10  # larger files aren't searched: credentials are in small ones
+# What is found.
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What was found in one place. `values` are for `redacted`, never for a report."""
+
+    kinds: tuple[str, ...]  # sorted, each once
+    values: frozenset[bytes]
+
+
+def credentials_in_file(directory: bytes, name: bytes, content: bytes) -> Credentials:
+    """The credentials in a file."""
+    return _credentials(_hits_in_file(directory, name, content), content)
+
+
+def credentials_in_text(text: str) -> Credentials:
+    """The credentials in ENV, a label or a step of the history."""
+    return _credentials(_hits_in_text(_raw(text)), _raw(text))
+
+
+def credentials_in_document(content: bytes) -> Credentials:
+    """The credentials in a JSON document."""
+    hits = [*_tokens(content), *_assigned_values(_ASSIGNMENTS["code"], content)]
+    return _credentials(hits, content)
+
+
+def _credentials(hits: Collection[_Hit], raw: bytes) -> Credentials:
+    """Values that aren't UTF-8 are left out: no text that a report repeats has them."""
+    texts = (raw[hit.start : hit.end] for hit in hits)
+    values = frozenset(value for value in texts if value.decode("utf-8", "ignore").encode() == value)
+    return Credentials(tuple(sorted({hit.kind for hit in hits})), values)
+
+
 _HIDDEN = "[redacted]"
 _MOST_KNOWN = 500  # credentials that are searched for one by one
-_JUDGED = 100  # bytes of a value in which a placeholder would show
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A credential in a text: its kind, and which bytes are the secret."""
+def redacted(text: str, known: Collection[bytes] = ()) -> str:
+    """The text without the credentials that `credentials_in_text` finds, and without `known` ones.
 
-    kind: str
-    start: int
-    end: int
+    Nothing is left of it where too many are known to search for each.
+    """
+    if text and len(known) > _MOST_KNOWN:
+        return _HIDDEN
+    raw = _raw(text)
+    kept: list[bytes] = []
+    end = 0
+    for hit in _without_overlaps([*_hits_in_text(raw), *_repeated(known, raw)]):
+        kept += raw[end : hit.start], _HIDDEN.encode()
+        end = hit.end
+    return b"".join([*kept, raw[end:]]).decode("utf-8", "surrogatepass")
 
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[_Hit]:
+    if b"\0" in content[:1024]:
+        return []
+    hits = [*_tokens(content), *_file_specific(name, content, _FILE_PATTERNS.get(name))]
+    if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
+        hits += _assigned_values(_ASSIGNMENTS["code"], content) if CODE.search(name) else ()
+        hits += _assigned_values(_ASSIGNMENTS["ini"], content) if _INI.search(name) or name in NAMED else ()
+    return hits
+
+
+def _hits_in_text(raw: bytes) -> list[_Hit]:
+    netrc = _file_specific(b".netrc", raw, _WRITTEN_NETRC)
+    return _without_overlaps(
+        [
+            *_tokens(raw),
+            *netrc,
+            *_assigned_values(_ASSIGNMENTS["shell"], raw),
+            *_assigned_values(_ASSIGNMENTS["code"], raw),
+        ]
+    )
+
+
+def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[_Hit]:
+    """Where a text repeats credentials that were found elsewhere."""
+    for value in known:
+        at = raw.find(value)
+        while at >= 0:
+            yield _Hit("known", at, at + len(value))
+            at = raw.find(value, at + len(value))
+
+
+def _without_overlaps(hits: list[_Hit]) -> list[_Hit]:
+    """The hits in their order; those that overlap are one."""
+    kept: list[_Hit] = []
+    for hit in sorted(hits, key=lambda hit: (hit.start, -hit.end)):
+        if not kept or hit.start >= kept[-1].end:
+            kept.append(hit)
+        else:
+            last = kept.pop()
+            kept.append(_Hit(last.kind, last.start, max(last.end, hit.end)))
+    return kept
+
+
+# Values with a token's known form.
 
 # kind -> literals of which one must be there (quicker to find than a pattern), and the pattern, whose group
 # `s` is the secret; forms as their issuers and secret scanners document them
-_FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
+_TOKENS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
     "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?P<s>A(?:KIA|SIA)[A-Z2-7]{16})\b"),
     "GitHub token": (
         (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
@@ -143,16 +242,38 @@ _FORMS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
         rb"\s(?:-u|--user)[= ]?[\"']?[\w.@-]{1,64}+:(?P<s>[^\s$\"']{4,})",
     ),
 }
+_TOKEN_PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _TOKENS.items()}
 # A form that is a credential only in a command of these programs, at most this many bytes before it.
 _LOGIN = "login option"
 _CLIENT = re.compile(rb"\b(?:curl|wget|twine)\b")
 _NEXT_COMMAND = re.compile(rb"[\n|;&]")
 _CLIENT_BYTES = 200
-# What a command writes to a .netrc, perhaps with `\n` for its line ends.
-_WRITTEN_NETRC = re.compile(
-    rb"\b(?:machine(?:\s|\\[nt])++[^\s\\]{1,200}+|default)(?:\s|\\[nt])++login(?:\s|\\[nt])++[^\s\\]{1,200}+"
-    rb"(?:\s|\\[nt])++password\s++(?P<s>[^\s\\\"']{3,}+)"
+_PLACEHOLDER_BYTES = 100  # bytes of a value in which a placeholder would show
+_PLACEHOLDER = re.compile(
+    rb"(?i)example|placeholder|change_?me|your|dummy|redacted|xxxx|\*\*\*|\.\.\.|^(none|null|true|false|test|password"
+    rb"|passwd|secret|token|pass|user|default|required|optional|disabled|enabled|string|str|\d{1,8}|.*[<>{}].*|[$%/~@].*)$"
 )
+
+
+def _tokens(raw: bytes) -> Iterator[_Hit]:
+    for kind, (marks, pattern) in _TOKEN_PATTERNS.items():
+        if any(mark in raw for mark in marks):
+            for match in pattern.finditer(raw):
+                value = match["s"][:_PLACEHOLDER_BYTES]
+                if _PLACEHOLDER.search(value) or len(set(value)) <= 3:
+                    continue
+                if kind != _LOGIN or _is_of_client(raw, match.start()):
+                    yield _Hit(kind, *match.span("s"))
+
+
+def _is_of_client(raw: bytes, option: int) -> bool:
+    """Whether the option that begins there belongs to a command of a client that logs in."""
+    before = raw[max(0, option - _CLIENT_BYTES) : option]
+    ends = [match.end() for match in _CLIENT.finditer(before)]
+    return bool(ends) and not _NEXT_COMMAND.search(before, ends[-1])
+
+
+# Values assigned to a name.
 
 _WORD = (
     rb"(?i:passw(?:or)?d|passphrase|secret|token(?!s|iz)|api_?key|access_?key|private_?key|auth_?key|_auth\b"
@@ -162,8 +283,8 @@ _WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"cred
 
 
 @dataclass(frozen=True, slots=True)
-class _Tie:
-    """How a kind of text assigns a value to a name such as PASSWORD: the value ends at a byte in `ends`."""
+class _Assignment:
+    """How a kind of text assigns a value to a name such as PASSWORD; the value ends at a byte in `ends`."""
 
     head: re.Pattern[bytes]
     ends: re.Pattern[bytes]
@@ -176,8 +297,8 @@ class _Tie:
         while head := self.head.search(raw, at):
             at = start = head.end()
             if start >= end:  # else an earlier name's value, of the same run of bytes, ended there too
-                found = self.ends.search(raw, start)
-                end = found.start() if found else len(raw)
+                match = self.ends.search(raw, start)
+                end = match.start() if match else len(raw)
             quote = head["q"]
             if end - start < self.least or not raw.startswith(quote, end):
                 continue
@@ -187,15 +308,15 @@ class _Tie:
                 yield head["n"], start, end
 
 
-_TIES = {
-    "shell": _Tie(re.compile(_WORD + rb"=(?P<q>[\"']?)"), ends=re.compile(rb"[\s\"';|&]"), least=4),
-    "ini": _Tie(
+_ASSIGNMENTS = {
+    "shell": _Assignment(re.compile(_WORD + rb"=(?P<q>[\"']?)"), ends=re.compile(rb"[\s\"';|&]"), least=4),
+    "ini": _Assignment(
         re.compile(_WORD + rb"[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"']?)"),
         ends=re.compile(rb"[\s\"'#;,()\[\]{}]"),
         least=4,
         closing=re.compile(rb"[ \t\r]{0,9}+(?=\n|\Z)"),
     ),
-    "code": _Tie(
+    "code": _Assignment(
         re.compile(_WORD + rb"[\"']?\]?[ \t]{0,9}+[=:][ \t]{0,9}+(?P<q>[\"'])"),
         ends=re.compile(rb"[\s\"'()\[\]{}]"),
         least=6,
@@ -208,143 +329,29 @@ _NOT_SECRET_NAME = re.compile(
 _INI = re.compile(
     rb"(?i)(^|\.)(env|ini|cfg|conf|properties|sh|bash|ya?ml|toml|npmrc|pypirc|cnf|s3cfg|boto|txt)(\.\w+)?$"
 )
-_PLACEHOLDER = re.compile(
-    rb"(?i)example|placeholder|change_?me|your|dummy|redacted|xxxx|\*\*\*|\.\.\.|^(none|null|true|false|test|password"
-    rb"|passwd|secret|token|pass|user|default|required|optional|disabled|enabled|string|str|\d{1,8}|.*[<>{}].*|[$%/~@].*)$"
+
+
+def _assigned_values(tie: _Assignment, raw: bytes) -> Iterator[_Hit]:
+    lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
+    for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
+        value = raw[start : min(end, start + _PLACEHOLDER_BYTES)]
+        if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(value):
+            yield _Hit("value of a name such as PASSWORD or TOKEN", start, end)
+
+
+# Values that only a file of this name, or a command that writes it, gives away.
+
+_FILE_PATTERNS = {name: re.compile(text) for name, text in SPECIAL.items()}
+# What a command writes to a .netrc, perhaps with `\n` for its line ends.
+_WRITTEN_NETRC = re.compile(
+    rb"\b(?:machine(?:\s|\\[nt])++[^\s\\]{1,200}+|default)(?:\s|\\[nt])++login(?:\s|\\[nt])++[^\s\\]{1,200}+"
+    rb"(?:\s|\\[nt])++password\s++(?P<s>[^\s\\\"']{3,}+)"
 )
 
 
-_PATTERNS = {kind: (marks, re.compile(text)) for kind, (marks, text) in _FORMS.items()}
-_OWN = {name: re.compile(text) for name, text in SPECIAL.items()}
-
-
-def kinds_in_file(directory: bytes, name: bytes, content: bytes) -> tuple[str, ...]:
-    """The kinds of credentials in a file, each once."""
-    return _kinds(_hits_in_file(directory, name, content))
-
-
-def kinds_in_text(text: str) -> tuple[str, ...]:
-    """The kinds of credentials in ENV, a label or a step of the history."""
-    return _kinds(_hits_in_text(_raw(text)))
-
-
-def kinds_in_document(content: bytes) -> tuple[str, ...]:
-    """The kinds of credentials in a JSON document."""
-    return _kinds(_hits_in_document(content))
-
-
-def values_in_file(directory: bytes, name: bytes, content: bytes) -> frozenset[bytes]:
-    """The credentials in a file, for `redacted`; never for a report."""
-    return _values(_hits_in_file(directory, name, content), content)
-
-
-def values_in_text(text: str) -> frozenset[bytes]:
-    """The credentials in ENV, a label or a step of the history."""
-    return _values(_hits_in_text(_raw(text)), _raw(text))
-
-
-def values_in_document(content: bytes) -> frozenset[bytes]:
-    """The credentials in a JSON document."""
-    return _values(_hits_in_document(content), content)
-
-
-def redacted(text: str, known: Collection[bytes] = ()) -> str:
-    """The text without the credentials that `kinds_in_text` would find, and without `known` ones.
-
-    Nothing is left of it where too many are known to search for each.
-    """
-    if text and len(known) > _MOST_KNOWN:
-        return _HIDDEN
-    raw = _raw(text)
-    kept: list[bytes] = []
-    at = 0
-    for hit in _apart([*_hits_in_text(raw), *_repeated(known, raw)]):
-        kept += raw[at : hit.start], _HIDDEN.encode()
-        at = hit.end
-    return b"".join([*kept, raw[at:]]).decode("utf-8", "surrogatepass")
-
-
-def _raw(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _kinds(hits: Iterable[Hit]) -> tuple[str, ...]:
-    return tuple(sorted({hit.kind for hit in hits}))
-
-
-def _values(hits: Iterable[Hit], raw: bytes) -> frozenset[bytes]:
-    """What was hit; bytes that aren't UTF-8 are in no text that a report repeats."""
-    found = (raw[hit.start : hit.end] for hit in hits)
-    return frozenset(value for value in found if value.decode("utf-8", "ignore").encode() == value)
-
-
-def _hits_in_file(directory: bytes, name: bytes, content: bytes) -> list[Hit]:
-    if b"\0" in content[:1024]:
-        return []
-    hits = [*_formed(content), *_own(name, content, _OWN.get(name))]
-    if not directory.startswith(b"etc"):  # system settings have many names and no secrets tied to them
-        hits += _tied(_TIES["code"], content) if CODE.search(name) else ()
-        hits += _tied(_TIES["ini"], content) if _INI.search(name) or name in NAMED else ()
-    return hits
-
-
-def _hits_in_text(raw: bytes) -> list[Hit]:
-    written = _own(b".netrc", raw, _WRITTEN_NETRC)
-    return _apart([*_formed(raw), *written, *_tied(_TIES["shell"], raw), *_tied(_TIES["code"], raw)])
-
-
-def _hits_in_document(content: bytes) -> list[Hit]:
-    return [*_formed(content), *_tied(_TIES["code"], content)]
-
-
-def _repeated(known: Collection[bytes], raw: bytes) -> Iterator[Hit]:
-    """Where a text repeats credentials that were found elsewhere."""
-    for value in known:
-        at = raw.find(value)
-        while at >= 0:
-            yield Hit("known", at, at + len(value))
-            at = raw.find(value, at + len(value))
-
-
-def _apart(found: list[Hit]) -> list[Hit]:
-    """The hits in their order; those that overlap are one."""
-    apart: list[Hit] = []
-    for hit in sorted(found, key=lambda hit: (hit.start, -hit.end)):
-        if not apart or hit.start >= apart[-1].end:
-            apart.append(hit)
-        else:
-            last = apart.pop()
-            apart.append(Hit(last.kind, last.start, max(last.end, hit.end)))
-    return apart
-
-
-def _formed(raw: bytes) -> Iterator[Hit]:
-    for kind, (marks, pattern) in _PATTERNS.items():
-        if any(mark in raw for mark in marks):
-            for match in pattern.finditer(raw):
-                value = match["s"][:_JUDGED]
-                if _PLACEHOLDER.search(value) or len(set(value)) <= 3:
-                    continue
-                if kind != _LOGIN or _is_of_client(raw, match.start()):
-                    yield Hit(kind, *match.span("s"))
-
-
-def _is_of_client(raw: bytes, option: int) -> bool:
-    """Does the option that begins there belong to a command of a client that logs in?"""
-    before = raw[max(0, option - _CLIENT_BYTES) : option]
-    ends = [match.end() for match in _CLIENT.finditer(before)]
-    return bool(ends) and not _NEXT_COMMAND.search(before, ends[-1])
-
-
-def _tied(tie: _Tie, raw: bytes) -> Iterator[Hit]:
-    lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
-    for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
-        value = raw[start : min(end, start + _JUDGED)]
-        if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(value):
-            yield Hit("value of a name such as PASSWORD or TOKEN", start, end)
-
-
-def _own(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[Hit]:
+def _file_specific(name: bytes, raw: bytes, pattern: re.Pattern[bytes] | None) -> Iterator[_Hit]:
     for match in pattern.finditer(raw) if pattern else ():
-        if not _PLACEHOLDER.search(match["s"][:_JUDGED].lstrip(b"$")):  # hashes begin with a dollar sign
-            yield Hit(f"password in {name.decode()}", *match.span("s"))
+        if not _PLACEHOLDER.search(
+            match["s"][:_PLACEHOLDER_BYTES].lstrip(b"$")
+        ):  # hashes begin with a dollar sign
+            yield _Hit(f"password in {name.decode()}", *match.span("s"))

@@ -5,6 +5,7 @@ engines' own reader): where the formats leave room, a comment names Go's choice.
 that were read nevertheless go into `notes`.
 """
 
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,7 +13,9 @@ from struct import Struct
 from typing import Final
 from zlib import adler32
 
-from buildtool.image.faults import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar, Truncated
+
+# Numbers in headers.
 
 LARGEST: Final = (1 << 63) - 1
 _PADDING: Final = b" \0"
@@ -107,19 +110,26 @@ def pax_integer(value: bytes) -> int:
 
 def check_pax_time(value: bytes) -> None:
     """Raises ValueError where a PAX record's time isn't decimal seconds."""
-    found = _TIME.fullmatch(value)
-    if not found:
+    match = _TIME.fullmatch(value)
+    if not match:
         raise ValueError(f"{value[:24]!r} is not a time")
-    pax_integer(found[1])
+    pax_integer(match[1])
 
+
+# Members.
 
 FILE: Final = 0
 DIRECTORY: Final = 1
 SYMLINK: Final = 2
 HARDLINK: Final = 3
 DEVICE: Final = 4  # character and block devices, named pipes
-
 Member = tuple[bytes, int, int, bytes]  # name, kind, bytes of content in the archive, link name
+
+
+def normal_path(path: str) -> str:
+    """A path below the root, without `.`, `..` and slashes at its ends."""
+    return posixpath.normpath("/" + path).lstrip("/")
+
 
 BLOCK: Final = 512
 _ZERO: Final = bytes(BLOCK)
@@ -136,7 +146,6 @@ _META: Final = frozenset(b"xgLKX")  # X: Solaris' PAX
 _USUAL_DEPTH: Final = 8
 _MAP_DIGITS: Final = 8  # of a sparse map's length: more doesn't fit in an extension header's size
 _SPARSE_VERSIONS: Final = frozenset({(b"0", b"0"), (b"0", b"1"), (b"1", b"0")})
-
 JUNK: Final = "numbers in headers with other bytes after their end"
 LOOSE_SIZE: Final = "PAX sizes with leading zeros or a plus sign"
 CHAINED: Final = "more than 8 extension headers in a row"
@@ -167,18 +176,18 @@ class TarReader:
         self._limits = limits
         self._buffer = b""
         self._at = 0  # of the next unread byte in the buffer
-        self._base = 0  # offset in the stream of the buffer's first byte
+        self._offset_of_buffer = 0  # offset in the stream of the buffer's first byte
         self._left = 0  # unread bytes of the current member's content
         self._pax: dict[bytes, bytes] = {}  # records that wait for their member
         self._gnu: dict[int, bytes] = {}  # long names that do, by type flag
-        self._depth = 0  # extension headers that wait
+        self._n_pending = 0  # extension headers that wait
         self.ended = False
         self.notes: dict[str, None] = {}  # in the order in which they were found
 
     @property
     def offset(self) -> int:
         """Bytes of the stream read so far: where the current member's unread content begins."""
-        return self._base + self._at
+        return self._offset_of_buffer + self._at
 
     def __iter__(self) -> Iterator[Member]:  # noqa: PLR0912  one loop: calls would halve its speed
         """Every member in the archive's order. Unread content is skipped."""
@@ -193,9 +202,9 @@ class TarReader:
             block = buffer[at : at + BLOCK]
             name, numbers, checksum, flag, link, devices, prefix = unpack(block)
             self._at = at = at + BLOCK
-            if self._base + at <= behind:
+            if self._offset_of_buffer + at <= behind:
                 raise MalformedTar("reading doesn't advance here", place=self._here(-BLOCK))
-            behind = self._base + at
+            behind = self._offset_of_buffer + at
             try:  # Adler-32 sums bytes in C; modulo a prime, which ASCII can't reach
                 if numbers.strip(_NUMERIC) or devices.strip(_NUMERIC) or not block.isascii():
                     raise ValueError
@@ -216,7 +225,7 @@ class TarReader:
                 name = _prefixed(name, block)
             kind = kinds.get(flag, -1)
             link = link.partition(b"\0")[0] if kind in (SYMLINK, HARDLINK) else b""
-            if self._depth or flag in _RARE:
+            if self._n_pending or flag in _RARE:
                 name, kind, size, link = self._amended(block, flag, (name, kind, size, link))
                 buffer, at = self._buffer, self._at
             if kind or len(name) >= longest:
@@ -242,15 +251,15 @@ class TarReader:
 
     def drain(self) -> None:
         """Read the stream to its end, so that its hash covers all of it."""
-        self._base += len(self._buffer)
+        self._offset_of_buffer += len(self._buffer)
         self._buffer, self._at = b"", 0
         for chunk in self._chunks:
-            self._base += len(chunk)
+            self._offset_of_buffer += len(chunk)
 
     def _fill(self, need: int) -> int:
         """Fill the buffer to `need` bytes, fewer where the stream ends; returns how many there are."""
         rest = self._buffer[self._at :]
-        self._base += self._at
+        self._offset_of_buffer += self._at
         parts, have = [rest] if rest else [], len(rest)
         while have < need:
             chunk = next(self._chunks, None)
@@ -275,10 +284,10 @@ class TarReader:
         """Skip the rest of the current member and its padding, holding one chunk at a time."""
         here = len(self._buffer) - self._at
         if self._leap and self._left > here:
-            self._base += len(self._buffer)
+            self._offset_of_buffer += len(self._buffer)
             self._buffer, self._at = b"", 0
             leapt = self._leap(self._left - here)
-            self._base += leapt
+            self._offset_of_buffer += leapt
             self._left -= here + leapt
         for _ in self.content():
             pass
@@ -301,7 +310,7 @@ class TarReader:
         self.ended = True
 
     def _note_dangling(self) -> None:
-        if self._depth:
+        if self._n_pending:
             self.notes[DANGLING] = None  # Go drops it
 
     def _careful_size(self, block: bytes, flag: int) -> int:
@@ -325,12 +334,12 @@ class TarReader:
 
     def _read_meta(self, flag: int, size: int) -> None:
         """Take in one extension header. Raises LimitExceeded for large or deeply chained ones."""
-        self._depth += 1
+        self._n_pending += 1
         if size > self._limits.meta_bytes:
             raise LimitExceeded(f"an extension header of {size:,} bytes", place=self._here(-BLOCK))
-        if self._depth > self._limits.meta_depth:
+        if self._n_pending > self._limits.meta_depth:
             raise LimitExceeded("extension headers chained without end", place=self._here(-BLOCK))
-        if self._depth > _USUAL_DEPTH:
+        if self._n_pending > _USUAL_DEPTH:
             self.notes[CHAINED] = None  # Go reads any number
         self._left = size
         body = b"".join(self.content())
@@ -341,7 +350,7 @@ class TarReader:
         self._pax = self._pax_records(body)
         # a separate member for Go, which takes the pending records; engines ignore it
         if flag == _PAX_GLOBAL:
-            self._pax, self._gnu, self._depth = {}, {}, 0
+            self._pax, self._gnu, self._n_pending = {}, {}, 0
 
     def _pax_records(self, body: bytes) -> dict[bytes, bytes]:
         """The records of one header. Raises MalformedTar."""
@@ -365,7 +374,7 @@ class TarReader:
     def _amended(self, block: bytes, flag: int, plain: Member) -> Member:
         """The member as its extension headers, which are then used up, describe it."""
         name, kind, size, link = plain
-        pax, gnu, self._pax, self._gnu, self._depth = self._pax, self._gnu, {}, {}, 0
+        pax, gnu, self._pax, self._gnu, self._n_pending = self._pax, self._gnu, {}, {}, 0
         name = gnu.get(_GNU_NAME) or pax.get(b"path") or name
         link = gnu.get(_GNU_LINK) or pax.get(b"linkpath") or link
         try:

@@ -1,4 +1,4 @@
-"""Prune an archive into another one, as a stream of its parts: a root file system's tar, or a wheel.
+"""Prunes an archive into another one, as a stream of its parts: a root file system's tar, or a wheel.
 
 Nothing is unpacked, so no privilege is needed and no owner, mode, time, link or attribute can get lost: kept
 parts of a tar are copied byte for byte. The same archive and targets give the same bytes.
@@ -20,20 +20,105 @@ from pathlib import Path
 from buildtool.core.errors import DataError
 from buildtool.core.files import scratch
 from buildtool.core.progress import Say
-from buildtool.gpucode.cut import PrunePlan, plan_prune
-from buildtool.gpucode.elf import HEADER_BYTES, Links, normal_path
-from buildtool.gpucode.scan import foreign_in, may_hold_bundles, targets_in, worth_a_look
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.elf import HEADER_BYTES
+from buildtool.gpucode.plan import PrunePlan
+from buildtool.gpucode.scan import foreign_targets, may_hold_bundles, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets
 from buildtool.gpucode.verify import verify_prune
-from buildtool.image.archive import headers_of
-from buildtool.image.tar import DANGLING, FILE, NO_PADDING
+from buildtool.image.archive import header_reader, member_path
+from buildtool.image.tar import DANGLING, FILE, NO_PADDING, normal_path
 from buildtool.prune.manifest import Deleted, Pruned, Refused, TreeResult
-from buildtool.prune.trees import copy_range, is_foreign_path, open_source, prune_file, window, write_plan
+from buildtool.prune.trees import (
+    Links,
+    copy_range,
+    is_foreign_path,
+    open_source,
+    prune_file,
+    window,
+    write_plan,
+)
 from probes.core.units import decimal_bytes
 
 BLOCK = tarfile.BLOCKSIZE
 AGAIN = "it is damaged or was cut short: make or fetch it again"
+# what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+def archive_targets(original: Path, *, folder: Path) -> set[TargetId]:
+    """The targets that a root file system's tar or a wheel has code for: by its files' names and their code.
+
+    Files of a wheel that may hold code are unpacked below `folder`, one at a time. Raises DataError for an
+    archive that can't be read, OSError when the disk is full.
+    """
+    return _targets_of_wheel(original, folder) if original.suffix == ".whl" else _targets_of_tar(original)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A prune of an archive: what to keep, where progress goes, what was done."""
+
+    targets: Sequence[TargetId]
+    say: Say
+    result: TreeResult
+
+    def cut(self, path: str, source: Source, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
+        """The plan for a file whose code can be cut; what may not be cut is refused in the result."""
+        if not may_hold_code(source):
+            return None
+        try:
+            change = plan()
+        except (GpuCodeError, PruneRefused, VerifyFailed) as error:
+            self.result.refused.append(Refused(path, str(error).splitlines()[0]))
+            return None
+        if not change.changed:
+            if foreign := foreign_targets(source, self.targets):
+                self.say(self.result.add_untouched(path, foreign))
+            return None
+        sizes = f"{decimal_bytes(change.bytes_before)} to {decimal_bytes(change.bytes_after)}"
+        self.say(f"prune {path}: {sizes}")
+        self.result.pruned.append(Pruned.by(change, path))
+        return change
+
+
+# Tars.
+
+
+def prune_tar(
+    original: Path,
+    out: Path,
+    targets: Sequence[TargetId],
+    *,
+    latest: int | None = None,
+    dropped: Sequence[str] = (),
+    added: Callable[[TreeResult], Mapping[str, bytes]] = lambda _result: {},
+    say: Say = lambda _line: None,
+) -> TreeResult:
+    """Write the tar `original` to `out` without what none of the targets can run.
+
+    A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
+    in a tree. `latest` caps times (seconds since 1970); paths in `dropped` are left out; files that `added`
+    makes from the result come last. Raises DataError for a file that isn't a plain tar or is damaged, before
+    anything is written; VerifyFailed, and OSError when `out` can't be written.
+    """
+    result = TreeResult(tuple(map(str, targets)))
+    run = _Run(targets, say, result)
+    with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
+        members = members_of(original)
+        removed = {*dropped} | _foreign(members, targets, result)
+        for member in members:
+            if member.path not in removed:
+                plan = _planned(member, descriptor, run)
+                _write_member(
+                    member, plan, descriptor, handle=handle.fileno(), latest=latest, targets=targets
+                )
+        for path, content in sorted(added(result).items()):
+            _add(handle, path, content, latest or 0)
+        handle.write(bytes(2 * BLOCK))
+        handle.write(bytes(-handle.tell() % tarfile.RECORDSIZE))
+    return result
 
 
 @dataclass(frozen=True)
@@ -70,32 +155,28 @@ def members_of(original: Path) -> list[Member]:
     Python's reader ends at the first header that it can't read, as if the archive ended there. The
     audit's reader doesn't, and the two must have seen the same.
     """
-    strict = _walked(original)
+    walked_members = _walked(original)
     try:
         with tarfile.open(original, "r:", encoding="utf-8", errors="surrogateescape") as tar:
-            found = [Member(info, normal_path(info.name)) for info in tar]
+            members = [Member(info, normal_path(info.name)) for info in tar]
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise DataError(f"{original} is not a plain tar: {error}", AGAIN) from error
-    for member, walked in zip_longest(found, strict):
+    for member, walked in zip_longest(members, walked_members):
         if member is None or walked != (member.path, member.content, member.n_bytes):
             place = walked[1] if walked else member.content
             raise DataError(f"{original}: its readers disagree about the member before byte {place:,}", AGAIN)
-    if any(member.info.issparse() for member in found):
+    if any(member.info.issparse() for member in members):
         raise DataError(f"{original} has sparse members, which aren't read here")
-    return found
+    return members
 
 
 def _walked(original: Path) -> list[tuple[str, int, int]]:
     """Path, place and bytes of every member's content, as the audit's reader sees them. Raises DataError."""
     with open_source(original) as (_, descriptor):
-        reader = headers_of(descriptor, place="the archive")
+        reader = header_reader(descriptor, place="the archive")
         try:
-            found = [
-                (
-                    normal_path(name.decode("utf-8", "surrogateescape")),
-                    reader.offset,
-                    size if kind == FILE else 0,
-                )
+            rows = [
+                (member_path(name), reader.offset, size if kind == FILE else 0)
                 for name, kind, size, _ in reader
             ]
         except DataError as fault:
@@ -104,83 +185,17 @@ def _walked(original: Path) -> list[tuple[str, int, int]]:
             ) from fault
     if not reader.ended or {NO_PADDING, DANGLING} & reader.notes.keys():
         raise DataError(f"{original} ends without the end marker of an archive", AGAIN)
-    return found
-
-
-# what zipfile and zlib raise for a damaged, encrypted or otherwise unreadable member
-ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
-
-
-def archive_targets(original: Path, *, folder: Path) -> set[TargetId]:
-    """The targets that a root file system's tar or a wheel has code for: by its files' names and their code.
-
-    Files of a wheel that may hold code are unpacked below `folder`, one at a time. Raises DataError for an
-    archive that can't be read, OSError when the disk is full.
-    """
-    return _targets_of_wheel(original, folder) if original.suffix == ".whl" else _targets_of_tar(original)
+    return rows
 
 
 def _targets_of_tar(original: Path) -> set[TargetId]:
-    found: set[TargetId] = set()
+    targets: set[TargetId] = set()
     with open_source(original) as (_, descriptor):
         for member in members_of(original):
             if not member.info.isdir():
                 source = window(descriptor, member.content, member.n_bytes)
-                found |= known_targets(gfx_targets_of_path(member.path)) | targets_in(source)
-    return found
-
-
-def _targets_of_wheel(original: Path, folder: Path) -> set[TargetId]:
-    found: set[TargetId] = set()
-    with _readable(original) as wheel, scratch(folder) as inner:
-        place = inner / "member"
-        for info in wheel.infolist():
-            found |= known_targets(gfx_targets_of_path(info.filename))
-            with wheel.open(info) as packed:
-                head = packed.read(HEADER_BYTES)
-                if not may_hold_bundles(head):
-                    continue
-                with place.open("wb") as file:
-                    file.write(head)
-                    shutil.copyfileobj(packed, file, 1 << 20)
-            with open_source(place) as (source, _):
-                found |= targets_in(source)
-    return found
-
-
-def prune_tar(
-    original: Path,
-    out: Path,
-    targets: Sequence[TargetId],
-    *,
-    latest: int | None = None,
-    dropped: Sequence[str] = (),
-    added: Callable[[TreeResult], Mapping[str, bytes]] = lambda _result: {},
-    say: Say = lambda _line: None,
-) -> TreeResult:
-    """Write the tar `original` to `out` without what none of the targets can run.
-
-    A library that can't be cut safely stays as it is and is listed as refused; what is cut is verified as
-    in a tree. `latest` caps times (seconds since 1970); paths in `dropped` are left out; files that `added`
-    makes from the result come last. Raises DataError for a file that isn't a plain tar or is damaged, before
-    anything is written; VerifyFailed, and OSError when `out` can't be written.
-    """
-    result = TreeResult(tuple(map(str, targets)))
-    run = _Run(targets, say, result)
-    with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
-        members = members_of(original)
-        gone = {*dropped} | _foreign(members, targets, result)
-        for member in members:
-            if member.path not in gone:
-                plan = _planned(member, descriptor, run)
-                _write_member(
-                    member, plan, descriptor, handle=handle.fileno(), latest=latest, targets=targets
-                )
-        for path, content in sorted(added(result).items()):
-            _add(handle, path, content, latest or 0)
-        handle.write(bytes(2 * BLOCK))
-        handle.write(bytes(-handle.tell() % tarfile.RECORDSIZE))
-    return result
+                targets |= known_targets(gfx_targets_of_path(member.path)) | targets_in(source)
+    return targets
 
 
 def _foreign(members: Sequence[Member], targets: Sequence[TargetId], result: TreeResult) -> set[str]:
@@ -188,53 +203,26 @@ def _foreign(members: Sequence[Member], targets: Sequence[TargetId], result: Tre
 
     A file is deleted when all its names (hard links) are and no link needs it.
     """
-    said = {m.path: m.info.linkname for m in members if m.info.issym()}
-    links = Links(said)
-    needed = {links.destination(path) for path in said if not is_foreign_path(path, targets)}
+    link_targets = {member.path: member.info.linkname for member in members if member.info.issym()}
+    links = Links(link_targets)
+    needed = {links.destination(path) for path in link_targets if not is_foreign_path(path, targets)}
     names: dict[str, list[Member]] = {}
     for member in members:
         if member.info.isreg() or member.info.issym():
             names[member.path] = [member]
         elif member.info.islnk():
             names.setdefault(normal_path(member.info.linkname), []).append(member)
-    gone: set[str] = set()
+    removed: set[str] = set()
     for group in names.values():
         paths = [member.path for member in group]
         if all(is_foreign_path(path, targets) and links.place(path) not in needed for path in paths):
-            gone |= set(paths)
+            removed |= set(paths)
             freed = [group[0].n_bytes, *(0 for _ in paths[1:])]
             result.deleted += [
                 Deleted(path, n_bytes, gfx_targets_of_path(path))
                 for path, n_bytes in zip(paths, freed, strict=True)
             ]
-    return gone
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A prune of an archive: what to keep, where progress goes, what was done."""
-
-    targets: Sequence[TargetId]
-    say: Say
-    result: TreeResult
-
-    def cut(self, path: str, source: Source, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
-        """The plan for a file whose code can be cut; what may not be cut is refused in the result."""
-        if not worth_a_look(source):
-            return None
-        try:
-            found = plan()
-        except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-            self.result.refused.append(Refused(path, str(error).splitlines()[0]))
-            return None
-        if not found.changed:
-            if foreign := foreign_in(source, self.targets):
-                self.say(self.result.leave(path, foreign))
-            return None
-        sizes = f"{decimal_bytes(found.bytes_before)} to {decimal_bytes(found.bytes_after)}"
-        self.say(f"prune {path}: {sizes}")
-        self.result.pruned.append(Pruned.by(found, path))
-        return found
+    return removed
 
 
 def _planned(member: Member, descriptor: int, run: _Run) -> PrunePlan | None:
@@ -284,6 +272,9 @@ def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
     handle.write(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % BLOCK))
 
 
+# Wheels.
+
+
 def prune_wheel(
     original: Path, out: Path, targets: Sequence[TargetId], *, say: Say = lambda _line: None
 ) -> TreeResult:
@@ -307,6 +298,24 @@ def _readable(original: Path) -> Iterator[zipfile.ZipFile]:
             yield wheel
     except ZIP_FAULTS as error:
         raise DataError(f"{original} is not a wheel, or it is damaged: {error}", AGAIN) from error
+
+
+def _targets_of_wheel(original: Path, folder: Path) -> set[TargetId]:
+    targets: set[TargetId] = set()
+    with _readable(original) as wheel, scratch(folder) as inner:
+        member_file = inner / "member"
+        for info in wheel.infolist():
+            targets |= known_targets(gfx_targets_of_path(info.filename))
+            with wheel.open(info) as packed:
+                head = packed.read(HEADER_BYTES)
+                if not may_hold_bundles(head):
+                    continue
+                with member_file.open("wb") as file:
+                    file.write(head)
+                    shutil.copyfileobj(packed, file, 1 << 20)
+            with open_source(member_file) as (source, _):
+                targets |= targets_in(source)
+    return targets
 
 
 def _wheel_member(

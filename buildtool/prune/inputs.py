@@ -8,7 +8,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from buildtool.core.files import discard, kept, lock_if_free, open_lock, replaci
 from buildtool.core.progress import Say
 from buildtool.gpucode.target import TargetId
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
-from buildtool.prune.manifest import TreeResult, image_manifest
+from buildtool.prune.manifest import TreeResult, image_manifest, manifest_entry
 from probes.core.units import counted, decimal_bytes
 
 Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
@@ -52,12 +52,12 @@ class PrunedInputs:
 
     def path(self, sha256: str, original: Path) -> Path:
         """The file to use in place of `original`."""
-        found = self.by_sha256.get(sha256)
-        return found.path if found else original
+        pruned = self.by_sha256.get(sha256)
+        return pruned.path if pruned else original
 
     def manifest(self) -> str:
         """What was removed, for the image: `/opt/weir/weir-prune.json`."""
-        return image_manifest(self.targets, [found.run for found in self.by_sha256.values()])
+        return image_manifest(self.targets, [pruned.run for pruned in self.by_sha256.values()])
 
 
 class Inspections:
@@ -69,22 +69,22 @@ class Inspections:
 
     def known(self, sha256: str) -> frozenset[TargetId] | None:
         """What an earlier inspection found; None before there was one."""
-        return kept(self._place(sha256), _targets_from)
+        return kept(self._record(sha256), _targets_from)
 
     def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
         """The targets of a root file system's tar or a wheel, inspected where that hasn't happened yet.
 
         Raises what `verify` raises, DataError for an archive that can't be read, OSError for a full disk.
         """
-        found = self.known(sha256)
-        if found is None:
+        targets = self.known(sha256)
+        if targets is None:
             self._say(f"looking for GPU code in {original.name}")
             verify(original, sha256)
-            found = frozenset(archive_targets(original, folder=self._directory))
-            write_text(self._place(sha256), json.dumps(sorted(map(str, found))))
-        return found
+            targets = frozenset(archive_targets(original, folder=self._directory))
+            write_text(self._record(sha256), json.dumps(sorted(map(str, targets))))
+        return targets
 
-    def _place(self, sha256: str) -> Path:
+    def _record(self, sha256: str) -> Path:
         key = hashlib.sha256(json.dumps([sha256, INSPECTOR]).encode()).hexdigest()
         return self._directory / f"{key[:24]}.json"
 
@@ -147,7 +147,7 @@ class PruneCache:
             data = {
                 "changed": result.changed,
                 "sha256": sha256_of(partial) if result.changed else "",
-                "run": run_of(original.name, result),
+                "run": manifest_entry(original.name, result),
             }
             write_text(record, json.dumps(data))  # before the archive: what isn't recorded is never removed
         if not result.changed:
@@ -181,11 +181,6 @@ def _recorded(text: str) -> dict[str, Any]:
     if not isinstance(data["changed"], bool) or not isinstance(data["run"]["targets"], list):
         raise TypeError("not what a prune writes down")
     return data | {"sha256": str(data["sha256"])}
-
-
-def run_of(archive: str, result: TreeResult) -> dict[str, Any]:
-    """A prune as an entry of the manifest."""
-    return {"archive": archive, **asdict(result), "saved_bytes": result.saved_bytes}
 
 
 def _summary(original: Path, result: TreeResult) -> str:

@@ -1,4 +1,4 @@
-"""The list of what prunes removed from a tree, kept with it as JSON; each run adds an entry.
+"""What prunes removed from a tree: as a value, and as the JSON list that is kept with the tree.
 
 While a prune runs, the list is a journal: a line for each change, on disk before the change is made. Whatever
 stops the prune, the journal lists what was removed, and this run or the next one adds it to the list.
@@ -16,10 +16,12 @@ from typing import Any, cast
 from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, ToolError
 from buildtool.core.files import write_text
 from buildtool.core.json_text import why_unread
-from buildtool.gpucode.cut import PrunePlan
+from buildtool.gpucode.plan import PrunePlan
 from buildtool.gpucode.target import TargetId
 from probes.core.codec import decode, load
 from probes.core.files import is_at, lock_now, open_regular, read_regular, sync_directory, write_all
+
+# What a prune did.
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,15 @@ class TreeResult:
     deleted: list[Deleted] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
-    untouched: list[Refused] = field(default_factory=list)  # with code for other cards all the same
+    untouched: list[Refused] = field(default_factory=list)  # with code for other cards that isn't cut
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Count changes in."""
+        """Count changes."""
         self.deleted += [change for change in changes if isinstance(change, Deleted)]
         self.pruned += [change for change in changes if isinstance(change, Pruned)]
 
-    def leave(self, path: str, foreign: Sequence[str]) -> str:
-        """Count a file in that keeps its code for other cards; returns what to say of it."""
+    def add_untouched(self, path: str, foreign: Sequence[str]) -> str:
+        """Count a file that keeps its code for other cards; returns the line that reports it."""
         self.untouched.append(Refused(path, f"it holds code for {', '.join(foreign)} as before"))
         return f"untouched: {path}: {self.untouched[-1].reason}"
 
@@ -90,6 +92,8 @@ class TreeResult:
         return bool(self.deleted or self.pruned)
 
 
+# The list.
+
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20  # of a manifest or a journal; that of a whole ROCm tree has 1 MB
 FILE_NAME = "weir-prune.json"
@@ -97,6 +101,66 @@ IMAGE_PATH = f"opt/weir/{FILE_NAME}"  # in a pruned image
 _JOURNAL = ".journal"  # after the manifest's name
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE = "move it away, or name another file for the list: --manifest FILE"
+
+
+def manifest_entry(archive: str, result: TreeResult) -> dict[str, Any]:
+    """A prune as an entry of the manifest."""
+    return {"archive": archive, **asdict(result), "saved_bytes": result.saved_bytes}
+
+
+def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
+    """The manifest of an image: the targets that it holds code for, and what each prune took out."""
+    return _as_text({"targets": [str(target) for target in targets], "runs": list(runs)})
+
+
+def runs_in(text: bytes) -> list[object]:
+    """The runs that a manifest lists, fit to be written again.
+
+    Raises ValueError for what isn't a manifest.
+    """
+    document = load(text)
+    runs = document.get("runs") if isinstance(document, Mapping) else None
+    if not isinstance(document, Mapping) or not isinstance(runs, list):
+        raise ValueError("it lists no runs")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"schema version {document.get('schema_version')}")
+    json.dumps(runs, allow_nan=False)
+    return [*runs]
+
+
+def _finished(result: TreeResult) -> dict[str, Any] | None:
+    """A run as an entry of the manifest; None for one that changed nothing."""
+    if not result.changed:
+        return None
+    return asdict(result) | {"saved_bytes": result.saved_bytes, "finished": True}
+
+
+def _add_run(manifest: Path, run: dict[str, Any]) -> None:
+    write_text(manifest, _as_text({"runs": [*_runs(manifest), run]}))
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1, sort_keys=True) + "\n"
+
+
+def _runs(path: Path) -> list[object]:
+    try:
+        return runs_in(read_regular(path, most_bytes=MAX_BYTES))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unread(path, error) from error
+    except ValueError as error:
+        raise DataError(f"{path} is not a manifest of a prune ({why_unread(error)})", _ELSEWHERE) from error
+
+
+def _unread(path: Path, error: OSError) -> DataError:
+    reasons = {errno.EFBIG: "is larger than any prune's list", errno.EINVAL: "isn't a regular file"}
+    reason = reasons.get(error.errno or 0, f"can't be read: {error.strerror}")
+    return DataError(f"{path} {reason}", _ELSEWHERE)
+
+
+# The journal.
 
 
 class Journal:
@@ -109,7 +173,7 @@ class Journal:
         self._root = root
         self._announced = TreeResult(tuple(map(str, targets)))
         self._result: TreeResult | None = None
-        self._descriptor = _created(self.path)
+        self._descriptor = _create_journal(self.path)
         head = {
             "schema_version": SCHEMA_VERSION,
             "root": str(root.resolve()),
@@ -173,7 +237,7 @@ def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator
         raise DataError(f"{manifest} is a symbolic link", _ELSEWHERE)
     manifest = Path(os.path.realpath(manifest))
     _runs(manifest)
-    _take_over(_journal_of(manifest), manifest)
+    _recover(_journal_of(manifest), manifest)
     written = Journal(manifest, root, targets)
     try:
         yield written
@@ -190,35 +254,8 @@ def journal(manifest: Path, root: Path, targets: Sequence[TargetId]) -> Iterator
     written.close()
 
 
-def image_manifest(targets: Sequence[TargetId], runs: Sequence[Any]) -> str:
-    """The manifest of an image: the targets that it holds code for, and what each prune took out."""
-    return _as_text({"targets": [str(target) for target in targets], "runs": list(runs)})
-
-
-def runs_in(text: bytes) -> list[object]:
-    """The runs that a manifest lists, fit to be written again.
-
-    Raises ValueError for what isn't a manifest.
-    """
-    document = load(text)
-    runs = document.get("runs") if isinstance(document, Mapping) else None
-    if not isinstance(document, Mapping) or not isinstance(runs, list):
-        raise ValueError("it lists no runs")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"schema version {document.get('schema_version')}")
-    json.dumps(runs, allow_nan=False)
-    return [*runs]
-
-
 def _journal_of(manifest: Path) -> Path:
     return manifest.with_name(f"{manifest.name}{_JOURNAL}")
-
-
-def _finished(result: TreeResult) -> dict[str, Any] | None:
-    """A run as an entry of the manifest; None for one that changed nothing."""
-    if not result.changed:
-        return None
-    return asdict(result) | {"saved_bytes": result.saved_bytes, "finished": True}
 
 
 def _unfinished(announced: TreeResult, root: Path) -> dict[str, Any] | None:
@@ -237,32 +274,7 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _add_run(manifest: Path, run: dict[str, Any]) -> None:
-    write_text(manifest, _as_text({"runs": [*_runs(manifest), run]}))
-
-
-def _as_text(document: dict[str, Any]) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1, sort_keys=True) + "\n"
-
-
-def _runs(path: Path) -> list[object]:
-    try:
-        return runs_in(read_regular(path, most_bytes=MAX_BYTES))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise _unread(path, error) from error
-    except ValueError as error:
-        raise DataError(f"{path} is not a manifest of a prune ({why_unread(error)})", _ELSEWHERE) from error
-
-
-def _unread(path: Path, error: OSError) -> DataError:
-    reasons = {errno.EFBIG: "is larger than any prune's list", errno.EINVAL: "isn't a regular file"}
-    reason = reasons.get(error.errno or 0, f"can't be read: {error.strerror}")
-    return DataError(f"{path} {reason}", _ELSEWHERE)
-
-
-def _created(path: Path) -> int:
+def _create_journal(path: Path) -> int:
     try:
         descriptor = os.open(path, _CREATE, 0o666)
     except FileExistsError as error:
@@ -270,7 +282,7 @@ def _created(path: Path) -> int:
     except OSError as error:
         raise EnvironmentMissing(f"{path} can't be written: {error.strerror}", _ELSEWHERE) from error
     try:
-        if not _hold(path, descriptor):
+        if not _lock(path, descriptor):
             raise _busy(path)
     except BaseException:
         os.close(descriptor)
@@ -278,7 +290,7 @@ def _created(path: Path) -> int:
     return descriptor
 
 
-def _hold(path: Path, descriptor: int) -> bool:
+def _lock(path: Path, descriptor: int) -> bool:
     """Lock a journal; False when it isn't there any more. Raises ConfigError when another prune holds it."""
     if not lock_now(descriptor):
         raise _busy(path)
@@ -289,7 +301,7 @@ def _busy(path: Path) -> ConfigError:
     return ConfigError(f"another prune is running: it holds {path}", "wait for it to finish")
 
 
-def _take_over(path: Path, manifest: Path) -> None:
+def _recover(path: Path, manifest: Path) -> None:
     """Add what a killed prune did to the manifest, and remove its journal.
 
     Raises DataError, EnvironmentMissing, ConfigError.
@@ -301,7 +313,7 @@ def _take_over(path: Path, manifest: Path) -> None:
     except OSError as error:
         raise _unread(path, error) from error
     try:
-        if not _hold(path, descriptor):
+        if not _lock(path, descriptor):
             return  # its prune has just come to its end and listed it all
         announced, root = _read_back(path, descriptor)
         run = _unfinished(announced, root)

@@ -1,6 +1,6 @@
-"""Prune a directory tree: delete foreign targets' files, cut foreign code out of libraries.
+"""Prunes a file or a directory tree: deletes foreign targets' files, cuts foreign code out of libraries.
 
-Stays on one file system and follows no symbolic link. Each file is finished before the next is begun.
+A tree's prune stays on one file system and follows no symbolic link. Each file is finished before the next.
 """
 
 import errno
@@ -16,34 +16,20 @@ from typing import TypeVar
 from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import link_over, replacing
 from buildtool.core.progress import Say
-from buildtool.gpucode.cut import PrunePlan, plan_prune
-from buildtool.gpucode.edit import Copy, chunks_of
-from buildtool.gpucode.elf import Links
-from buildtool.gpucode.scan import foreign_in, targets_in, worth_a_look
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.plan import Copy, PrunePlan, chunks_of
+from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
-from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served, serves_any
+from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served_targets, serves_any
 from buildtool.gpucode.verify import verify_prune
 from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
 from probes.core.units import decimal_bytes
 
+T = TypeVar("T")
+Announce = Callable[[Sequence["Change"]], None]
 
-@contextmanager
-def open_source(path: Path) -> Iterator[tuple[Source, int]]:
-    """A file as a source, and its descriptor. Raises PruneRefused when it can't be opened."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
-    try:
-        yield window(descriptor, 0, os.fstat(descriptor).st_size), descriptor
-    finally:
-        os.close(descriptor)
-
-
-def window(descriptor: int, start: int, size: int) -> Source:
-    """A part of an open file as a source."""
-    return Source(size, lambda offset, length: os.pread(descriptor, length, start + offset))
+# One file.
 
 
 def prune_file(
@@ -126,8 +112,26 @@ def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> No
         offset, left = offset + copied, left - copied
 
 
+@contextmanager
+def open_source(path: Path) -> Iterator[tuple[Source, int]]:
+    """A file as a source, and its descriptor. Raises PruneRefused when it can't be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise PruneRefused(f"{path} can't be read: {error.strerror}") from error
+    try:
+        yield window(descriptor, 0, os.fstat(descriptor).st_size), descriptor
+    finally:
+        os.close(descriptor)
+
+
+def window(descriptor: int, start: int, size: int) -> Source:
+    """A part of an open file as a source."""
+    return Source(size, lambda offset, length: os.pread(descriptor, length, start + offset))
+
+
 def _copy_status(original: int, copy: int) -> None:
-    """Owner first: changing it clears the set-user-id bits that the mode brings back."""
+    """Copy owner, attributes, mode and times; owner first, as that clears set-user-id bits."""
     status = os.fstat(original)
     if (os.geteuid(), os.getegid()) != (status.st_uid, status.st_gid):
         os.fchown(copy, status.st_uid, status.st_gid)
@@ -153,41 +157,7 @@ def _where_allowed() -> Iterator[None]:
             raise
 
 
-T = TypeVar("T")
-Announce = Callable[[Sequence["Change"]], None]
-
-
-@dataclass
-class _Listing:
-    """What a walk found: names by (device, inode), and symbolic links; accumulates."""
-
-    names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
-    links: list[Path] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A prune's settings: what to keep in which directory, whether to change anything, whom to notify."""
-
-    root: Path
-    targets: tuple[TargetId, ...]
-    compress: int | None
-    dry_run: bool
-    say: Say
-    announce: Announce
-
-    def relative(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
-
-    def is_foreign(self, path: Path) -> bool:
-        return is_foreign_path(self.relative(path), self.targets)
-
-
-def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
-    """Does a file's name show that it is only for other cards?"""
-    named = gfx_targets_of_path(path)
-    wanted = [target for target in targets if not target.is_cuda]
-    return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
+# A tree.
 
 
 def prune_tree(
@@ -218,9 +188,35 @@ def prune_tree(
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
         going = [path for path in names if dry_run and path in foreign]  # not deleted: they count as links
-        if any(_looked_into(path, worth_a_look, otherwise=False) for path in remaining[:1]):
+        if any(_inspect(path, may_hold_code, otherwise=False) for path in remaining[:1]):
             _prune(job, [*remaining, *going], result)
     return result
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A prune's settings: what to keep in which directory, whether to change anything, whom to notify."""
+
+    root: Path
+    targets: tuple[TargetId, ...]
+    compress: int | None
+    dry_run: bool
+    say: Say
+    announce: Announce
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def is_foreign(self, path: Path) -> bool:
+        return is_foreign_path(self.relative(path), self.targets)
+
+
+@dataclass
+class _Listing:
+    """What a walk found: names by (device, inode), and symbolic links; accumulates."""
+
+    names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
+    links: list[Path] = field(default_factory=list)
 
 
 def _walk(root: Path, *, sweep: bool) -> _Listing:
@@ -233,7 +229,7 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
         if sweep:
             sweep_partials(here)
         below = []
-        for path, status in _entries(here):
+        for path, status in _entries_of(here):
             if stat.S_ISLNK(status.st_mode):
                 listing.links.append(path)
             elif stat.S_ISREG(status.st_mode):
@@ -244,10 +240,10 @@ def _walk(root: Path, *, sweep: bool) -> _Listing:
     return listing
 
 
-def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
+def _entries_of(directory: Path) -> list[tuple[Path, os.stat_result]]:
     """What a directory holds, by name, without what another process removes meanwhile."""
     entries = []
-    with _translated(directory, "read"), os.scandir(directory) as found:
+    with _as_environment_missing(directory, "read"), os.scandir(directory) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             with suppress(FileNotFoundError):
                 entries.append((directory / entry.name, entry.stat(follow_symlinks=False)))
@@ -255,7 +251,7 @@ def _entries(directory: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 @contextmanager
-def _translated(path: Path, done: str) -> Iterator[None]:
+def _as_environment_missing(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -266,20 +262,20 @@ def _translated(path: Path, done: str) -> Iterator[None]:
 
 
 def _require_served(job: _Job, listing: _Listing) -> None:
-    """Checked before any file is deleted: a mistyped target would remove everything."""
+    """Raises TargetMissing before any file is deleted: a mistyped target would remove everything."""
     had = {code for names in listing.names.values() for name in names for code in _codes_of(job, name)}
     if had:
-        served(had, job.targets, strict=True)
+        served_targets(had, job.targets, strict=True)
 
 
 def _codes_of(job: _Job, path: Path) -> set[TargetId]:
     if named := gfx_targets_of_path(job.relative(path)):
         return known_targets(named)
-    return _looked_into(path, targets_in, set())
+    return _inspect(path, targets_in, set())
 
 
-def _looked_into(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
-    """What is found in a file; `otherwise` where it can't be read, which is reported when its turn comes."""
+def _inspect(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
+    """What `look` finds in a file; `otherwise` where it can't be read: its prune reports that."""
     try:
         with open_source(path) as (source, _):
             return look(source)
@@ -287,33 +283,29 @@ def _looked_into(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
         return otherwise
 
 
+def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
+    """Whether a file's name shows that it is only for other cards."""
+    named = gfx_targets_of_path(path)
+    wanted = [target for target in targets if not target.is_cuda]
+    return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
+
+
 def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     """Names that are only for other cards and that nothing else needs -> the bytes that go with each."""
-    said = {job.relative(link): _said_by(job.root, link) for link in listing.links}
-    links = Links(said)
-    needed = {links.destination(path) for path in said if not is_foreign_path(path, job.targets)}
-    found: dict[Path, int] = {}
+    link_targets = {job.relative(link): _link_target(job.root, link) for link in listing.links}
+    links = Links(link_targets)
+    needed = {links.destination(path) for path in link_targets if not is_foreign_path(path, job.targets)}
+    bytes_by_path: dict[Path, int] = {}
     for names in listing.names.values():
         foreign = [path for path in names if job.is_foreign(path) and job.relative(path) not in needed]
-        found |= dict.fromkeys(foreign, 0)
+        bytes_by_path |= dict.fromkeys(foreign, 0)
         if foreign and len(foreign) == len(names):
-            found[foreign[-1]] = _size(foreign[-1])
-    return found | {link: 0 for link in listing.links if job.is_foreign(link)}
-
-
-def _said_by(root: Path, link: Path) -> str:
-    """A link's target.
-
-    A container will have the tree as its root; until then a link may name the tree's own path.
-    """
-    with _translated(link, "read"):
-        to = str(link.readlink())
-    inside = f"{root.resolve()}/"
-    return f"/{to.removeprefix(inside)}" if to.startswith(inside) else to
+            bytes_by_path[foreign[-1]] = _size(foreign[-1])
+    return bytes_by_path | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
 def _size(path: Path) -> int:
-    with _translated(path, "read"):
+    with _as_environment_missing(path, "read"):
         return path.lstat().st_size
 
 
@@ -327,7 +319,7 @@ def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> N
     for path, change in zip(foreign, changes, strict=True):
         job.say(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
         if not job.dry_run:
-            with _translated(path, "deleted"):
+            with _as_environment_missing(path, "deleted"):
                 path.unlink()
         result.add([change])
 
@@ -355,6 +347,70 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
         result.add([Pruned.by(plan, relative)])
         return
     nothing: tuple[str, ...] = ()
-    foreign = _looked_into(names[0], partial(foreign_in, targets=job.targets), nothing)
+    foreign = _inspect(names[0], partial(foreign_targets, targets=job.targets), nothing)
     if foreign:
-        job.say(result.leave(relative, foreign))
+        job.say(result.add_untouched(relative, foreign))
+
+
+# Symbolic links.
+
+_MAX_LINKS = 40  # as many as Linux follows
+_MAX_PARTS = 4096  # of a path that links keep making longer
+_Node = dict[str, "_Node | str"]  # names below a directory -> directory, or a link's target
+
+
+class Links:
+    """Symbolic links below a root, followed as the kernel does, but never out of the root."""
+
+    def __init__(self, link_targets: Mapping[str, str]) -> None:
+        """`link_targets` maps the path of each link to its target."""
+        self._root: _Node = {}
+        for path, target in link_targets.items():
+            node = self._root
+            *directories, name = path.split("/")
+            for directory in directories:
+                below = node.setdefault(directory, {})
+                if not isinstance(below, dict):
+                    break  # that directory is a link itself: the path leads elsewhere
+                node = below
+            else:
+                node[name] = target
+
+    def place(self, path: str) -> str | None:
+        """Where a name itself is: links on the way are followed, but not the last part; None for a loop."""
+        directory, _, name = path.rpartition("/")
+        led = self.destination(directory)
+        return led if led is None else f"{led}/{name}".lstrip("/")
+
+    def destination(self, path: str) -> str | None:
+        """Where a path leads in the end, whether or not something is there; None for a loop."""
+        passed: list[tuple[str, _Node]] = []
+        pending = path.split("/")[::-1]
+        followed = 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                del passed[-1:]
+            elif part not in ("", "."):
+                below = (passed[-1][1] if passed else self._root).get(part)
+                if isinstance(below, str):
+                    followed += 1
+                    pending += below.split("/")[::-1]
+                    if followed > _MAX_LINKS or len(pending) > _MAX_PARTS:
+                        return None
+                    if below.startswith("/"):
+                        passed.clear()
+                else:
+                    passed.append((part, below or {}))
+        return "/".join(name for name, _ in passed)
+
+
+def _link_target(root: Path, link: Path) -> str:
+    """A link's target.
+
+    A container will have the tree as its root; until then a link may name the tree's own path.
+    """
+    with _as_environment_missing(link, "read"):
+        target = str(link.readlink())
+    inside = f"{root.resolve()}/"
+    return f"/{target.removeprefix(inside)}" if target.startswith(inside) else target

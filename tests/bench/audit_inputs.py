@@ -12,7 +12,7 @@ from pathlib import Path
 
 import image_maker as make
 
-from buildtool.image.image import host_platform
+from buildtool.image.reader import host_platform
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

@@ -17,16 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildtool.audit.counts import gather
+from buildtool.audit.claims import CUDA, saved_bytes
+from buildtool.audit.counts import gather_facts
 from buildtool.audit.findings import find_waste
-from buildtool.audit.kinds import CUDA, saved_bytes
-from buildtool.audit.packages import Manager, Package, claim_leftovers, find_owners
+from buildtool.audit.packages import Manager, Package, assign_unlisted_files, find_owners
 from buildtool.engine.client import Engine
-from buildtool.image.archive import Attestations, ImageContents, Layer, StreamArchive
+from buildtool.image.archive import StreamArchive
 from buildtool.image.documents import parse_config
-from buildtool.image.image import host_platform, read_image
 from buildtool.image.layer import LayerIndex
 from buildtool.image.merge import merge
+from buildtool.image.reader import Attestations, ImageContents, Layer, host_platform, read_image
 from buildtool.image.tar import FILE
 
 RECORDED = Path(__file__).parent / "recorded" / "cpu-naive.txt.xz"
@@ -70,11 +70,14 @@ class Judged:
 
 def judge(recorded: Recorded) -> Judged:
     """Audit both lists. The `cpu` image has had those remedies whose findings are in `cpu-naive` alone."""
-    facts, slim = gather(contents_of(NAIVE, recorded.naive)), gather(contents_of(SLIM, recorded.slim))
+    facts, slim = (
+        gather_facts(contents_of(NAIVE, recorded.naive)),
+        gather_facts(contents_of(SLIM, recorded.slim)),
+    )
     findings = {row.id: row for row in find_waste(facts)}
     remedies = frozenset(findings) - {row.id for row in find_waste(slim)}
     left = sum(facts.layer_bytes) - saved_bytes(facts.claims, remedies)
-    return Judged(findings[CUDA].unpacked_bytes if CUDA in findings else 0, left, remedies)
+    return Judged(findings[CUDA].bytes if CUDA in findings else 0, left, remedies)
 
 
 def contents_of(ref: str, layer: PythonLayer) -> ImageContents:
@@ -155,11 +158,11 @@ def python_layer(contents: ImageContents) -> PythonLayer:
     """The visible files of an image that Python distributions own."""
     merged = merge([layer.index or LayerIndex() for layer in contents.layers])
     ownership = find_owners(merged)
-    claim_leftovers(merged, ownership)
+    assign_unlisted_files(merged, ownership)
     found = PythonLayer()
     for row, owner in enumerate(ownership.owner):
         package = ownership.packages[owner]
-        if package.manager is Manager.PYTHON and merged.shown[row]:
+        if package.manager is Manager.PYTHON and merged.content_visible[row]:
             path = merged.path(row).decode().removeprefix(f"{package.place}/")
             found.files.setdefault(package, {})[path] = merged.size(row)
     return found
@@ -184,7 +187,7 @@ def main() -> None:
     made = parser.parse_args().record
     naive, slim = (
         python_layer(
-            read_image(StreamArchive(Engine().save(ref), label=ref), label=ref, ref=ref, is_answer=True)
+            read_image(StreamArchive(Engine().save(ref), label=ref), label=ref, ref=ref, from_engine=True)
         )
         for ref in (NAIVE, SLIM)
     )

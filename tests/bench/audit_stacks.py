@@ -16,10 +16,10 @@ from typing import IO
 
 import image_maker as make
 
-from buildtool.image.archive import ImageContents, open_archive
-from buildtool.image.image import host_platform, read_image
+from buildtool.image.archive import open_archive
 from buildtool.image.merge import Tree as MergedTree
 from buildtool.image.merge import merge
+from buildtool.image.reader import ImageContents, host_platform, read_image
 from buildtool.image.tar import SYMLINK
 
 Tree = dict[str, int | str]  # path -> bytes of a file, or a link's target

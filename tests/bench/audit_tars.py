@@ -23,7 +23,7 @@ import mutated
 from audit_inputs import watched
 from board import Board
 
-from buildtool.image.faults import ImageFault
+from buildtool.image.errors import ImageError
 from buildtool.image.layer import index_layer
 from buildtool.image.tar import DEVICE, DIRECTORY, FILE, HARDLINK, SYMLINK, TarReader
 
@@ -151,7 +151,7 @@ def _slowest_ms(name: str) -> int:
         begun = time.process_time()
         with _limited():
             by_audit(content)
-            with suppress(ImageFault):
+            with suppress(ImageError):
                 index_layer(TarReader(_pieces(content), place="tar"), place="tar")
         slowest = max(slowest, (time.process_time() - begun) * (1 << 20) / max(len(content), n_bytes))
     return math.ceil(slowest * 1000)
@@ -211,7 +211,7 @@ def by_audit(archive: bytes) -> Listing:
                 assert piece
                 total = zlib.crc32(piece, total)
             rows.append((name, kind, size, total, link))
-    except ImageFault as fault:
+    except ImageError as fault:
         return Listing(tuple(rows), fault.message)
     return Listing(tuple(rows))
 

@@ -15,7 +15,7 @@ from audit_inputs import Outcome, watched
 from long_texts import CHARACTERS, MIB, READERS, Reader, repeated, screening
 
 from buildtool.cli import program
-from buildtool.image.image import host_platform
+from buildtool.image.reader import host_platform
 
 SCREENED_BYTES = 8 << 10
 EXITS = ("0", "1", "2", "5")

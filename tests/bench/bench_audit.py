@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "tests" / "unit"
 # the root first: tests/unit has a folder called `probes` as well
-sys.path[:0] = [str(ROOT), str(UNIT / "audit"), str(UNIT), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(UNIT / "audit"), str(UNIT / "image"), str(UNIT), str(Path(__file__).parent)]
 
 import audit_heavy  # noqa: E402
 import audit_inputs  # noqa: E402
@@ -38,15 +38,16 @@ import injection as injected  # noqa: E402
 import planted  # noqa: E402
 from board import Board, tell  # noqa: E402
 
-from buildtool.audit.audit import Wish, audit_path  # noqa: E402
+from buildtool.audit.audit import audit_path  # noqa: E402
+from buildtool.audit.options import AuditOptions  # noqa: E402
 from buildtool.audit.report import AuditReport  # noqa: E402
 from buildtool.cli import program  # noqa: E402
 from buildtool.core.errors import ToolError  # noqa: E402
 from buildtool.image.archive import FileArchive, StreamArchive  # noqa: E402
 from buildtool.image.gpu_code import GpuCodeCounter  # noqa: E402
-from buildtool.image.image import host_platform, read_image  # noqa: E402
+from buildtool.image.reader import host_platform, read_image  # noqa: E402
+from buildtool.image.streams import sniff  # noqa: E402
 from buildtool.image.tar import TarReader  # noqa: E402
-from buildtool.image.unpack import sniff  # noqa: E402
 
 AUDIT = [sys.executable, "-m", "buildtool", "audit"]
 REAL = ("weir/cpu:latest", "weir/rocm:latest")
@@ -84,7 +85,7 @@ def real_images(board: Board, work: Path, args: argparse.Namespace) -> None:
         if saved.returncode:
             board.waive(f"{ref}: all bars", f"the engine doesn't have it: {saved.stderr.decode().strip()}")
             continue
-        report = audit_path(file, wish=Wish(), tick=lambda _: None)
+        report = audit_path(file, options=AuditOptions(), tick=lambda _: None)
         board.bar(f"{ref}: attributed bytes off by", unattributed_difference(report), 0, "bytes")
         share = report.owners.get("unowned", 0) / report.totals.unpacked_bytes
         board.bar(f"{ref}: bytes that nobody owns", share, 0.01, "of the image")
@@ -298,7 +299,6 @@ def dialects(board: Board, work: Path, args: argparse.Namespace) -> None:
 
 def secrets(board: Board, work: Path, args: argparse.Namespace) -> None:
     """Planted credentials."""
-    sys.path.append(str(UNIT / "audit" / "inspect"))
     import test_audit_secrets as planting
 
     found = told = 0

@@ -19,7 +19,7 @@ import strict_readers as read
 from board import Board
 from hostile_texts import hostile_texts
 
-from buildtool.audit.kinds import Pattern, naming
+from buildtool.audit.kinds import Pattern, command_naming
 from probes.core.quoting import Unquotable, html, markdown, markdown_block, markdown_code, shell, terminal
 
 COUNT = 10_000
@@ -113,9 +113,9 @@ def remedies(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     for number, text in enumerate(filter(None, texts)):
         if number % 2:
-            yield naming([text.encode()], command), f"/{text}"
+            yield command_naming([text.encode()], command), f"/{text}"
         else:
-            yield naming([Pattern(text.encode(), b"so")], command), f"/{text}/*.so"
+            yield command_naming([Pattern(text.encode(), b"so")], command), f"/{text}/*.so"
 
 
 def kept_by_buildkit(lines: Sequence[str], work: Path) -> list[str]:

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from board import Board, tell
 
-from buildtool.audit.audit import Wish, audit_image, audit_path, progress_lines
+from buildtool.audit.audit import audit_image, audit_path, progress_lines
+from buildtool.audit.options import AuditOptions
 from buildtool.audit.report import AuditReport
 from buildtool.build import catalog, pipeline
 from buildtool.build.lockfile import Lock, spec_sha256
@@ -80,7 +81,7 @@ def _predict(place: Workplace, engine: Engine, targets: Sequence[str]) -> tuple[
     saved: dict[str, int] = {}
     for target in targets:
         tell(f"auditing the unpruned layer for {target}")
-        report = audit_path(layout, wish=Wish(targets=(target,)), tick=lambda _bytes: None)
+        report = audit_path(layout, options=AuditOptions(targets=(target,)), tick=lambda _bytes: None)
         saved[target] = sum(row.bytes for row in report.findings if row.id in FORETOLD)
     return saved, report.totals.unpacked_bytes
 
@@ -167,7 +168,10 @@ def _same_twice(board: Board, place: Workplace, engine: Engine, target: str) -> 
 def _audit(image: BuiltImage, engine: Engine, target: str) -> AuditReport:
     tell(f"auditing {image.ref} for {target}")
     return audit_image(
-        image.ref, engine=engine, wish=Wish(targets=(target,)), tick=progress_lines(tell, image.ref)
+        image.ref,
+        engine=engine,
+        options=AuditOptions(targets=(target,)),
+        tick=progress_lines(tell, image.ref),
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from browser_pipe import Browser, Page
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "unit" / "audit"))  # made reports, in one place
+UNIT = ROOT / "tests" / "unit"
+sys.path += [str(UNIT), str(UNIT / "audit")]  # made reports, in one place
 
 from report_maker import HOSTILE, a_finding, a_row, small_report  # noqa: E402
 

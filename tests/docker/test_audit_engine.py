@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.audit.audit import Wish, audit_image, audit_path, write_reports
+from buildtool.audit.audit import audit_image, audit_path, write_reports
+from buildtool.audit.options import AuditOptions
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.engine.client import Engine
 
@@ -55,7 +56,7 @@ def test_the_digest_is_the_engines_and_stored_bytes_are_the_compressed_ones(imag
 def test_a_saved_archive_shows_the_same_as_the_engine(image: str, tmp_path: Path) -> None:
     saved = tmp_path / "image.tar"
     subprocess.run(["docker", "save", image, "-o", str(saved)], check=True)
-    from_file = audit_path(saved, wish=Wish(), tick=lambda _: None)
+    from_file = audit_path(saved, options=AuditOptions(), tick=lambda _: None)
     from_engine = audit_image(image, engine=Engine())
     assert from_file.layers == from_engine.layers
     assert from_file.totals == from_engine.totals

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "audit"))
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "image"))
 
 from image_maker import archive
 from odd_configs import ODD, odd_archive

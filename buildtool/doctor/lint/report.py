@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from buildtool.audit.sarif import Tool, document, fitting
+from buildtool.core.sarif import SarifTool, fitting_results, sarif_document
 from buildtool.doctor.lint.fault import Fault, Rule
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal
@@ -52,9 +52,11 @@ def lint_sarif(found: Sequence[Found], rules: Mapping[str, Rule], *, version: st
     """SARIF 2.1.0, within what code scanning accepts."""
     pairs = [(name, fault) for name, faults in found for fault in faults]
     used = sorted({fault.rule for _, fault in pairs})
-    kept = fitting([_result(name, fault, rules, used=used) for name, fault in pairs])
+    kept = fitting_results([_result(name, fault, rules, used=used) for name, fault in pairs])
     shown: list[Json] = [_rule(name, rules[name]) for name in used]
-    return document(Tool("gpu-weir doctor", version, shown), kept, left_out=len(pairs) - len(kept), bases={})
+    return sarif_document(
+        SarifTool("gpu-weir doctor", version, shown), kept, left_out=len(pairs) - len(kept), bases={}
+    )
 
 
 def _rule(name: str, rule: Rule) -> Json:

@@ -4,10 +4,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buildtool.audit.counts import Facts, gather
-from buildtool.image.archive import Attestations, ImageContents, Layer
+from buildtool.audit.counts import Facts, gather_facts
 from buildtool.image.documents import ImageConfig, Platform, Step
-from buildtool.image.layer import LayerIndex, split
+from buildtool.image.layer import LayerIndex, split_path
+from buildtool.image.reader import Attestations, ImageContents, Layer
 from buildtool.image.tar import FILE, HARDLINK
 
 
@@ -40,7 +40,7 @@ def index_of(layer: L) -> LayerIndex:
     index = LayerIndex()
     for row, (path, given) in enumerate(layer.files.items()):
         one = given if isinstance(given, A) else A(given)
-        directory, name = split(path.encode("utf-8", "surrogateescape"))
+        directory, name = split_path(path.encode("utf-8", "surrogateescape"))
         index.dirs.append(directory)
         index.names.append(name)
         index.sizes.append(one.size)
@@ -57,7 +57,7 @@ def index_of(layer: L) -> LayerIndex:
         for column, value in told:
             if value:
                 column[row] = value  # type: ignore[index]
-    index.whiteouts += [split(path.encode()) for path in layer.gone]
+    index.whiteouts += [split_path(path.encode()) for path in layer.gone]
     return index
 
 
@@ -82,7 +82,7 @@ def contents(
 
 
 def facts(*layers: L, targets: tuple[str, ...] = (), top: int = 20, **image: object) -> Facts:
-    return gather(contents(*layers, **image), targets=targets, top=top)  # type: ignore[arg-type]
+    return gather_facts(contents(*layers, **image), targets=targets, top=top)  # type: ignore[arg-type]
 
 
 def debs(**lists: tuple[str, ...]) -> dict[str, A | int]:

@@ -11,7 +11,7 @@ from itertools import chain, product
 
 import image_maker as make
 
-from buildtool.audit.counts import Maker, find_base
+from buildtool.audit.counts import LayerCommand, find_base
 from buildtool.audit.kinds import Classifier, is_build_tool, is_tool_directory
 from buildtool.audit.packages import (
     LINE_BYTES,
@@ -40,18 +40,18 @@ from buildtool.image.documents import (
     parse_saved,
 )
 from buildtool.image.gpu_code import GpuCodeCounter
-from buildtool.image.layer import capture_rule, split
+from buildtool.image.layer import capture_rule, split_path
 from buildtool.image.secrets import (
-    care_for,
-    kinds_in_document,
-    kinds_in_file,
-    kinds_in_text,
-    reads_file,
+    credentials_in_document,
+    credentials_in_file,
+    credentials_in_text,
     redacted,
+    search_scope,
+    should_search,
 )
+from buildtool.image.streams import decompressed, sniff
 from buildtool.image.tar import TarReader
-from buildtool.image.unpack import decompressed, sniff
-from buildtool.prune.images import read_config
+from buildtool.prune.flat_image import read_config
 from probes.core.quoting import (
     bake_text,
     html,
@@ -124,18 +124,18 @@ def _all(found: Iterable[object]) -> int:
 def _whole_base(text: bytes) -> object:
     steps = (Step(_string(text), has_layer=True), Step("CMD x", has_layer=False), Step("", has_layer=True))
     config = ImageConfig(Platform("linux", "amd64"), ("a", "b"), None, {}, (), "", steps)
-    return find_base(config), Maker.of(_string(text))
+    return find_base(config), LayerCommand.of(_string(text))
 
 
 def _names(text: bytes) -> None:
     classifier = Classifier()
     for name in _cut(text, NAME_BYTES):
-        directory, last = split(name)
+        directory, last = split_path(name)
         for place in (directory, name):
-            classifier.place(place, last)
+            classifier.classify(place, last)
             component_of(b"opt/rocm-6.4/" + place, last)
             capture_rule(place)
-            reads_file(last, care_for(place))
+            should_search(last, search_scope(place))
             is_tool_directory(place)
             for ending in ("", ".co", ".dat", ".db"):
                 gfx_targets_of_path(_string(place) + ending)
@@ -177,14 +177,14 @@ def _code(head: bytes) -> Callable[[bytes], object]:
             for piece in _cut(content, 1 << 18):
                 probe.feed(piece)
                 debug.feed(piece)
-            debug.debug_bytes(beside=0)
+            debug.debug_bytes(other_bytes=0)
             probe.stored_bytes_by_processor()
 
     return read
 
 
 def _secrets_of(*names: bytes) -> Callable[[bytes], object]:
-    return lambda text: [kinds_in_file(b"app", name, text) for name in names]
+    return lambda text: [credentials_in_file(b"app", name, text).kinds for name in names]
 
 
 def _tar(text: bytes) -> None:
@@ -318,8 +318,10 @@ READERS: dict[str, Reader] = {
         ),
         _LOGINS,
     ),
-    "secrets in labels and history": Reader(lambda text: kinds_in_text(text.decode("latin-1")), _SECRET),
-    "secrets in attestations": Reader(kinds_in_document, _SECRET),
+    "secrets in labels and history": Reader(
+        lambda text: credentials_in_text(text.decode("latin-1")).kinds, _SECRET
+    ),
+    "secrets in attestations": Reader(credentials_in_document, _SECRET),
     "redaction": Reader(lambda text: redacted(text.decode("latin-1")), _SECRET),
     "dpkg status": Reader(lambda text: _all(deb_packages(lines(_cut(text, 1 << 16)))), _STATUS),
     "dpkg lists": Reader(lambda text: _all(lines(_cut(text, 1 << 16))), (b"/usr/a\n", b"/a/./b\n")),

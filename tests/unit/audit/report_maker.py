@@ -7,8 +7,9 @@ from functools import cache
 import image_maker as make
 from image_maker import Image, file, folder, tar
 
-from buildtool.audit.audit import NO_BUDGET, Wish, audit_image
+from buildtool.audit.audit import audit_image
 from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.options import NO_BUDGET, AuditOptions
 from buildtool.audit.report import AuditReport
 from buildtool.audit.treemap import Tree, TreeRow
 from buildtool.core.model import Budget
@@ -50,7 +51,7 @@ class FakeEngine:
 
 def audited(*layers: bytes, ref: str = "weir/tiny:1", budget: Budget = NO_BUDGET) -> AuditReport:
     image = Image(list(layers), ref=ref)
-    return audit_image(image.ref, engine=FakeEngine(image), wish=Wish(budget=budget))
+    return audit_image(image.ref, engine=FakeEngine(image), options=AuditOptions(budget=budget))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Libraries in memory, cut to some targets, and CUDA libraries to cut."""
 
-from buildtool.gpucode.cut import PrunePlan, plan_prune
-from buildtool.gpucode.edit import chunks_of
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.plan import PrunePlan, chunks_of
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets

@@ -5,7 +5,7 @@ import struct
 
 from buildtool.gpucode.bundle import Method, pack
 from buildtool.gpucode.cut import plan_prune
-from buildtool.gpucode.edit import chunks_of
+from buildtool.gpucode.plan import chunks_of
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, parse_targets

@@ -12,7 +12,7 @@ from buildtool.gpucode.target import (
     TargetId,
     known_targets,
     parse_targets,
-    served,
+    served_targets,
     target_of_override,
 )
 
@@ -193,15 +193,15 @@ def test_generic_code_serves_its_family_and_no_other_card(family: str) -> None:
 def test_a_missing_card_is_reported_with_what_is_there_instead() -> None:
     had = [TargetId("sm_90"), TargetId("compute_80"), TargetId("sm_90")]
     cards = parse_targets("sm_70,sm_90")
-    assert served(had, cards, strict=False) == (TargetId("sm_90"),)
+    assert served_targets(had, cards, strict=False) == (TargetId("sm_90"),)
     with pytest.raises(TargetMissing) as caught:
-        served(had, cards, strict=True)
+        served_targets(had, cards, strict=True)
     assert caught.value.message.endswith("sm_70, but code for compute_80, sm_90")
     assert caught.value.hint.endswith("--targets sm_80")
     with pytest.raises(TargetMissing, match="sm_70, but"):
-        served(had, cards[:1], strict=False)
+        served_targets(had, cards[:1], strict=False)
     with pytest.raises(TargetMissing, match="no GPU code at all"):
-        served([], cards, strict=False)
+        served_targets([], cards, strict=False)
 
 
 def test_a_virtual_architecture_is_no_card() -> None:

@@ -14,7 +14,7 @@ from gpucode.maker import Spec, bundles, make_library
 from buildtool.core.errors import DataError
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source, TargetMissing
-from buildtool.gpucode.target import TargetId, parse_targets, served
+from buildtool.gpucode.target import TargetId, parse_targets, served_targets
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
 from buildtool.prune.manifest import TreeResult
 
@@ -134,11 +134,11 @@ def test_the_targets_of_an_archive_are_those_of_names_code_and_files_that_cannot
     had = archive_targets(whole, folder=tmp_path)
     assert {code.processor for code in had} == {"gfx906", "gfx803", "gfx1100"}
     asked = parse_targets("gfx906,gfx1030,gfx1200")
-    assert served(had, asked, strict=False) == parse_targets("gfx906")
+    assert served_targets(had, asked, strict=False) == parse_targets("gfx906")
     with pytest.raises(TargetMissing, match="no code for gfx1030, gfx1200, but"):
-        served(had, asked, strict=True)
+        served_targets(had, asked, strict=True)
     family = [TargetId("gfx11-generic")]
-    assert served(family, parse_targets("gfx1103"), strict=True) == parse_targets("gfx1103")
+    assert served_targets(family, parse_targets("gfx1103"), strict=True) == parse_targets("gfx1103")
 
 
 def test_a_foreign_file_that_a_link_or_another_name_needs_stays(tmp_path: Path) -> None:

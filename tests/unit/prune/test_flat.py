@@ -12,7 +12,8 @@ import pytest
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.gpucode.target import parse_targets
 from buildtool.image.documents import Platform
-from buildtool.prune.images import LayerFile, archive, config_of, created, flat_image, name_of_copy
+from buildtool.prune.flat_image import LayerFile, archive_chunks, config_of, flat_image
+from buildtool.prune.images import created_at, name_of_copy
 
 LAYER_BYTES = b"layer" * 300
 LAYER = LayerFile("sha256:" + "a" * 64, "sha256:" + "b" * 64, len(LAYER_BYTES), zstd=True)
@@ -50,7 +51,7 @@ CONFIG: dict[str, Any] = {
 def remade(config: object) -> dict[str, Any]:
     """The config as an engine finds it in the archive: by the digests of index and manifest."""
     image = flat_image(packed(config), LAYER, name="docker.io/library/x:t", targets="gfx906,sm_90")
-    with tarfile.open(fileobj=io.BytesIO(b"".join(archive(image, iter([LAYER_BYTES]))))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(archive_chunks(image, iter([LAYER_BYTES]))))) as tar:
         files = {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
     assert files[f"blobs/sha256/{'b' * 64}"] == LAYER_BYTES
     [row] = json.loads(files["index.json"])["manifests"]
@@ -157,9 +158,9 @@ def test_a_config_under_another_digest_is_refused() -> None:
 
 
 def test_when_an_image_was_made() -> None:
-    assert created({"Created": "2026-01-01T00:00:00.123456789Z"}) == 1767225600
-    assert created({"Created": None}) == 0
-    assert created({"Created": "0001-01-01T00:00:00Z"}) == 0
+    assert created_at({"Created": "2026-01-01T00:00:00.123456789Z"}) == 1767225600
+    assert created_at({"Created": None}) == 0
+    assert created_at({"Created": "0001-01-01T00:00:00Z"}) == 0
 
 
 IMAGE_ID = "sha256:" + "0123456789ab" + "0" * 52
@@ -250,7 +251,7 @@ def test_every_document_is_what_both_stores_of_an_engine_read(made: str | None) 
 def test_an_archive_is_padded_to_blocks_and_ends_with_two_of_zeros(n_bytes: int) -> None:
     layer = replace(LAYER, n_bytes=n_bytes)
     image = flat_image(b"{}", layer, name="x:t", targets="gfx906")
-    data = b"".join(archive(image, iter([b"l" * n_bytes])))
+    data = b"".join(archive_chunks(image, iter([b"l" * n_bytes])))
     sizes = [n_bytes, *map(len, image.documents.values())]
     assert len(data) == sum(512 + -(-size // 512) * 512 for size in sizes) + 1024
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -259,8 +260,8 @@ def test_an_archive_is_padded_to_blocks_and_ends_with_two_of_zeros(n_bytes: int)
 
 
 def test_a_fraction_of_a_second_or_a_missing_time_is_no_traceback() -> None:
-    assert created({}) == 0
-    assert created({"Created": "1970-01-01T00:00:01+00:00"}) == 1
+    assert created_at({}) == 0
+    assert created_at({"Created": "1970-01-01T00:00:01+00:00"}) == 1
 
 
 def test_keys_in_another_letter_case_do_not_bring_the_original_layers_back() -> None:

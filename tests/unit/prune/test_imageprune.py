@@ -106,5 +106,5 @@ def test_an_engine_without_room_for_the_layer_and_its_files_is_not_given_them(
 
     engine: Any = SimpleNamespace(info=lambda: info, load=load)
     with pytest.raises(BuildFailed if fits else EnvironmentMissing):
-        job(engine, scratch).made(b"{}", "x")
+        job(engine, scratch).load_copy(b"{}", "x")
     assert bool(given) == fits

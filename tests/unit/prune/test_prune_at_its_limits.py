@@ -16,7 +16,6 @@ from test_archive import LIBRARY, STUBBORN, Part, make
 from buildtool.core.errors import EnvironmentMissing
 from buildtool.gpucode import bundle, verify
 from buildtool.gpucode.cut import plan_prune
-from buildtool.gpucode.elf import Links
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import GpuCodeError, Source, TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
@@ -24,7 +23,7 @@ from buildtool.gpucode.verify import verify_prune
 from buildtool.prune import trees
 from buildtool.prune.archives import archive_targets, prune_tar
 from buildtool.prune.manifest import image_manifest, runs_in
-from buildtool.prune.trees import prune_tree
+from buildtool.prune.trees import Links, prune_tree
 
 GFX906 = parse_targets("gfx906")
 

@@ -16,14 +16,13 @@ from gpucode.maker import Spec, bundles, make_library
 
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, Exit, ToolError
-from buildtool.gpucode.elf import Links
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import manifest as manifest_module
 from buildtool.prune import trees
 from buildtool.prune.manifest import FILE_NAME, journal
-from buildtool.prune.trees import prune_tree
+from buildtool.prune.trees import Links, prune_tree
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
 GFX906 = parse_targets("gfx906")

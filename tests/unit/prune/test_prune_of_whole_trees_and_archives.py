@@ -10,9 +10,9 @@ from gpucode.maker import Spec, bundles, code, make_library, raw_bundle
 from test_archive import LIBRARY, Part, content, make, members, targets_of
 
 from buildtool.core.errors import DataError
-from buildtool.gpucode.container import find_container
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.elf import read_elf
+from buildtool.gpucode.scan import find_container
 from buildtool.gpucode.source import PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, parse_targets, target_of_override
 from buildtool.prune import archives

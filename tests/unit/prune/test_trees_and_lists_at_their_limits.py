@@ -17,14 +17,14 @@ from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 from test_archive import LIBRARY, Part, make, targets_of
 
 from buildtool.core.errors import DataError
-from buildtool.gpucode.elf import Links, read_elf
+from buildtool.gpucode.elf import read_elf
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from buildtool.prune import manifest
 from buildtool.prune.archives import prune_tar, prune_wheel
 from buildtool.prune.manifest import Deleted, Pruned, TreeResult, journal
-from buildtool.prune.trees import prune_file, prune_tree
+from buildtool.prune.trees import Links, prune_file, prune_tree
 
 GFX906 = parse_targets("gfx906")
 GONE = Deleted("K_gfx803.co", 7, ("gfx803",))

@@ -1,0 +1,44 @@
+"""What a caller chooses: how an image is audited, and how its report is rendered."""
+
+from dataclasses import dataclass
+
+from buildtool.audit.baseline import Comparison
+from buildtool.core.model import Budget
+from buildtool.gpucode.target import TargetId
+from buildtool.image.documents import Platform
+from buildtool.image.errors import LIMITS, Limits
+
+NO_BUDGET = Budget()
+LISTED_FILES = 2000  # of the largest, in a report: what an HTML page lists
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """`targets` are the GPUs that the image is for, `image` is which of several images in an archive."""
+
+    budget: Budget = NO_BUDGET
+    targets: tuple[str, ...] = ()
+    image: str | None = None
+    platform: Platform | None = None
+    top: int = LISTED_FILES
+    limits: Limits = LIMITS
+
+    def __post_init__(self) -> None:
+        """Raises BadTarget before any image is read."""
+        for target in self.targets:
+            TargetId.parse(target)
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """`top` is the number of rows of each list, in formats that shorten lists.
+
+    `comparison` is with a baseline, if there is one.
+    """
+
+    top: int = 20
+    comparison: Comparison | None = None
+
+
+DEFAULT_OPTIONS = AuditOptions()
+DEFAULT_RENDER_OPTIONS = RenderOptions()

@@ -1,1 +1,0 @@
-"""Puts the makers of images and reports, which are here, on the path of the tests below."""

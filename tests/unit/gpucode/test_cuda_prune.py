@@ -1,0 +1,86 @@
+"""CUDA libraries cut to some cards: what the driver would choose for them stays."""
+
+import pytest
+
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.nvfatbin import NvEntry
+from buildtool.gpucode.source import PruneRefused, Source, TargetMissing
+from buildtool.gpucode.target import parse_targets
+from gpucode.cutting import ALL, CUBIN, cuda, pruned, targets_in
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin
+
+LIBRARY = cuda([nv_fatbin(ALL), nv_fatbin(ALL)])
+
+
+@pytest.mark.parametrize(
+    ("cards", "kept"),
+    [
+        ("sm_90", {"sm_90"}),
+        ("sm_80", {"sm_80"}),
+        ("sm_89", {"sm_80", "sm_86"}),
+        ("sm_100", {"compute_90"}),
+        ("sm_75,sm_90", {"sm_75", "sm_90"}),
+        ("sm_75,sm_120", {"sm_75", "compute_90"}),
+    ],
+)
+def test_card_keeps_what_the_driver_could_choose(cards: str, kept: set[str]) -> None:
+    out = pruned(LIBRARY, cards)
+    assert targets_in(out) == kept
+    assert len(out) < len(LIBRARY)
+
+
+def test_second_cuda_prune_changes_nothing_and_two_steps_equal_one() -> None:
+    once = pruned(LIBRARY, "sm_90")
+    assert not plan_prune(Source.of_bytes(once), parse_targets("sm_90")).changed
+    assert pruned(pruned(LIBRARY, "sm_80,sm_90"), "sm_90") == once
+
+
+def test_fat_binary_that_never_served_the_card_stays_whole() -> None:
+    out = pruned(cuda([nv_fatbin(ALL), nv_fatbin([(CUBIN, 100, 800)])]), "sm_90")
+    assert targets_in(out) == {"sm_90", "sm_100"}
+
+
+def test_wrapper_of_the_device_link_is_understood() -> None:
+    assert targets_in(pruned(cuda([nv_fatbin(ALL)], wrapper_version=2), "sm_90")) == {"sm_90"}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (cuda([nv_fatbin(ALL)], behind="__nv_relfatbin"), "relocatable CUDA code"),
+        (cuda([nv_fatbin(ALL)], wrapper_version=3), "unknown kind"),
+        (cuda([nv_fatbin(ALL[:2])]), "no code for sm_90, but code for sm_75, sm_80"),
+    ],
+)
+def test_cuda_code_that_is_not_understood_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(PruneRefused, match=reason):
+        plan_prune(Source.of_bytes(data), parse_targets("sm_90"))
+
+
+def test_targets_of_one_vendor_leave_the_other_vendors_code() -> None:
+    hip = make_library(Spec(bundles(["gfx906", "gfx803"]))).data
+    for data, foreign in ((hip, "sm_90"), (LIBRARY, "gfx906")):
+        source = Source.of_bytes(data)
+        assert not plan_prune(source, parse_targets(foreign), strict=False).changed
+        with pytest.raises(TargetMissing, match=f"no code for {foreign}, but code for"):
+            plan_prune(source, parse_targets(foreign))
+    assert targets_in(pruned(hip, "gfx906,sm_90")) == {"gfx906"}
+
+
+@pytest.mark.parametrize("count", [300, 600])
+def test_a_fat_binary_of_very_many_entries_is_cut_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Planned in a second per million entries, not in hours: no entry is compared with all others."""
+    compared = 0
+    equal = NvEntry.__eq__
+
+    def counted(one: NvEntry, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    many = cuda([nv_fatbin([*[(CUBIN, 90, 8)] * count, (CUBIN, 75, 9000)])])
+    monkeypatch.setattr(NvEntry, "__eq__", counted)
+    assert plan_prune(Source.of_bytes(many), parse_targets("sm_90")).changed
+    assert compared <= 2 * count
