@@ -7,9 +7,8 @@ from functools import partial
 
 import anyio.to_thread
 
-from service.api.observed import WhenGone
 from service.api.requests import Answer, Ask
-from service.api.service import Service
+from service.api.service import Service, WhenGone
 from service.batching.worker import Outcome
 from service.errors import RequestError
 from service.inference.classifier import Classifier, Encoded, ModelInfo, Text

@@ -19,11 +19,11 @@ from service.api.answers import answered
 from service.api.embeddings import parse_embeddings, render_embeddings
 from service.api.infer import joined, parameters_of, parse_infer, render_infer, render_model
 from service.api.metrics import CONTENT_TYPE
-from service.api.observed import WHEN_GONE, App, Message, Receive, Send, observed
+from service.api.observed import App, Message, Receive, Send, observed
 from service.api.overload import error_document, retry_header, turnstile
 from service.api.predict import parse_predict, render_predict
 from service.api.requests import Answer, Ask, read_json, timeout_of
-from service.api.service import Service
+from service.api.service import WHEN_GONE, Service
 from service.errors import RequestError, bad_request
 from service.inference.classifier import ModelInfo
 from service.settings import Limits

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 
 from service.api.admission import RETRY_AFTER_S
 from service.api.connection_limit import Door
-from service.api.observed import WHEN_GONE
+from service.api.service import WHEN_GONE
 from service.errors import RequestError, bad_request
 
 # Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.

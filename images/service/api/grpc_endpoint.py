@@ -24,9 +24,9 @@ from service.api.answers import answered
 from service.api.app import SERVER
 from service.api.connection_limit import Door
 from service.api.infer import VERSION, parameters_of, parse_infer, render_infer, render_model
-from service.api.observed import watched
 from service.api.requests import Answer, Ask, timeout_of
 from service.api.service import Service, load_model, unload_model
+from service.api.tracing import watched
 from service.errors import RequestError, ServiceError, bad_request
 from service.inference.classifier import ModelInfo
 from service.listen import shown

@@ -1,76 +1,18 @@
-"""Around the application: every request gets its ids, and is counted and timed when it ends."""
+"""ASGI middleware."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from service.api.metrics import Metrics
 from service.api.service import Service
-from service.api.tracing import CURRENT, Trace, begin
-
-if TYPE_CHECKING:
-    from service.api.spans import Spans
-
-
-_QUIET = ("/v2/health", "/metrics", "grpc/ServerLive", "grpc/ServerReady", "grpc/ModelReady")  # no spans
-
-
-@dataclass
-class Watched:
-    """One request. `status`: of its answer, in HTTP's numbers; to be set before the end."""
-
-    trace: Trace
-    status: int = 500
-
-    @property
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """What the answer passes on."""
-        return (("x-request-id", self.trace.request_id), ("traceparent", self.trace.traceparent))
-
-
-@contextmanager
-def watched(
-    route: str, headers: Mapping[str, str], metrics: Metrics, spans: "Spans | None"
-) -> Iterator[Watched]:
-    """Watch the block as a request; `headers` may have x-request-id, traceparent and tracestate."""
-    trace = begin(headers.get("x-request-id", ""), headers.get("traceparent", ""))
-    started = time.perf_counter()
-    made = Watched(trace)
-    try:
-        if spans is None or route in _QUIET:
-            with _current(made):
-                yield made
-            return
-        with spans.request(route, trace, headers) as (made.trace, span):
-            try:
-                with _current(made):
-                    yield made
-            finally:
-                spans.ended(span, made.status)
-    finally:
-        metrics.answered(route, made.status, time.perf_counter() - started)
-
-
-@contextmanager
-def _current(made: Watched) -> Iterator[None]:
-    token = CURRENT.set(made.trace)
-    try:
-        yield
-    finally:
-        CURRENT.reset(token)
-
+from service.api.tracing import watched
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-WhenGone = Callable[[Callable[[], None]], None]  # has a function called when a request's caller leaves
-
-WHEN_GONE = "weir.when_gone"  # a WhenGone, in the `state` of each request's scope
 
 _ROUTES = ("/predict", "/v1/embeddings", "/metrics", "/v2/health", "/v2/repository")
 

@@ -1,6 +1,6 @@
 """The state behind the routes: models, admission, the worker, metrics. Knows no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,11 @@ from service.settings import Limits
 
 if TYPE_CHECKING:
     from service.api.spans import Spans
+
+
+WhenGone = Callable[[Callable[[], None]], None]  # has a function called when a request's caller leaves
+
+WHEN_GONE = "weir.when_gone"  # a WhenGone, in the `state` of each request's scope
 
 
 async def _no_loader(name: str) -> Classifier:

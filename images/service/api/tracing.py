@@ -2,8 +2,16 @@
 
 import re
 import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from service.api.metrics import Metrics
+    from service.api.spans import Spans
 
 _PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -42,3 +50,51 @@ def begin(request_id: str, traceparent: str) -> Trace:
     if found is None or set(found[1]) == {"0"} or set(found[2]) == {"0"}:
         return Trace(name, secrets.token_hex(16), span_id)
     return Trace(name, found[1], span_id, parent=found[2], flags=found[3])
+
+
+_QUIET = ("/v2/health", "/metrics", "grpc/ServerLive", "grpc/ServerReady", "grpc/ModelReady")  # no spans
+
+
+@dataclass
+class Watched:
+    """One request. `status`: of its answer, in HTTP's numbers; to be set before the end."""
+
+    trace: Trace
+    status: int = 500
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What the answer passes on."""
+        return (("x-request-id", self.trace.request_id), ("traceparent", self.trace.traceparent))
+
+
+@contextmanager
+def watched(
+    route: str, headers: Mapping[str, str], metrics: "Metrics", spans: "Spans | None"
+) -> Iterator[Watched]:
+    """Watch the block as a request; `headers` may have x-request-id, traceparent and tracestate."""
+    trace = begin(headers.get("x-request-id", ""), headers.get("traceparent", ""))
+    started = time.perf_counter()
+    made = Watched(trace)
+    try:
+        if spans is None or route in _QUIET:
+            with _current(made):
+                yield made
+            return
+        with spans.request(route, trace, headers) as (made.trace, span):
+            try:
+                with _current(made):
+                    yield made
+            finally:
+                spans.ended(span, made.status)
+    finally:
+        metrics.answered(route, made.status, time.perf_counter() - started)
+
+
+@contextmanager
+def _current(made: Watched) -> Iterator[None]:
+    token = CURRENT.set(made.trace)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)

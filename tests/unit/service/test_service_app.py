@@ -15,8 +15,7 @@ import pytest
 from logged import Logged
 from service.api.admission import Admission
 from service.api.app import create_app
-from service.api.observed import WHEN_GONE
-from service.api.service import Service
+from service.api.service import WHEN_GONE, Service
 from service.api.tracing import begin
 from service.batching import health
 from service.errors import DeviceFault, ModelUnreadable, RequestError, ServiceError
