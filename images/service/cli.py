@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from service.errors import Exit, ServiceError, SettingsError
-from service.log import Gathered, JsonLines, Sparing
+from service.log import BufferedHandler, JsonFormatter, RepeatFilter
 from service.settings import build_settings, profile_path
 
 
@@ -70,9 +70,9 @@ def main(env: Mapping[str, str], arguments: Sequence[str] = ()) -> int:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python3 -m service", description=_HELP, formatter_class=as_written)
     parser.parse_args(arguments)
-    handler = Gathered(sys.stderr)
-    handler.setFormatter(JsonLines())
-    handler.addFilter(Sparing())
+    handler = BufferedHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(RepeatFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:

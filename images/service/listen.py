@@ -29,6 +29,6 @@ def parse_listen(text: str, variable: str = "WEIR_LISTEN") -> tuple[str, int]:
     return f"{short}{percent}{interface}", int(port)
 
 
-def shown(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """An address as `parse_listen` takes it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,19 +11,19 @@ from datetime import UTC, datetime
 from traceback import walk_tb
 from typing import TextIO
 
-from service.api.tracing import CURRENT
+from service.api.tracing import CURRENT_TRACE
 
-_HELD_S = 0.5  # that a line waits at most for others
+MAX_DELAY_S = 0.5  # that a line waits at most for others
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON; `extra={"data": {...}}` adds keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {"time": at, "level": record.levelname, "message": record.getMessage()}
-        if trace := CURRENT.get():
+        if trace := CURRENT_TRACE.get():
             line |= trace.fields
         line |= getattr(record, "data", {})
         if record.exc_info:
@@ -31,7 +31,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class Gathered(logging.StreamHandler[TextIO]):
+class BufferedHandler(logging.StreamHandler[TextIO]):
     """Writes a line at once if none was written in the last half second, else soon, together with others.
 
     Whatever collects a container's log wakes at each write and takes a CPU from a pass, which needs all of
@@ -42,7 +42,7 @@ class Gathered(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._now = now
         self._lines: list[str] = []
-        self._written_s = -_HELD_S
+        self._written_s = -MAX_DELAY_S
         self._due = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -69,7 +69,7 @@ class Gathered(logging.StreamHandler[TextIO]):
 
     def _due_soon(self) -> bool:
         """Whether the event loop will flush; it is asked to, unless it has been."""
-        left_s = self._written_s + _HELD_S - self._now()
+        left_s = self._written_s + MAX_DELAY_S - self._now()
         if left_s <= 0:
             return False
         if not self._due:
@@ -87,7 +87,7 @@ class Gathered(logging.StreamHandler[TextIO]):
 
 
 PERIOD_S = 60.0
-MOST = 8  # different texts of one place in a period
+MAX_TEXTS = 8  # different texts of one place in a period
 
 
 @dataclass
@@ -99,7 +99,7 @@ class _Period:
     left_out: int = 0
 
 
-class Sparing(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Lets each warning and each traceback pass once in PERIOD_S, and at most MOST of one place in the code.
 
     So another fault, or the end of one, is seen as well. The first one after a period states how many were
@@ -120,7 +120,7 @@ class Sparing(logging.Filter):
         now, place, text = self._now(), raised_at or f"{record.pathname}:{record.lineno}", _text(record)
         period = self._periods.get(place)
         if period and now - period.since_s < PERIOD_S:
-            if text in period.passed or len(period.passed) == MOST:
+            if text in period.passed or len(period.passed) == MAX_TEXTS:
                 period.left_out += 1
                 return False
             period.passed.add(text)

@@ -22,7 +22,7 @@ log = logging.getLogger("service")
 
 
 @dataclass
-class Entry:
+class ModelEntry:
     """One model. While it is loaded again, the classifier from before goes on answering."""
 
     state: State = "LOADING"
@@ -68,14 +68,14 @@ class Models:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ModelEntry] = {}
         self._start: tuple[str, ...] | None = None  # the names that the first `load_all` was given
         self._queued: dict[str, asyncio.Task[None]] = {}  # loads that wait for their turn
         self._lock = asyncio.Lock()  # one load at a time: two models in flight need memory for both
 
     def put(self, name: str, classifier: Classifier) -> None:
         """A model that is loaded already."""
-        self._entries[name] = Entry("READY", "", classifier)
+        self._entries[name] = ModelEntry("READY", "", classifier)
 
     @property
     def ready(self) -> bool:
@@ -91,7 +91,7 @@ class Models:
         """Every model that answers."""
         return tuple(entry.classifier for entry in self._entries.values() if entry.classifier)
 
-    def index(self) -> dict[str, Entry]:
+    def index(self) -> dict[str, ModelEntry]:
         """All models by name."""
         return dict(self._entries)
 
@@ -144,7 +144,7 @@ class Models:
 
     async def _load_now(self, name: str) -> None:
         new = name not in self._entries
-        entry = self._entries.setdefault(name, Entry())
+        entry = self._entries.setdefault(name, ModelEntry())
         entry.state = "LOADING"
         try:
             entry.classifier = await self._load(name)
@@ -168,7 +168,7 @@ class Models:
         if self._start is None:
             self._start = names
         for name in names:
-            self._entries.setdefault(name, Entry())
+            self._entries.setdefault(name, ModelEntry())
         for name in names:
             await self.load(name)
         for name in self._entries.keys() - set(names):

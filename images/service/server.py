@@ -16,14 +16,14 @@ import anyio
 import uvicorn
 from anyio.abc import TaskGroup
 
+from service.api.admission import ConnectionLimiter, places
 from service.api.app import create_app
-from service.api.connection import Acceptor, Connection
-from service.api.connection_limit import Door, places
+from service.api.connection import Connection, HttpServer
 from service.api.service import Service
-from service.batching.worker import in_own_thread
+from service.batching.worker import run_in_thread
 from service.errors import DeviceLost, ServiceError, SettingsError
 from service.inference.classifier import Classifier
-from service.listen import shown
+from service.listen import format_address
 from service.models import DEFAULT, folder_of
 from service.settings import Settings
 
@@ -59,7 +59,8 @@ def listen(host: str, port: int) -> socket.socket:
         why = getattr(error, "strerror", None) or error
         no_ipv6 = "; where there is no IPv6, WEIR_LISTEN=0.0.0.0:8000 takes IPv4" if ":" in host else ""
         raise ServiceError(
-            f"can't listen on {shown(host, port)}: {why}", f"set WEIR_LISTEN to another host:port{no_ipv6}"
+            f"can't listen on {format_address(host, port)}: {why}",
+            f"set WEIR_LISTEN to another host:port{no_ipv6}",
         ) from error
     # Accepted sockets inherit it. asyncio sets it only on sockets made with the protocol number of TCP, which
     # create_server leaves at 0; and without it the second answer on a connection waits 40 ms for an ACK.
@@ -79,7 +80,7 @@ def _load(settings: Settings, name: str) -> Classifier:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     if "OMP_WAIT_POLICY" not in os.environ:  # libgomp reads both when torch loads it
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    from service.inference.inference import load
+    from service.inference.model import load
 
     if name != DEFAULT:  # a name that a caller chose must not bring random weights
         settings = replace(settings, weights="mounted", hub=None)
@@ -90,7 +91,7 @@ def make_service(settings: Settings) -> Service:
     """The state of one process, without its models."""
 
     async def load(name: str) -> Classifier:
-        return await in_own_thread(partial(_load, settings, name), name=f"load {name}")
+        return await run_in_thread(partial(_load, settings, name), name=f"load {name}")
 
     return Service(
         settings.limits,
@@ -119,9 +120,9 @@ def make_server(service: Service, *, shared: bool = False) -> uvicorn.Server:
         log.warning(
             "%d open files allow %d connections, not the %d of max_connections", n_files, limit, wanted
         )
-    door: Door[Connection] = Door(limit)
+    door: ConnectionLimiter[Connection] = ConnectionLimiter(limit)
     protocol = partial(Connection, door=door, timeout_s=service.limits.header_timeout_s)
-    return Acceptor(
+    return HttpServer(
         uvicorn.Config(
             create_app(service),
             http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
@@ -140,7 +141,7 @@ def make_server(service: Service, *, shared: bool = False) -> uvicorn.Server:
     )
 
 
-class _Life:
+class _Lifecycle:
     """Start, signals and end of one server: what runs beside it until it stops."""
 
     def __init__(self, service: Service, server: uvicorn.Server, tasks: TaskGroup) -> None:
@@ -249,7 +250,7 @@ async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server 
         ) from error
     connections, _ = places(MAX_CONNECTIONS, _open_files(shared=True), burst=_BACKLOG)
     server, port = await start(service, *settings.grpc, connections=connections)
-    log.info("listening on %s for gRPC", shown(settings.grpc[0], port))
+    log.info("listening on %s for gRPC", format_address(settings.grpc[0], port))
     return server
 
 
@@ -265,10 +266,10 @@ async def serve(settings: Settings) -> None:
         if settings.spans:
             _add_spans(service)
         calls = await _start_grpc(service, settings)
-        log.info("listening on %s profile=%s", shown(settings.host, settings.port), settings.profile)
+        log.info("listening on %s profile=%s", format_address(settings.host, settings.port), settings.profile)
         service.worker.start()
         async with anyio.create_task_group() as tasks:
-            life = _Life(service, server, tasks)
+            life = _Lifecycle(service, server, tasks)
             for task in (life.handle_signals, life.load, life.watch):
                 tasks.start_soon(task)
             await server.serve(sockets=[sock])
@@ -278,7 +279,7 @@ async def serve(settings: Settings) -> None:
         service.worker.stop()
         if service.spans:
             with anyio.move_on_after(_FLUSH_S):
-                await in_own_thread(service.spans.flush, name="flush spans")
+                await run_in_thread(service.spans.flush, name="flush spans")
     if life.failure:
         raise life.failure
     log.info("stopped")

@@ -20,8 +20,8 @@ from functools import partial
 
 import pytest
 import uvicorn
-from service.api.connection import Acceptor, Connection
-from service.api.connection_limit import Door
+from service.api.admission import ConnectionLimiter
+from service.api.connection import Connection, HttpServer
 from service.api.metrics import Metrics
 from service.api.service import Service
 from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
@@ -353,7 +353,7 @@ def test_an_answers_head_and_body_leave_in_one_write(here: Served, monkeypatch: 
 
     assert here.ask("GET", "/v2") == 200  # a server that starts sets the class by itself
     here.server.config.http_protocol_class = partial(  # type: ignore[assignment]
-        Noting, door=Door(9), timeout_s=PATIENCE_S
+        Noting, door=ConnectionLimiter(9), timeout_s=PATIENCE_S
     )
     for ask in (lambda: here.ask("GET", "/v2"), here.predict, lambda: here.ask("HEAD", "/v2")):
         written.clear()
@@ -535,7 +535,7 @@ def test_a_stop_answers_whoever_had_connected_or_asked_before_it(
     with ExitStack() as stack:
         kept, late = (here.open(stack, live) for _ in range(2))
         assert all(each.recv(65536).startswith(b"HTTP/1.1 200") for each in (kept, late))
-        assert isinstance(here.server, Acceptor)
+        assert isinstance(here.server, HttpServer)
         assert here.server._loop
         here.server._loop.call_soon_threadsafe(lambda: (blocked.set(), goes_on.wait(PATIENCE_S)))
         assert blocked.wait(PATIENCE_S)

@@ -23,9 +23,10 @@ from service.errors import (
     ServiceError,
     SettingsError,
 )
-from service.inference import bert, inference
+from service.inference import bert
+from service.inference import model as inference
 from service.inference import placement as placing
-from service.inference.architecture import BertShape
+from service.inference.checkpoint import BertShape
 from service.inference.classifier import Encoded
 from service.inference.device import Device
 from service.settings import Hub, Limits, Placement, Settings
@@ -322,18 +323,18 @@ def test_a_model_larger_than_its_budget_streams_and_answers_alike() -> None:
     with torch.inference_mode():
         expected = [plain(ids, mask, None, task) for task in ("classify", "embed")]
     cpu = Device("cpu", "cpu", "cpu")
-    model, made = placing.placed(weights, shape, smallest(weights, shape), cpu, max_batch_tokens=64)
+    model, made = placing.place_bert(weights, shape, smallest(weights, shape), cpu, max_batch_tokens=64)
     assert {block.tier for block in made.blocks} - {"resident"}
     with torch.inference_mode():
         found = [model(ids, mask, None, task) for task in ("classify", "embed")]
     torch.testing.assert_close(found, expected)
-    assert "of " in placing.described(made)
+    assert "of " in placing.describe_plan(made)
 
 
 def smallest(weights: bert.Weights, shape: BertShape) -> Placement:
     """A budget in which not all of the weights fit, and just enough for the rest."""
     whole = Placement("wx4100", 4_000_000_000)
-    _, made = placing.placed(weights, shape, whole, Device("cpu", "cpu", "cpu"), max_batch_tokens=64)
+    _, made = placing.place_bert(weights, shape, whole, Device("cpu", "cpu", "cpu"), max_batch_tokens=64)
     return Placement("wx4100", made.vram.total - made.vram.context - made.vram.weights // 4)
 
 
@@ -346,11 +347,11 @@ def test_a_placement_does_not_count_on_memory_that_the_container_does_not_have(
     wanted, cpu = smallest(weights, shape), Device("cpu", "cpu", "cpu")
     held = sum(weight.nbytes for weight in weights.values())
     monkeypatch.setattr(placing, "available_bytes", lambda _root: 80 << 20)
-    _, made = placing.placed(weights, shape, wanted, cpu, max_batch_tokens=64)
+    _, made = placing.place_bert(weights, shape, wanted, cpu, max_batch_tokens=64)
     assert made.host_budget == held + (80 << 20)
     monkeypatch.setattr(placing, "available_bytes", lambda _root: -held)
     with pytest.raises(DeviceMissing, match="host memory") as caught:
-        placing.placed(weights, shape, wanted, cpu, max_batch_tokens=64)
+        placing.place_bert(weights, shape, wanted, cpu, max_batch_tokens=64)
     assert "give the container more memory" in caught.value.hint
 
 
@@ -395,7 +396,9 @@ class Card:
         shape = BertShape(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=256)
         device = Device("cuda:0", "cuda:0", "a stand-in")
         wanted = Placement("wx4100", budget)
-        return placing.placed(bert.random_weights(shape, 1), shape, wanted, device, max_batch_tokens=64)[0]
+        return placing.place_bert(bert.random_weights(shape, 1), shape, wanted, device, max_batch_tokens=64)[
+            0
+        ]
 
 
 def test_a_budget_limits_torchs_allocator_for_as_long_as_the_model_is_there(

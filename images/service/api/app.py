@@ -1,10 +1,13 @@
 """The HTTP side: routes, and the steps of every request. Knows a `Classifier`, never torch."""
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,18 +18,98 @@ from starlette.routing import Route, Router
 from service.api import infer as binary
 from service.api import page
 from service.api import service as repository
-from service.api.answers import answered
-from service.api.embeddings import parse_embeddings, render_embeddings
-from service.api.infer import joined, parameters_of, parse_infer, render_infer, render_model
+from service.api.admission import Admission
+from service.api.infer import join_body, parameters_of, parse_infer, render_infer, render_model
 from service.api.metrics import CONTENT_TYPE
-from service.api.observed import App, Message, Receive, Send, observed
-from service.api.overload import error_document, retry_header, turnstile
-from service.api.predict import parse_predict, render_predict
-from service.api.requests import Answer, Ask, read_json, timeout_of
-from service.api.service import WHEN_GONE, Service
+from service.api.predict import parse_embeddings, parse_predict, render_embeddings, render_predict
+from service.api.requests import Answer, InferRequest, read_json, timeout_of
+from service.api.service import ON_DISCONNECT, Service, run_inference
+from service.api.tracing import track_request
 from service.errors import RequestError, bad_request
 from service.inference.classifier import ModelInfo
 from service.settings import Limits
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_ROUTES = ("/predict", "/v1/embeddings", "/metrics", "/v2/health", "/v2/repository")
+
+
+def route_of(path: str) -> str:
+    """A path without what callers choose in it, so that metrics stay few."""
+    for route in _ROUTES:
+        if path == route or path.startswith(f"{route}/"):
+            return route
+    if path.startswith("/v2/models/"):
+        return "/v2/models/infer" if path.endswith("/infer") else "/v2/models"
+    return "/" if path == "/" else "other"
+
+
+@lru_cache(maxsize=1)
+def _date_header(second: int) -> tuple[bytes, bytes]:
+    return b"date", formatdate(second, usegmt=True).encode()
+
+
+def with_telemetry(app: App, service: Service) -> App:
+    """The application with ids in its log and answers, and counted."""
+
+    async def around(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        given = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        with track_request(route_of(scope["path"]), given, service.metrics, service.spans) as request:
+            added = [(key.encode(), value.encode()) for key, value in request.headers]
+
+            async def noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    request.status = message["status"]
+                    message["headers"] = [_date_header(int(time.time())), *message["headers"], *added]
+                    if service.admission.draining:  # else the next request would meet a closed connection
+                        message["headers"].append((b"connection", b"close"))
+                await send(message)
+
+            await app(scope, receive, noting)
+
+    return around
+
+
+_INFERENCE_ROUTES = ("/predict", "/v1/embeddings", "/v2/models/infer")
+
+
+def error_document(path: str, status: int, message: str) -> dict[str, Any]:
+    """The JSON of an error, in OpenAI's form where their clients ask."""
+    if not path.startswith("/v1/"):
+        return {"error": message}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def retry_header(error: RequestError) -> dict[str, str]:
+    """When to come back, where that is known."""
+    return {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+
+
+def refuse_early(app: App, admission: Admission) -> App:
+    """The application behind its admission."""
+
+    async def around(scope: Message, receive: Receive, send: Send) -> None:
+        refusal = None
+        if scope.get("method") == "POST" and route_of(scope["path"]) in _INFERENCE_ROUTES:
+            refusal = admission.refusal()
+        if refusal is None:
+            await app(scope, receive, send)
+            return
+        body = json.dumps(error_document(scope["path"], refusal.status, refusal.message)).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        pairs = [(a.encode(), b.encode()) for a, b in {**headers, **retry_header(refusal)}.items()]
+        await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
+        await send({"type": "http.response.body", "body": body})
+
+    return around
+
 
 log = logging.getLogger("service")
 
@@ -34,25 +117,25 @@ SERVER = {"name": "weir", "version": "1", "extensions": ["binary_tensor_data", "
 
 
 @dataclass(frozen=True)
-class Form:
+class Format:
     """One form of request and answer. `parameters`: where in the document a timeout may be."""
 
-    parse: Callable[[dict[str, Any], Limits, ModelInfo, bytes], Ask]
-    render: Callable[[ModelInfo, Ask, Answer], Response]
+    parse: Callable[[dict[str, Any], Limits, ModelInfo, bytes], InferRequest]
+    render: Callable[[ModelInfo, InferRequest, Answer], Response]
     parameters: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda document: document
 
 
-def _infer_response(info: ModelInfo, ask: Ask, answer: Answer) -> Response:
-    body, headers = joined(*render_infer(info, ask, answer))
+def _infer_response(info: ModelInfo, ask: InferRequest, answer: Answer) -> Response:
+    body, headers = join_body(*render_infer(info, ask, answer))
     return Response(body, headers=headers)
 
 
-PREDICT = Form(
+PREDICT = Format(
     lambda document, limits, info, _raw: parse_predict(document, limits, info),
     lambda info, _ask, answer: JSONResponse(render_predict(info, answer)),
 )
-INFER = Form(parse_infer, _infer_response, parameters_of)
-EMBEDDINGS = Form(
+INFER = Format(parse_infer, _infer_response, parameters_of)
+EMBEDDINGS = Format(
     lambda document, limits, info, _raw: parse_embeddings(document, limits, info),
     lambda info, ask, answer: JSONResponse(render_embeddings(info, ask, answer)),
 )
@@ -60,7 +143,7 @@ EMBEDDINGS = Form(
 
 def create_app(service: Service) -> App:
     """The application over one Service."""
-    shared = _SharedPage(service.metrics.text)
+    shared = _SharedMetricsPage(service.metrics.text)
     predict, infer, embeddings = (_Inference(service, form) for form in (PREDICT, INFER, EMBEDDINGS))
 
     async def live(_request: Request) -> Response:
@@ -96,7 +179,7 @@ def create_app(service: Service) -> App:
     router = Router(
         routes, redirect_slashes=False
     )  # a redirect would name the scheme and host of a proxy's inside
-    return observed(turnstile(_with_errors(router, service), service.admission), service)
+    return with_telemetry(refuse_early(_with_errors(router, service), service.admission), service)
 
 
 @dataclass(frozen=True)
@@ -104,14 +187,14 @@ class _Inference:
     """One form as an application of its own: starlette's wrappers of functions take longer than this."""
 
     service: Service
-    form: Form
+    form: Format
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        response = await _serve(self.service, self.form, Request(scope, receive))
+        response = await _handle_inference(self.service, self.form, Request(scope, receive))
         await response(scope, receive, send)
 
 
-class _SharedPage:
+class _SharedMetricsPage:
     """A page whose making takes milliseconds of the event loop, and at most a tenth of its time."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
@@ -166,7 +249,7 @@ def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def _serve(service: Service, form: Form, request: Request) -> Response:
+async def _handle_inference(service: Service, form: Format, request: Request) -> Response:
     """The steps of every inference: a body, a slot, a parsed request, its batches, an answer.
 
     The slot comes after the body, so that callers who send slowly hold none; it may have gone meanwhile.
@@ -176,18 +259,18 @@ async def _serve(service: Service, form: Form, request: Request) -> Response:
     body = await _read_body(request, service.limits)
     arrived = time.monotonic()
     with service.admission.slot():
-        text, raw = binary.split(body, request.headers.get(binary.HEADER))
+        text, raw = binary.split_body(body, request.headers.get(binary.BINARY_HEADER))
         document = read_json(text)
         classifier = service.require(named or _model_of(document))
         ask = form.parse(document, service.limits, classifier.info, raw)
         timeout_s = timeout_of(form.parameters(document), request.headers.get("x-timeout-ms"))
-        answer = await answered(
+        answer = await run_inference(
             service,
             classifier,
             ask,
             arrived=arrived,
             timeout_s=timeout_s,
-            when_gone=request.scope["state"].get(WHEN_GONE),
+            when_gone=request.scope["state"].get(ON_DISCONNECT),
         )
     return form.render(classifier.info, ask, answer)
 
@@ -221,7 +304,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _error(
+def _json_error(
     request: Request, status: int, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
     said = error_document(request.url.path, status, message)
@@ -230,11 +313,13 @@ def _error(
 
 def _error_response(service: Service, request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
-        return _error(request, error.status, error.message, retry_header(error))
+        return _json_error(request, error.status, error.message, retry_header(error))
     if isinstance(error, HTTPException) and error.status_code == 404:
         names = ", ".join(f"/v2/models/{name}" for name in service.models.index())
-        return _error(request, 404, f"there is no {request.url.path[:200]}; models: {names or 'none yet'}")
+        return _json_error(
+            request, 404, f"there is no {request.url.path[:200]}; models: {names or 'none yet'}"
+        )
     if isinstance(error, HTTPException):
-        return _error(request, error.status_code, error.detail, dict(error.headers or {}))
+        return _json_error(request, error.status_code, error.detail, dict(error.headers or {}))
     log.error("a request failed", exc_info=error)
-    return _error(request, 500, f"the service failed ({type(error).__name__}); its log says more")
+    return _json_error(request, 500, f"the service failed ({type(error).__name__}); its log says more")

@@ -26,15 +26,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from service.api.admission import RETRY_AFTER_S
-from service.api.connection_limit import Door
-from service.api.service import WHEN_GONE
+from service.api.admission import RETRY_AFTER_S, ConnectionLimiter
+from service.api.service import ON_DISCONNECT
 from service.errors import RequestError, bad_request
 
 # Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
 _FREE_CHUNKS = 1024
 _BYTES_A_CHUNK = 64  # on average, beyond the free ones
-_MOST_FIELDS = 256  # of a head
+MAX_HEADER_FIELDS = 256  # of a head
 _LINGERS_S = 1.0  # after a refusal, so that the caller may send the rest and read why
 _LAST_S = 0.5  # for a request that is under way when the server ends
 _LOOK_S = 0.1  # between two looks whether a caller that sends no more has left
@@ -109,9 +108,9 @@ class _Parser(h11.Connection):
             self.refusal = bad_request(
                 "Transfer-Encoding beside Content-Length, or in HTTP/1.0, leaves the length unclear"
             )
-        elif len(names) > _MOST_FIELDS:
+        elif len(names) > MAX_HEADER_FIELDS:
             self.refusal = RequestError(
-                431, f"the head has {len(names)} fields; at most {_MOST_FIELDS} are taken"
+                431, f"the head has {len(names)} fields; at most {MAX_HEADER_FIELDS} are taken"
             )
         if self.refusal:
             raise h11.RemoteProtocolError(self.refusal.message)
@@ -144,7 +143,7 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: "Door[Connection]",
+        door: "ConnectionLimiter[Connection]",
         timeout_s: float,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
@@ -208,14 +207,14 @@ class Connection(H11Protocol):
         super().handle_events()
         self._disarm_at_work()
         if self._at_work:
-            self.scope["state"][WHEN_GONE] = self._when_gone  # before its task begins
+            self.scope["state"][ON_DISCONNECT] = self._when_gone  # before its task begins
             if not self.cycle.more_body:
                 self._door.serve(self)
 
     def on_response_complete(self) -> None:
         """The next head, and what is left of this body before it, have `timeout_s` again."""
         self._tell_gone = None
-        self.scope["state"].pop(WHEN_GONE, None)  # it holds this object, which holds it
+        self.scope["state"].pop(ON_DISCONNECT, None)  # it holds this object, which holds it
         self._door.wait(self)
         self._arm()
         super().on_response_complete()  # may find the next request in what has arrived already
@@ -340,7 +339,7 @@ _EXHAUSTED_S = 1.0
 log = logging.getLogger("service")
 
 
-class Acceptor(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn, but SIGTERM is ours: its own handler closes at once and then dies by the signal (143).
 
     And it waits to be told to exit. uvicorn looks ten times a second, and each look takes a CPU from a pass.

@@ -19,18 +19,16 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from service.api.admission import RETRY_AFTER_S
-from service.api.answers import answered
+from service.api.admission import RETRY_AFTER_S, ConnectionLimiter
 from service.api.app import SERVER
-from service.api.connection_limit import Door
 from service.api.infer import VERSION, parameters_of, parse_infer, render_infer, render_model
-from service.api.requests import Answer, Ask, timeout_of
-from service.api.service import Service, load_model, unload_model
-from service.api.tracing import watched
+from service.api.requests import Answer, InferRequest, timeout_of
+from service.api.service import Service, load_model, run_inference, unload_model
+from service.api.tracing import track_request
 from service.errors import RequestError, ServiceError, bad_request
 from service.inference.classifier import ModelInfo
-from service.listen import shown
-from service.models import Entry
+from service.listen import format_address
+from service.models import ModelEntry
 from service.settings import Limits
 
 SERVICE = "inference.GRPCInferenceService"
@@ -189,7 +187,7 @@ def _data(tensor: Any, limits: Limits) -> list[Any]:
         raise bad_request(f"an element of {tensor.name[:64]} is no UTF-8") from error
 
 
-def infer_response(info: ModelInfo, ask: Ask, answer: Answer) -> Any:
+def infer_response(info: ModelInfo, ask: InferRequest, answer: Answer) -> Any:
     """A ModelInferResponse."""
     document, tail = render_infer(info, ask, answer)
     made = message("ModelInferResponse")(
@@ -219,7 +217,7 @@ def metadata_response(info: ModelInfo) -> Any:
     return message("ModelMetadataResponse")(**{name: said[name] for name in names})
 
 
-def index_response(index: Mapping[str, Entry], *, ready_only: bool) -> Any:
+def index_response(index: Mapping[str, ModelEntry], *, ready_only: bool) -> Any:
     """A RepositoryIndexResponse."""
     return message("RepositoryIndexResponse")(
         models=[
@@ -280,7 +278,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._door: Door[_Call] = Door(service.limits.max_connections)
+        self._door: ConnectionLimiter[_Call] = ConnectionLimiter(service.limits.max_connections)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """The method's handler; None for methods that there aren't: UNIMPLEMENTED."""
@@ -293,7 +291,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     async def _call(self, name: str, messages: AsyncIterator[bytes], context: Context) -> bytes:
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         service = self._service
-        with watched(f"grpc/{name}", given, service.metrics, service.spans) as request:
+        with track_request(f"grpc/{name}", given, service.metrics, service.spans) as request:
             try:
                 await context.send_initial_metadata(request.headers)
                 data = await self._message(messages)
@@ -374,7 +372,7 @@ async def _model_infer(service: Service, request: Any, context: Context, arrived
         ask = parse_infer(document, service.limits, classifier.info, raw)
         asked_s, left_s = timeout_of(parameters_of(document), None), context.time_remaining()
         timeout_s = min((each for each in (asked_s, left_s) if each is not None), default=None)
-        answer = await answered(service, classifier, ask, arrived=arrived, timeout_s=timeout_s)
+        answer = await run_inference(service, classifier, ask, arrived=arrived, timeout_s=timeout_s)
     return infer_response(classifier.info, ask, answer)
 
 
@@ -435,10 +433,11 @@ async def start(
         ),
     )
     try:
-        found = server.add_insecure_port(shown(host, port))
+        found = server.add_insecure_port(format_address(host, port))
     except RuntimeError as error:
         raise ServiceError(
-            f"can't listen on {shown(host, port)} for gRPC", "set WEIR_GRPC_LISTEN to another host:port"
+            f"can't listen on {format_address(host, port)} for gRPC",
+            "set WEIR_GRPC_LISTEN to another host:port",
         ) from error
     await server.start()
     return server, found

@@ -10,7 +10,7 @@ from typing import Any
 from service.api.requests import (
     OUTPUTS,
     Answer,
-    Ask,
+    InferRequest,
     check_count,
     check_texts,
     check_token_ids,
@@ -26,11 +26,11 @@ from service.errors import bad_request
 from service.inference.classifier import ModelInfo
 from service.settings import Limits
 
-HEADER = "inference-header-content-length"
+BINARY_HEADER = "inference-header-content-length"
 _NUMBERS = {"INT64": "q", "INT32": "i"}
 
 
-def split(body: bytes, declared: str | None) -> tuple[bytes, bytes]:
+def split_body(body: bytes, declared: str | None) -> tuple[bytes, bytes]:
     """The JSON and the binary part; `declared` is the header's value, if any. Raises RequestError (400)."""
     if declared is None:
         return body, b""
@@ -39,7 +39,7 @@ def split(body: bytes, declared: str | None) -> tuple[bytes, bytes]:
     return body[: int(declared)], body[int(declared) :]
 
 
-def decode(data: bytes, datatype: str, count: int, name: str) -> list[Any]:
+def decode_tensor(data: bytes, datatype: str, count: int, name: str) -> list[Any]:
     """`count` elements of a tensor, no byte more or less. Raises RequestError (400)."""
     if datatype == "BYTES":
         return _decode_texts(data, count, name)
@@ -65,7 +65,7 @@ def _decode_texts(data: bytes, count: int, name: str) -> list[str]:
     return found
 
 
-def encode(values: Sequence[Any], datatype: str) -> bytes:
+def encode_tensor(values: Sequence[Any], datatype: str) -> bytes:
     """A tensor's bytes: BYTES or FP32."""
     if datatype == "BYTES":
         pieces = [value.encode() for value in values]
@@ -85,7 +85,7 @@ class _Tensor:
     data: list[Any]  # flat, row-major
 
 
-def parse_infer(document: dict[str, Any], limits: Limits, info: ModelInfo, raw: bytes = b"") -> Ask:
+def parse_infer(document: dict[str, Any], limits: Limits, info: ModelInfo, raw: bytes = b"") -> InferRequest:
     """A `POST /v2/models/M/infer` body; `raw` holds its binary tensors. Raises RequestError (400)."""
     refuse_unknown(document, ("id", "parameters", "inputs", "outputs"), "the request")
     request_id = _request_id(document.get("id"))
@@ -96,12 +96,12 @@ def parse_infer(document: dict[str, Any], limits: Limits, info: ModelInfo, raw: 
     names = set(tensors)
     if names in ({TEXT}, {TEXT, PAIR}):
         texts = check_texts(_texts(tensors), limits)
-        return Ask(texts=texts, request_id=request_id, outputs=outputs, binary=in_binary)
+        return InferRequest(texts=texts, request_id=request_id, outputs=outputs, binary=in_binary)
     if IDS in names and names <= {IDS, MASK, TYPES}:
         mask = tensors.get(MASK)
         ids = check_token_ids(_unpadded(IDS, tensors, mask), limits, info)
         segments = _segments(_unpadded(TYPES, tensors, mask)) if TYPES in names else ()
-        return Ask((), ids, segments, request_id=request_id, outputs=outputs, binary=in_binary)
+        return InferRequest((), ids, segments, request_id=request_id, outputs=outputs, binary=in_binary)
     raise bad_request(
         f"inputs must be `{TEXT}` with or without `{PAIR}`, or `{IDS}` and with it `{MASK}`, `{TYPES}`"
     )
@@ -196,7 +196,7 @@ def _shape(entry: dict[str, Any], name: str, limits: Limits) -> tuple[int, ...]:
 
 def _binary_tensor(entry: dict[str, Any], name: str, data: bytes, limits: Limits) -> _Tensor:
     shape = _shape(entry, name, limits)
-    return _Tensor(shape, decode(data, entry["datatype"], math.prod(shape), name))
+    return _Tensor(shape, decode_tensor(data, entry["datatype"], math.prod(shape), name))
 
 
 def _tensor(entry: dict[str, Any], name: str, limits: Limits) -> _Tensor:
@@ -259,7 +259,7 @@ def _segments(rows: list[list[Any]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(row) for row in rows)
 
 
-def render_infer(info: ModelInfo, ask: Ask, answer: Answer) -> tuple[dict[str, Any], bytes]:
+def render_infer(info: ModelInfo, ask: InferRequest, answer: Answer) -> tuple[dict[str, Any], bytes]:
     """The protocol's answer and its binary part; what it has no field for goes into `parameters`."""
     count = len(answer.rows)
     made: dict[str, tuple[list[int], str, list[Any]]] = {
@@ -272,7 +272,7 @@ def render_infer(info: ModelInfo, ask: Ask, answer: Answer) -> tuple[dict[str, A
         shape, datatype, values = made[name]
         output: dict[str, Any] = {"name": name, "shape": shape, "datatype": datatype}
         if name in ask.binary:
-            piece = encode(values, datatype)
+            piece = encode_tensor(values, datatype)
             output["parameters"] = {"binary_data_size": len(piece)}
             tail += piece
         else:
@@ -291,7 +291,7 @@ def render_infer(info: ModelInfo, ask: Ask, answer: Answer) -> tuple[dict[str, A
     return (rendered if ask.request_id is None else {"id": ask.request_id} | rendered), tail
 
 
-def joined(document: dict[str, Any], tail: bytes) -> tuple[bytes, dict[str, str]]:
+def join_body(document: dict[str, Any], tail: bytes) -> tuple[bytes, dict[str, str]]:
     """An answer's body and headers, with the binary part behind the JSON."""
     head = json.dumps(document, separators=(",", ":")).encode()
     if not tail:

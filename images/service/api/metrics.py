@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from service.batching.worker import Done
+from service.batching.worker import ComputedBatch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -87,7 +87,7 @@ class Metrics:
         if status in (408, 429, 503, 504) and not route.startswith("/v2/health"):
             self._refusals.labels(str(status)).inc()
 
-    def batch(self, done: Done) -> None:
+    def batch(self, done: ComputedBatch) -> None:
         """One batch was computed."""
         self._rows.observe(len(done.batch.rows))
         self._joined.observe(len(done.batch.requests))

@@ -19,7 +19,7 @@ Task = Literal["classify", "embed"]
 
 
 @dataclass(frozen=True)
-class Ask:
+class InferRequest:
     """One checked request: texts or rows of token ids, never both.
 
     `segments`: for each row of token ids which of two texts each token belongs to; empty when all are 0.

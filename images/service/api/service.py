@@ -1,9 +1,14 @@
 """The state behind the routes: models, admission, the worker, metrics. Knows no torch."""
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -11,11 +16,12 @@ from starlette.routing import Route
 from service.api.admission import Admission
 from service.api.infer import VERSION
 from service.api.metrics import Metrics
+from service.api.requests import Answer, InferRequest
 from service.batching.batcher import Batcher, Policy
-from service.batching.health import Pulse
-from service.batching.worker import Done, Worker
+from service.batching.health import DeviceHealth
+from service.batching.worker import ComputedBatch, Outcome, Worker
 from service.errors import ModelUnreadable, RequestError, ServiceError, bad_request
-from service.inference.classifier import Classifier
+from service.inference.classifier import Classifier, Encoded, ModelInfo, Text
 from service.models import DEFAULT, Load, Models, names_in
 from service.settings import Limits
 
@@ -23,9 +29,9 @@ if TYPE_CHECKING:
     from service.api.spans import Spans
 
 
-WhenGone = Callable[[Callable[[], None]], None]  # has a function called when a request's caller leaves
+OnDisconnect = Callable[[Callable[[], None]], None]  # has a function called when a request's caller leaves
 
-WHEN_GONE = "weir.when_gone"  # a WhenGone, in the `state` of each request's scope
+ON_DISCONNECT = "weir.when_gone"  # a WhenGone, in the `state` of each request's scope
 
 
 async def _no_loader(name: str) -> Classifier:
@@ -52,7 +58,7 @@ class Service:
         self.spans: Spans | None = None  # no OpenTelemetry
         self.models = Models(load)
         policy = Policy(limits.max_batch_tokens, limits.max_wait_ms / 1000, limits.max_queue_tokens)
-        self.pulse = Pulse(limits.canary_s, limits.stall_s)
+        self.pulse = DeviceHealth(limits.canary_s, limits.stall_s)
         self.worker = Worker(Batcher(policy), self.pulse, canary=self._prove, on_batch=self._count)
         self.admission = Admission(limits.max_in_flight, self.worker.refused, room=lambda: self.worker.room)
         self.metrics = Metrics(
@@ -88,7 +94,7 @@ class Service:
         """Serve a classifier that is loaded already, as the default model."""
         self.models.put(DEFAULT, classifier)
 
-    def _count(self, done: Done) -> None:
+    def _count(self, done: ComputedBatch) -> None:
         self.metrics.batch(done)
 
     def _prove(self) -> None:
@@ -157,3 +163,96 @@ def _check_control(service: Service) -> None:
             403,
             "callers may not load models here; write `model_control: true` into the profile, or send SIGHUP",
         )
+
+
+_INLINE_CHARS = 4096  # tokenised at once in the event loop; more takes longer than a thread's start
+
+log = logging.getLogger("service")
+
+
+async def run_inference(
+    service: Service,
+    classifier: Classifier,
+    ask: InferRequest,
+    *,
+    arrived: float,
+    timeout_s: float | None,
+    when_gone: OnDisconnect | None = None,
+) -> Answer:
+    """Encode, queue, and wait for the results, the deadline, or the caller's leaving. Raises RequestError.
+
+    `arrived`: when (monotonic seconds) the request was whole. A protocol that cancels this when the caller
+    leaves needs no `when_gone`. Either way what hasn't begun isn't computed.
+    """
+    begun = time.monotonic()
+    rows = await _encode(classifier, ask.texts) if ask.texts else ask.encoded
+    encoded = time.monotonic()
+    compute = classifier.embed if ask.task == "embed" else classifier.classify
+    job = service.worker.submit(
+        compute,
+        rows,
+        lengths=[len(row.ids) for row in rows],
+        group=(id(classifier), ask.task),
+        deadline_s=float("inf") if timeout_s is None else arrived + timeout_s,
+    )
+    try:
+        left_s = None if timeout_s is None else max(0.0, arrived + timeout_s - encoded)
+        outcome = await _await_outcome(job.future, when_gone, left_s)
+    except BaseException:  # this caller's, not the worker's: nobody waits for it any more
+        service.worker.withdraw(job)
+        raise
+    if service.spans:
+        service.spans.steps(outcome, begun_s=begun, encoded_s=encoded)
+    answer = Answer(
+        rows,
+        outcome.results,
+        wait_s=max(0.0, begun - arrived) + max(0.0, outcome.started_s - encoded),
+        encode_s=encoded - begun,
+        inference_s=outcome.compute_s,
+    )
+    asyncio.get_running_loop().call_soon(_log_answer, classifier.info, answer)  # the caller comes first
+    return answer
+
+
+async def _encode(classifier: Classifier, texts: tuple[Text, ...]) -> tuple[Encoded, ...]:
+    n_chars = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
+    if n_chars <= _INLINE_CHARS:
+        return classifier.encode(texts)
+    return await anyio.to_thread.run_sync(classifier.encode, texts, abandon_on_cancel=True)
+
+
+async def _await_outcome(
+    future: "asyncio.Future[Outcome]",
+    when_gone: OnDisconnect | None,
+    left_s: float | None,
+) -> Outcome:
+    """The outcome. Raises RequestError where the deadline comes first (504), or the caller leaves (499)."""
+    if when_gone:
+        when_gone(partial(_fail, future, 499, "the caller went away"))
+    if left_s is None:
+        return await future
+    late = "the answer wasn't there before the deadline"
+    timer = future.get_loop().call_later(left_s, _fail, future, 504, late)
+    try:
+        return await future
+    finally:
+        timer.cancel()
+
+
+def _fail(future: "asyncio.Future[Outcome]", status: int, why: str) -> None:
+    if not future.done():
+        future.set_exception(RequestError(status, why))
+
+
+def _log_answer(info: ModelInfo, answer: Answer) -> None:
+    log.info(
+        "predicted rows=%d tokens=%d weights=%s device=%s wait_s=%.4f encode_s=%.4f inference_s=%.4f",
+        len(answer.rows),
+        sum(len(row.ids) for row in answer.rows),
+        info.weights,
+        info.device,
+        answer.wait_s,
+        answer.encode_s,
+        answer.inference_s,
+        extra={"data": {"model": info.name}},
+    )

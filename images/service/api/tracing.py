@@ -39,10 +39,10 @@ class Trace:
         return {"request_id": self.request_id, "trace_id": self.trace_id, "span_id": self.span_id, **parent}
 
 
-CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
+CURRENT_TRACE: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
-def begin(request_id: str, traceparent: str) -> Trace:
+def start_trace(request_id: str, traceparent: str) -> Trace:
     """The trace of a request with these headers (empty where absent). What isn't well-formed is made new."""
     found = _PARENT.fullmatch(traceparent.strip())
     span_id = secrets.token_hex(8)
@@ -52,11 +52,17 @@ def begin(request_id: str, traceparent: str) -> Trace:
     return Trace(name, found[1], span_id, parent=found[2], flags=found[3])
 
 
-_QUIET = ("/v2/health", "/metrics", "grpc/ServerLive", "grpc/ServerReady", "grpc/ModelReady")  # no spans
+_WITHOUT_SPANS = (
+    "/v2/health",
+    "/metrics",
+    "grpc/ServerLive",
+    "grpc/ServerReady",
+    "grpc/ModelReady",
+)  # no spans
 
 
 @dataclass
-class Watched:
+class TrackedRequest:
     """One request. `status`: of its answer, in HTTP's numbers; to be set before the end."""
 
     trace: Trace
@@ -69,21 +75,21 @@ class Watched:
 
 
 @contextmanager
-def watched(
+def track_request(
     route: str, headers: Mapping[str, str], metrics: "Metrics", spans: "Spans | None"
-) -> Iterator[Watched]:
+) -> Iterator[TrackedRequest]:
     """Watch the block as a request; `headers` may have x-request-id, traceparent and tracestate."""
-    trace = begin(headers.get("x-request-id", ""), headers.get("traceparent", ""))
+    trace = start_trace(headers.get("x-request-id", ""), headers.get("traceparent", ""))
     started = time.perf_counter()
-    made = Watched(trace)
+    made = TrackedRequest(trace)
     try:
-        if spans is None or route in _QUIET:
-            with _current(made):
+        if spans is None or route in _WITHOUT_SPANS:
+            with _as_current(made):
                 yield made
             return
         with spans.request(route, trace, headers) as (made.trace, span):
             try:
-                with _current(made):
+                with _as_current(made):
                     yield made
             finally:
                 spans.ended(span, made.status)
@@ -92,9 +98,9 @@ def watched(
 
 
 @contextmanager
-def _current(made: Watched) -> Iterator[None]:
-    token = CURRENT.set(made.trace)
+def _as_current(made: TrackedRequest) -> Iterator[None]:
+    token = CURRENT_TRACE.set(made.trace)
     try:
         yield
     finally:
-        CURRENT.reset(token)
+        CURRENT_TRACE.reset(token)

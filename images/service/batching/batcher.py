@@ -17,7 +17,7 @@ _MOST_KINDS = 256  # of batches to remember; reloaded models bring new ones
 
 
 @dataclass
-class Speed:
+class LoadShedding:
     """Refusals, and whoever sends what is refused, take CPUs from the computing of what was admitted.
 
     So fewer requests are let in while some are refused: as many as take no longer than a full house
@@ -131,7 +131,7 @@ class Batcher:
     _expected: int = 0  # requests that were there when the last batch ended, its own included
     _spent_s: float = 0.0  # on the `_done` tokens: recent batches weigh most
     _done: float = 0.0
-    _speed: Speed = field(default_factory=Speed)
+    _speed: LoadShedding = field(default_factory=LoadShedding)
     _refusing: bool = False  # since the last batch ended
 
     @property

@@ -14,7 +14,7 @@ State = Literal["well", "suspect", "lost"]
 
 
 @dataclass
-class Pulse:
+class DeviceHealth:
     """The state of one device: well, suspect (not ready), or lost (not alive). Times are in seconds."""
 
     idle_s: float = 30.0  # of idleness, after which a canary runs

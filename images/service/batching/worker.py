@@ -19,13 +19,13 @@ from math import inf
 from typing import Any, TypeVar
 
 from service.batching.batcher import Batch, Batcher, QueueFull, Wait
-from service.batching.health import Pulse
+from service.batching.health import DeviceHealth
 from service.errors import DeviceFault, RequestError, ServiceError
 
 T = TypeVar("T")
 
 
-async def in_own_thread(work: Callable[[], T], *, name: str) -> T:
+async def run_in_thread(work: Callable[[], T], *, name: str) -> T:
     """What `work` returns or raises. When the caller is cancelled, the thread goes on and nobody hears of it.
 
     For work that uses torch. OpenMP keeps a team of threads for each thread that ever computed in parallel,
@@ -44,11 +44,11 @@ async def in_own_thread(work: Callable[[], T], *, name: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 
-    start(run, name=name)
+    start_thread(run, name=name)
     return await future
 
 
-def start(work: Callable[[], None], *, name: str) -> None:
+def start_thread(work: Callable[[], None], *, name: str) -> None:
     """Start a thread that doesn't keep the process from ending. Raises ServiceError where none can be."""
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
@@ -67,7 +67,7 @@ log = logging.getLogger("service")
 
 
 @dataclass(frozen=True)
-class Done:
+class ComputedBatch:
     """A batch that was computed; when (monotonic seconds) it was taken and begun, and how long it took."""
 
     batch: Batch
@@ -84,7 +84,7 @@ class Outcome:
     results: tuple[Any, ...]
     started_s: float
     compute_s: float
-    batches: tuple[Done, ...] = ()
+    batches: tuple[ComputedBatch, ...] = ()
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class Job:
     left: int = 0
     started_s: float = inf
     compute_s: float = 0.0
-    batches: list[Done] = field(default_factory=list)
+    batches: list[ComputedBatch] = field(default_factory=list)
 
 
 class Worker:
@@ -108,10 +108,10 @@ class Worker:
     def __init__(
         self,
         batcher: Batcher,
-        pulse: Pulse,
+        pulse: DeviceHealth,
         *,
         canary: Callable[[], None],
-        on_batch: Callable[[Done], None] = lambda _done: None,
+        on_batch: Callable[[ComputedBatch], None] = lambda _done: None,
     ) -> None:
         """`canary` raises when the device is at fault; it runs in the worker's thread, as computing does.
 
@@ -129,7 +129,7 @@ class Worker:
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: list[tuple[Job, Outcome | Exception]] = []  # not handed over yet
-        self._done: list[Done] = []
+        self._done: list[ComputedBatch] = []
 
     def start(self) -> None:
         """Start the thread, unless it runs. Call it in the event loop; the first `submit` does.
@@ -138,7 +138,7 @@ class Worker:
         """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            start(self._run, name="device")
+            start_thread(self._run, name="device")
 
     def stop(self) -> None:
         """Let the thread end after what it computes now."""
@@ -168,7 +168,7 @@ class Worker:
                 )
             except QueueFull as error:
                 raise RequestError(
-                    429, "busy: too many tokens are waiting", retry_after_s=seconds_to_wait(error.drain_s)
+                    429, "busy: too many tokens are waiting", retry_after_s=retry_after_s(error.drain_s)
                 ) from error
             self._jobs[job.number] = job
             self._changed.notify()
@@ -185,7 +185,7 @@ class Worker:
         """A request was refused for want of a place: in how many whole seconds, at least 1, there is some."""
         with self._changed:
             self._batcher.refused()
-            return seconds_to_wait(self._batcher.drain_s(time.monotonic()))
+            return retry_after_s(self._batcher.drain_s(time.monotonic()))
 
     @property
     def room(self) -> float:
@@ -257,7 +257,7 @@ class Worker:
             error = other
         ended_s = self._idle_since_s = time.monotonic()
         self._busy_since_s = None
-        done = Done(batch, next(self._batches), taken_s, started_s, ended_s - started_s)
+        done = ComputedBatch(batch, next(self._batches), taken_s, started_s, ended_s - started_s)
         with self._changed:
             self._batcher.finished(ended_s, ok=error is None)
             if error is not None:
@@ -265,7 +265,7 @@ class Worker:
             else:
                 self._collect(done, jobs, results)
 
-    def _collect(self, done: Done, jobs: Sequence[Job], results: Sequence[Any]) -> None:
+    def _collect(self, done: ComputedBatch, jobs: Sequence[Job], results: Sequence[Any]) -> None:
         self._done.append(done)
         for job in dict.fromkeys(jobs):
             job.started_s = min(job.started_s, done.started_s)
@@ -318,7 +318,7 @@ class Worker:
         self,
         loop: asyncio.AbstractEventLoop,
         ended: Sequence[tuple[Job, Outcome | Exception]],
-        done: Sequence[Done],
+        done: Sequence[ComputedBatch],
     ) -> None:
         """A few at a time, so that others are heard between a batch's answers."""
         for job, outcome in ended[:_AT_ONCE]:
@@ -335,6 +335,6 @@ class Worker:
                 loop.call_soon(self._on_batch, each)  # after those who were answered just now
 
 
-def seconds_to_wait(drain_s: float | None) -> int:
+def retry_after_s(drain_s: float | None) -> int:
     """Retry-After for a queue that takes `drain_s` seconds: whole seconds, at least 1, also where unknown."""
     return max(1, -int(-(drain_s or 0.0) // 1))

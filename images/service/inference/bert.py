@@ -3,12 +3,13 @@
 Devlin et al. 2018, as `BertForSequenceClassification` computes it without dropout. Needs torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 import torch.nn.functional as nn
 
-from service.inference.architecture import BertShape, parameter_shapes
+from service.inference.checkpoint import BertShape, parameter_shapes
 
 Weights = Mapping[str, torch.Tensor]
 _INITIAL_STD = 0.02  # of BERT's own initialisation
@@ -116,3 +117,28 @@ def _attend(
 
     mixed = nn.scaled_dot_product_attention(heads("query"), heads("key"), heads("value"), attn_mask=attended)
     return mixed.transpose(1, 2).reshape(rows, tokens, shape.hidden_size)
+
+
+class CompiledBert:
+    """`bert.hidden_states`, compiled at its first calls."""
+
+    @cached_property
+    def _run(self) -> Callable[..., torch.Tensor]:
+        made: Callable[..., torch.Tensor] = torch.compile(hidden_states, dynamic=True)
+        return made
+
+    def __call__(
+        self,
+        weights: Weights,
+        shape: BertShape,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        types: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `bert.hidden_states`."""
+        types = torch.zeros_like(ids) if types is None else types
+        n_tokens = ids.shape[1]
+        if n_tokens == 1 and shape.max_position_embeddings > 1:
+            ids, mask, types = (nn.pad(each, (0, 1)) for each in (ids, mask, types))
+        found = self._run(weights, shape, ids, mask, types)
+        return found[:, :n_tokens]

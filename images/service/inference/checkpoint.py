@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,68 @@ from probes.core.errors import CheckpointUnreadable
 from probes.placement.checkpoint import Checkpoint
 from probes.placement.checkpoint import opened as open_checkpoint
 from service.errors import ModelUnreadable
-from service.inference.architecture import BertShape, Shape, parameter_shapes
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BertShape:
+    """Sizes as Hugging Face's `config.json` names them; the defaults are FinBERT's (ProsusAI/finbert)."""
+
+    num_hidden_layers: int = 12
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    labels: tuple[str, ...] = ("positive", "negative", "neutral")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+def _affine(name: str, shape: Shape) -> dict[str, Shape]:
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def _layer(prefix: str, shape: BertShape) -> dict[str, Shape]:
+    hidden, wide = shape.hidden_size, shape.intermediate_size
+    return (
+        _affine(f"{prefix}.attention.self.query", (hidden, hidden))
+        | _affine(f"{prefix}.attention.self.key", (hidden, hidden))
+        | _affine(f"{prefix}.attention.self.value", (hidden, hidden))
+        | _affine(f"{prefix}.attention.output.dense", (hidden, hidden))
+        | _affine(f"{prefix}.attention.output.LayerNorm", (hidden,))
+        | _affine(f"{prefix}.intermediate.dense", (wide, hidden))
+        | _affine(f"{prefix}.output.dense", (hidden, wide))
+        | _affine(f"{prefix}.output.LayerNorm", (hidden,))
+    )
+
+
+def parameter_shapes(shape: BertShape) -> dict[str, Shape]:
+    """Every parameter of `BertForSequenceClassification` by its Hugging Face name, in a fixed order."""
+    hidden = shape.hidden_size
+    shapes: dict[str, Shape] = {
+        "bert.embeddings.word_embeddings.weight": (shape.vocab_size, hidden),
+        "bert.embeddings.position_embeddings.weight": (shape.max_position_embeddings, hidden),
+        "bert.embeddings.token_type_embeddings.weight": (shape.type_vocab_size, hidden),
+    }
+    shapes |= _affine("bert.embeddings.LayerNorm", (hidden,))
+    for number in range(shape.num_hidden_layers):
+        shapes |= _layer(f"bert.encoder.layer.{number}", shape)
+    shapes |= _affine("bert.pooler.dense", (hidden, hidden))
+    shapes |= _affine("classifier", (len(shape.labels), hidden))
+    return shapes
+
+
+def parameter_count(shape: BertShape) -> int:
+    """Number of parameters (elements, not bytes)."""
+    return sum(math.prod(each) for each in parameter_shapes(shape).values())
+
 
 FLOATS = frozenset({"F32", "F16", "BF16"})  # the types that are taken as weights
 # Buffers in older exports without information (0..511)
@@ -32,7 +94,7 @@ _SIZES = (
 _MAX_SIZE = 1 << 20
 _MAX_LAYERS = 1 << 10  # each has sixteen tensors, which are listed before the file is asked for them
 _MAX_LABEL_CHARS = 1000  # every answer holds every label
-MOST_TEXT_BYTES = 64 << 20  # of config.json or a tokenizer; the largest ones known have some 30 MB
+MAX_TEXT_BYTES = 64 << 20  # of config.json or a tokenizer; the largest ones known have some 30 MB
 _SHOWN = 4
 
 
@@ -72,9 +134,9 @@ def read_text(path: Path) -> str:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        data = file.read(MOST_TEXT_BYTES + 1)
-    if len(data) > MOST_TEXT_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_TEXT_BYTES:,} bytes", str(path))
+        data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT_BYTES:,} bytes", str(path))
     return data.decode("utf-8")
 
 
@@ -166,7 +228,7 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Checkpoint]:
+def open_weights(path: Path) -> Iterator[Checkpoint]:
     """A safetensors file with its header checked, closed after the block.
 
     Raises ModelUnreadable for a file that is none, was cut short, or changes within the block.
@@ -180,12 +242,12 @@ def opened(path: Path) -> Iterator[Checkpoint]:
         raise ModelUnreadable(error.message, error.hint) from error
 
 
-def stored_in(file: Checkpoint) -> dict[str, Stored]:
+def stored_tensors(file: Checkpoint) -> dict[str, Stored]:
     """Name, type and shape of every tensor, as the header has them."""
     return {name: Stored(each.dtype, each.shape) for name, each in file.tensors.items()}
 
 
-def check(shape: BertShape, stored: Mapping[str, Stored], path: Path) -> None:
+def check_tensors(shape: BertShape, stored: Mapping[str, Stored], path: Path) -> None:
     """Every parameter of the model must be there, in its shape, and nothing else (strict).
 
     Raises ModelUnreadable that names the first few differences of each kind.

@@ -1,12 +1,15 @@
 """Chooses the torch device for a profile's `device:`, or says why it isn't available. Never asks torch."""
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from service.errors import DeviceMissing, SettingsError
 
-WORDS = ("cpu", "cuda", "rocm", "hip")
-_SYNTAX = re.compile(rf"({'|'.join(WORDS)})(?::(\d{{1,3}}))?")
+DEVICE_NAMES = ("cpu", "cuda", "rocm", "hip")
+_SYNTAX = re.compile(rf"({'|'.join(DEVICE_NAMES)})(?::(\d{{1,3}}))?")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Device:
     description: str
 
 
-def choose(wanted: str, build: TorchBuild) -> Device:
+def choose_device(wanted: str, build: TorchBuild) -> Device:
     """The device that a profile's `device:` means. Never falls back to another one.
 
     `rocm` and `hip` are the user's words for torch's device `cuda` on a HIP build; `cuda` is torch's own word
@@ -51,13 +54,14 @@ def choose(wanted: str, build: TorchBuild) -> Device:
     match = _SYNTAX.fullmatch(wanted.strip().lower())
     if match is None:
         raise SettingsError(
-            f"device {wanted!r} is not known", f"use one of {', '.join(WORDS)}, with an index as in rocm:0"
+            f"device {wanted!r} is not known",
+            f"use one of {', '.join(DEVICE_NAMES)}, with an index as in rocm:0",
         )
     word, index = match[1], int(match[2] or 0)
     if word == "cpu":
         return Device("cpu", "cpu", f"cpu, {build}")
     _check_build(word, build)
-    _check_presence(word, index, build)
+    _check_present(word, index, build)
     gpu = build.gpus[index]
     _check_kernels(gpu, build)
     return Device(f"cuda:{index}", f"{word}:{index}", f"{word}:{index} {gpu.name}, {build}")
@@ -75,7 +79,7 @@ def _check_build(word: str, build: TorchBuild) -> None:
     )
 
 
-def _check_presence(word: str, index: int, build: TorchBuild) -> None:
+def _check_present(word: str, index: int, build: TorchBuild) -> None:
     if index < len(build.gpus):
         return
     if build.gpus:
@@ -111,3 +115,58 @@ def _check_kernels(gpu: Gpu, build: TorchBuild) -> None:
         f"{gpu.name} is {gpu.gfx}, but {build} has kernels for {', '.join(build.gfx_targets)} only",
         f"use a torch built for {gpu.gfx}, or run on the CPU: APP_PROFILE=experiment1",
     )
+
+
+MANIFEST = Path(__file__).parents[3] / "weir-prune.json"  # /opt/weir/weir-prune.json
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+_VERSION = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
+_OVERRIDE = re.compile(r"(\d{1,2})\.(\d)\.(\d{1,2})")
+
+
+def check_cards(device: str, env: Mapping[str, str]) -> None:
+    """Raises DeviceMissing when a GPU is asked for and the image holds code for none of the cards here."""
+    if not device.strip().lower().startswith("cpu"):
+        check_targets(targets_of_image(MANIFEST), targets_of_cards(TOPOLOGY, env))
+
+
+def check_targets(held: Sequence[str], cards: Sequence[str]) -> None:
+    """Raises DeviceMissing when none of the cards is among what a pruned image holds. Pure.
+
+    No `held`: the image isn't pruned. No `cards`: the search for the device has a better message. An image
+    for a family (`gfx11-generic`) is assumed to have it.
+    """
+    processors = {target.partition(":")[0] for target in held}
+    family = any(name.endswith("-generic") for name in processors)
+    if not held or not cards or family or processors.intersection(cards):
+        return
+    raise DeviceMissing(
+        f"this image holds {', '.join(held)}, this machine has {', '.join(cards)}",
+        f"rebuild it on the host: make images GPU_TARGETS={','.join(cards)}",
+    )
+
+
+def targets_of_image(manifest: Path) -> tuple[str, ...]:
+    """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
+    try:
+        targets = json.loads(manifest.read_text())["targets"]
+        return tuple(name for name in targets if name.startswith("gfx"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ()
+
+
+def targets_of_cards(topology: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Targets of the AMD cards, each once; the target that HSA_OVERRIDE_GFX_VERSION names, if it is set."""
+    texts = [_read_text(path) for path in sorted(topology.glob("*/properties"))]
+    versions = {int(match[1]) for text in texts for match in _VERSION.finditer(text)} - {0}
+    override = _OVERRIDE.fullmatch(env.get("HSA_OVERRIDE_GFX_VERSION", ""))
+    if versions and override:
+        major, minor, step = map(int, override.groups())
+        versions = {major * 10000 + minor * 100 + step}
+    return tuple(f"gfx{v // 10000}{v // 100 % 100:x}{v % 100:x}" for v in sorted(versions))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from service.errors import HubUnreachable, ModelUnreadable, ServiceError, SettingsError
-from service.inference.checkpoint import MOST_TEXT_BYTES
+from service.inference.checkpoint import MAX_TEXT_BYTES
 from service.settings import Hub
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Response(Protocol):
 
 
 @dataclass
-class Intake:
+class DownloadGuard:
     """One file on its way: at most `most` bytes of it, and only where the disk has `free` for them."""
 
     hub: Hub
@@ -73,7 +73,7 @@ class Intake:
         if response.request.method == "HEAD":
             self._judge_head(response)
         elif not 200 <= response.status_code < 300:
-            response.iter_raw = _cut(response.iter_raw, _OTHER_BODY_BYTES)
+            response.iter_raw = _truncated(response.iter_raw, _OTHER_BODY_BYTES)
         else:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.lower() != "identity":
@@ -157,7 +157,7 @@ class Intake:
         return ModelUnreadable(f"{self.name} of {self.hub} {what}", hint if larger else "")
 
 
-def _cut(pieces: Callable[..., Iterator[bytes]], most: int) -> Callable[..., Iterator[bytes]]:
+def _truncated(pieces: Callable[..., Iterator[bytes]], most: int) -> Callable[..., Iterator[bytes]]:
     def cut(*args: object, **named: object) -> Iterator[bytes]:
         left = most
         for piece in pieces(*args, **named):
@@ -196,7 +196,7 @@ OPTIONAL = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
 _VARIABLES = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE")
 
 
-def fetched(hub: Hub, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
+def fetch(hub: Hub, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
     """The folder with the model's files. Makes no request where they are in the cache.
 
     `endpoint` and `cache`: instead of what the environment says. Raises HubUnreachable, ModelUnreadable for a
@@ -220,9 +220,9 @@ def fetched(hub: Hub, *, endpoint: str | None = None, cache: Path | None = None)
         if isinstance(there, str):
             path: Path | None = Path(there)
         else:
-            most = left if name.endswith(".safetensors") else min(left, MOST_TEXT_BYTES)
-            intake = Intake(hub, name, most, lambda: shutil.disk_usage(_existing(folder)).free)
-            with _watched(library, intake):
+            most = left if name.endswith(".safetensors") else min(left, MAX_TEXT_BYTES)
+            intake = DownloadGuard(hub, name, most, lambda: shutil.disk_usage(_existing(folder)).free)
+            with _guarded(library, intake):
                 path = _download(library, hub, name, endpoint=endpoint, cache=cache)
             if path:
                 intake.check(path)
@@ -247,7 +247,7 @@ def _existing(folder: Path) -> Path:
 
 
 @contextmanager
-def _watched(library: "ModuleType", intake: Intake) -> Iterator[None]:
+def _guarded(library: "ModuleType", intake: DownloadGuard) -> Iterator[None]:
     """Have the hub's answers judged before the library takes names, sizes and bytes from them."""
     session = library.get_session()
     before = session.event_hooks

@@ -14,13 +14,13 @@ from probes.placement.models.headers import DTYPES
 from probes.placement.packing.staging import Buffers
 from probes.placement.read_ahead import bring
 from service.inference import bert, checkpoint
-from service.inference.architecture import BertShape, parameter_shapes
+from service.inference.checkpoint import BertShape, parameter_shapes
 
 
-def weights(shape: BertShape, path: Path) -> bert.Weights:
+def read_weights(shape: BertShape, path: Path) -> bert.Weights:
     """The file's weights in float32. Raises ModelUnreadable, also where the file changes meanwhile."""
-    with checkpoint.opened(path) as file:
-        checkpoint.check(shape, checkpoint.stored_in(file), path)
+    with checkpoint.open_weights(path) as file:
+        checkpoint.check_tensors(shape, checkpoint.stored_tensors(file), path)
         buffers = Buffers()
         return {name: _tensor(file, name, buffers) for name in parameter_shapes(shape)}
 

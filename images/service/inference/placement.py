@@ -20,12 +20,12 @@ from probes.hardware.snapshot import available_bytes
 from probes.placement import Plan, place, plan
 from service.errors import DeviceMissing, SettingsError
 from service.inference import bert
-from service.inference.architecture import BertShape
+from service.inference.checkpoint import BertShape
 from service.inference.device import Device
 from service.settings import Placement
 
 
-class Allowances:
+class MemoryLimits:
     """The bytes of each card that were given out. One for a process, whose allocator has one limit a card."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Allowances:
         torch.cuda.set_per_process_memory_fraction(min(given / total, 1.0), place)
 
 
-ALLOWANCES = Allowances()
+MEMORY_LIMITS = MemoryLimits()
 
 
 MAX_WIDTH = 512  # tokens of the longest row
@@ -146,7 +146,7 @@ class PlacedBert:
             self._released()
 
 
-def placed(
+def place_bert(
     weights: bert.Weights, shape: BertShape, wanted: Placement, device: Device, *, max_batch_tokens: int
 ) -> tuple[PlacedBert, Plan]:
     """The model, placed on the device within the budget, and the plan. `weights` are on the CPU.
@@ -157,22 +157,22 @@ def placed(
     model = PlaceableBert(weights, shape)
     with ExitStack() as failed:
         if wanted.vram_budget is not None and device.torch_name != "cpu":
-            ALLOWANCES.give(device.torch_name, wanted.vram_budget)
-            failed.callback(_take_back, device.torch_name, wanted.vram_budget)
-        made, pinned_bytes = _placed(model, wanted, device, max_batch_tokens=max_batch_tokens)
+            MEMORY_LIMITS.give(device.torch_name, wanted.vram_budget)
+            failed.callback(_release_memory, device.torch_name, wanted.vram_budget)
+        made, pinned_bytes = _place_within_budget(model, wanted, device, max_batch_tokens=max_batch_tokens)
         return PlacedBert(model, pinned_bytes, failed.pop_all().close), made
 
 
-def _take_back(place: str, n_bytes: int) -> None:
+def _release_memory(place: str, n_bytes: int) -> None:
     torch.cuda.empty_cache()
-    ALLOWANCES.take_back(place, n_bytes)
+    MEMORY_LIMITS.take_back(place, n_bytes)
 
 
-def _placed(
+def _place_within_budget(
     model: PlaceableBert, wanted: Placement, device: Device, *, max_batch_tokens: int
 ) -> tuple[Plan, int]:
     """Place the model. The plan, and the bytes of the host's memory that are pinned."""
-    budget = wanted.vram_budget if wanted.vram_budget is not None else _free(device)
+    budget = wanted.vram_budget if wanted.vram_budget is not None else _free_vram(device)
     try:
         made = plan(
             model,
@@ -202,13 +202,13 @@ def _host_memory(model: PlaceableBert) -> int | None:
     return left + held if isinstance(left, int) else None
 
 
-def _free(device: Device) -> int:
+def _free_vram(device: Device) -> int:
     if device.torch_name == "cpu":
         raise SettingsError("placement: auto needs a vram_budget on the CPU", "write vram_budget: 2 GB")
     return int(torch.cuda.mem_get_info(device.torch_name)[0])
 
 
-def described(made: Plan) -> str:
+def describe_plan(made: Plan) -> str:
     """What a plan does, in a few words."""
     tiers = Counter(block.tier for block in made.blocks)
     counts = ", ".join(f"{count} {tier}" for tier, count in tiers.items())

@@ -51,7 +51,7 @@ def _panics_caught() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Library:
+class LibraryTokenizer:
     """A tokenizer of the `tokenizers` library."""
 
     tokenizer: tokenizers.Tokenizer
@@ -66,7 +66,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class HashingStandIn:
+class HashingTokenizer:
     """Gives every word the id of its checksum. Not a vocabulary: it only keeps a model without one busy."""
 
     vocab_size: int
@@ -96,14 +96,14 @@ class HashingStandIn:
 _NORMAL = normalizers.BertNormalizer(lowercase=True)
 
 
-def stand_in(vocab_size: int, max_tokens: int) -> HashingStandIn:
+def hashing_tokenizer(vocab_size: int, max_tokens: int) -> HashingTokenizer:
     """A stand-in for `vocab_size` ids. Raises ModelUnreadable when there are too few to hash into."""
     if vocab_size <= _STAND_IN_FIRST:
         raise ModelUnreadable(
             f"a vocabulary of {vocab_size} is too small to do without vocab.txt",
             "put the model's vocab.txt or tokenizer.json next to its config.json",
         )
-    return HashingStandIn(vocab_size, max_tokens)
+    return HashingTokenizer(vocab_size, max_tokens)
 
 
 def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokenizer:
@@ -117,7 +117,7 @@ def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokeniz
     elif is_file(vocabulary):
         made, path, name = _from_vocabulary(vocabulary), vocabulary, "wordpiece"
     else:
-        return stand_in(vocab_size, max_tokens)
+        return hashing_tokenizer(vocab_size, max_tokens)
     n_ids = max(made.get_vocab(with_added_tokens=True).values(), default=0) + 1
     if n_ids > vocab_size:
         raise ModelUnreadable(
@@ -127,7 +127,7 @@ def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokeniz
     made.no_padding()
     made.enable_truncation(max_tokens)
     made.encode_special_tokens = True
-    library = Library(made, name)
+    library = LibraryTokenizer(made, name)
     try:
         for text in _TRIED:
             library.encode(text)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.batching.batcher import Batch, Batcher, Policy, QueueFull, Row, Wait, window
-from service.batching.worker import seconds_to_wait
+from service.batching.worker import retry_after_s
 
 POLICY = Policy(max_batch_tokens=100, max_wait_s=0.005, max_queue_tokens=400, max_padding=0.15)
 
@@ -149,7 +149,7 @@ def test_a_withdrawn_request_is_never_computed() -> None:
     ("drain_s", "said"), [(None, 1), (0.0, 1), (0.2, 1), (1.0, 1), (1.01, 2), (29.5, 30)]
 )
 def test_retry_after_is_whole_seconds_and_never_too_short(drain_s: float | None, said: int) -> None:
-    assert seconds_to_wait(drain_s) == said
+    assert retry_after_s(drain_s) == said
 
 
 def computed(batcher: Batcher, seconds: float, *, refusing: bool = False) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import uvicorn
+from service.api.admission import ConnectionLimiter, places
 from service.api.connection import Connection
-from service.api.connection_limit import Door, places
 from service.errors import SettingsError
 from service.settings import build_settings
 from test_service_settings import SOURCE
@@ -16,13 +16,13 @@ from uvicorn.server import ServerState
 
 
 def test_the_connection_that_waited_longest_makes_room() -> None:
-    door: Door[str] = Door(2)
+    door: ConnectionLimiter[str] = ConnectionLimiter(2)
     assert [door.enter(name) for name in ("a", "b", "c")] == [None, None, "a"]
     assert len(door) == 2
 
 
 def test_a_connection_whose_request_is_whole_is_never_closed_for_a_newcomer() -> None:
-    door: Door[str] = Door(2)
+    door: ConnectionLimiter[str] = ConnectionLimiter(2)
     for name in ("a", "b"):
         door.enter(name)
         door.serve(name)
@@ -32,7 +32,7 @@ def test_a_connection_whose_request_is_whole_is_never_closed_for_a_newcomer() ->
 
 
 def test_an_answered_connection_waits_behind_older_ones() -> None:
-    door: Door[str] = Door(2)
+    door: ConnectionLimiter[str] = ConnectionLimiter(2)
     for name in ("a", "b"):
         door.enter(name)
     door.serve("a")
@@ -41,7 +41,7 @@ def test_an_answered_connection_waits_behind_older_ones() -> None:
 
 
 def test_a_flood_of_silent_connections_closes_no_caller_who_was_answered() -> None:
-    door: Door[str] = Door(4)
+    door: ConnectionLimiter[str] = ConnectionLimiter(4)
     for name in ("caller", "a", "b", "c"):
         door.enter(name)
         if name == "caller":
@@ -51,7 +51,7 @@ def test_a_flood_of_silent_connections_closes_no_caller_who_was_answered() -> No
 
 
 def test_idle_callers_keep_no_newcomer_out() -> None:
-    door: Door[str] = Door(4)
+    door: ConnectionLimiter[str] = ConnectionLimiter(4)
     for name in ("a", "b", "c", "d"):
         door.enter(name)
         door.serve(name)
@@ -60,7 +60,7 @@ def test_idle_callers_keep_no_newcomer_out() -> None:
 
 
 def test_a_connection_that_was_closed_takes_no_place_again() -> None:
-    door: Door[str] = Door(1)
+    door: ConnectionLimiter[str] = ConnectionLimiter(1)
     door.enter("a")
     door.leave("a")
     door.serve("a")
@@ -168,7 +168,7 @@ class House:
             raise AssertionError("is never run")
 
         self.config = uvicorn.Config(application, ws="none", lifespan="off", log_config=None)
-        self.door: Door[Connection] = Door(self.limit)
+        self.door: ConnectionLimiter[Connection] = ConnectionLimiter(self.limit)
 
     def connect(self) -> tuple[Connection, Transport]:
         loop: Any = self.loop

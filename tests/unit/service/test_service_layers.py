@@ -8,9 +8,8 @@ from sources import imports
 HERE = Path(service.__file__).parent
 USING_TORCH = {
     "bert",
-    "captured",
-    "compiled",
-    "inference",
+    "cuda_graphs",
+    "model",
     "mounted",
     "placement",
 }  # modules of service.inference

@@ -2,15 +2,15 @@
 
 from math import inf
 
-from service.batching.health import Pulse
+from service.batching.health import DeviceHealth
 
 
 def test_an_idle_device_is_checked_now_and_then() -> None:
-    assert Pulse(idle_s=30).canary_at(100) == 130
+    assert DeviceHealth(idle_s=30).canary_at(100) == 130
 
 
 def test_after_a_fault_it_is_suspect_and_checked_at_once() -> None:
-    pulse = Pulse()
+    pulse = DeviceHealth()
     pulse.fault("HIP error", 5)
     assert (pulse.state, pulse.canary_at(5)) == ("suspect", 5)
     pulse.canary(None, 6)
@@ -18,7 +18,7 @@ def test_after_a_fault_it_is_suspect_and_checked_at_once() -> None:
 
 
 def test_it_is_lost_after_three_canaries_that_failed_and_stays_so() -> None:
-    pulse = Pulse()
+    pulse = DeviceHealth()
     pulse.fault("HIP error", 5)
     times = []
     for now_s in (5, 5.6, 8):
@@ -32,13 +32,13 @@ def test_it_is_lost_after_three_canaries_that_failed_and_stays_so() -> None:
 
 
 def test_a_canary_that_fails_on_an_idle_device_is_a_fault() -> None:
-    pulse = Pulse()
+    pulse = DeviceHealth()
     pulse.canary("wrong result", 5)
     assert (pulse.state, pulse.canary_at(0)) == ("suspect", 5.5)
 
 
 def test_a_computation_that_does_not_end_is_a_fault_and_then_a_loss() -> None:
-    pulse = Pulse(stall_s=10)
+    pulse = DeviceHealth(stall_s=10)
     pulse.watch(0)
     pulse.watch(10)
     assert pulse.state == "well"

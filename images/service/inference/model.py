@@ -13,15 +13,14 @@ import torch
 
 from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
 from service.inference import bert, checkpoint, hub
-from service.inference.architecture import BertShape, parameter_count
+from service.inference.bert import CompiledBert
 from service.inference.buckets import buckets
-from service.inference.captured import Captured, GraphRecorder, Recorder, capture
-from service.inference.cards import check_cards
+from service.inference.checkpoint import BertShape, parameter_count
 from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
-from service.inference.compiled import Compiled
-from service.inference.device import Device, Gpu, TorchBuild, choose
-from service.inference.mounted import weights as mounted_weights
-from service.inference.tokenizer import Tokenizer, load_tokenizer, stand_in
+from service.inference.cuda_graphs import CapturedGraphs, GraphRecorder, Recorder, capture
+from service.inference.device import Device, Gpu, TorchBuild, check_cards, choose_device
+from service.inference.mounted import read_weights as mounted_weights
+from service.inference.tokenizer import Tokenizer, hashing_tokenizer, load_tokenizer
 from service.settings import Dtype, Settings, quota_cpus
 
 SEED = 0  # of the random weights, so that two starts answer alike
@@ -39,7 +38,9 @@ _DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_ALIKE = 0.01  # how far a canary's probabilities may be from those at the start; batches round differently
+_CANARY_TOLERANCE = (
+    0.01  # how far a canary's probabilities may be from those at the start; batches round differently
+)
 
 log = logging.getLogger("service")
 
@@ -114,7 +115,7 @@ class TorchClassifier:
     tokenizer: Tokenizer
     device: Device
     expected: Probabilities = ()  # of the first canary
-    captured: Captured = field(default_factory=Captured)  # passes that are launched as one
+    captured: CapturedGraphs = field(default_factory=CapturedGraphs)  # passes that are launched as one
 
     def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         """See `Classifier.encode`."""
@@ -131,7 +132,7 @@ class TorchClassifier:
     def prove(self) -> None:
         """See `Classifier.prove`."""
         (row,) = self.classify(self.encode(CANARIES[:1]))
-        if not largest_difference([row], [self.expected]) <= _ALIKE:  # NaN isn't
+        if not largest_difference([row], [self.expected]) <= _CANARY_TOLERANCE:  # NaN isn't
             raise DeviceFault(f"a text whose probabilities were {self.expected} now has {row}")
 
     def memory(self) -> Mapping[str, int]:
@@ -224,7 +225,7 @@ def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
     """
     started = time.perf_counter()
     check_cards(settings.device, os.environ)
-    device = choose(settings.device, torch_build())
+    device = choose_device(settings.device, torch_build())
     torch.set_num_threads(settings.threads or _cpus())
     _without_plans_by_shape()
     plain = _load_plain(settings, name, directory)
@@ -243,7 +244,7 @@ def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
         loaded - started,
         time.perf_counter() - loaded,
         name,
-        info.dtype if info.accuracy is None else f"{info.dtype}, {_said(info.accuracy)}",
+        info.dtype if info.accuracy is None else f"{info.dtype}, {_accuracy_text(info.accuracy)}",
     )
     return classifier
 
@@ -257,7 +258,7 @@ def _without_plans_by_shape() -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def _said(accuracy: float) -> str:
+def _accuracy_text(accuracy: float) -> str:
     return f"probabilities differ from float32 on the CPU by at most {accuracy:.2g} on {len(CANARIES)} texts"
 
 
@@ -274,7 +275,7 @@ def _cpus() -> int:
 def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifier:
     """The model in float32 on the CPU: what every device and type is compared with."""
     if settings.hub:
-        directory = hub.fetched(settings.hub)
+        directory = hub.fetch(settings.hub)
     mounted = settings.weights != "random" and checkpoint.is_present(directory)
     if settings.weights == "mounted" and not mounted:
         raise ModelUnreadable(
@@ -284,7 +285,7 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
     shape = checkpoint.read_shape(directory / "config.json") if mounted else BertShape()
     max_tokens = min(settings.limits.max_tokens, shape.max_position_embeddings)
     make = (lambda: load_tokenizer(directory, shape.vocab_size, max_tokens)) if mounted else None
-    tokenizer = make() if make else stand_in(shape.vocab_size, max_tokens)
+    tokenizer = make() if make else hashing_tokenizer(shape.vocab_size, max_tokens)
     tensors = (
         mounted_weights(shape, directory / "model.safetensors")
         if mounted
@@ -319,13 +320,13 @@ def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> To
     as_is = device.torch_name == "cpu" and settings.dtype == "float32" and not settings.compile
     as_is = as_is and settings.placement is None
     rows = plain.encode(CANARIES)
-    reference = [] if as_is else _proven(plain, rows)
-    outputs, description = _outputs(plain, settings, device)
+    reference = [] if as_is else _first_inference(plain, rows)
+    outputs, description = _outputs_on_device(plain, settings, device)
     made = replace(plain, outputs=outputs, device=device)
-    found = _proven(made, rows, compiled=settings.compile)
-    if isinstance(outputs, Resident) and captures(settings, device):
+    found = _first_inference(made, rows, compiled=settings.compile)
+    if isinstance(outputs, Resident) and wants_capture(settings, device):
         captured = capture_passes(made, settings, GraphRecorder(device.torch_name))
-        found = _proven(replace(made, captured=captured), rows)
+        found = _first_inference(replace(made, captured=captured), rows)
         made = replace(made, captured=captured)
         description += f"; {len(captured.graphs)} shapes captured in {captured.n_bytes / 1e6:.0f} MB"
     info = replace(
@@ -338,7 +339,7 @@ def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> To
     return replace(made, info=info, expected=found[0])
 
 
-def captures(settings: Settings, device: Device) -> bool:
+def wants_capture(settings: Settings, device: Device) -> bool:
     """Whether passes are captured: on a GPU, unless the profile says no; with HIP only where it says yes."""
     if device.torch_name == "cpu":
         return False
@@ -346,7 +347,7 @@ def captures(settings: Settings, device: Device) -> bool:
     return settings.capture if settings.capture is not None else not is_hip
 
 
-def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder) -> Captured:
+def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder) -> CapturedGraphs:
     """The passes of a model that is resident on its device, recorded. See `captured.capture`."""
     resident = made.outputs
     assert isinstance(resident, Resident)
@@ -364,26 +365,26 @@ def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder
     return capture(compute, shapes, recorder, place=place, max_bytes=most)
 
 
-def _outputs(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:
+def _outputs_on_device(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:
     """The model's pass with its weights where they belong, and a sentence about where that is."""
     assert isinstance(plain.outputs, Resident)
     weights, shape, dtype = plain.outputs.weights, plain.outputs.shape, _DTYPES[settings.dtype]
     if settings.placement is None:
-        run = Compiled() if settings.compile else bert.hidden_states
-        return Resident(_placed(weights, device, dtype), shape, run), device.description
+        run = CompiledBert() if settings.compile else bert.hidden_states
+        return Resident(_moved(weights, device, dtype), shape, run), device.description
     from service.inference.placement import (
-        described,
-        placed,
+        describe_plan,
+        place_bert,
     )  # the planner and its tables, only where asked for
 
     there = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    model, made = placed(
+    model, made = place_bert(
         there, shape, settings.placement, device, max_batch_tokens=settings.limits.max_batch_tokens
     )
-    return model, f"{device.description}; {described(made)}"
+    return model, f"{device.description}; {describe_plan(made)}"
 
 
-def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:
+def _moved(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:
     try:
         return {name: tensor.to(device.torch_name, dtype) for name, tensor in tensors.items()}
     except torch.cuda.OutOfMemoryError as error:
@@ -406,7 +407,7 @@ def _compile(classifier: TorchClassifier, rows: Sequence[Encoded]) -> None:
         ) from error
 
 
-def _proven(
+def _first_inference(
     classifier: TorchClassifier, rows: Sequence[Encoded], *, compiled: bool = False
 ) -> list[Probabilities]:
     """One inference, end to end: a device or weights that can't do it must not be called ready."""

@@ -16,10 +16,12 @@ import torch
 from service.inference.buckets import Bucket, bucket_of, smaller
 from service.inference.classifier import Encoded
 
-SECONDS = 20.0  # that capturing may take at the start; what isn't captured by then is computed without
-_SLOWER = 12  # shapes in a row that weren't worth it: larger ones are computed for longer still
+MAX_CAPTURE_S = 20.0  # that capturing may take at the start; what isn't captured by then is computed without
+_MAX_SLOWER_IN_A_ROW = 12  # shapes in a row that weren't worth it: larger ones are computed for longer still
 _DRIVER_BYTES = 8 << 20  # for one graph in the driver; an H200 took under 5 MB, with its share of the pool
-_ALIKE = 1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
+_TOLERANCE = (
+    1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
+)
 
 Task = Literal["classify", "embed"]
 Run = Callable[[], tuple[torch.Tensor, torch.Tensor]]
@@ -107,7 +109,7 @@ class _Graph:
 
 
 @dataclass(eq=False)
-class Captured:
+class CapturedGraphs:
     """The recorded passes of one model. Used by one thread at a time."""
 
     graphs: Mapping[Bucket, _Graph] = field(default_factory=dict)
@@ -153,20 +155,20 @@ def _unpacked(inputs: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Te
 
 def capture(
     compute: Compute, shapes: Iterable[Bucket], recorder: Recorder, *, place: str, max_bytes: int
-) -> Captured:
+) -> CapturedGraphs:
     """Record `compute` for these shapes, the smallest first, within `max_bytes` of the device's memory.
 
     A shape is kept where its replay gives what the pass gives, and is quicker than the pass of the next
     smaller shape: then it is quicker for every batch that takes it. A fault ends capturing; the service
     goes on with what was captured before.
     """
-    made = Captured()
+    made = CapturedGraphs()
     kept: dict[Bucket, _Graph] = {}
     seconds: dict[Bucket, float] = {}
     started, held = time.monotonic(), recorder.held()
     n_slower = in_a_row = 0
     for bucket in shapes:
-        if in_a_row == _SLOWER or time.monotonic() - started > SECONDS:
+        if in_a_row == _MAX_SLOWER_IN_A_ROW or time.monotonic() - started > MAX_CAPTURE_S:
             break
         left = max_bytes - made.n_bytes
         try:
@@ -229,6 +231,6 @@ def _recorded(
         replay()
         for found, wanted in zip(outputs, expected, strict=True):
             apart = float((found.float() - wanted.float()).abs().max())
-            if not apart <= _ALIKE:  # NaN isn't
+            if not apart <= _TOLERANCE:  # NaN isn't
                 raise _Differs(f"its replay differs by {apart:.2g}")
         return _Graph(inputs, outputs, replay), plain_s, recorder.seconds(replay)
