@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from service.errors import SettingsError
 from service.listen import DEFAULT_LISTEN, parse_listen
@@ -14,30 +14,227 @@ MAX_POSITIONS = 512
 
 Weights = Literal["auto", "mounted", "random"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+N = TypeVar("N", int, float)
 WEIGHTS: tuple[Weights, ...] = ("auto", "mounted", "random")
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one request, and of all requests together."""
+class Limit:
+    """What is said about one field of `Limits`; docs/service.md shows all of them in one table."""
 
-    max_body_bytes: int = 1 << 20
-    max_texts: int = 32
-    max_text_chars: int = 20_000
-    max_tokens: int = (
-        MAX_POSITIONS  # per text, [CLS] and [SEP] included; longer texts are cut, and the answer shows it
+    unit: str
+    exceeded: str  # what a caller sees
+    why: str  # what it protects, and how it follows from other limits
+    within: tuple[int, int] | None = None  # smallest and largest value that may be set; None: fixed
+
+
+def _limit(default: N, unit: str, exceeded: str, why: str, *, within: tuple[int, int] | None = None) -> N:
+    return field(default=default, metadata={"limit": Limit(unit, exceeded, why, within)})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Every limit of the service, each stated once.
+
+    Those with a range are keys of the profile; `variable_of` names their environment variables, which win.
+    """
+
+    # one request
+    max_body_bytes: int = _limit(
+        1 << 20,
+        "bytes",
+        "413",
+        "memory: each of `max_connections` may hold a body; nginx's `client_max_body_size` is the same",
+        within=(1 << 10, 64 << 20),
     )
-    max_in_flight: int = 64  # requests whose body has arrived; further ones get 429
-    max_queue_tokens: int = 8192  # of the texts of all requests in flight; further requests get 429
-    max_batch_tokens: int = 512  # computed together, padding included; a CPU gains nothing from more
-    max_wait_ms: int = 5  # that the device idles at most, for callers who come together to share a batch
-    max_connections: int = 512  # open at once; each may hold a body of max_body_bytes in memory
-    header_timeout_s: int = 10  # from the connection, or the answer before, to the end of a request's head
-    body_timeout_s: int = 10  # from the end of the head to the end of the body
-    drain_s: int = 30  # of stop_grace_period, for those who are in already
-    canary_s: int = 30  # of idleness, after which a small inference checks the device
-    stall_s: int = 60  # that one batch may take before the service is no longer ready
+    max_texts: int = _limit(32, "", "400", "how long one request keeps the queue", within=(1, 256))
+    max_text_chars: int = _limit(
+        20_000,
+        "",
+        "400",
+        "the time of tokenizing; of use only within `max_body_bytes`",
+        within=(1, 1_000_000),
+    )
+    max_tokens: int = _limit(
+        MAX_POSITIONS,
+        "",
+        "a text is cut, `token_ids` get 400",
+        "the model's positions ([CLS] and [SEP] included); fewer where the model has fewer",
+        within=(3, MAX_POSITIONS),
+    )
+    max_timeout_s: int = _limit(3600, "s", "400", "the queue, from requests that never leave it")
+    head_bytes: int = _limit(16 << 10, "bytes", "431", "memory of a connection before its request is known")
+    head_fields: int = _limit(256, "", "431", "the event loop's time")
+    body_free_chunks: int = _limit(1024, "", "400", "the event loop's time: each chunk costs some 15 us")
+    body_bytes_per_chunk: int = _limit(
+        64, "bytes", "400", "one more chunk for each, beyond `body_free_chunks`: 1 MiB takes 0.3 s at most"
+    )
+
+    # all requests together
+    max_in_flight: int = _limit(
+        64,
+        "requests",
+        "429",
+        "waiting time and memory, of requests whose body has arrived. Less than `max_connections`, or the "
+        "start fails; lowered, with a warning, where open files allow fewer connections",
+        within=(1, 1024),
+    )
+    max_queue_tokens: int = _limit(
+        8192,
+        "tokens",
+        "429",
+        "waiting time: without padding, waiting and running. A request that finds the queue empty is taken "
+        "whatever its size. A warning where it is less than `max_batch_tokens`",
+        within=(MAX_POSITIONS, 1 << 22),
+    )
+    min_load_share: float = _limit(
+        0.25,
+        "",
+        "429",
+        "while requests are refused and batches get slower, `max_in_flight` and `max_queue_tokens` shrink, "
+        "but not below this share",
+    )
+    max_batch_tokens: int = _limit(
+        512,
+        "tokens",
+        "more batches",
+        "a batch's time, padding included; a single row may have more. A CPU gains nothing from more",
+        within=(1, 1 << 20),
+    )
+    max_wait_ms: int = _limit(
+        5,
+        "ms",
+        "the batch starts",
+        "idle time of the device, for callers who come back together",
+        within=(0, 1000),
+    )
+
+    # connections
+    max_connections: int = _limit(
+        512,
+        "",
+        "503, or one without a whole request is closed",
+        "memory and open files. Lowered, with a warning, to the open files less `reserved_files` and "
+        "`backlog`; half of the files with gRPC",
+        within=(2, 8192),
+    )
+    backlog: int = _limit(
+        128,
+        "",
+        "waits in the kernel",
+        "open files: so many connections are open before older ones are closed for them. At most half of "
+        "what `reserved_files` leave",
+    )
+    reserved_files: int = _limit(64, "files", "-", "files of torch, the model, the log and the event loop")
+    header_timeout_s: int = _limit(
+        10,
+        "s",
+        "408; closed if nothing came",
+        "connections, from callers who send slowly, or read nothing of their answer for as long",
+        within=(1, 300),
+    )
+    body_timeout_s: int = _limit(
+        10, "s", "408", "connections, from the end of the head to that of the body", within=(1, 300)
+    )
+    keep_alive_s: int = _limit(5, "s", "closed", "connections, from callers who ask nothing more")
+    linger_s: float = _limit(1.0, "s", "closed", "after a refusal, time to send the rest and to read why")
+    grpc_max_connections: int = _limit(
+        8192, "", "closed", "memory. Lowered as `max_connections` is, with the other half of the files"
+    )
+    grpc_idle_s: int = _limit(15, "s", "closed", "places for new callers: time without a call")
+    grpc_age_s: int = _limit(60, "s", "closed; calls get `drain_s` to end", "places for new callers")
+    grpc_ping_s: int = _limit(10, "s", "closed", "between two pings, and until the answer to one")
+    grpc_extra_bytes: int = _limit(4 << 10, "bytes", "-", "of a message around its tensors")
+
+    # the device
+    canary_s: int = _limit(
+        30, "s", "-", "time until a fault is noticed: after it, an idle device is checked", within=(1, 3600)
+    )
+    stall_s: int = _limit(
+        60,
+        "s",
+        "503",
+        "callers, from a device that hangs: one batch. After twice as long the process ends",
+        within=(1, 3600),
+    )
+
+    # the end
+    drain_s: int = _limit(
+        30,
+        "s",
+        "503",
+        "the time of SIGTERM, for requests that are in. With `close_s` and `flush_s` less than compose's "
+        "`stop_grace_period` (45 s)",
+        within=(0, 600),
+    )
+    close_s: int = _limit(5, "s", "closed", "the same, for connections to close after their last answer")
+    last_request_s: float = _limit(0.5, "s", "closed", "the same, for a request that is under way")
+    flush_s: int = _limit(2, "s", "lost", "the same, for spans")
+
+    @property
+    def grpc_message_bytes(self) -> int:
+        """Of one gRPC message."""
+        return self.max_body_bytes + self.grpc_extra_bytes
+
+    @property
+    def grpc_streams(self) -> int:
+        """Calls of one gRPC connection at a time; clients keep more than that waiting."""
+        return 2 * self.max_in_flight
+
+    def contradictions(self) -> tuple[str, ...]:
+        """Limits that can't be reached because of others, each with its consequence."""
+        messages = []
+        if self.max_body_bytes < self.max_text_chars:
+            messages.append(
+                f"max_body_bytes is {self.max_body_bytes}: "
+                f"a text of max_text_chars ({self.max_text_chars}) gets 413"
+            )
+        if self.max_queue_tokens < self.max_batch_tokens:
+            messages.append(
+                f"max_queue_tokens is {self.max_queue_tokens}: batches don't reach max_batch_tokens "
+                f"({self.max_batch_tokens})"
+            )
+        return tuple(messages)
+
+    def within_open_files(self, open_files: int, *, grpc: bool) -> "tuple[Limits, tuple[str, ...]]":
+        """The limits that hold with so many open files, and what was lowered for them.
+
+        A burst's connections are open before older ones are closed for them. With gRPC, each protocol gets
+        half of the files, so that neither can lock the other out. At least one connection each.
+        """
+        share = open_files // 2 if grpc else open_files
+        free = max(2, share - self.reserved_files)
+        backlog = min(self.backlog, free // 2)
+        connections = min(self.max_connections, free - backlog)
+        in_flight = min(self.max_in_flight, max(1, connections - 1))  # health checks need a connection, too
+        messages = []
+        if connections < self.max_connections:
+            messages.append(
+                f"{share} open files allow {connections} connections, not the {self.max_connections} of "
+                "max_connections"
+            )
+            if in_flight < self.max_in_flight:
+                messages.append(
+                    f"{connections} connections allow {in_flight} requests at a time, not the "
+                    f"{self.max_in_flight} of max_in_flight"
+                )
+        fitted = replace(
+            self,
+            backlog=backlog,
+            max_connections=connections,
+            max_in_flight=in_flight if messages else self.max_in_flight,
+            grpc_max_connections=min(self.grpc_max_connections, free - backlog),
+        )
+        return fitted, tuple(messages)
+
+
+LIMITS: dict[str, Limit] = {each.name: each.metadata["limit"] for each in fields(Limits)}
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a limit that can be set."""
+    return f"WEIR_{name.upper()}"
 
 
 @dataclass(frozen=True)
@@ -83,31 +280,20 @@ class Settings:
     hub: Hub | None = None  # where the default model comes from; None: from model_dir
 
 
-# profile key -> smallest and largest value; each is a field of Limits, or `threads`
-NUMBERS = {
-    "max_body_bytes": (1 << 10, 64 << 20),
-    "max_texts": (1, 256),
-    "max_text_chars": (1, 1_000_000),
-    "max_tokens": (3, MAX_POSITIONS),
-    "max_in_flight": (1, 1024),
-    "max_connections": (2, 8192),
-    "header_timeout_s": (1, 300),
-    "body_timeout_s": (1, 300),
-    "drain_s": (0, 600),
-    "max_queue_tokens": (MAX_POSITIONS, 1 << 22),
-    "max_batch_tokens": (1, 1 << 20),
-    "max_wait_ms": (0, 1000),
-    "canary_s": (1, 3600),
-    "stall_s": (1, 3600),
-    "threads": (1, 1024),
-}
-FLAGS = (
-    "compile",
-    "capture",
-    "model_control",
-)  # profile keys that are true or false; each is a field of Settings
+SETTABLE_LIMITS = {name: limit.within for name, limit in LIMITS.items() if limit.within}
+THREADS = (1, 1024)
+FLAGS = ("compile", "capture", "model_control")  # true or false; each is a field of Settings
 PLACEMENT_KEYS = ("placement", "machine", "vram_budget")
-PROFILE_KEYS = ("device", "model", "dtype", "capture_vram", *PLACEMENT_KEYS, *FLAGS, *NUMBERS)
+PROFILE_KEYS = (
+    "device",
+    "model",
+    "dtype",
+    "capture_vram",
+    *PLACEMENT_KEYS,
+    *FLAGS,
+    *SETTABLE_LIMITS,
+    "threads",
+)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNITS = {"MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
@@ -125,7 +311,7 @@ def profile_path(env: Mapping[str, str]) -> Path:
 def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source: Path) -> Settings:
     """One Settings of the environment and the profile that `source` held. Raises SettingsError.
 
-    The environment's WEIR_DEVICE wins over the profile's `device`.
+    The environment wins over the profile: WEIR_DEVICE over `device`, WEIR_MAX_TEXTS over `max_texts`.
     """
     unknown = [key for key in profile if key not in PROFILE_KEYS]
     if unknown:
@@ -133,8 +319,7 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
     device = env.get("WEIR_DEVICE") or profile.get("device")
     if not isinstance(device, str):
         raise SettingsError(f"{source}: device is {device!r}", "write one of cpu, rocm, cuda: `device: cpu`")
-    numbers = {key: _number(source, key, profile[key]) for key in NUMBERS if key in profile}
-    threads = numbers.pop("threads", None)
+    threads = _number(f"{source}: threads", profile["threads"], THREADS) if "threads" in profile else None
     dtype = profile.get("dtype", "float32")
     if dtype not in DTYPES:
         raise SettingsError(f"{source}: dtype is {dtype!r}", f"write one of {', '.join(DTYPES)}")
@@ -146,12 +331,6 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
     if weights not in WEIGHTS:
         raise SettingsError(f"WEIR_WEIGHTS {weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
     host, port = parse_listen(env.get("WEIR_LISTEN") or DEFAULT_LISTEN)
-    limits = replace(Limits(), **numbers)
-    if limits.max_connections <= limits.max_in_flight:  # health checks need a place too
-        raise SettingsError(
-            f"{source}: max_connections is {limits.max_connections}, max_in_flight {limits.max_in_flight}",
-            f"write max_connections: {2 * limits.max_in_flight} or more",
-        )
     return Settings(
         profile=source.stem.removeprefix("application-"),
         device=device,
@@ -159,7 +338,7 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         weights=weights,
         host=host,
         port=port,
-        limits=limits,
+        limits=_limits(env, profile, source),
         grpc=parse_listen(grpc, "WEIR_GRPC_LISTEN") if (grpc := env.get("WEIR_GRPC_LISTEN")) else None,
         threads=threads,
         dtype=dtype,
@@ -171,6 +350,23 @@ def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source
         spans=_wants_spans(env),
         hub=_hub(source, profile.get("model"), weights),
     )
+
+
+def _limits(env: Mapping[str, str], profile: Mapping[str, object], source: Path) -> Limits:
+    values: dict[str, Any] = {}
+    for name, within in SETTABLE_LIMITS.items():
+        variable = variable_of(name)
+        if text := env.get(variable):
+            values[name] = _number(variable, int(text) if re.fullmatch("[0-9]{1,9}", text) else text, within)
+        elif name in profile:
+            values[name] = _number(f"{source}: {name}", profile[name], within)
+    limits = Limits(**values)
+    if limits.max_connections <= limits.max_in_flight:  # health checks need a connection, too
+        raise SettingsError(
+            f"{source}: max_connections is {limits.max_connections}, max_in_flight {limits.max_in_flight}",
+            f"write max_connections: {2 * limits.max_in_flight} or more",
+        )
+    return limits
 
 
 def _wants_spans(env: Mapping[str, str]) -> bool:
@@ -247,10 +443,10 @@ def _flag(source: Path, key: str, value: object) -> bool:
     return value
 
 
-def _number(source: Path, key: str, value: object) -> int:
-    low, high = NUMBERS[key]
+def _number(where: str, value: object, within: tuple[int, int]) -> int:
+    low, high = within
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise SettingsError(f"{source}: {key} is {value!r}", f"write a whole number from {low} to {high}")
+        raise SettingsError(f"{where} is {value!r}", f"write a whole number from {low} to {high}")
     return value
 
 
