@@ -525,14 +525,11 @@ def test_while_it_drains_every_answer_ends_its_connection(here: Served) -> None:
         assert b"connection: close\r\n" in told.lower()
 
 
-def test_a_stop_answers_whoever_had_connected_or_asked_before_it(
-    here: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_answers_whoever_had_connected_or_asked_before_it() -> None:
     """A new connection that waits to be taken, and kept ones whose request is there or still under way."""
-    monkeypatch.setattr("service.api.connection._LAST_S", PATIENCE_S)
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     blocked, goes_on = threading.Event(), threading.Event()
-    with ExitStack() as stack:
+    with served(replace(LIMITS, last_request_s=PATIENCE_S)) as here, ExitStack() as stack:
         kept, late = (here.open(stack, live) for _ in range(2))
         assert all(each.recv(65536).startswith(b"HTTP/1.1 200") for each in (kept, late))
         assert isinstance(here.server, HttpServer)

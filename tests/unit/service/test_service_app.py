@@ -380,7 +380,7 @@ def test_batches_are_counted_in_the_event_loop_once_their_requests_are_answered(
 ) -> None:
     """Counting holds the interpreter, which whoever waits for an answer needs."""
     seen: list[object] = []
-    monkeypatch.setattr(service.metrics, "batch", lambda _done: seen.append(threading.get_ident()))
+    monkeypatch.setattr(service.metrics, "batch_computed", lambda _batch: seen.append(threading.get_ident()))
 
     async def scenario() -> None:
         job = service.worker.submit(fake.classify, [Encoded((1,))], lengths=[1], group=0)
@@ -462,7 +462,7 @@ def test_a_device_that_does_not_recover_makes_it_dead(
 
 def test_an_idle_device_that_stopped_working_is_noticed(fake: Fake) -> None:
     service = Service(LIMITS)
-    service.pulse.idle_s = 0.05
+    service.health.canary_s = 0.05
     service.put(fake)
     with TestClient(create_app(service)) as client:
         assert client.post("/predict", json={"texts": ["a"]}).status_code == 200
