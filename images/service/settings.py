@@ -174,12 +174,12 @@ class Limits:
 
     @property
     def grpc_message_bytes(self) -> int:
-        """Of one gRPC message."""
+        """The most bytes of a gRPC message."""
         return self.max_body_bytes + self.grpc_extra_bytes
 
     @property
     def grpc_streams(self) -> int:
-        """Calls of one gRPC connection at a time; clients keep more than that waiting."""
+        """The most calls of one gRPC connection at a time; clients keep further calls waiting."""
         return 2 * self.max_in_flight
 
     def contradictions(self) -> tuple[str, ...]:
@@ -230,6 +230,10 @@ class Limits:
 
 
 LIMITS: dict[str, Limit] = {each.name: each.metadata["limit"] for each in fields(Limits)}
+DERIVED_LIMITS = {
+    "grpc_message_bytes": Limit("bytes", "`RESOURCE_EXHAUSTED`", "`max_body_bytes` + `grpc_extra_bytes`"),
+    "grpc_streams": Limit("calls", "waits; `UNAVAILABLE`", "2 x `max_in_flight`, of one connection"),
+}
 
 
 def variable_of(name: str) -> str:
