@@ -282,10 +282,10 @@ def test_a_caller_that_reads_slowly_gets_all_of_its_answer(here: Served, ends: b
         data = slow.recv(1024)
         (connection,) = here.server.server_state.connections
         assert isinstance(connection, Connection)
-        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._at_work)
+        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._is_answering)
         loop, looked = connection.loop, threading.Event()
         if ends:
-            loop.call_soon_threadsafe(setattr, connection, "_ends", True)
+            loop.call_soon_threadsafe(setattr, connection, "_is_ending", True)
         loop.call_soon_threadsafe(connection._arm)
         loop.call_soon_threadsafe(looked.set)
         assert looked.wait(PATIENCE_S)
@@ -308,7 +308,7 @@ def test_a_newcomer_gets_the_place_of_a_caller_that_leaves_its_answer_unread() -
         unread = here.open(stack, HEAD.replace(b"predict", b"v1/embeddings") % len(body), body)
         data = unread.recv(1024)
         (connection,) = here.server.server_state.connections
-        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._at_work)
+        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._is_answering)
         assert here.ask("GET", "/v2/health/ready") == 200
         data += received(unread)
         assert data.count(b"HTTP/1.1 ") == 1
@@ -353,7 +353,7 @@ def test_an_answers_head_and_body_leave_in_one_write(here: Served, monkeypatch: 
 
     assert here.ask("GET", "/v2") == 200  # a server that starts sets the class by itself
     here.server.config.http_protocol_class = partial(  # type: ignore[assignment]
-        Noting, door=ConnectionLimiter(9), timeout_s=PATIENCE_S
+        Noting, limiter=ConnectionLimiter(9), limits=LIMITS
     )
     for ask in (lambda: here.ask("GET", "/v2"), here.predict, lambda: here.ask("HEAD", "/v2")):
         written.clear()
