@@ -1,4 +1,6 @@
-"""The service's settings: environment and profile, checked and combined into one value."""
+"""The service's settings: every limit (`Limits`), and the environment and the profile as one checked value
+(`build_settings`).
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from service.errors import SettingsError
 from service.listen import DEFAULT_LISTEN, parse_listen
 
 HERE = Path(__file__).resolve().parent
-MAX_POSITIONS = 512
+MAX_POSITIONS = 512  # of BERT's position embeddings
 
 Weights = Literal["auto", "mounted", "random"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -263,7 +265,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides how the service starts."""
+    """Everything that decides how the service runs."""
 
     profile: str
     device: str
@@ -304,7 +306,7 @@ _UNITS = {"MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
 
 def profile_path(env: Mapping[str, str]) -> Path:
-    """The YAML file of APP_PROFILE. Raises SettingsError for a name that could leave the directory."""
+    """Return the YAML file of APP_PROFILE. Raises SettingsError for a name that could leave the directory."""
     name = env.get("APP_PROFILE") or "experiment1"
     if not name.replace("-", "").replace("_", "").isalnum():
         raise SettingsError(f"APP_PROFILE {name!r} is not a profile's name", "letters, digits, - and _ only")
@@ -313,7 +315,7 @@ def profile_path(env: Mapping[str, str]) -> Path:
 
 
 def build_settings(env: Mapping[str, str], profile: Mapping[str, object], source: Path) -> Settings:
-    """One Settings of the environment and the profile that `source` held. Raises SettingsError.
+    """Combine the environment and the profile that `source` held. Raises SettingsError.
 
     The environment wins over the profile: WEIR_DEVICE over `device`, WEIR_MAX_TEXTS over `max_texts`.
     """
@@ -374,10 +376,10 @@ def _limits(env: Mapping[str, str], profile: Mapping[str, object], source: Path)
 
 
 def _wants_spans(env: Mapping[str, str]) -> bool:
-    """By the variables of OpenTelemetry itself: off unless an endpoint is named."""
-    named = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    """Whether OpenTelemetry's own variables name an endpoint and don't turn it off."""
+    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     off = env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    return bool(named) and not off and env.get("OTEL_TRACES_EXPORTER") != "none"
+    return bool(endpoint) and not off and env.get("OTEL_TRACES_EXPORTER") != "none"
 
 
 def _hub(source: Path, model: object, weights: Weights) -> Hub | None:
@@ -411,11 +413,11 @@ def _require_commit(source: Path, repository: str, revision: object) -> None:
 
 
 def _placement(source: Path, profile: Mapping[str, object]) -> Placement | None:
-    wanted = profile.get("placement", "none")
-    if wanted not in ("none", "auto"):
-        raise SettingsError(f"{source}: placement is {wanted!r}", "write none or auto")
+    placement = profile.get("placement", "none")
+    if placement not in ("none", "auto"):
+        raise SettingsError(f"{source}: placement is {placement!r}", "write none or auto")
     machine, budget = profile.get("machine"), profile.get("vram_budget")
-    if wanted == "none":
+    if placement == "none":
         if machine is not None or budget is not None:
             raise SettingsError(
                 f"{source}: machine and vram_budget need a placement", "write placement: auto"
@@ -433,12 +435,12 @@ def _placement(source: Path, profile: Mapping[str, object]) -> Placement | None:
 def _bytes(source: Path, key: str, value: object) -> int:
     number, _, unit = str(value).partition(" ")
     try:
-        found = int(float(number) * _UNITS[unit])
+        n_bytes = int(float(number) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        found = 0
-    if found <= 0:
+        n_bytes = 0
+    if n_bytes <= 0:
         raise SettingsError(f"{source}: {key} is {value!r}", f"write a size in {', '.join(_UNITS)}: 2 GB")
-    return found
+    return n_bytes
 
 
 def _flag(source: Path, key: str, value: object) -> bool:
@@ -455,7 +457,7 @@ def _number(where: str, value: object, within: tuple[int, int]) -> int:
 
 
 def quota_cpus(cpu_max: str) -> int | None:
-    """CPUs that a cgroup's `cpu.max` ("QUOTA PERIOD", in microseconds) allows, at least 1; None: no quota."""
+    """Return the CPUs of a cgroup's `cpu.max` ("QUOTA PERIOD", in us), at least 1; None: no quota."""
     quota, _, period = cpu_max.strip().partition(" ")
     if not (quota.isdigit() and period.isdigit()) or int(period) == 0:
         return None

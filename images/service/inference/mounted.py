@@ -1,7 +1,7 @@
-"""A mounted model's weights, read into memory of our own.
+"""Reads the weights of a mounted model.safetensors.
 
-A file that is mapped, as the library of safetensors does it, kills the process with SIGBUS when it is cut
-meanwhile, by a copy over it for example.
+They are read, not mapped: a mapped file, as the safetensors library has it, kills the process with SIGBUS
+when it is truncated meanwhile, for example when another one is copied over it.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from service.inference.checkpoint import BertShape, parameter_shapes
 
 
 def read_weights(shape: BertShape, path: Path) -> bert.Weights:
-    """The file's weights in float32. Raises ModelUnreadable, also where the file changes meanwhile."""
+    """Return the file's weights in float32. Raises ModelUnreadable, also if the file changes meanwhile."""
     with checkpoint.open_weights(path) as file:
         checkpoint.check_tensors(shape, checkpoint.stored_tensors(file), path)
         buffers = Buffers()
@@ -27,7 +27,7 @@ def read_weights(shape: BertShape, path: Path) -> bert.Weights:
 
 def _tensor(file: Checkpoint, name: str, buffers: Buffers) -> torch.Tensor:
     stored = file.tensors[name]
-    made = torch.empty(stored.shape, dtype=torch.float32)
-    own = getattr(torch, DTYPES[stored.dtype])
-    bring(partial(file.read_into, name), own, made, given=torch.float32, buffers=buffers)
-    return made
+    weight = torch.empty(stored.shape, dtype=torch.float32)
+    stored_dtype = getattr(torch, DTYPES[stored.dtype])
+    bring(partial(file.read_into, name), stored_dtype, weight, given=torch.float32, buffers=buffers)
+    return weight
