@@ -132,8 +132,8 @@ def test_the_environment_says_where_hub_and_cache_are(hub: StandIn, tmp_path: Pa
     env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "PYTHONPATH": sys.path[0]}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
     program = (
-        "from service.inference.hub import fetched; from service.settings import Hub\n"
-        f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
+        "from service.inference.hub import fetch; from service.settings import Hub\n"
+        f"print(fetch(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=300
@@ -218,8 +218,8 @@ def test_an_empty_variable_is_none_and_the_cache_is_not_in_the_current_directory
     env = os.environ | empty | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
     program = (
-        "from service.inference.hub import fetched; from service.settings import Hub\n"
-        f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
+        "from service.inference.hub import fetch; from service.settings import Hub\n"
+        f"print(fetch(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     (tmp_path / "here").mkdir()
     done = subprocess.run(
@@ -454,13 +454,13 @@ def test_what_killed_processes_left_is_removed_unless_somebody_writes_it(
 
 def test_a_body_that_dribbles_is_given_up() -> None:
     clock = iter(range(0, 1000, 40))
-    intake = DownloadGuard(MODEL, "model.safetensors", 10**9, lambda: 10**12, now=lambda: float(next(clock)))
+    guard = DownloadGuard(MODEL, "model.safetensors", 10**9, lambda: 10**12, now=lambda: float(next(clock)))
     response = SimpleNamespace(
         request=SimpleNamespace(method="GET", headers={}),
         headers={},
         status_code=200,
         iter_raw=lambda: iter([b"x"] * 100),
     )
-    intake.judge(response)
+    guard.on_response(response)
     with pytest.raises(HubUnreachable, match="comes too slowly: 2 bytes in 80 s"):
         list(response.iter_raw())

@@ -71,7 +71,7 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capturing ends by its own rules, not because this machine is slow."""
-    monkeypatch.setattr(cuda_graphs, "SECONDS", 600.0)
+    monkeypatch.setattr(cuda_graphs, "MAX_CAPTURE_S", 600.0)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_model_on_a_gpu_is_captured_when_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch, eager: model.TorchClassifier
 ) -> None:
     """The GPU is the CPU under another name; the rest is what loading does."""
-    monkeypatch.setattr(model, "captures", lambda settings, device: settings.capture is not False)
+    monkeypatch.setattr(model, "wants_capture", lambda settings, device: settings.capture is not False)
     monkeypatch.setattr(model, "GraphRecorder", lambda place: Recorder())
     gpu = Device("cpu", "cuda:0", "a GPU")
     fast = model._on_device(eager, SETTINGS, gpu)

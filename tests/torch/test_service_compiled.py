@@ -119,8 +119,8 @@ def test_where_it_can_not_work_the_service_says_so_and_does_not_start(missing: s
     program = (
         "import test_service_compiled as here\n"
         "from service.errors import SettingsError\n"
-        "from service.inference import inference\n"
-        "try:\n    inference._on_device(here.plain(), here.SETTINGS, here.CPU)\n"
+        "from service.inference import model\n"
+        "try:\n    model._on_device(here.plain(), here.SETTINGS, here.CPU)\n"
         "except SettingsError as error:\n    print(error)\n"
     )
     done = subprocess.run(

@@ -78,7 +78,7 @@ def test_a_model_of_a_hub_is_loaded_from_the_files_that_were_fetched(
     tmp_path: Path,
 ) -> None:
     wanted = Hub("someone/tiny", "a" * 40)
-    monkeypatch.setattr(inference.hub, "fetched", lambda asked: saved[0] if asked == wanted else tmp_path)
+    monkeypatch.setattr(inference.hub, "fetch", lambda asked: saved[0] if asked == wanted else tmp_path)
     found = inference.load(settings(tmp_path, weights="auto", hub=wanted), "finbert", tmp_path)
     assert (found.info.weights, found.info.weights_source) == ("hub", f"someone/tiny at {'a' * 40}")
     assert found.classify(ROWS) == made.classify(ROWS)
@@ -220,7 +220,8 @@ import os, sys
 sys.path[:0] = [{images!r}, {root!r}]
 from pathlib import Path
 from service.errors import ModelUnreadable
-from service.inference import checkpoint, inference, mounted
+from service.inference import mounted
+from service.inference.model import load
 from service.settings import Limits, Settings
 
 folder = Path({folder!r})
@@ -236,7 +237,7 @@ def swapping(shape):
 mounted.parameter_shapes = swapping
 try:
     settings = Settings("test", "cpu", folder, "mounted", "127.0.0.1", 0, Limits(), threads=1)
-    inference.load(settings, "tiny", folder)
+    load(settings, "tiny", folder)
 except ModelUnreadable as error:
     print(error)
 """

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Steps of at most 2 in rows and 1.5 in tokens (from 32 on), so that a graph saves more time than its padding costs
+# Steps of at most 2 in rows and 1.5 in tokens (from 32 on): a graph saves more time than its padding costs
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_TOKENS = 4096  # of one shape; a larger batch takes longer to compute than to launch
@@ -30,7 +30,7 @@ def bucket_of(rows: int, tokens: int) -> Bucket | None:
 
 
 def smaller(bucket: Bucket) -> Bucket:
-    """Return the next smaller shape: every batch that uses `bucket` is larger than that, or `bucket` is the first."""
+    """Return the next smaller shape (the first: itself). Every batch that uses `bucket` is larger than it."""
     row, token = ROWS.index(bucket.rows), TOKENS.index(bucket.tokens)
     return Bucket(ROWS[max(0, row - 1)], TOKENS[max(0, token - 1)])
 

@@ -1,4 +1,4 @@
-"""What the rest of the service sees of a model: the protocol `Classifier`, and its values. Imports no torch."""
+"""What the rest of the service sees of a model: the protocol `Classifier` and its values. Without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

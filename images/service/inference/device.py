@@ -1,4 +1,9 @@
-"""Chooses the torch device for a profile's `device:`, or says why it isn't available. Never asks torch."""
+"""Chooses the torch device for a profile's `device:`, or says why it isn't available (`choose_device`); and
+checks that a pruned image holds code for this machine's AMD cards (`check_cards`).
+
+Neither uses torch: `service.inference.model` reads what torch can do (`TorchBuild`), and the cards are
+checked before torch starts the GPU runtime.
+"""
 
 import json
 import re
@@ -10,6 +15,10 @@ from service.errors import DeviceMissing, SettingsError
 
 DEVICE_NAMES = ("cpu", "cuda", "rocm", "hip")
 _SYNTAX = re.compile(rf"({'|'.join(DEVICE_NAMES)})(?::(\d{{1,3}}))?")
+MANIFEST = Path(__file__).parents[3] / "weir-prune.json"  # /opt/weir/weir-prune.json
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+_VERSION = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
+_OVERRIDE = re.compile(r"(\d{1,2})\.(\d)\.(\d{1,2})")
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class Device:
-    """A device to use: torch's name for it, the profile's, and a sentence for people."""
+    """A device to use: torch's name for it (`cuda:0`), the profile's (`rocm:0`), and a description."""
 
     torch_name: str
     label: str
@@ -46,10 +55,10 @@ class Device:
 
 
 def choose_device(wanted: str, build: TorchBuild) -> Device:
-    """The device that a profile's `device:` means. Never falls back to another one.
+    """Return the device that a profile's `device:` names. Never falls back to another one.
 
-    `rocm` and `hip` are the user's words for torch's device `cuda` on a HIP build; `cuda` is torch's own word
-    and is taken on both builds. Raises SettingsError for other words, DeviceMissing when it isn't available.
+    `rocm` and `hip` are torch's device `cuda` on a HIP build; `cuda` is accepted on both builds. Raises
+    SettingsError for other names, DeviceMissing if it isn't available.
     """
     match = _SYNTAX.fullmatch(wanted.strip().lower())
     if match is None:
@@ -57,39 +66,39 @@ def choose_device(wanted: str, build: TorchBuild) -> Device:
             f"device {wanted!r} is not known",
             f"use one of {', '.join(DEVICE_NAMES)}, with an index as in rocm:0",
         )
-    word, index = match[1], int(match[2] or 0)
-    if word == "cpu":
+    name, index = match[1], int(match[2] or 0)
+    if name == "cpu":
         return Device("cpu", "cpu", f"cpu, {build}")
-    _check_build(word, build)
-    _check_present(word, index, build)
+    _check_build(name, build)
+    _check_present(name, index, build)
     gpu = build.gpus[index]
     _check_kernels(gpu, build)
-    return Device(f"cuda:{index}", f"{word}:{index}", f"{word}:{index} {gpu.name}, {build}")
+    return Device(f"cuda:{index}", f"{name}:{index}", f"{name}:{index} {gpu.name}, {build}")
 
 
-def _check_build(word: str, build: TorchBuild) -> None:
-    wants_hip = word in ("rocm", "hip")
-    if build.hip or (build.cuda and not wants_hip):
+def _check_build(name: str, build: TorchBuild) -> None:
+    needs_hip = name in ("rocm", "hip")
+    if build.hip or (build.cuda and not needs_hip):
         return
-    kind = "ROCm (HIP)" if wants_hip else "CUDA or ROCm"
+    kind = "ROCm (HIP)" if needs_hip else "CUDA or ROCm"
     raise DeviceMissing(
-        f"device {word!r} needs a {kind} build of torch, but this image has {build}",
+        f"device {name!r} needs a {kind} build of torch, but this image has {build}",
         "use an image whose torch has GPU kernels (`docker compose up api-rocm` with WEIR_ROCM_IMAGE), "
         "or run on the CPU: APP_PROFILE=experiment1",
     )
 
 
-def _check_present(word: str, index: int, build: TorchBuild) -> None:
+def _check_present(name: str, index: int, build: TorchBuild) -> None:
     if index < len(build.gpus):
         return
     if build.gpus:
         raise DeviceMissing(
-            f"device '{word}:{index}' is not there: {build} sees {len(build.gpus)} device(s)",
+            f"device '{name}:{index}' is not there: {build} sees {len(build.gpus)} device(s)",
             f"use an index from 0 to {len(build.gpus) - 1}",
         )
-    seen = ", ".join(f"{path} {state}" for path, state in sorted(build.nodes.items()))
+    nodes = ", ".join(f"{path} {state}" for path, state in sorted(build.nodes.items()))
     raise DeviceMissing(
-        f"device {word!r} is not there: {build} sees no GPU{f' ({seen})' if seen else ''}",
+        f"device {name!r} is not there: {build} sees no GPU{f' ({nodes})' if nodes else ''}",
         _missing_gpu_hint(build),
     )
 
@@ -117,23 +126,17 @@ def _check_kernels(gpu: Gpu, build: TorchBuild) -> None:
     )
 
 
-MANIFEST = Path(__file__).parents[3] / "weir-prune.json"  # /opt/weir/weir-prune.json
-TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
-_VERSION = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
-_OVERRIDE = re.compile(r"(\d{1,2})\.(\d)\.(\d{1,2})")
-
-
 def check_cards(device: str, env: Mapping[str, str]) -> None:
-    """Raises DeviceMissing when a GPU is asked for and the image holds code for none of the cards here."""
+    """Raise DeviceMissing if a GPU is asked for and the image holds code for none of this machine's cards."""
     if not device.strip().lower().startswith("cpu"):
         check_targets(targets_of_image(MANIFEST), targets_of_cards(TOPOLOGY, env))
 
 
 def check_targets(held: Sequence[str], cards: Sequence[str]) -> None:
-    """Raises DeviceMissing when none of the cards is among what a pruned image holds. Pure.
+    """Raise DeviceMissing if a pruned image holds code for none of the cards.
 
-    No `held`: the image isn't pruned. No `cards`: the search for the device has a better message. An image
-    for a family (`gfx11-generic`) is assumed to have it.
+    `held` is empty for an image that isn't pruned. Without `cards`, choosing the device gives a better
+    message. An image for a family (`gfx11-generic`) is assumed to have the card's code.
     """
     processors = {target.partition(":")[0] for target in held}
     family = any(name.endswith("-generic") for name in processors)
@@ -146,7 +149,7 @@ def check_targets(held: Sequence[str], cards: Sequence[str]) -> None:
 
 
 def targets_of_image(manifest: Path) -> tuple[str, ...]:
-    """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
+    """Return the AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
     try:
         targets = json.loads(manifest.read_text())["targets"]
         return tuple(name for name in targets if name.startswith("gfx"))
@@ -155,7 +158,7 @@ def targets_of_image(manifest: Path) -> tuple[str, ...]:
 
 
 def targets_of_cards(topology: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Targets of the AMD cards, each once; the target that HSA_OVERRIDE_GFX_VERSION names, if it is set."""
+    """Return the AMD cards' targets by the kernel's KFD topology, or HSA_OVERRIDE_GFX_VERSION, if set."""
     texts = [_read_text(path) for path in sorted(topology.glob("*/properties"))]
     versions = {int(match[1]) for text in texts for match in _VERSION.finditer(text)} - {0}
     override = _OVERRIDE.fullmatch(env.get("HSA_OVERRIDE_GFX_VERSION", ""))
