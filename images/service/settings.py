@@ -23,7 +23,7 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Limit:
-    """What is said about one field of `Limits`; docs/service.md shows all of them in one table."""
+    """What a field of `Limits` is for. docs/service.md has all of them in one table, tested against this."""
 
     unit: str
     exceeded: str  # what a caller sees
@@ -37,9 +37,9 @@ def _limit(default: N, unit: str, exceeded: str, why: str, *, within: tuple[int,
 
 @dataclass(frozen=True)
 class Limits:
-    """Every limit of the service, each stated once.
+    """Every limit of the service, each stated once: default, unit, what a caller sees, what it protects.
 
-    Those with a range are keys of the profile; `variable_of` names their environment variables, which win.
+    Those with a range (`within`) are keys of the profile; the environment variable of `variable_of` wins.
     """
 
     # one request
@@ -144,8 +144,8 @@ class Limits:
     grpc_max_connections: int = _limit(
         8192, "", "closed", "memory. Lowered as `max_connections` is, with the other half of the files"
     )
-    grpc_idle_s: int = _limit(15, "s", "closed", "places for new callers: time without a call")
-    grpc_age_s: int = _limit(60, "s", "closed; calls get `drain_s` to end", "places for new callers")
+    grpc_idle_s: int = _limit(15, "s", "closed", "connections for new callers: time without a call")
+    grpc_age_s: int = _limit(60, "s", "closed; calls get `drain_s` to end", "connections for new callers")
     grpc_ping_s: int = _limit(10, "s", "closed", "between two pings, and until the answer to one")
     grpc_extra_bytes: int = _limit(4 << 10, "bytes", "-", "of a message around its tensors")
 
@@ -166,13 +166,17 @@ class Limits:
         30,
         "s",
         "503",
-        "the time of SIGTERM, for requests that are in. With `close_s` and `flush_s` less than compose's "
-        "`stop_grace_period` (45 s)",
+        "the time from SIGTERM to the end, for requests in flight. `drain_s`, `close_s` and `flush_s` "
+        "together must be less than compose's `stop_grace_period` (45 s)",
         within=(0, 600),
     )
-    close_s: int = _limit(5, "s", "closed", "the same, for connections to close after their last answer")
-    last_request_s: float = _limit(0.5, "s", "closed", "the same, for a request that is under way")
-    flush_s: int = _limit(2, "s", "lost", "the same, for spans")
+    close_s: int = _limit(
+        5, "s", "closed", "the time to the end, for connections to close after their last answer"
+    )
+    last_request_s: float = _limit(
+        0.5, "s", "closed", "the time to the end, for a request that is just being sent"
+    )
+    flush_s: int = _limit(2, "s", "lost", "the time to the end, for spans")
 
     @property
     def grpc_message_bytes(self) -> int:
@@ -185,7 +189,7 @@ class Limits:
         return 2 * self.max_in_flight
 
     def contradictions(self) -> tuple[str, ...]:
-        """Limits that can't be reached because of others, each with its consequence."""
+        """Return a message for each limit that can't be reached because of another."""
         messages = []
         if self.max_body_bytes < self.max_text_chars:
             messages.append(
@@ -200,7 +204,7 @@ class Limits:
         return tuple(messages)
 
     def within_open_files(self, open_files: int, *, grpc: bool) -> "tuple[Limits, tuple[str, ...]]":
-        """The limits that hold with so many open files, and what was lowered for them.
+        """Return the limits that so many open files allow, and a message for each that was lowered.
 
         A burst's connections are open before older ones are closed for them. With gRPC, each protocol gets
         half of the files, so that neither can lock the other out. At least one connection each.
@@ -209,7 +213,7 @@ class Limits:
         free = max(2, share - self.reserved_files)
         backlog = min(self.backlog, free // 2)
         connections = min(self.max_connections, free - backlog)
-        in_flight = min(self.max_in_flight, max(1, connections - 1))  # health checks need a connection, too
+        in_flight = min(self.max_in_flight, max(1, connections - 1))  # one is for health checks
         messages = []
         if connections < self.max_connections:
             messages.append(
@@ -231,7 +235,7 @@ class Limits:
         return fitted, tuple(messages)
 
 
-LIMITS: dict[str, Limit] = {each.name: each.metadata["limit"] for each in fields(Limits)}
+LIMITS: dict[str, Limit] = {limit.name: limit.metadata["limit"] for limit in fields(Limits)}
 DERIVED_LIMITS = {
     "grpc_message_bytes": Limit("bytes", "`RESOURCE_EXHAUSTED`", "`max_body_bytes` + `grpc_extra_bytes`"),
     "grpc_streams": Limit("calls", "waits; `UNAVAILABLE`", "2 x `max_in_flight`, of one connection"),
@@ -239,7 +243,7 @@ DERIVED_LIMITS = {
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a limit that can be set."""
+    """Return the environment variable of a limit with a range."""
     return f"WEIR_{name.upper()}"
 
 

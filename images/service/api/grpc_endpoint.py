@@ -55,6 +55,8 @@ Method = Callable[[Service, Any, Context, float], Awaitable[Any]]  # the float: 
 
 # ---- messages -------------------------------------------------------------------------------------------
 
+# The messages' classes are made from this table when the module is imported, in a pool of their own: a client in
+# the same process may bring the same names. Nested messages are at the top: their names aren't sent.
 # Each message's fields, numbered from 1: a type and a name. `*`: repeated; `%`: a map with string keys
 _TABLE = {
     "InferParameter": "bool bool_param, int64 int64_param, string string_param, double double_param, "
@@ -169,8 +171,8 @@ def document_of(request: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
     return document, b"".join(raw)
 
 
-def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: getattr(value, value.WhichOneof("choice") or "", None) for key, value in given.items()}
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, value.WhichOneof("choice") or "", None) for key, value in parameters.items()}
 
 
 def _input(tensor: Any, raw: bytes | None, limits: Limits) -> dict[str, Any]:

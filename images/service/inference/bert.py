@@ -120,12 +120,17 @@ def _attend(
 
 
 class CompiledBert:
-    """`bert.hidden_states`, compiled at its first calls."""
+    """`hidden_states` through torch.compile: one program for a single row, one for several, of any length.
+
+    Compiled at the first calls. Batches have a new shape all the time, and a program takes seconds to make.
+    Sizes of 1 always get programs of their own, so this avoids them: there are always types, and never rows of
+    one token.
+    """
 
     @cached_property
     def _run(self) -> Callable[..., torch.Tensor]:
-        made: Callable[..., torch.Tensor] = torch.compile(hidden_states, dynamic=True)
-        return made
+        compiled: Callable[..., torch.Tensor] = torch.compile(hidden_states, dynamic=True)
+        return compiled
 
     def __call__(
         self,
@@ -135,10 +140,10 @@ class CompiledBert:
         mask: torch.Tensor,
         types: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `bert.hidden_states`."""
+        """See `hidden_states`."""
         types = torch.zeros_like(ids) if types is None else types
         n_tokens = ids.shape[1]
         if n_tokens == 1 and shape.max_position_embeddings > 1:
-            ids, mask, types = (nn.pad(each, (0, 1)) for each in (ids, mask, types))
-        found = self._run(weights, shape, ids, mask, types)
-        return found[:, :n_tokens]
+            ids, mask, types = (nn.pad(tensor, (0, 1)) for tensor in (ids, mask, types))
+        hidden: torch.Tensor = self._run(weights, shape, ids, mask, types)
+        return hidden[:, :n_tokens]

@@ -228,7 +228,7 @@ def _recorded(
         def run() -> tuple[torch.Tensor, torch.Tensor]:
             return compute(*_unpacked(inputs, bucket.tokens))
 
-        expected = [each.clone() for each in run()]
+        expected = [output.clone() for output in run()]
         plain_s = recorder.seconds(run)
         # The graphs' common pool grows by that much at most, if nothing in it can be reused
         if recorder.needed(run) + _DRIVER_BYTES > left:

@@ -54,16 +54,16 @@ class Device:
     description: str
 
 
-def choose_device(wanted: str, build: TorchBuild) -> Device:
+def choose_device(requested: str, build: TorchBuild) -> Device:
     """Return the device that a profile's `device:` names. Never falls back to another one.
 
     `rocm` and `hip` are torch's device `cuda` on a HIP build; `cuda` is accepted on both builds. Raises
     SettingsError for other names, DeviceMissing if it isn't available.
     """
-    match = _SYNTAX.fullmatch(wanted.strip().lower())
+    match = _SYNTAX.fullmatch(requested.strip().lower())
     if match is None:
         raise SettingsError(
-            f"device {wanted!r} is not known",
+            f"device {requested!r} is not known",
             f"use one of {', '.join(DEVICE_NAMES)}, with an index as in rocm:0",
         )
     name, index = match[1], int(match[2] or 0)

@@ -62,6 +62,9 @@ class Response(Protocol):
 class DownloadGuard:
     """Checks the download of one file: at most `max_bytes`, and no more than the disk has `free`.
 
+    Whoever answers for the hub chooses every header and every byte. So an answer must be of the commit that
+    was asked for, its hashes must be hashes, and a body has at most the bytes that were declared.
+
     The hooks `on_request` and `on_response` are those of the library's HTTP client.
     """
 

@@ -30,7 +30,9 @@ from service.settings import MAX_POSITIONS, Placement
 class MemoryLimits:
     """Limits torch's allocator to the sum of the placed models' budgets, on each card.
 
-    One for the process, because the allocator has one limit a card.
+    Beyond it the allocator refuses, as if the card were smaller. Otherwise a pass that takes more than was
+    predicted, or a leak, would take memory from other programs, or from the system's where a driver lends that.
+    There is one for the process, because the allocator has one limit a card.
     """
 
     def __init__(self) -> None:
