@@ -38,15 +38,14 @@ from service.settings import Limits
 
 _PEER_POLL_S = 0.1  # between two looks whether a caller that sends no more has left
 _ORIGIN = re.compile(rb"https?://[^/?]*", re.IGNORECASE)  # of a request's target, as sent to proxies
-_OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # until some connection closes
-_ACCEPT_PAUSE_S = 1.0  # then
+_OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_ACCEPT_PAUSE_S = 1.0  # after one of them, until some connection has closed
 
 log = logging.getLogger("service")
 
 
 class _Parser(h11.Connection):
-    """h11's parser with limits on header fields and chunks, which sends a head with the first piece of its
-    body.
+    """h11's parser with limits on header fields and chunks. Sends a head with the first piece of its body.
 
     `refusal`: why the parser raised h11.RemoteProtocolError, where it is one of these limits.
     """

@@ -55,9 +55,9 @@ Method = Callable[[Service, Any, Context, float], Awaitable[Any]]  # the float: 
 
 # ---- messages -------------------------------------------------------------------------------------------
 
-# The messages' classes are made from this table when the module is imported, in a pool of their own: a client in
-# the same process may bring the same names. Nested messages are at the top: their names aren't sent.
-# Each message's fields, numbered from 1: a type and a name. `*`: repeated; `%`: a map with string keys
+# Their classes are made from this table when the module is imported, in a pool of their own: a client in the
+# same process may bring the same names. Nested messages are at the top, since their names aren't sent.
+# Each message's fields are numbered from 1: a type and a name. `*`: repeated; `%`: a map with string keys.
 _TABLE = {
     "InferParameter": "bool bool_param, int64 int64_param, string string_param, double double_param, "
     "uint64 uint64_param",

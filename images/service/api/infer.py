@@ -277,8 +277,8 @@ def render_model(info: ModelInfo) -> dict[str, Any]:
 
 
 # ---- binary tensors ---------------------------------------------------------------------------------------
-# The bytes behind the JSON, in the order of the tensors. Numbers are little-endian; an element of BYTES is its
-# length in 4 bytes, and its bytes.
+# The bytes behind the JSON, in the order of the tensors. Numbers are little-endian. An element of BYTES is
+# its length in 4 bytes, and its bytes.
 
 
 def split_body(body: bytes, declared: str | None) -> tuple[bytes, bytes]:

@@ -8,15 +8,13 @@ what is wrong.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from service.errors import bad_request
-from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Task, Text, Vector
 from service.settings import Limits
 
 OUTPUTS = ("label", "probabilities")
-
-Task = Literal["classify", "embed"]
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,8 @@ class CompiledBert:
     """`hidden_states` through torch.compile: one program for a single row, one for several, of any length.
 
     Compiled at the first calls. Batches have a new shape all the time, and a program takes seconds to make.
-    Sizes of 1 always get programs of their own, so this avoids them: there are always types, and never rows of
-    one token.
+    Sizes of 1 always get programs of their own, so this avoids them: there are always types, and never rows
+    of one token.
     """
 
     @cached_property

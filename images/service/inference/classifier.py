@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ModelInfo:
     accuracy: float | None = None
 
 
+Task = Literal["classify", "embed"]
 Text = str | tuple[str, str]  # one text, or a pair of texts that the model reads as one
 
 

@@ -9,12 +9,12 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from service.inference.buckets import Bucket, bucket_of, smaller
-from service.inference.classifier import Encoded
+from service.inference.classifier import Encoded, Task
 
 MAX_CAPTURE_S = 20.0  # after which no further shapes are captured
 _MAX_SLOWER_IN_A_ROW = 12  # shapes whose graph was no faster; larger ones won't be either
@@ -23,7 +23,6 @@ _TOLERANCE = (
     1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
 )
 
-Task = Literal["classify", "embed"]
 Run = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 # ids [rows, tokens], mask [rows, tokens], types [rows, tokens] -> probabilities, embeddings (each [rows, n])
 Compute = Callable[

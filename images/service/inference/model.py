@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
@@ -19,7 +19,7 @@ from service.inference import bert, checkpoint, hub
 from service.inference.bert import CompiledBert
 from service.inference.buckets import buckets
 from service.inference.checkpoint import BertShape, parameter_count
-from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Task, Text, Vector
 from service.inference.cuda_graphs import CapturedGraphs, GraphRecorder, Recorder, capture
 from service.inference.device import Device, Gpu, TorchBuild, check_cards, choose_device
 from service.inference.mounted import read_weights
@@ -70,9 +70,6 @@ def _node_state(path: Path) -> str:
     if not path.exists():
         return "absent"
     return "open" if os.access(path, os.R_OK | os.W_OK) else "denied"
-
-
-Task = Literal["classify", "embed"]
 
 
 class Outputs(Protocol):

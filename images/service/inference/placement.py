@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from probes.placement import Plan, place, plan
 from service.errors import DeviceMissing, SettingsError
 from service.inference import bert
 from service.inference.checkpoint import BertShape
+from service.inference.classifier import Task
 from service.inference.device import Device
 from service.settings import MAX_POSITIONS, Placement
 
@@ -31,8 +31,8 @@ class MemoryLimits:
     """Limits torch's allocator to the sum of the placed models' budgets, on each card.
 
     Beyond it the allocator refuses, as if the card were smaller. Otherwise a pass that takes more than was
-    predicted, or a leak, would take memory from other programs, or from the system's where a driver lends that.
-    There is one for the process, because the allocator has one limit a card.
+    predicted, or a leak, would take memory from other programs, or from the system's where a driver lends
+    that. There is one for the process, because the allocator has one limit a card.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class PlaceableBert(nn.Module):  # type: ignore[misc]
         ids: torch.Tensor,
         mask: torch.Tensor,
         types: torch.Tensor | None,
-        task: Literal["classify", "embed"],
+        task: Task,
     ) -> torch.Tensor:
         """Return logits [rows, labels], or embeddings [rows, hidden]."""
         hidden = self.embeddings(ids, types)
@@ -136,7 +136,7 @@ class PlacedBert:
         ids: torch.Tensor,
         mask: torch.Tensor,
         types: torch.Tensor | None,
-        task: Literal["classify", "embed"],
+        task: Task,
     ) -> torch.Tensor:
         """See `Outputs`."""
         assert self._model is not None
