@@ -201,6 +201,11 @@ class Limits:
                 f"max_queue_tokens is {self.max_queue_tokens}: batches don't reach max_batch_tokens "
                 f"({self.max_batch_tokens})"
             )
+        if self.header_timeout_s < self.keep_alive_s:
+            messages.append(
+                f"header_timeout_s is {self.header_timeout_s}: idle connections are closed after that, "
+                f"before keep_alive_s ({self.keep_alive_s})"
+            )
         return tuple(messages)
 
     def within_open_files(self, open_files: int, *, grpc: bool) -> "tuple[Limits, tuple[str, ...]]":

@@ -98,6 +98,8 @@ def test_limits_that_others_make_unreachable_are_named() -> None:
     assert Limits().contradictions() == ()
     (large_text,) = Limits(max_body_bytes=1024).contradictions()
     assert "max_body_bytes is 1024: a text of max_text_chars (20000) gets 413" in large_text
+    (short_timeout,) = Limits(header_timeout_s=3).contradictions()
+    assert "header_timeout_s is 3: idle connections are closed after that" in short_timeout
     (large_batch,) = Limits(max_batch_tokens=16384).contradictions()
     assert "max_queue_tokens is 8192: batches don't reach max_batch_tokens (16384)" in large_batch
 

@@ -3,20 +3,23 @@
 WEIR_GOLDEN=write writes the table of docs/service.md anew.
 """
 
+import asyncio
 import os
 import re
 from pathlib import Path
 
 import pytest
 import yaml
-from service import health
-from service.errors import SettingsError
+from logged import Logged
+from service import health, server
+from service.errors import ServiceError, SettingsError
 from service.settings import (
     DERIVED_LIMITS,
     LIMITS,
     SETTABLE_LIMITS,
     Limit,
     Limits,
+    Settings,
     build_settings,
     variable_of,
 )
@@ -81,6 +84,29 @@ def test_nginx_takes_what_the_service_takes() -> None:
     assert f"client_max_body_size {limits.max_body_bytes >> 20}m;" in rules
     assert f"client_header_timeout {limits.header_timeout_s}s;" in rules
     assert f"client_body_timeout {limits.body_timeout_s}s;" in rules
+
+
+def test_what_a_start_lowers_or_finds_contradictory_is_logged(
+    logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Limits] = []
+
+    def make_service(settings: Settings) -> None:
+        started.append(settings.limits)
+        raise ServiceError("far enough")
+
+    monkeypatch.setattr(server, "make_service", make_service)
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _which: (256, 256))
+    limits = Limits(max_in_flight=128, max_batch_tokens=16384)
+    settings = Settings("t", "cpu", Path("/models"), "random", "127.0.0.1", 1, limits)
+    with pytest.raises(ServiceError, match="far enough"):
+        asyncio.run(server.serve(settings))
+    assert (started[0].max_connections, started[0].max_in_flight) == (96, 95)
+    assert logged.lines == [
+        "max_queue_tokens is 8192: batches don't reach max_batch_tokens (16384)",
+        "256 open files allow 96 connections, not the 512 of max_connections",
+        "96 connections allow 95 requests at a time, not the 128 of max_in_flight",
+    ]
 
 
 def test_the_environment_wins_over_the_profile() -> None:
