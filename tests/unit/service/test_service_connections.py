@@ -1,4 +1,4 @@
-"""Who stays when all places are taken, and when a connection's time is up; without a socket."""
+"""Which connections stay open at the limit, and when a connection's time is up; without a socket."""
 
 import asyncio
 from collections.abc import Callable

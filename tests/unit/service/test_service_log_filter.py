@@ -12,7 +12,7 @@ from service.log import MAX_TEXTS, PERIOD_S, RepeatFilter
 def told(logged: Logged) -> tuple[logging.Logger, list[float]]:
     """A logger with the filter, and its clock."""
     clock = [0.0]
-    log = logging.Logger("sparing")
+    log = logging.Logger("filtered")
     log.addHandler(logged)
     log.addFilter(RepeatFilter(lambda: clock[0]))
     return log, clock
