@@ -13,4 +13,4 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed, or no reader any more
             stream.flush()
-    os._exit(code)  # a thread may still load the model, or compute a result that is no longer wanted
+    os._exit(code)  # without waiting for threads that still load or compute

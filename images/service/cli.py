@@ -1,4 +1,6 @@
-"""Start: settings, log, server; turns a ServiceError into a message and an exit code."""
+"""The program: reads the profile, sets up the log, serves, and turns a ServiceError into a message and an
+exit code.
+"""
 
 import argparse
 import asyncio
@@ -10,12 +12,12 @@ from pathlib import Path
 import yaml
 
 from service.errors import Exit, ServiceError, SettingsError
-from service.log import Gathered, JsonLines, Sparing
+from service.log import BufferedHandler, JsonFormatter, RepeatFilter
 from service.settings import build_settings, profile_path
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader takes a duplicate key's last value in silence; this one refuses it."""
+    """Refuses duplicate keys, of which SafeLoader takes the last without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[object] = set()
@@ -30,24 +32,26 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def read_profile(path: Path) -> Mapping[str, object]:
-    """The keys of a profile. Raises SettingsError naming the file, line and key."""
+    """Read the keys of a profile. Raises SettingsError with the file, line and key."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise SettingsError(f"no profile {path.name} in {path.parent}", _known(path.parent)) from error
+        raise SettingsError(
+            f"no profile {path.name} in {path.parent}", _known_profiles(path.parent)
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} can't be read: {error}") from error
     try:
-        found = yaml.load(text, Loader=_StrictLoader)
-    # The last two are yaml's for values that only look right: `2020-13-45`, `0x_`, `!!timestamp x`
+        profile = yaml.load(text, Loader=_StrictLoader)
+    # yaml raises the last two for values that only look right: `2020-13-45`, `0x_`, `!!timestamp x`
     except (yaml.YAMLError, RecursionError, ValueError, AttributeError) as error:
         raise SettingsError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(profile, dict):
         raise SettingsError(f"{path} must hold keys and values", "for example: `device: cpu`")
-    return found
+    return profile
 
 
-def _known(directory: Path) -> str:
+def _known_profiles(directory: Path) -> str:
     names = sorted(path.stem.removeprefix("application-") for path in directory.glob("application-*.yaml"))
     return f"known profiles: {', '.join(names)}" if names else f"{directory} holds no application-*.yaml"
 
@@ -70,15 +74,15 @@ def main(env: Mapping[str, str], arguments: Sequence[str] = ()) -> int:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python3 -m service", description=_HELP, formatter_class=as_written)
     parser.parse_args(arguments)
-    handler = Gathered(sys.stderr)
-    handler.setFormatter(JsonLines())
-    handler.addFilter(Sparing())
+    handler = BufferedHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(RepeatFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         path = profile_path(env)
         settings = build_settings(env, read_profile(path), path)
-        from service.server import serve  # starlette and uvicorn only once the settings are right
+        from service.server import serve  # starlette and uvicorn, once the settings are right
 
         try:
             asyncio.run(serve(settings))

@@ -1,8 +1,9 @@
-"""Everything that can go wrong: what ends the process (with its exit code) and what ends a request."""
+"""All errors: a ServiceError ends the process with an exit code, a RequestError one request with a status."""
 
 from enum import IntEnum
 
-_MOST_CHARS = 1000  # of a message to a caller
+RETRY_AFTER_S = 1  # of a 503 or 429 where nothing is known about how long it will take
+_MAX_MESSAGE_CHARS = 1000
 
 
 class Exit(IntEnum):
@@ -45,7 +46,7 @@ class ModelUnreadable(ServiceError):
 
 
 class HubUnreachable(ServiceError):
-    """The hub doesn't give the model's files, and the cache doesn't have them."""
+    """The model's files are neither in the cache nor to be had from the hub."""
 
 
 class DeviceLost(ServiceError):
@@ -53,20 +54,20 @@ class DeviceLost(ServiceError):
 
 
 class DeviceFault(Exception):
-    """A computation failed as no request can make it fail: the driver or the device is at fault."""
+    """A computation failed in a way that no request can cause: the driver or the device is at fault."""
 
 
 class RequestError(Exception):
-    """A request that isn't served: the HTTP status, why, and after how many seconds to try again."""
+    """A request that isn't served: the HTTP status, the message, and Retry-After in seconds."""
 
     def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
-        # A caller's own words may be in it, and JSON's escapes may write what UTF-8 can't
-        self.message = message[:_MOST_CHARS].encode(errors="backslashreplace").decode()
+        # The message may quote the caller, whose JSON escapes may stand for what UTF-8 can't encode
+        self.message = message[:_MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
         super().__init__(self.message)
         self.status = status
         self.retry_after_s = retry_after_s
 
 
 def bad_request(message: str) -> RequestError:
-    """The caller's mistake: 400."""
+    """Return a RequestError for the caller's mistake (400)."""
     return RequestError(400, message)

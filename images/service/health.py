@@ -1,6 +1,7 @@
-"""The image's HEALTHCHECK: `python3 -m service.health` exits 0 when the service says it is ready, else 1.
+"""The image's HEALTHCHECK: `python3 -m service.health` exits 0 when the service answers that it is ready,
+else 1.
 
-Standard library only, and little of it: it runs every few seconds.
+It runs every few seconds, so it imports little, and only of the standard library.
 """
 
 import os
@@ -15,19 +16,19 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a socket bound to every ad
 
 
 def status(host: str, port: int) -> str:
-    """The status line of GET /v2/health/ready. Raises OSError when nobody answers in time."""
+    """Return the status line of GET /v2/health/ready. Raises OSError without an answer in time."""
     with socket.create_connection((_ANY.get(host, host), port), timeout=TIMEOUT_S) as connection:
         connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return connection.makefile("rb").readline().decode("ascii", "replace").strip()
 
 
 def is_ready(status_line: str) -> bool:
-    """Whether an HTTP status line says 200."""
+    """Return whether an HTTP status line has the status 200."""
     return status_line.split(" ")[1:2] == ["200"]
 
 
 def main() -> int:
-    """Ask the service; say on stderr why it isn't ready (`docker inspect` keeps that)."""
+    """Ask the service; write to stderr why it isn't ready (`docker inspect` shows that)."""
     try:
         answer = status(*parse_listen(os.environ.get("WEIR_LISTEN") or DEFAULT_LISTEN))
     except (OSError, SettingsError) as error:

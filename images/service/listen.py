@@ -1,4 +1,4 @@
-"""The address that the service listens on. Health checks import this every few seconds, so it is small."""
+"""Addresses as `host:port`. Small, because the health check imports it every few seconds."""
 
 import socket
 
@@ -8,14 +8,14 @@ DEFAULT_LISTEN = "0.0.0.0:8000"  # inside the container; compose publishes it on
 
 
 def parse_listen(text: str, variable: str = "WEIR_LISTEN") -> tuple[str, int]:
-    """`host:port` of a variable; an IPv6 address has brackets there, and none in what is returned.
+    """Parse the `host:port` of an environment variable; the host of `[::1]:8000` is `::1`.
 
     Raises SettingsError.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         raise SettingsError(f"{variable} {text!r} is not host:port", f"for example {DEFAULT_LISTEN}")
-    if not any(each in host for each in ":[]"):
+    if not any(character in host for character in ":[]"):
         return host, int(port)
     try:
         if (host[0], host[-1]) != ("[", "]"):
@@ -29,6 +29,6 @@ def parse_listen(text: str, variable: str = "WEIR_LISTEN") -> tuple[str, int]:
     return f"{short}{percent}{interface}", int(port)
 
 
-def shown(host: str, port: int) -> str:
-    """An address as `parse_listen` takes it."""
+def format_address(host: str, port: int) -> str:
+    """Return an address as `parse_listen` takes it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,6 @@
-"""The log: one JSON object a line, with the ids of the request that a line belongs to."""
+"""The log: JSON lines with the ids of their request (`JsonFormatter`), written in groups (`BufferedHandler`),
+without repetitions (`RepeatFilter`).
+"""
 
 import asyncio
 import contextlib
@@ -11,19 +13,21 @@ from datetime import UTC, datetime
 from traceback import walk_tb
 from typing import TextIO
 
-from service.api.tracing import CURRENT
+from service.api.tracing import CURRENT_TRACE
 
-_HELD_S = 0.5  # that a line waits at most for others
+MAX_DELAY_S = 0.5  # of a line that waits for others
+PERIOD_S = 60.0  # in which a repeated warning passes once
+MAX_TEXTS = 8  # different texts of one place in the code that pass in a period
 
 
-class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON; `extra={"data": {...}}` adds keys."""
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a line of JSON; `extra={"data": {...}}` adds keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without its newline."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, object] = {"time": at, "level": record.levelname, "message": record.getMessage()}
-        if trace := CURRENT.get():
+        if trace := CURRENT_TRACE.get():
             line |= trace.fields
         line |= getattr(record, "data", {})
         if record.exc_info:
@@ -31,31 +35,31 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class Gathered(logging.StreamHandler[TextIO]):
-    """Writes a line at once if none was written in the last half second, else soon, together with others.
+class BufferedHandler(logging.StreamHandler[TextIO]):
+    """Writes a line at once if none was written in the last MAX_DELAY_S, else with others after that time.
 
-    Whatever collects a container's log wakes at each write and takes a CPU from a pass, which needs all of
-    them. Warnings are written at once, and so is everything where no event loop runs. Flush it at the end.
+    Whatever collects a container's log wakes at each write, and takes a CPU from the model, which needs all
+    of them. Warnings are written at once, and so is every line where no event loop runs. Flush it at the end.
     """
 
     def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._now = now
         self._lines: list[str] = []
-        self._written_s = -_HELD_S
+        self._written_s = -MAX_DELAY_S
         self._due = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record now or soon."""
         try:
             self._lines.append(self.format(record) + self.terminator)
-            if record.levelno > logging.INFO or not self._due_soon():
+            if record.levelno > logging.INFO or not self._schedule_flush():
                 self.flush()
-        except Exception:  # as logging's own handlers have it: a log doesn't end what it reports
+        except Exception:  # as in logging's own handlers: logging must not raise
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write all lines."""
+        """Write all buffered lines."""
         self.acquire()
         try:
             text = "".join(self._lines)
@@ -67,9 +71,9 @@ class Gathered(logging.StreamHandler[TextIO]):
         finally:
             self.release()
 
-    def _due_soon(self) -> bool:
-        """Whether the event loop will flush; it is asked to, unless it has been."""
-        left_s = self._written_s + _HELD_S - self._now()
+    def _schedule_flush(self) -> bool:
+        """Have the event loop flush soon. Return False if the line is to be written now."""
+        left_s = self._written_s + MAX_DELAY_S - self._now()
         if left_s <= 0:
             return False
         if not self._due:
@@ -82,29 +86,26 @@ class Gathered(logging.StreamHandler[TextIO]):
 
     def _flush_on_time(self) -> None:
         self._due = False
-        with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more: where to say it?
+        with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more
             self.flush()
-
-
-PERIOD_S = 60.0
-MOST = 8  # different texts of one place in a period
 
 
 @dataclass
 class _Period:
-    """What one place in the code has logged since a time, and how often it wasn't let through."""
+    """The texts of one place in the code that have passed since a time, and how many records were dropped."""
 
     since_s: float
     passed: set[str] = field(default_factory=set)
-    left_out: int = 0
+    dropped: int = 0
 
 
-class Sparing(logging.Filter):
-    """Lets each warning and each traceback pass once in PERIOD_S, and at most MOST of one place in the code.
+class RepeatFilter(logging.Filter):
+    """Drops repeated warnings and tracebacks, so that callers can't fill the log.
 
-    So another fault, or the end of one, is seen as well. The first one after a period states how many were
-    left out. There are only as many places as there is code. What is no warning, and errors without a
-    traceback, always pass: no caller can repeat those.
+    Each text passes once in PERIOD_S, and at most MAX_TEXTS of one place in the code; the first record after
+    a period says how many were dropped. So another fault, or the end of one, is logged as well. Memory is
+    bounded: there are only as many places as there is code. Records below WARNING, and errors without a
+    traceback, always pass: no caller can cause those.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -120,21 +121,21 @@ class Sparing(logging.Filter):
         now, place, text = self._now(), raised_at or f"{record.pathname}:{record.lineno}", _text(record)
         period = self._periods.get(place)
         if period and now - period.since_s < PERIOD_S:
-            if text in period.passed or len(period.passed) == MOST:
-                period.left_out += 1
+            if text in period.passed or len(period.passed) == MAX_TEXTS:
+                period.dropped += 1
                 return False
             period.passed.add(text)
             return True
         self._periods[place] = _Period(now, {text})
-        if period and period.left_out:
+        if period and period.dropped:
             record.msg = (
-                f"{record.msg} ({period.left_out} more like this in the {now - period.since_s:.0f} s before)"
+                f"{record.msg} ({period.dropped} more like this in the {now - period.since_s:.0f} s before)"
             )
         return True
 
 
 def _raised_at(record: logging.LogRecord) -> str:
-    """What the record's exception is and where it was raised; empty without one."""
+    """Return the record's exception and where it was raised, or an empty string."""
     if not record.exc_info or record.exc_info[1] is None:
         return ""
     kind, _, traceback = record.exc_info
@@ -143,8 +144,8 @@ def _raised_at(record: logging.LogRecord) -> str:
 
 
 def _text(record: logging.LogRecord) -> str:
-    """What the record says, and its exception."""
+    """Return the record's message and its exception."""
     try:
         return f"{record.getMessage()} {record.exc_info[1] if record.exc_info else ''}"
-    except Exception:  # the wrong arguments, or an exception that can't be shown: the handler reports it
+    except Exception:  # wrong arguments, or an exception without a text: the handler reports it
         return str(record.msg)

@@ -1,4 +1,6 @@
-"""Runs the application: answers at once, loads in the background, drains on SIGTERM, exits 0."""
+"""One process from its start to its end: `serve` answers at once, loads the models in the background, drains
+on SIGTERM, loads them again on SIGHUP, and ends when the device is lost.
+"""
 
 import asyncio
 import gc
@@ -16,70 +18,66 @@ import anyio
 import uvicorn
 from anyio.abc import TaskGroup
 
+from service.api.admission import ConnectionLimiter
 from service.api.app import create_app
-from service.api.connection import Acceptor, Connection
-from service.api.connection_limit import Door, places
+from service.api.connection import Connection, HttpServer
 from service.api.service import Service
-from service.batching.worker import in_own_thread
+from service.batching.worker import run_in_thread
 from service.errors import DeviceLost, ServiceError, SettingsError
 from service.inference.classifier import Classifier
-from service.listen import shown
+from service.listen import format_address
 from service.models import DEFAULT, folder_of
-from service.settings import Settings
+from service.settings import Limits, Settings
 
 if TYPE_CHECKING:
     import grpc.aio
 
-_BACKLOG = 128  # connections that wait for us to accept them, and those accepted at once
-_CLOSE_S = 5  # for connections to close once everyone has been answered
-_FLUSH_S = 2  # for spans that weren't sent when everything else has ended
-_KEEP_ALIVE_S = 5  # without a byte of the next request
-_HEAD_BYTES = 16 << 10  # of one request's head
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_WATCH_S = 0.5  # between two looks at how long the device has been busy
-_LAST_WORDS_S = 2.0  # between losing the device and the end: probes see why
-# Turns that OpenMP's threads wait awake for more work, 0.2 to 0.5 ms: longer than the gaps within a pass. By
-# default it is 300,000, which takes a CPU from the event loop for 7 ms after each pass, and stretches a
-# pass many times over where other programs need the CPUs.
-_SPINS = "10000"
+_WATCH_S = 0.5  # between two checks of how long the device has been busy
+_DEVICE_LOST_S = 2.0  # between losing the device and exiting, so that health checks see the reason
+# Iterations for which OpenMP's threads spin before they sleep: 0.2 to 0.5 ms, longer than the gaps within a
+# pass. The default of 300,000 takes a CPU from the event loop for 7 ms after each pass, and makes a pass
+# several times slower where other programs need the CPUs.
+_SPIN_COUNT = "10000"
 
 log = logging.getLogger("service")
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; the IPv6 address `::` takes IPv4 too, where the platform can.
+def listen(host: str, port: int, *, backlog: int = Limits.backlog) -> socket.socket:
+    """Return a listening socket. The address `::` takes IPv4 connections, too, where the platform can.
 
     Raises ServiceError when the address can't be bound.
     """
     try:
         family = _family(host, port)
         both = host == "::" and socket.has_dualstack_ipv6()
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+        listener = socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         why = getattr(error, "strerror", None) or error
         no_ipv6 = "; where there is no IPv6, WEIR_LISTEN=0.0.0.0:8000 takes IPv4" if ":" in host else ""
         raise ServiceError(
-            f"can't listen on {shown(host, port)}: {why}", f"set WEIR_LISTEN to another host:port{no_ipv6}"
+            f"can't listen on {format_address(host, port)}: {why}",
+            f"set WEIR_LISTEN to another host:port{no_ipv6}",
         ) from error
-    # Accepted sockets inherit it. asyncio sets it only on sockets made with the protocol number of TCP, which
-    # create_server leaves at 0; and without it the second answer on a connection waits 40 ms for an ACK.
+    # Accepted sockets inherit it. Without it, the second answer on a connection waits 40 ms for an ACK.
+    # asyncio sets it only on sockets whose protocol number is TCP's, and create_server leaves that at 0.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def _family(host: str, port: int) -> socket.AddressFamily:
-    """IPv4 where the host has such an address, as ever; else IPv6. Raises OSError."""
-    found = {each[0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    return socket.AF_INET if socket.AF_INET in found or not found else socket.AF_INET6
+    """IPv4 where the host has such an address, else IPv6. Raises OSError."""
+    families = {info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
 
 
 def _load(settings: Settings, name: str) -> Classifier:
-    """In the loader's thread: importing torch alone takes seconds, and `live` must not wait for it."""
-    # The slim image has no numpy on purpose, and torch says so when it is imported
+    """Load a model, in a thread: importing torch alone takes seconds, and `live` must not wait for it."""
+    # torch warns when it is imported without numpy, which the slim image leaves out on purpose
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     if "OMP_WAIT_POLICY" not in os.environ:  # libgomp reads both when torch loads it
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    from service.inference.inference import load
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    from service.inference.model import load
 
     if name != DEFAULT:  # a name that a caller chose must not bring random weights
         settings = replace(settings, weights="mounted", hub=None)
@@ -87,10 +85,10 @@ def _load(settings: Settings, name: str) -> Classifier:
 
 
 def make_service(settings: Settings) -> Service:
-    """The state of one process, without its models."""
+    """Return the state of one process, before its models are loaded."""
 
     async def load(name: str) -> Classifier:
-        return await in_own_thread(partial(_load, settings, name), name=f"load {name}")
+        return await run_in_thread(partial(_load, settings, name), name=f"load {name}")
 
     return Service(
         settings.limits,
@@ -101,47 +99,32 @@ def make_service(settings: Settings) -> Service:
     )
 
 
-def _open_files(*, shared: bool) -> int:
-    """How many files HTTP may have open: half of them where it shares them with gRPC."""
-    n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return n_files // 2 if shared else n_files
-
-
-def make_server(service: Service, *, shared: bool = False) -> uvicorn.Server:
-    """uvicorn without its own log lines: every prediction has one of ours, health checks need none.
-
-    `shared`: gRPC takes half of the files that may be open, so that neither can lock the other out.
-    """
-    wanted = service.limits.max_connections
-    n_files = _open_files(shared=shared)
-    limit, burst = places(wanted, n_files, burst=_BACKLOG)
-    if limit < wanted:
-        log.warning(
-            "%d open files allow %d connections, not the %d of max_connections", n_files, limit, wanted
-        )
-    door: Door[Connection] = Door(limit)
-    protocol = partial(Connection, door=door, timeout_s=service.limits.header_timeout_s)
-    return Acceptor(
+def make_server(service: Service) -> uvicorn.Server:
+    """Return uvicorn without its own log lines: each prediction has one of ours, health checks need none."""
+    limits = service.limits
+    limiter: ConnectionLimiter[Connection] = ConnectionLimiter(limits.max_connections)
+    protocol = partial(Connection, limiter=limiter, limits=limits)
+    return HttpServer(
         uvicorn.Config(
             create_app(service),
             http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
-            h11_max_incomplete_event_size=_HEAD_BYTES,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            backlog=burst,
+            h11_max_incomplete_event_size=limits.head_bytes,
+            timeout_keep_alive=limits.keep_alive_s,
+            backlog=limits.backlog,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            date_header=False,  # `observed` writes it
+            date_header=False,  # `with_telemetry` writes it
             proxy_headers=False,  # nothing here asks who the caller is
-            timeout_graceful_shutdown=_CLOSE_S,
+            timeout_graceful_shutdown=limits.close_s,
         )
     )
 
 
-class _Life:
-    """Start, signals and end of one server: what runs beside it until it stops."""
+class _Lifecycle:
+    """What runs beside the server until it stops: loading, signals, the watch over the device."""
 
     def __init__(self, service: Service, server: uvicorn.Server, tasks: TaskGroup) -> None:
         self._service = service
@@ -149,18 +132,18 @@ class _Life:
         self._tasks = tasks
         self.failure: ServiceError | None = None
         self._reloading = anyio.Lock()
-        self._reload_waits = False  # for the one that runs; further signals wish for the same
+        self._reload_waits = False  # behind the one that runs; further signals change nothing
 
     async def load(self) -> None:
         """Load all models; the server ends when one can't be."""
         try:
             await self._service.load_models()
-            gc.freeze()  # torch's 165,000 objects stay; looking through them takes 50 to 100 ms each time
+            gc.freeze()  # torch's 165,000 objects stay, and each collection of them takes 50 to 100 ms
         except ServiceError as error:
             self._fail(error)
 
     async def reload(self) -> None:
-        """Load all models again; those from before answer until then, and go on where that fails."""
+        """Load all models again. The old ones answer until then, and continue if that fails."""
         async with self._reloading:
             self._reload_waits = False
             try:
@@ -170,14 +153,14 @@ class _Life:
                 log.error("the models stay as they were: %s", error)
 
     async def handle_signals(self) -> None:
-        """SIGTERM and SIGINT drain, a second one ends at once; SIGHUP loads the models again."""
+        """Drain on SIGTERM and SIGINT, end at once on a second one; load the models again on SIGHUP."""
         try:
             with anyio.open_signal_receiver(*_SIGNALS) as signals:
                 async for received in signals:
                     self._handle(received)
         finally:
-            for each in _SIGNALS:
-                signal.signal(each, signal.SIG_IGN)  # all is over: by default they would change the exit code
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # the default action would change the exit code
 
     def _handle(self, received: signal.Signals) -> None:
         admission = self._service.admission
@@ -187,28 +170,28 @@ class _Life:
                 self._tasks.start_soon(self.reload)
             return
         log.info("%s: not ready any more, %d in flight", received.name, admission.in_flight)
-        if admission.draining:  # the second one: somebody is in a hurry
+        if admission.draining:  # the second signal
             self._server.force_exit = self._server.should_exit = True
         else:
             self._tasks.start_soon(self.drain)
 
     async def drain(self) -> None:
-        """Admit nobody else, answer those inside, and end."""
+        """Admit no more requests, answer those in flight, and end."""
         if not await self._service.admission.drain(self._service.limits.drain_s):
             log.warning("%d requests weren't done in time and get 503", self._service.admission.in_flight)
         self._server.should_exit = True
 
     async def watch(self) -> None:
-        """End when the device is lost, after those who ask whether we live have heard that we don't."""
+        """End when the device is lost, after health checks have had the time to see it."""
         while self._service.live:
             await anyio.sleep(_WATCH_S)
             self._service.worker.watch()
-        log.error("the device is lost: %s", self._service.pulse.reason)
+        log.error("the device is lost: %s", self._service.health.reason)
         await self._service.admission.drain(0)
-        await anyio.sleep(_LAST_WORDS_S)
+        await anyio.sleep(_DEVICE_LOST_S)
         self._fail(
             DeviceLost(
-                f"the device failed and didn't recover: {self._service.pulse.reason}",
+                f"the device failed and didn't recover: {self._service.health.reason}",
                 "see the kernel's log (dmesg); restart the container, or the driver",
             )
         )
@@ -220,7 +203,7 @@ class _Life:
 
 
 def _add_spans(service: Service) -> None:
-    """Have requests traced. Raises ServiceError where OpenTelemetry isn't installed."""
+    """Export spans of requests. Raises ServiceError where OpenTelemetry isn't installed."""
     try:
         from service.api.spans import Spans  # in few images
 
@@ -230,55 +213,65 @@ def _add_spans(service: Service) -> None:
             f"OTEL_EXPORTER_OTLP_ENDPOINT is set, but {error.name} isn't installed here",
             "use an image with OpenTelemetry (make images VARIANTS=cpu-extras), or unset the variable",
         ) from error
-    except ValueError as error:  # it checks its own variables as it is imported and set up
+    except ValueError as error:  # OpenTelemetry checks its variables when it is imported and set up
         raise SettingsError(
             f"OpenTelemetry: {error}", "correct that variable (OTEL_...), or unset it"
         ) from error
 
 
 async def _start_grpc(service: Service, settings: Settings) -> "grpc.aio.Server | None":
-    """The gRPC server where one is asked for. Raises ServiceError when it can't be had."""
+    """Start gRPC if the settings ask for it. Raises ServiceError when it can't be started."""
     if settings.grpc is None:
         return None
     try:
-        from service.api.grpc_endpoint import MAX_CONNECTIONS, start  # grpcio is in few images
+        from service.api.grpc_endpoint import start  # grpcio is in few images
     except ImportError as error:
         raise ServiceError(
             f"WEIR_GRPC_LISTEN is set, but {error.name} isn't installed here",
             "use an image with gRPC (make images VARIANTS=cpu-extras), or unset WEIR_GRPC_LISTEN",
         ) from error
-    connections, _ = places(MAX_CONNECTIONS, _open_files(shared=True), burst=_BACKLOG)
-    server, port = await start(service, *settings.grpc, connections=connections)
-    log.info("listening on %s for gRPC", shown(settings.grpc[0], port))
+    server, port = await start(service, *settings.grpc)
+    log.info("listening on %s for gRPC", format_address(settings.grpc[0], port))
     return server
+
+
+def _fit_limits(settings: Settings) -> Settings:
+    """Lower the limits to what this process may open, and log what was lowered and what contradicts."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits, lowered = settings.limits.within_open_files(open_files, grpc=settings.grpc is not None)
+    for message in (*settings.limits.contradictions(), *lowered):
+        log.warning("%s", message)
+    return replace(settings, limits=limits)
 
 
 async def serve(settings: Settings) -> None:
     """Serve until a signal. Raises ServiceError when the device or a model isn't usable.
 
     Returns without waiting for a thread that still loads or computes: nothing can end such a thread, so
-    its caller must end the process without joining it.
+    the caller must end the process without joining it.
     """
+    settings = _fit_limits(settings)
+    limits = settings.limits
     service = make_service(settings)
-    server = make_server(service, shared=settings.grpc is not None)
-    with listen(settings.host, settings.port) as sock:
+    server = make_server(service)
+    with listen(settings.host, settings.port, backlog=limits.backlog) as sock:
         if settings.spans:
             _add_spans(service)
-        calls = await _start_grpc(service, settings)
-        log.info("listening on %s profile=%s", shown(settings.host, settings.port), settings.profile)
+        grpc_server = await _start_grpc(service, settings)
+        log.info("listening on %s profile=%s", format_address(settings.host, settings.port), settings.profile)
         service.worker.start()
         async with anyio.create_task_group() as tasks:
-            life = _Life(service, server, tasks)
-            for task in (life.handle_signals, life.load, life.watch):
+            lifecycle = _Lifecycle(service, server, tasks)
+            for task in (lifecycle.handle_signals, lifecycle.load, lifecycle.watch):
                 tasks.start_soon(task)
             await server.serve(sockets=[sock])
-            if calls:
-                await calls.stop(0 if server.force_exit else _CLOSE_S)
+            if grpc_server:
+                await grpc_server.stop(0 if server.force_exit else limits.close_s)
             tasks.cancel_scope.cancel()
         service.worker.stop()
         if service.spans:
-            with anyio.move_on_after(_FLUSH_S):
-                await in_own_thread(service.spans.flush, name="flush spans")
-    if life.failure:
-        raise life.failure
+            with anyio.move_on_after(limits.flush_s):
+                await run_in_thread(service.spans.flush, name="flush spans")
+    if lifecycle.failure:
+        raise lifecycle.failure
     log.info("stopped")

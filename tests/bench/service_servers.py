@@ -19,7 +19,7 @@ BARE = """
 import json, sys, time
 from pathlib import Path
 from service.inference.classifier import Encoded
-from service.inference.inference import load
+from service.inference.model import load
 from service.settings import Limits, Settings
 model = load(Settings("bare", "cpu", Path("/models"), "random", "x", 1, Limits()), "finbert", Path("/models"))
 print("ready", flush=True)
@@ -37,15 +37,15 @@ BREAKS = """
 import os, time
 from service.cli import main
 from service.errors import DeviceFault
-from service.inference.inference import TorchClassifier
-works = TorchClassifier._guarded
+from service.inference.model import TorchClassifier
+works = TorchClassifier._compute
 def breaks(self, task, batch):
     while os.path.exists("/faults/hangs"):
         time.sleep(0.05)
     if os.path.exists("/faults/broken"):
         raise DeviceFault("a fault that the bench injected")
     return works(self, task, batch)
-TorchClassifier._guarded = breaks
+TorchClassifier._compute = breaks
 os._exit(main(os.environ))
 """
 

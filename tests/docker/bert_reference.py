@@ -4,7 +4,7 @@ import sys
 
 import torch
 from service.inference import bert
-from service.inference.architecture import BertShape, parameter_count, parameter_shapes
+from service.inference.checkpoint import BertShape, parameter_count, parameter_shapes
 
 SHAPE = BertShape(
     num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64, vocab_size=99

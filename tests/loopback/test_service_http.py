@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
-from service import server
 from service.errors import ServiceError, SettingsError
 from service.listen import parse_listen
 from service.server import listen
@@ -46,10 +45,9 @@ def fill(here: Served, stack: ExitStack) -> None:
     until(lambda: here.service.admission.in_flight == LIMITS.max_in_flight)
 
 
-def test_a_refusal_instead_of_100_continue_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_instead_of_100_continue_closes_the_connection() -> None:
     """The caller may leave its body out now: what follows is that or the next request (RFC 9110, 10.1.1)."""
-    monkeypatch.setattr(server, "_KEEP_ALIVE_S", 10 * PATIENCE_S)
-    slow = replace(LIMITS, header_timeout_s=600, body_timeout_s=600)
+    slow = replace(LIMITS, header_timeout_s=600, body_timeout_s=600, keep_alive_s=int(10 * PATIENCE_S))
     with served(slow) as here, ExitStack() as stack:
         fill(here, stack)
         told = received(here.open(stack, EXPECTS % len(ASK)))  # closed at once, not when it has been idle

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from service.errors import HubUnreachable, ModelUnreadable, ServiceError
-from service.inference.hub import Intake, fetched
+from service.inference.hub import DownloadGuard, fetch
 from service.settings import Hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -112,7 +112,7 @@ def hub() -> Iterator[StandIn]:
 
 
 def test_a_commits_data_is_fetched_and_neither_pickles_nor_code(hub: StandIn, tmp_path: Path) -> None:
-    folder = fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+    folder = fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: FILES[name] for name in ("config.json", "model.safetensors", "vocab.txt")
     }
@@ -121,10 +121,10 @@ def test_a_commits_data_is_fetched_and_neither_pickles_nor_code(hub: StandIn, tm
 
 
 def test_what_is_in_the_cache_needs_no_network(hub: StandIn, tmp_path: Path) -> None:
-    folder = fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+    folder = fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     before = len(hub.asked)
     hub.error = (500, "")
-    assert fetched(MODEL, endpoint=hub.url, cache=tmp_path) == folder
+    assert fetch(MODEL, endpoint=hub.url, cache=tmp_path) == folder
     assert len(hub.asked) == before  # files that the commit doesn't have aren't asked for again either
 
 
@@ -132,8 +132,8 @@ def test_the_environment_says_where_hub_and_cache_are(hub: StandIn, tmp_path: Pa
     env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "PYTHONPATH": sys.path[0]}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
     program = (
-        "from service.inference.hub import fetched; from service.settings import Hub\n"
-        f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
+        "from service.inference.hub import fetch; from service.settings import Hub\n"
+        f"print(fetch(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=300
@@ -161,28 +161,28 @@ def test_what_the_hub_refuses_is_said(
 ) -> None:
     hub.error = error
     with pytest.raises(HubUnreachable, match=said) as caught:
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert hint in caught.value.hint
     assert hub.url not in str(caught.value)
 
 
 def test_without_a_network_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(HubUnreachable, match="isn't in the cache, and the hub can't be reached") as caught:
-        fetched(MODEL, endpoint="http://127.0.0.1:9", cache=tmp_path)
+        fetch(MODEL, endpoint="http://127.0.0.1:9", cache=tmp_path)
     assert "HF_HOME" in caught.value.hint
 
 
 def test_a_repository_with_pickles_alone_is_refused(hub: StandIn, tmp_path: Path) -> None:
     del hub.files["model.safetensors"]
     with pytest.raises(ModelUnreadable, match=r"has no model.safetensors") as caught:
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert "pytorch_model.bin" in caught.value.hint
 
 
 def test_files_of_another_commit_are_refused(hub: StandIn, tmp_path: Path) -> None:
     hub.commit = "f" * 40
     with pytest.raises(ModelUnreadable, match=f"another commit: '{'f' * 40}'"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert not [line for line in hub.asked if line.startswith("GET")]
 
 
@@ -205,7 +205,7 @@ def test_a_hub_cannot_choose_where_files_are_written(
     for name, value in given.items():
         setattr(hub, name, value)
     with pytest.raises(ModelUnreadable, match=r"another commit|is no hash"):
-        fetched(MODEL, endpoint=hub.url, cache=cache)
+        fetch(MODEL, endpoint=hub.url, cache=cache)
     assert not [line for line in hub.asked if line.startswith("GET")]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() or path.name == "evil"]
 
@@ -218,8 +218,8 @@ def test_an_empty_variable_is_none_and_the_cache_is_not_in_the_current_directory
     env = os.environ | empty | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "images")
     program = (
-        "from service.inference.hub import fetched; from service.settings import Hub\n"
-        f"print(fetched(Hub({MODEL.repository!r}, {COMMIT!r})))"
+        "from service.inference.hub import fetch; from service.settings import Hub\n"
+        f"print(fetch(Hub({MODEL.repository!r}, {COMMIT!r})))"
     )
     (tmp_path / "here").mkdir()
     done = subprocess.run(
@@ -248,7 +248,7 @@ def test_a_file_that_ends_too_soon_is_not_kept(hub: StandIn, tmp_path: Path) -> 
 
     hub.answer = cut  # type: ignore[method-assign]
     with pytest.raises(ServiceError, match="can't be fetched"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert not list(tmp_path.rglob("model.safetensors"))
 
 
@@ -284,7 +284,7 @@ def test_a_body_that_does_not_end_stops_at_the_declared_size_and_leaves_nothing(
 ) -> None:
     raw(hub, endless)
     with pytest.raises(ModelUnreadable, match=r"model.safetensors .* doesn't end after the 7,000 bytes"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert cached_bytes(tmp_path) < 10_000
     assert not list(tmp_path.rglob("*.incomplete"))
 
@@ -312,7 +312,7 @@ def test_a_body_that_is_cut_and_continued_for_ever_stops_at_the_declared_size(
 ) -> None:
     asked = cuts(hub, monkeypatch, b"w" * 1_000_000, at_most=2500)
     with pytest.raises(ModelUnreadable, match=r"doesn't end after the 7,000 bytes"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert asked == ["", "bytes=2000-", "bytes=4000-", "bytes=6000-"]
     assert not list(tmp_path.rglob("*.incomplete"))
 
@@ -321,7 +321,7 @@ def test_a_body_that_breaks_off_is_continued(
     hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = cuts(hub, monkeypatch, FILES["model.safetensors"], at_most=2500)
-    folder = fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+    folder = fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert len(asked) > 1
 
@@ -329,7 +329,7 @@ def test_a_body_that_breaks_off_is_continued(
 def test_a_model_larger_than_the_profile_allows_is_not_asked_for(hub: StandIn, tmp_path: Path) -> None:
     small = replace(MODEL, max_bytes=6000)
     with pytest.raises(ModelUnreadable, match=r"has 7,000 bytes, and at most 5,978 are taken") as caught:
-        fetched(small, endpoint=hub.url, cache=tmp_path)
+        fetch(small, endpoint=hub.url, cache=tmp_path)
     assert "max_size" in caught.value.hint
     assert not [line for line in hub.asked if line.startswith("GET") and "safetensors" in line]
 
@@ -348,7 +348,7 @@ def test_a_size_that_is_not_declared_is_bounded_by_the_profile(hub: StandIn, tmp
 
     hub.answer = unsaid  # type: ignore[method-assign]
     with pytest.raises(ModelUnreadable, match=r"config.json .* doesn't end after the 100,000 bytes"):
-        fetched(replace(MODEL, max_bytes=100_000), endpoint=hub.url, cache=tmp_path)
+        fetch(replace(MODEL, max_bytes=100_000), endpoint=hub.url, cache=tmp_path)
     assert cached_bytes(tmp_path) < 10_000
 
 
@@ -367,7 +367,7 @@ def test_a_compressed_body_is_refused_since_a_few_bytes_may_stand_for_any_number
 
     raw(hub, squeezed)
     with pytest.raises(ModelUnreadable, match="was sent as 'gzip', which wasn't asked for"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert cached_bytes(tmp_path) < 10_000
 
 
@@ -388,7 +388,7 @@ def test_a_refusal_that_does_not_end_is_not_read_into_memory(
 
     raw(hub, refuse)
     with pytest.raises(ServiceError):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert sum(sent) < 100_000_000  # what the sockets took before they were closed
 
 
@@ -401,11 +401,11 @@ def test_weights_that_are_not_what_their_hash_names_are_not_kept(hub: StandIn, t
 
     raw(hub, others)
     with pytest.raises(ModelUnreadable, match="isn't what its SHA-256 says; it was removed"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert not list(tmp_path.rglob("model.safetensors"))
     assert cached_bytes(tmp_path) < 10_000
     del hub.answer  # the class's own again
-    assert (fetched(MODEL, endpoint=hub.url, cache=tmp_path) / "model.safetensors").stat().st_size == 7000
+    assert (fetch(MODEL, endpoint=hub.url, cache=tmp_path) / "model.safetensors").stat().st_size == 7000
 
 
 def test_a_disk_without_room_is_said_before_it_is_full(
@@ -416,7 +416,7 @@ def test_a_disk_without_room_is_said_before_it_is_full(
 
     monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(HubUnreachable, match=r"has 7,000 bytes, and the cache's disk has room for 5,000"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert not [line for line in hub.asked if line.startswith("GET") and "safetensors" in line]
 
 
@@ -424,13 +424,13 @@ def test_a_disk_without_room_is_said_before_it_is_full(
 def test_a_size_that_is_none_is_refused(hub: StandIn, tmp_path: Path, said: str) -> None:
     hub.size = said
     with pytest.raises(ModelUnreadable, match=r"has no size"):
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
 
 
 def test_another_way_to_the_file_is_not_taken(hub: StandIn, tmp_path: Path) -> None:
     """A library of the hub's own reads from the network by itself there, and counts nothing."""
     hub.fields = {"X-Xet-Hash": "f" * 64, "X-Xet-Refresh-Route": f"{hub.url}/xet"}
-    folder = fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+    folder = fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert not [line for line in hub.asked if "xet" in line]
 
@@ -447,20 +447,20 @@ def test_what_killed_processes_left_is_removed_unless_somebody_writes_it(
         path.write_bytes(b"half of a file")
     with (locks / f"{'b' * 64}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fetched(MODEL, endpoint=hub.url, cache=tmp_path)
+        fetch(MODEL, endpoint=hub.url, cache=tmp_path)
     assert held.exists()
     assert not left.exists()
 
 
 def test_a_body_that_dribbles_is_given_up() -> None:
     clock = iter(range(0, 1000, 40))
-    intake = Intake(MODEL, "model.safetensors", 10**9, lambda: 10**12, now=lambda: float(next(clock)))
+    guard = DownloadGuard(MODEL, "model.safetensors", 10**9, lambda: 10**12, now=lambda: float(next(clock)))
     response = SimpleNamespace(
         request=SimpleNamespace(method="GET", headers={}),
         headers={},
         status_code=200,
         iter_raw=lambda: iter([b"x"] * 100),
     )
-    intake.judge(response)
+    guard.on_response(response)
     with pytest.raises(HubUnreachable, match="comes too slowly: 2 bytes in 80 s"):
         list(response.iter_raw())

@@ -22,7 +22,6 @@ import tritonclient.grpc as triton
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from service import server
-from service.api import grpc_endpoint
 from service.api.grpc_endpoint import _POOL, _TABLE, METHODS, SERVICE, message, start
 from service.api.service import Service
 from service.api.spans import Spans
@@ -61,7 +60,7 @@ class Served:
 
 
 @contextmanager
-def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1", **more: int) -> Iterator[Served]:
+def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1") -> Iterator[Served]:
     fake = Fake()
     fake.gate.set()
     service = Service(limits)
@@ -70,7 +69,7 @@ def served(limits: Limits = LIMITS, *, host: str = "127.0.0.1", **more: int) -> 
     started, ending = threading.Event(), threading.Event()
 
     async def run() -> None:
-        made, found = await start(service, host, 0, **more)
+        made, found = await start(service, host, 0)
         port.append(found)
         started.set()
         while not ending.is_set():
@@ -410,7 +409,6 @@ def test_a_server_over_http_and_grpc_drains_both(monkeypatch: pytest.MonkeyPatch
 def test_a_second_stop_does_not_wait_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake()
     monkeypatch.setattr(server, "_load", lambda _settings, _name: fake)
-    monkeypatch.setattr(server, "_CLOSE_S", 600)
     codes: list[Any] = []
 
     def act(settings: Settings) -> None:
@@ -423,7 +421,7 @@ def test_a_second_stop_does_not_wait_for_calls(monkeypatch: pytest.MonkeyPatch) 
             terminate()
             codes.append(inside.result(PATIENCE_S).code())
 
-    with both(Limits(drain_s=600)) as settings, beside(lambda: act(settings)):
+    with both(Limits(drain_s=600, close_s=600)) as settings, beside(lambda: act(settings)):
         asyncio.run(server.serve(settings))
         fake.gate.set()
     assert codes[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
@@ -472,7 +470,7 @@ def test_idle_connections_can_not_take_all_files() -> None:
         except ConnectionError:
             return False
 
-    with served(connections=3) as here, contextlib.ExitStack() as stack:
+    with served(replace(LIMITS, grpc_max_connections=3)) as here, contextlib.ExitStack() as stack:
 
         def newcomer() -> socket.socket:
             return stack.enter_context(socket.create_connection(("127.0.0.1", here.port)))
@@ -509,25 +507,23 @@ def held(here: Served, stack: contextlib.ExitStack) -> list[grpc.Channel]:
     return made
 
 
-def test_idle_callers_who_have_all_places_keep_newcomers_out_for_a_short_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert grpc_endpoint._IDLE_S <= 15
-    monkeypatch.setattr(grpc_endpoint, "_IDLE_S", KEPT_S)
-    with served(connections=3) as here, contextlib.ExitStack() as stack:
+def test_idle_callers_who_have_all_places_keep_newcomers_out_for_a_short_time() -> None:
+    assert Limits.grpc_idle_s <= 15
+    with (
+        served(replace(LIMITS, grpc_idle_s=KEPT_S, grpc_max_connections=3)) as here,
+        contextlib.ExitStack() as stack,
+    ):
         inside = held(here, stack)
         assert in_time(here, PATIENCE_S)
         # a caller who was idle connects again, and waits for a place if there is none yet
         assert call(inside[0], b"", "ServerLive", wait_for_ready=True)
 
 
-def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time() -> None:
     """Their calls never end: the model doesn't, and they have no deadline."""
-    assert grpc_endpoint._AGE_S <= 60
-    monkeypatch.setattr(grpc_endpoint, "_AGE_S", KEPT_S)
-    with served(replace(LIMITS, drain_s=1), connections=3) as here, contextlib.ExitStack() as stack:
+    assert Limits.grpc_age_s <= 60
+    limits = replace(LIMITS, drain_s=1, grpc_age_s=KEPT_S, grpc_max_connections=3)
+    with served(limits) as here, contextlib.ExitStack() as stack:
         here.fake.gate.clear()
         method = f"/{SERVICE}/ModelInfer"
         calls = [each.unary_unary(method).future(infer_bytes()) for each in held(here, stack)]
@@ -540,9 +536,8 @@ def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
         until(lambda: not here.service.admission.in_flight)  # and they leave their slots
 
 
-def test_a_caller_whose_connection_grows_old_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_endpoint, "_AGE_S", 1)
-    with served(replace(LIMITS, max_in_flight=16)) as here, here.channel() as channel:
+def test_a_caller_whose_connection_grows_old_loses_no_call() -> None:
+    with served(replace(LIMITS, max_in_flight=16, grpc_age_s=1)) as here, here.channel() as channel:
         ends, n_calls = time.monotonic() + 5, 0
         with ThreadPoolExecutor(4) as pool:
             while time.monotonic() < ends or n_calls < 40:
@@ -550,13 +545,10 @@ def test_a_caller_whose_connection_grows_old_loses_no_call(monkeypatch: pytest.M
                 n_calls += 4
 
 
-def test_a_peer_that_is_gone_leaves_its_place_though_its_call_is_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_peer_that_is_gone_leaves_its_place_though_its_call_is_open() -> None:
     """Nothing comes from it any more, not even the answer to a ping."""
-    monkeypatch.setattr(grpc_endpoint, "_PING_S", 1)
     with (
-        served(replace(LIMITS, body_timeout_s=600)) as here,
+        served(replace(LIMITS, body_timeout_s=600, grpc_ping_s=1)) as here,
         socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S) as silent,
     ):
         settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

@@ -20,8 +20,8 @@ from functools import partial
 
 import pytest
 import uvicorn
-from service.api.connection import Acceptor, Connection
-from service.api.connection_limit import Door
+from service.api.admission import ConnectionLimiter
+from service.api.connection import Connection, HttpServer
 from service.api.metrics import Metrics
 from service.api.service import Service
 from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
@@ -282,10 +282,10 @@ def test_a_caller_that_reads_slowly_gets_all_of_its_answer(here: Served, ends: b
         data = slow.recv(1024)
         (connection,) = here.server.server_state.connections
         assert isinstance(connection, Connection)
-        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._at_work)
+        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._is_answering)
         loop, looked = connection.loop, threading.Event()
         if ends:
-            loop.call_soon_threadsafe(setattr, connection, "_ends", True)
+            loop.call_soon_threadsafe(setattr, connection, "_is_ending", True)
         loop.call_soon_threadsafe(connection._arm)
         loop.call_soon_threadsafe(looked.set)
         assert looked.wait(PATIENCE_S)
@@ -308,7 +308,7 @@ def test_a_newcomer_gets_the_place_of_a_caller_that_leaves_its_answer_unread() -
         unread = here.open(stack, HEAD.replace(b"predict", b"v1/embeddings") % len(body), body)
         data = unread.recv(1024)
         (connection,) = here.server.server_state.connections
-        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._at_work)
+        until(lambda: connection.transport.get_write_buffer_size() > 0 and not connection._is_answering)
         assert here.ask("GET", "/v2/health/ready") == 200
         data += received(unread)
         assert data.count(b"HTTP/1.1 ") == 1
@@ -353,7 +353,7 @@ def test_an_answers_head_and_body_leave_in_one_write(here: Served, monkeypatch: 
 
     assert here.ask("GET", "/v2") == 200  # a server that starts sets the class by itself
     here.server.config.http_protocol_class = partial(  # type: ignore[assignment]
-        Noting, door=Door(9), timeout_s=PATIENCE_S
+        Noting, limiter=ConnectionLimiter(9), limits=LIMITS
     )
     for ask in (lambda: here.ask("GET", "/v2"), here.predict, lambda: here.ask("HEAD", "/v2")):
         written.clear()
@@ -525,17 +525,14 @@ def test_while_it_drains_every_answer_ends_its_connection(here: Served) -> None:
         assert b"connection: close\r\n" in told.lower()
 
 
-def test_a_stop_answers_whoever_had_connected_or_asked_before_it(
-    here: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_answers_whoever_had_connected_or_asked_before_it() -> None:
     """A new connection that waits to be taken, and kept ones whose request is there or still under way."""
-    monkeypatch.setattr("service.api.connection._LAST_S", PATIENCE_S)
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     blocked, goes_on = threading.Event(), threading.Event()
-    with ExitStack() as stack:
+    with served(replace(LIMITS, last_request_s=PATIENCE_S)) as here, ExitStack() as stack:
         kept, late = (here.open(stack, live) for _ in range(2))
         assert all(each.recv(65536).startswith(b"HTTP/1.1 200") for each in (kept, late))
-        assert isinstance(here.server, Acceptor)
+        assert isinstance(here.server, HttpServer)
         assert here.server._loop
         here.server._loop.call_soon_threadsafe(lambda: (blocked.set(), goes_on.wait(PATIENCE_S)))
         assert blocked.wait(PATIENCE_S)

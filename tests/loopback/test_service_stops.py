@@ -286,9 +286,9 @@ def test_a_device_that_does_not_recover_is_unready_at_once_and_ends_the_service_
     heard = threading.Event()
 
     async def sleep(seconds: float) -> None:
-        """The server's, whose last words last until they are heard."""
+        """The server's, whose wait before it ends lasts until health was asked."""
         await asyncio.sleep(seconds)
-        while seconds == server._LAST_WORDS_S and not heard.is_set():
+        while seconds == server._DEVICE_LOST_S and not heard.is_set():
             await asyncio.sleep(0.02)
 
     monkeypatch.setattr(server.anyio, "sleep", sleep)

@@ -11,12 +11,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
 
-from service.inference import bert, captured, inference
-from service.inference.architecture import BertShape
+from service.inference import bert, cuda_graphs, model
 from service.inference.buckets import Bucket, bucket_of, buckets
+from service.inference.checkpoint import BertShape
 from service.inference.classifier import Encoded, ModelInfo
 from service.inference.device import Device
-from service.inference.tokenizer import HashingStandIn
+from service.inference.tokenizer import HashingTokenizer
 from service.settings import Limits, Settings
 
 torch.set_num_threads(1)
@@ -43,7 +43,7 @@ class Recorder:
     numbers: list[int] = field(default_factory=list)
     plain: bool = True
 
-    def record(self, run: captured.Run) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[], None]]:
+    def record(self, run: cuda_graphs.Run) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[], None]]:
         number = len(self.numbers)
         self.numbers.append(number)
         if self.broken(number):
@@ -71,27 +71,25 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capturing ends by its own rules, not because this machine is slow."""
-    monkeypatch.setattr(captured, "SECONDS", 600.0)
+    monkeypatch.setattr(cuda_graphs, "MAX_CAPTURE_S", 600.0)
 
 
 @pytest.fixture(scope="module")
-def eager() -> inference.TorchClassifier:
+def eager() -> model.TorchClassifier:
     torch.manual_seed(1)
     weights = {
         name: each + 0.1 * torch.randn_like(each) for name, each in bert.random_weights(SHAPE, 1).items()
     }
     info = ModelInfo("x", "random", "", "", "cpu", "cpu", SHAPE.labels, 1, SHAPE.vocab_size, 512, 32)
-    return inference.TorchClassifier(info, inference.Resident(weights, SHAPE), HashingStandIn(1200, 512), CPU)
+    return model.TorchClassifier(info, model.Resident(weights, SHAPE), HashingTokenizer(1200, 512), CPU)
 
 
-def recorded(
-    eager: inference.TorchClassifier, recorder: Recorder, **settings: object
-) -> inference.TorchClassifier:
-    made = inference.capture_passes(eager, replace(SETTINGS, **settings), recorder)  # type: ignore[arg-type]
+def recorded(eager: model.TorchClassifier, recorder: Recorder, **settings: object) -> model.TorchClassifier:
+    made = model.capture_passes(eager, replace(SETTINGS, **settings), recorder)  # type: ignore[arg-type]
     return replace(eager, captured=made)
 
 
-def test_replays_answer_as_passes_do_pairs_and_embeddings_too(eager: inference.TorchClassifier) -> None:
+def test_replays_answer_as_passes_do_pairs_and_embeddings_too(eager: model.TorchClassifier) -> None:
     fast = recorded(eager, Recorder())
     for batch in BATCHES:
         for task in ("classify", "embed"):
@@ -103,7 +101,7 @@ def test_replays_answer_as_passes_do_pairs_and_embeddings_too(eager: inference.T
     }
 
 
-def test_a_batch_of_another_shape_is_computed_as_before(eager: inference.TorchClassifier) -> None:
+def test_a_batch_of_another_shape_is_computed_as_before(eager: model.TorchClassifier) -> None:
     fast = recorded(eager, Recorder())
     for batch in ([Encoded((2,) * 16)] * 65, [Encoded((2,) * 512)] * 2):
         torch.testing.assert_close(torch.tensor(fast.classify(batch)), torch.tensor(eager.classify(batch)))
@@ -111,7 +109,7 @@ def test_a_batch_of_another_shape_is_computed_as_before(eager: inference.TorchCl
 
 
 def test_a_fault_in_capturing_leaves_what_was_captured_and_a_service_that_answers(
-    eager: inference.TorchClassifier, caplog: pytest.LogCaptureFixture
+    eager: model.TorchClassifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         fast = recorded(eager, Recorder(broken=lambda number: number == 3))
@@ -124,7 +122,7 @@ def test_a_fault_in_capturing_leaves_what_was_captured_and_a_service_that_answer
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_replay_that_differs_is_not_used(
-    eager: inference.TorchClassifier, caplog: pytest.LogCaptureFixture, first: int
+    eager: model.TorchClassifier, caplog: pytest.LogCaptureFixture, first: int
 ) -> None:
     fast = recorded(eager, Recorder(wrong=lambda number: number >= first))
     assert len(fast.captured.graphs) == first
@@ -135,7 +133,7 @@ def test_a_replay_that_differs_is_not_used(
 
 
 def test_shapes_that_are_not_quicker_than_a_smaller_pass_are_left_out(
-    eager: inference.TorchClassifier,
+    eager: model.TorchClassifier,
 ) -> None:
     recorder = Recorder(replayed_s=lambda number: 1.0 if number < 4 else 3.0)
     few = recorded(eager, recorder)
@@ -143,7 +141,7 @@ def test_shapes_that_are_not_quicker_than_a_smaller_pass_are_left_out(
     assert len(recorder.numbers) == 16  # no larger one is tried after twelve
 
 
-def test_capturing_ends_at_its_bound_of_memory(eager: inference.TorchClassifier) -> None:
+def test_capturing_ends_at_its_bound_of_memory(eager: model.TorchClassifier) -> None:
     recorder = Recorder()
     fast = recorded(eager, recorder, capture_bytes=14_000_000)
     assert len(recorder.numbers) == len(fast.captured.graphs) == 6  # after 5 MB there is room for one more
@@ -151,17 +149,17 @@ def test_capturing_ends_at_its_bound_of_memory(eager: inference.TorchClassifier)
 
 
 def test_a_model_on_a_gpu_is_captured_when_it_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, eager: inference.TorchClassifier
+    monkeypatch: pytest.MonkeyPatch, eager: model.TorchClassifier
 ) -> None:
     """The GPU is the CPU under another name; the rest is what loading does."""
-    monkeypatch.setattr(inference, "captures", lambda settings, device: settings.capture is not False)
-    monkeypatch.setattr(inference, "GraphRecorder", lambda place: Recorder())
+    monkeypatch.setattr(model, "wants_capture", lambda settings, device: settings.capture is not False)
+    monkeypatch.setattr(model, "GraphRecorder", lambda place: Recorder())
     gpu = Device("cpu", "cuda:0", "a GPU")
-    fast = inference._on_device(eager, SETTINGS, gpu)
+    fast = model._on_device(eager, SETTINGS, gpu)
     assert f"a GPU; {len(fast.captured.graphs)} shapes captured" in fast.info.device_description
     fast.prove()
-    assert fast.captured.batches == len(inference.CANARIES) + 1
-    slow = inference._on_device(eager, replace(SETTINGS, capture=False), gpu)
+    assert fast.captured.batches == len(model.CANARIES) + 1
+    slow = model._on_device(eager, replace(SETTINGS, capture=False), gpu)
     assert not slow.captured.graphs
     torch.testing.assert_close(torch.tensor(fast.expected), torch.tensor(slow.expected))
 
@@ -174,11 +172,11 @@ def test_the_cpu_and_amds_cards_are_not_captured_unless_the_profile_says_so(
         replace(SETTINGS, capture=True),
         replace(SETTINGS, capture=False),
     )
-    assert not inference.captures(wanted, CPU)
+    assert not model.wants_capture(wanted, CPU)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert [inference.captures(each, gpu) for each in (SETTINGS, wanted, unwanted)] == [True, True, False]
+    assert [model.wants_capture(each, gpu) for each in (SETTINGS, wanted, unwanted)] == [True, True, False]
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert [inference.captures(each, gpu) for each in (SETTINGS, wanted, unwanted)] == [False, True, False]
+    assert [model.wants_capture(each, gpu) for each in (SETTINGS, wanted, unwanted)] == [False, True, False]
 
 
 def test_every_batch_takes_the_smallest_shape_that_holds_it() -> None:

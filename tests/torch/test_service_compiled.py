@@ -18,11 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "images"))
 
-from service.inference import bert, inference
-from service.inference.architecture import BertShape
+from service.inference import bert, model
+from service.inference.checkpoint import BertShape
 from service.inference.classifier import Encoded, ModelInfo
 from service.inference.device import Device
-from service.inference.tokenizer import HashingStandIn
+from service.inference.tokenizer import HashingTokenizer
 from service.settings import Limits, Settings
 
 torch.set_num_threads(1)
@@ -41,10 +41,10 @@ SETTINGS = Settings(
 CPU = Device("cpu", "cpu", "cpu")
 
 
-def plain() -> inference.TorchClassifier:
+def plain() -> model.TorchClassifier:
     weights = {name: each * 3 for name, each in bert.random_weights(SHAPE, 1).items()}
     info = ModelInfo("x", "random", "", "", "cpu", "cpu", SHAPE.labels, 1, SHAPE.vocab_size, 64, 32)
-    return inference.TorchClassifier(info, inference.Resident(weights, SHAPE), HashingStandIn(1200, 64), CPU)
+    return model.TorchClassifier(info, model.Resident(weights, SHAPE), HashingTokenizer(1200, 64), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def before() -> int:
 
 
 @pytest.fixture(scope="module")
-def compiled(before: int) -> inference.TorchClassifier:
-    return inference._on_device(plain(), SETTINGS, CPU)
+def compiled(before: int) -> model.TorchClassifier:
+    return model._on_device(plain(), SETTINGS, CPU)
 
 
 def programs() -> int:
@@ -67,7 +67,7 @@ def rows(count: int, tokens: int) -> list[Encoded]:
 
 
 def test_every_shape_is_answered_as_without_it_by_two_programs(
-    before: int, compiled: inference.TorchClassifier
+    before: int, compiled: model.TorchClassifier
 ) -> None:
     """From a thread that didn't compile them, as in the service."""
     made, after, eager = programs(), [], plain()
@@ -93,15 +93,15 @@ def test_every_shape_is_answered_as_without_it_by_two_programs(
 
 
 def test_the_accuracy_is_measured_and_said(
-    compiled: inference.TorchClassifier, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    compiled: model.TorchClassifier, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert compiled.info.accuracy is not None
     assert compiled.info.accuracy < 1e-4
     compiled.prove()
-    monkeypatch.setattr(inference, "_load_plain", lambda *_args: plain())
-    monkeypatch.setattr(inference, "_on_device", lambda *_args: compiled)
+    monkeypatch.setattr(model, "_load_plain", lambda *_args: plain())
+    monkeypatch.setattr(model, "_on_device", lambda *_args: compiled)
     with caplog.at_level(logging.INFO):
-        inference.load(SETTINGS, "x", Path("/models"))
+        model.load(SETTINGS, "x", Path("/models"))
     assert "float32, probabilities differ from float32 on the CPU by at most" in caplog.text
 
 
@@ -119,8 +119,8 @@ def test_where_it_can_not_work_the_service_says_so_and_does_not_start(missing: s
     program = (
         "import test_service_compiled as here\n"
         "from service.errors import SettingsError\n"
-        "from service.inference import inference\n"
-        "try:\n    inference._on_device(here.plain(), here.SETTINGS, here.CPU)\n"
+        "from service.inference import model\n"
+        "try:\n    model._on_device(here.plain(), here.SETTINGS, here.CPU)\n"
         "except SettingsError as error:\n    print(error)\n"
     )
     done = subprocess.run(

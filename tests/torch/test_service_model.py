@@ -23,9 +23,10 @@ from service.errors import (
     ServiceError,
     SettingsError,
 )
-from service.inference import bert, inference
+from service.inference import bert
+from service.inference import model as inference
 from service.inference import placement as placing
-from service.inference.architecture import BertShape
+from service.inference.checkpoint import BertShape
 from service.inference.classifier import Encoded
 from service.inference.device import Device
 from service.settings import Hub, Limits, Placement, Settings
@@ -77,7 +78,7 @@ def test_a_model_of_a_hub_is_loaded_from_the_files_that_were_fetched(
     tmp_path: Path,
 ) -> None:
     wanted = Hub("someone/tiny", "a" * 40)
-    monkeypatch.setattr(inference.hub, "fetched", lambda asked: saved[0] if asked == wanted else tmp_path)
+    monkeypatch.setattr(inference.hub, "fetch", lambda asked: saved[0] if asked == wanted else tmp_path)
     found = inference.load(settings(tmp_path, weights="auto", hub=wanted), "finbert", tmp_path)
     assert (found.info.weights, found.info.weights_source) == ("hub", f"someone/tiny at {'a' * 40}")
     assert found.classify(ROWS) == made.classify(ROWS)
@@ -219,7 +220,8 @@ import os, sys
 sys.path[:0] = [{images!r}, {root!r}]
 from pathlib import Path
 from service.errors import ModelUnreadable
-from service.inference import checkpoint, inference, mounted
+from service.inference import mounted
+from service.inference.model import load
 from service.settings import Limits, Settings
 
 folder = Path({folder!r})
@@ -235,7 +237,7 @@ def swapping(shape):
 mounted.parameter_shapes = swapping
 try:
     settings = Settings("test", "cpu", folder, "mounted", "127.0.0.1", 0, Limits(), threads=1)
-    inference.load(settings, "tiny", folder)
+    load(settings, "tiny", folder)
 except ModelUnreadable as error:
     print(error)
 """
@@ -322,18 +324,18 @@ def test_a_model_larger_than_its_budget_streams_and_answers_alike() -> None:
     with torch.inference_mode():
         expected = [plain(ids, mask, None, task) for task in ("classify", "embed")]
     cpu = Device("cpu", "cpu", "cpu")
-    model, made = placing.placed(weights, shape, smallest(weights, shape), cpu, max_batch_tokens=64)
+    model, made = placing.place_bert(weights, shape, smallest(weights, shape), cpu, max_batch_tokens=64)
     assert {block.tier for block in made.blocks} - {"resident"}
     with torch.inference_mode():
         found = [model(ids, mask, None, task) for task in ("classify", "embed")]
     torch.testing.assert_close(found, expected)
-    assert "of " in placing.described(made)
+    assert "of " in placing.describe_plan(made)
 
 
 def smallest(weights: bert.Weights, shape: BertShape) -> Placement:
     """A budget in which not all of the weights fit, and just enough for the rest."""
     whole = Placement("wx4100", 4_000_000_000)
-    _, made = placing.placed(weights, shape, whole, Device("cpu", "cpu", "cpu"), max_batch_tokens=64)
+    _, made = placing.place_bert(weights, shape, whole, Device("cpu", "cpu", "cpu"), max_batch_tokens=64)
     return Placement("wx4100", made.vram.total - made.vram.context - made.vram.weights // 4)
 
 
@@ -346,11 +348,11 @@ def test_a_placement_does_not_count_on_memory_that_the_container_does_not_have(
     wanted, cpu = smallest(weights, shape), Device("cpu", "cpu", "cpu")
     held = sum(weight.nbytes for weight in weights.values())
     monkeypatch.setattr(placing, "available_bytes", lambda _root: 80 << 20)
-    _, made = placing.placed(weights, shape, wanted, cpu, max_batch_tokens=64)
+    _, made = placing.place_bert(weights, shape, wanted, cpu, max_batch_tokens=64)
     assert made.host_budget == held + (80 << 20)
     monkeypatch.setattr(placing, "available_bytes", lambda _root: -held)
     with pytest.raises(DeviceMissing, match="host memory") as caught:
-        placing.placed(weights, shape, wanted, cpu, max_batch_tokens=64)
+        placing.place_bert(weights, shape, wanted, cpu, max_batch_tokens=64)
     assert "give the container more memory" in caught.value.hint
 
 
@@ -395,7 +397,9 @@ class Card:
         shape = BertShape(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=256)
         device = Device("cuda:0", "cuda:0", "a stand-in")
         wanted = Placement("wx4100", budget)
-        return placing.placed(bert.random_weights(shape, 1), shape, wanted, device, max_batch_tokens=64)[0]
+        return placing.place_bert(bert.random_weights(shape, 1), shape, wanted, device, max_batch_tokens=64)[
+            0
+        ]
 
 
 def test_a_budget_limits_torchs_allocator_for_as_long_as_the_model_is_there(

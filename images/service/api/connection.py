@@ -1,13 +1,18 @@
-"""One HTTP connection: uvicorn's h11 protocol with a place at the door and a limit for every wait.
+"""HTTP connections, on uvicorn's and h11's private API: `Connection` adds limits to uvicorn's protocol,
+`HttpServer` accepts connections and ends when it is told.
 
-uvicorn limits how long a connection may be idle between requests (`timeout_keep_alive`) and how many bytes a
-head may have (`h11_max_incomplete_event_size`). It has no limit for the time that a head takes to arrive, for
-a body that is no longer read, and for an answer that the peer doesn't read; and its `limit_concurrency`
-counts idle connections, so a client that opens enough of them locks out everyone, health checks included. It
-doesn't limit the chunks of a body either. Each costs some 15 us, so 1 MiB in chunks of one byte keeps the
-event loop for 15 s. It writes an answer's head and body one after the other: two packets, of which the
-client reads the second later. And whoever wants to know that a caller has left must have a task that waits
-for it, for each request; here a function is called.
+What uvicorn lacks, and this adds:
+
+- a time limit for a head to arrive, and for an answer to be read (`header_timeout_s`). uvicorn limits only
+  the idle time between requests (`timeout_keep_alive`) and the bytes of a head;
+- a limit of connections that keeps health checks answered. uvicorn's `limit_concurrency` counts idle
+  connections, so a client that opens enough of them locks everyone out;
+- a limit of a body's chunks. Each costs some 15 us, so 1 MiB in chunks of one byte keeps the event loop for
+  15 s;
+- an answer in one packet. uvicorn writes head and body apart, and clients read the second packet later;
+- a callback when the caller leaves. With uvicorn, each request needs a task that waits for it.
+
+docs/service.md says which of these nginx has as well, and why the service keeps them.
 """
 
 import asyncio
@@ -26,37 +31,34 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from service.api.admission import RETRY_AFTER_S
-from service.api.connection_limit import Door
-from service.api.observed import WHEN_GONE
-from service.errors import RequestError, bad_request
+from service.api.admission import ConnectionLimiter
+from service.api.service import ON_DISCONNECT
+from service.errors import RETRY_AFTER_S, RequestError, bad_request
+from service.settings import Limits
 
-# Legitimate callers stay below this: a body of 1 MiB takes 0.3 s of the event loop at most, 60 ms at a time.
-_FREE_CHUNKS = 1024
-_BYTES_A_CHUNK = 64  # on average, beyond the free ones
-_MOST_FIELDS = 256  # of a head
-_LINGERS_S = 1.0  # after a refusal, so that the caller may send the rest and read why
-_LAST_S = 0.5  # for a request that is under way when the server ends
-_LOOK_S = 0.1  # between two looks whether a caller that sends no more has left
-_ORIGIN = re.compile(
-    rb"https?://[^/?]*", re.IGNORECASE
-)  # before the path of a request's target, as proxies send it
+_PEER_POLL_S = 0.1  # between two looks whether a caller that sends no more has left
+_ORIGIN = re.compile(rb"https?://[^/?]*", re.IGNORECASE)  # of a request's target, as sent to proxies
+_OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_ACCEPT_PAUSE_S = 1.0  # after one of them, until some connection has closed
+
+log = logging.getLogger("service")
 
 
 class _Parser(h11.Connection):
-    """h11's parser, which refuses bodies in many small chunks; `refusal` holds the reason, if one is known.
+    """h11's parser with limits on header fields and chunks. Sends a head with the first piece of its body.
 
-    An answer's head leaves together with the first piece of its body.
+    `refusal`: why the parser raised h11.RemoteProtocolError, where it is one of these limits.
     """
 
-    def __init__(self, head_bytes: int) -> None:
-        super().__init__(h11.SERVER, head_bytes)
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(h11.SERVER, limits.head_bytes)
         self.refusal: RequestError | None = None
+        self._limits = limits
         self._chunks = self._body_bytes = 0
         self._head = b""
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # h11 has an overload for None
-        """The bytes to write for an event; a head's are kept until the next event. None: close."""
+        """Return the bytes to write for an event (a head's come with the next event), or None to close."""
         if isinstance(event, h11.Response) and self.they_are_waiting_for_100_continue:
             # The caller may send its body now or leave it out, and the next request can't be told from it
             event = h11.Response(
@@ -75,32 +77,32 @@ class _Parser(h11.Connection):
         return data
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """What comes next. Raises h11.RemoteProtocolError, again and again once there are too many chunks."""
+        """Return the next event. Raises h11.RemoteProtocolError, at each call after too many chunks."""
         in_head = self.their_state is h11.IDLE
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
             if in_head and error.error_status_hint == 431:
-                self.refusal = RequestError(
-                    431, f"the head is larger than {self._max_incomplete_event_size} bytes"
-                )
+                self.refusal = RequestError(431, f"the head is larger than {self._limits.head_bytes} bytes")
             raise
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
             self._check_head(event)
-            return _with_its_path(event)
+            return _with_path(event)
         if isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
-            if self._chunks > _FREE_CHUNKS + self._body_bytes // _BYTES_A_CHUNK:
+            bytes_per_chunk = self._limits.body_bytes_per_chunk
+            if self._chunks > self._limits.body_free_chunks + self._body_bytes // bytes_per_chunk:
                 self.refusal = bad_request(
-                    f"the body comes in too many chunks; send {_BYTES_A_CHUNK} bytes in each, or more"
+                    f"the body comes in too many chunks; send {bytes_per_chunk} bytes in each, or more"
                 )
                 raise h11.RemoteProtocolError(self.refusal.message)
         return event
 
     def _check_head(self, request: h11.Request) -> None:
-        """Raise h11.RemoteProtocolError for a flood of fields, and for what a proxy may read otherwise.
+        """Raise h11.RemoteProtocolError for too many fields, and for a length that a proxy may read
+        otherwise.
 
         RFC 9112, 6.1 and 6.3: such a request may be refused, and its connection must be closed.
         """
@@ -109,16 +111,16 @@ class _Parser(h11.Connection):
             self.refusal = bad_request(
                 "Transfer-Encoding beside Content-Length, or in HTTP/1.0, leaves the length unclear"
             )
-        elif len(names) > _MOST_FIELDS:
+        elif len(names) > self._limits.head_fields:
             self.refusal = RequestError(
-                431, f"the head has {len(names)} fields; at most {_MOST_FIELDS} are taken"
+                431, f"the head has {len(names)} fields; at most {self._limits.head_fields} are taken"
             )
         if self.refusal:
             raise h11.RemoteProtocolError(self.refusal.message)
 
 
-def _with_its_path(request: h11.Request) -> h11.Request:
-    """The request with a path as its target, where it came with a whole URL: RFC 9112, 3.2.2."""
+def _with_path(request: h11.Request) -> h11.Request:
+    """Return the request with a path as its target, where it came with a whole URL (RFC 9112, 3.2.2)."""
     path = _ORIGIN.sub(b"", request.target, count=1)
     if path == request.target:
         return request
@@ -131,10 +133,10 @@ def _with_its_path(request: h11.Request) -> h11.Request:
 
 
 class Connection(H11Protocol):
-    """Closes itself when its request's head takes longer than `timeout_s`, or when the door says so.
+    """Closes itself when its peer takes longer than `header_timeout_s`, or when the limiter says so.
 
-    One timer, armed while this side isn't working: from the connection or the last answer until a head has
-    arrived, and while the peer reads nothing of an answer.
+    One timer, which runs while no request is being answered: from the connection or the last answer until a
+    head has arrived. It also runs while the peer reads nothing of an answer.
     """
 
     def __init__(
@@ -144,133 +146,133 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: "Door[Connection]",
-        timeout_s: float,
+        limiter: "ConnectionLimiter[Connection]",
+        limits: Limits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = self._parser = _Parser(self.conn._max_incomplete_event_size)
-        self._door = door
-        self._timeout_s = timeout_s
+        self.conn = self._parser = _Parser(limits)
+        self._limiter = limiter
+        self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes of an answer, when the timer was armed
-        self._tell_gone: Callable[[], None] | None = None
-        self._sends_no_more = False  # the peer
+        self._on_disconnect: Callable[[], None] | None = None
+        self._peer_is_done = False  # it sends no more
         self._lingers = False  # refused; only waits until the peer has read why
-        self._ends = False  # after the next answer, or soon
+        self._is_ending = False  # closes after the next answer, or after `last_request_s`
 
     @property
-    def _at_work(self) -> bool:
+    def _is_answering(self) -> bool:
         """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
-        """Take a place at the door; when all are taken, one connection leaves, perhaps this one."""
+        """Register with the limiter, which may have a connection closed, perhaps this one."""
         super().connection_made(transport)
         self._arm()
-        if leaver := self._door.enter(self):
-            leaver.make_room()
+        if to_close := self._limiter.add(self):
+            to_close.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed, by either side."""
+        """Clean up after either side closed."""
         self._disarm()
-        self._door.leave(self)
+        self._limiter.remove(self)
         super().connection_lost(exc)
-        self._end_request()
+        self._report_disconnect()
 
     def data_received(self, data: bytes) -> None:
-        """What comes after a refusal isn't looked at."""
+        """Parse what arrives, unless the connection only lingers after a refusal."""
         if not self._lingers:
             super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn always closes
-        """The peer sends no more; whether the connection stays open, for an answer to a whole request."""
-        if self._lingers or not self._at_work or self.cycle.more_body:
+        """Return whether to stay open though the peer sends no more: to answer a whole request."""
+        if self._lingers or not self._is_answering or self.cycle.more_body:
             return False
-        if not self._sends_no_more:
-            self._sends_no_more = True
+        if not self._peer_is_done:
+            self._peer_is_done = True
             if self.scope["http_version"] == "1.1" and self.conn.our_state is h11.SEND_RESPONSE:
-                # It may have left as well. Then this brings an error back, and every client skips it.
+                # The peer may have left. Then this write causes an error; clients that are there skip it.
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                self._look_for_peer()
+                self._poll_peer()
         return True
 
-    def _look_for_peer(self) -> None:
-        """End the request where its caller turns out to have left."""
-        if not self._at_work or self.transport.is_closing():
+    def _poll_peer(self) -> None:
+        """Abort when the socket shows that the caller has left; else look again later."""
+        if not self._is_answering or self.transport.is_closing():
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
         else:
-            self.loop.call_later(_LOOK_S, self._look_for_peer)
+            self.loop.call_later(_PEER_POLL_S, self._poll_peer)
 
     def handle_events(self) -> None:
-        """The data may have completed a head, or a whole request."""
+        """Handle parsed events, which may have completed a head or a request."""
         super().handle_events()
-        self._disarm_at_work()
-        if self._at_work:
-            self.scope["state"][WHEN_GONE] = self._when_gone  # before its task begins
+        self._disarm_while_answering()
+        if self._is_answering:
+            self.scope["state"][ON_DISCONNECT] = self._call_on_disconnect  # before its task begins
             if not self.cycle.more_body:
-                self._door.serve(self)
+                self._limiter.mark_serving(self)
 
     def on_response_complete(self) -> None:
-        """The next head, and what is left of this body before it, have `timeout_s` again."""
-        self._tell_gone = None
-        self.scope["state"].pop(WHEN_GONE, None)  # it holds this object, which holds it
-        self._door.wait(self)
+        """Wait for the next request: its head, and the rest of this body before it."""
+        self._on_disconnect = None
+        self.scope["state"].pop(ON_DISCONNECT, None)  # a reference cycle
+        self._limiter.mark_idle(self)
         self._arm()
-        super().on_response_complete()  # may find the next request in what has arrived already
-        if (self._sends_no_more or self._ends) and not self._at_work:
+        super().on_response_complete()  # the next request may have arrived already
+        if (self._peer_is_done or self._is_ending) and not self._is_answering:
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """The peer doesn't read its answer; it has `timeout_s` to go on."""
+        """Start the timer: the peer doesn't read its answer."""
         super().pause_writing()
         self._arm()
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
+        """Stop the timer: the peer reads again."""
         super().resume_writing()
-        self._disarm_at_work()
+        self._disarm_while_answering()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words are for its log
-        """What has arrived isn't HTTP, or has too many chunks; the request that it belongs to ends."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # for uvicorn's log
+        """Refuse what isn't HTTP or exceeds a limit of the parser, and end the request that it belongs to."""
         refusal = self._parser.refusal or bad_request("this is not an HTTP/1.1 request")
-        self._turn_away(refusal.status, refusal.message, lingers=True)
-        if self._at_work:
+        self._refuse(refusal.status, refusal.message, lingers=True)
+        if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            self._end_request()
+            self._report_disconnect()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A request to speak another protocol is answered in HTTP, and needs no line in the log."""
+        """Log nothing: a request to upgrade the connection is answered in HTTP."""
 
     def make_room(self) -> None:
-        """Leave, because all places are taken."""
-        if self._at_work or self._lingers or self.transport.get_write_buffer_size():
-            # A body or an answer on its way: nothing can be said in the middle of it
+        """Close for a new connection: the limit is reached."""
+        if self._is_answering or self._lingers or self.transport.get_write_buffer_size():
+            # A body or an answer is on its way, and no refusal can be sent in the middle of it
             self.transport.abort()
         else:
-            self._turn_away(503, "all connections are in use")
+            self._refuse(503, "all connections are in use")
 
-    def _when_gone(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when the caller of the request that is answered leaves, soon if it has left."""
+    def _call_on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the caller leaves before its answer; soon, if it has left."""
         if self.cycle.disconnected:
-            self.loop.call_soon(tell)
+            self.loop.call_soon(callback)
         else:
-            self._tell_gone = tell
-            self.flow.resume_reading()  # the end of what is read says that it has left
+            self._on_disconnect = callback
+            self.flow.resume_reading()  # the end of the stream tells
 
-    def _end_request(self) -> None:
-        tell, self._tell_gone = self._tell_gone, None
-        if tell:
-            tell()
+    def _report_disconnect(self) -> None:
+        callback, self._on_disconnect = self._on_disconnect, None
+        if callback:
+            callback()
 
     def shutdown(self) -> None:
-        """The server ends: close after the answer to what has been asked, or is being asked now."""
-        self._ends = True
+        """The server ends: close after answering the current request, or one that arrives right now."""
+        self._is_ending = True
         if self._lingers:
             self.transport.abort()
-        elif self._at_work:
+        elif self._is_answering:
             super().shutdown()
         else:
             self._arm()
@@ -278,36 +280,38 @@ class Connection(H11Protocol):
     def _arm(self) -> None:
         self._disarm()
         self._unread = self.transport.get_write_buffer_size()
-        within_s = _LINGERS_S if self._lingers else _LAST_S if self._ends else self._timeout_s
-        self._timer = self.loop.call_later(within_s, self._expired)
+        limits = self._limits
+        timeout_s = limits.header_timeout_s if not self._is_ending else limits.last_request_s
+        self._timer = self.loop.call_later(limits.linger_s if self._lingers else timeout_s, self._expired)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _disarm_at_work(self) -> None:
-        if self._at_work and not self.flow.write_paused:
+    def _disarm_while_answering(self) -> None:
+        if self._is_answering and not self.flow.write_paused:
             self._disarm()
 
     def _expired(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        if self._lingers or self._ends or self.transport.is_closing() or unread:
+        if self._lingers or self._is_ending or self.transport.is_closing() or unread:
             if unread < self._unread and not self._lingers:
-                self._arm()  # it reads, slowly
+                self._arm()  # the peer reads, slowly
                 return
             self.transport.abort()  # the peer reads nothing, so a flush would never end
             return
         if self.conn.trailing_data[0]:
-            self._turn_away(408, f"the request's head didn't arrive within {self._timeout_s:g} s")
+            self._refuse(408, f"the request's head didn't arrive within {self._limits.header_timeout_s:g} s")
         else:
-            self.transport.close()  # nothing was asked, so nothing is answered
+            self.transport.close()  # no request has begun
         self._arm()
 
-    def _turn_away(self, status: int, message: str, *, lingers: bool = False) -> None:
-        """Close, with the reason where no other answer has begun.
+    def _refuse(self, status: int, message: str, *, lingers: bool = False) -> None:
+        """Close, with an error as the answer if no answer has begun.
 
-        `lingers`: the caller may still be sending; closing before it has ended would take the reason from it.
+        `lingers`: the caller may still be sending; if the connection closed meanwhile, the caller's TCP would
+        discard the answer. So wait until the caller has closed, for `linger_s` at most.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": message}).encode()
@@ -334,16 +338,12 @@ class Connection(H11Protocol):
         self._arm()
 
 
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # by connections; some will close
-_EXHAUSTED_S = 1.0
+class HttpServer(uvicorn.Server):
+    """uvicorn's server without its signal handlers, its accept loop and its polling.
 
-log = logging.getLogger("service")
-
-
-class Acceptor(uvicorn.Server):
-    """uvicorn, but SIGTERM is ours: its own handler closes at once and then dies by the signal (143).
-
-    And it waits to be told to exit. uvicorn looks ten times a second, and each look takes a CPU from a pass.
+    uvicorn's own SIGTERM handler closes at once and then dies by the signal (143); the service drains first.
+    uvicorn polls ten times a second whether to exit, and each time takes a CPU from a pass; this waits for an
+    event.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -353,7 +353,7 @@ class Acceptor(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether it ends. May be set in any thread."""
+        """Whether the server is to end. May be set in any thread."""
         return self._exits
 
     @should_exit.setter
@@ -363,9 +363,9 @@ class Acceptor(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._told.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         self._loop = asyncio.get_running_loop()
-        self.servers = []  # of asyncio: none
+        self.servers = []  # no asyncio.Server: `_accept` does it
         for listener in sockets or []:
             listener.setblocking(False)
             listener.listen(self.config.backlog)
@@ -373,24 +373,24 @@ class Acceptor(uvicorn.Server):
         self.started = True
 
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> bool:
-        """Take one connection, if one waits. The loop calls again for the next, and hears others in between.
+        """Accept one connection and return whether there was one. The loop calls again for the next.
 
-        asyncio's own way makes a task and a future for each, and three turns of the loop.
+        asyncio's own server makes a task and a future for each connection, and takes three turns of the loop.
         """
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            if error.errno not in _EXHAUSTED:
+            if error.errno not in _OUT_OF_FILES:
                 raise
-            log.warning("no connection is taken for %g s: %s", _EXHAUSTED_S, error.strerror)
-            loop.remove_reader(listener)  # it stays readable
-            loop.call_later(_EXHAUSTED_S, self._accept_again, loop, listener)
+            log.warning("no connection is taken for %g s: %s", _ACCEPT_PAUSE_S, error.strerror)
+            loop.remove_reader(listener)  # which stays readable
+            loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, loop, listener)
             return False
         connection.setblocking(False)
-        made = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
-        protocol = made(self.config, self.server_state, self.lifespan.state, loop)
+        make_protocol = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        protocol = make_protocol(self.config, self.server_state, self.lifespan.state, loop)
         loop._make_socket_transport(connection, protocol)  # type: ignore[attr-defined]
         return True
 
@@ -399,7 +399,7 @@ class Acceptor(uvicorn.Server):
             loop.add_reader(listener, self._accept, loop, listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that wait, then no more, and end all; each has a moment to be answered."""
+        """Accept the connections that wait, then no more, and end all after their current requests."""
         for listener in sockets or []:
             if self._loop and listener.fileno() >= 0:
                 self._loop.remove_reader(listener)
@@ -407,11 +407,11 @@ class Acceptor(uvicorn.Server):
                     if not self._accept(self._loop, listener):
                         break
                 listener.close()
-        await asyncio.sleep(0)  # until those are connected
+        await asyncio.sleep(0)  # their connection_made runs
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):  # whose peers neither read nor close
             connection.transport.abort()
-        await asyncio.sleep(0)  # until those are closed
+        await asyncio.sleep(0)  # their connection_lost runs
 
     async def main_loop(self) -> None:
         """Serve until `should_exit` is set."""
@@ -420,5 +420,5 @@ class Acceptor(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to `server`."""
+        """Install no handlers: `service.server` has its own."""
         yield

@@ -1,7 +1,8 @@
-"""The gRPC server: the same service behind it as behind HTTP. The only module that imports grpc.
+"""The Open Inference Protocol over gRPC, with the Service that HTTP has. The only module that imports grpc.
 
-It runs in the event loop of the HTTP server. A call's bytes are read and parsed here and not by grpc, which
-waits for them without an end and calls unreadable ones its own failure.
+In this order: the messages, their translation to and from HTTP's documents, the calls, the server. It runs in
+the event loop of the HTTP server. A call's bytes are read and parsed here: grpc itself would wait for them
+without a limit, and report unreadable ones as its own failure.
 """
 
 import asyncio
@@ -19,22 +20,44 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from service.api.admission import RETRY_AFTER_S
-from service.api.answers import answered
+from service.api.admission import ConnectionLimiter
 from service.api.app import SERVER
-from service.api.connection_limit import Door
 from service.api.infer import VERSION, parameters_of, parse_infer, render_infer, render_model
-from service.api.observed import watched
-from service.api.requests import Answer, Ask, timeout_of
-from service.api.service import Service, load_model, unload_model
-from service.errors import RequestError, ServiceError, bad_request
+from service.api.requests import Answer, InferRequest, timeout_of
+from service.api.service import Service, load_model, run_inference, unload_model
+from service.api.tracing import track_request
+from service.errors import RETRY_AFTER_S, RequestError, ServiceError, bad_request
 from service.inference.classifier import ModelInfo
-from service.listen import shown
-from service.models import Entry
+from service.listen import format_address
+from service.models import ModelEntry
 from service.settings import Limits
 
 SERVICE = "inference.GRPCInferenceService"
-# Fields by number, from 1 on: a type and a name; `*`: repeated; `%`: by a string as key
+_PACKAGE = "weir.inference"
+_MAX_ITEMS = 16  # inputs, outputs or parameters of one request: more than there are names for
+_CONTENTS = {"INT64": "int64_contents", "INT32": "int_contents", "BYTES": "bytes_contents"}
+_RETRY_TYPE = "type.googleapis.com/google.rpc.RetryInfo"
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+log = logging.getLogger("service")
+
+Context = Any  # grpc.aio.ServicerContext
+Method = Callable[[Service, Any, Context, float], Awaitable[Any]]  # the float: when the message had arrived
+
+# ---- messages -------------------------------------------------------------------------------------------
+
+# Their classes are made from this table when the module is imported, in a pool of their own: a client in the
+# same process may bring the same names. Nested messages are at the top, since their names aren't sent.
+# Each message's fields are numbered from 1: a type and a name. `*`: repeated; `%`: a map with string keys.
 _TABLE = {
     "InferParameter": "bool bool_param, int64 int64_param, string string_param, double double_param, "
     "uint64 uint64_param",
@@ -75,7 +98,6 @@ _TABLE = {
     "Duration": "int64 seconds, int32 nanos",
 }
 _ONE_OF = ("InferParameter", "RepositoryParameter")  # at most one of their fields is there
-_PACKAGE = "weir.inference"
 
 
 def _file() -> FileDescriptorProto:
@@ -112,28 +134,26 @@ _POOL.Add(_file())
 
 
 def message(name: str) -> Any:
-    """The class of a message."""
+    """Return a message's class."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
 def parsed(name: str, data: bytes) -> Any:
-    """A message of that class. Raises RequestError (400) for bytes that are none."""
+    """Parse a message. Raises RequestError (400)."""
     try:
         return message(name).FromString(data)
     except (DecodeError, RecursionError) as error:
         raise bad_request(f"the message is no {name}: {error}") from error
 
 
-_MOST = 16  # inputs, outputs or parameters of one request: more than there are names for
-_CONTENTS = {"INT64": "int64_contents", "INT32": "int_contents", "BYTES": "bytes_contents"}
-_RETRY_TYPE = "type.googleapis.com/google.rpc.RetryInfo"
+# ---- translation ----------------------------------------------------------------------------------------
 
 
 def document_of(request: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
-    """A ModelInferRequest as HTTP's JSON and binary part would be. Raises RequestError (400)."""
+    """Translate a ModelInferRequest to HTTP's JSON document and binary part. Raises RequestError (400)."""
     for what in ("inputs", "outputs", "parameters", "raw_input_contents"):
-        if len(getattr(request, what)) > _MOST:
-            raise bad_request(f"the request has more than {_MOST} {what}")
+        if len(getattr(request, what)) > _MAX_ITEMS:
+            raise bad_request(f"the request has more than {_MAX_ITEMS} {what}")
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise bad_request(f"raw_input_contents has {len(raw)} elements for {len(request.inputs)} inputs")
@@ -141,7 +161,7 @@ def document_of(request: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
         "inputs": [
             _input(tensor, raw[at] if raw else None, limits) for at, tensor in enumerate(request.inputs)
         ],
-        # an answer comes in the form in which it was asked for
+        # the answer has the form of the request
         "parameters": _parameters(request.parameters) | {"binary_data_output": bool(raw)},
     }
     if request.id:
@@ -151,33 +171,33 @@ def document_of(request: Any, limits: Limits) -> tuple[dict[str, Any], bytes]:
     return document, b"".join(raw)
 
 
-def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: getattr(value, value.WhichOneof("choice") or "", None) for key, value in given.items()}
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, value.WhichOneof("choice") or "", None) for key, value in parameters.items()}
 
 
 def _input(tensor: Any, raw: bytes | None, limits: Limits) -> dict[str, Any]:
     if len(tensor.shape) > 2:
         raise bad_request(f"shape of {tensor.name[:64]} must be one or two whole numbers above 0")
-    made: dict[str, Any] = {
+    translated: dict[str, Any] = {
         "name": tensor.name,
         "datatype": tensor.datatype,
         "shape": list(tensor.shape),
     }
     if raw is None:
-        return made | {"data": _data(tensor, limits)}
+        return translated | {"data": _data(tensor, limits)}
     if tensor.HasField("contents") and tensor.contents.ByteSize():
         raise bad_request(
             f"input {tensor.name[:64]} has contents and raw_input_contents; one of them is needed"
         )
-    return made | {"parameters": {"binary_data_size": len(raw)}}
+    return translated | {"parameters": {"binary_data_size": len(raw)}}
 
 
 def _data(tensor: Any, limits: Limits) -> list[Any]:
-    wanted = _CONTENTS.get(tensor.datatype, "bool_contents")
-    values = getattr(tensor.contents, wanted)
-    if tensor.datatype in _CONTENTS and any(each.name != wanted for each, _ in tensor.contents.ListFields()):
+    field = _CONTENTS.get(tensor.datatype, "bool_contents")
+    values = getattr(tensor.contents, field)
+    if tensor.datatype in _CONTENTS and any(given.name != field for given, _ in tensor.contents.ListFields()):
         raise bad_request(
-            f"input {tensor.name[:64]} of datatype {tensor.datatype} has its values in {wanted} alone"
+            f"input {tensor.name[:64]} of datatype {tensor.datatype} has its values in {field} alone"
         )
     if tensor.datatype != "BYTES":
         return list(values)
@@ -189,38 +209,38 @@ def _data(tensor: Any, limits: Limits) -> list[Any]:
         raise bad_request(f"an element of {tensor.name[:64]} is no UTF-8") from error
 
 
-def infer_response(info: ModelInfo, ask: Ask, answer: Answer) -> Any:
-    """A ModelInferResponse."""
-    document, tail = render_infer(info, ask, answer)
-    made = message("ModelInferResponse")(
+def infer_response(info: ModelInfo, request: InferRequest, answer: Answer) -> Any:
+    """Return a ModelInferResponse."""
+    document, binary = render_infer(info, request, answer)
+    response = message("ModelInferResponse")(
         model_name=document["model_name"], model_version=document["model_version"], id=document.get("id", "")
     )
     for key, value in document["parameters"].items():
         kind = "string" if isinstance(value, str) else "int64" if isinstance(value, int) else "double"
-        setattr(made.parameters[key], f"{kind}_param", value)
+        setattr(response.parameters[key], f"{kind}_param", value)
     at = 0
     for output in document["outputs"]:
-        tensor = made.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+        tensor = response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
         if "data" not in output:
             n_bytes = output["parameters"]["binary_data_size"]
-            made.raw_output_contents.append(tail[at : at + n_bytes])
+            response.raw_output_contents.append(binary[at : at + n_bytes])
             at += n_bytes
         elif output["datatype"] == "BYTES":
             tensor.contents.bytes_contents.extend(value.encode() for value in output["data"])
         else:
             tensor.contents.fp32_contents.extend(output["data"])
-    return made
+    return response
 
 
 def metadata_response(info: ModelInfo) -> Any:
-    """A ModelMetadataResponse; what it has no field for is said over HTTP."""
-    said = render_model(info)
+    """Return a ModelMetadataResponse: those of HTTP's fields that the protocol has."""
+    document = render_model(info)
     names = ("name", "versions", "platform", "inputs", "outputs")
-    return message("ModelMetadataResponse")(**{name: said[name] for name in names})
+    return message("ModelMetadataResponse")(**{name: document[name] for name in names})
 
 
-def index_response(index: Mapping[str, Entry], *, ready_only: bool) -> Any:
-    """A RepositoryIndexResponse."""
+def index_response(index: Mapping[str, ModelEntry], *, ready_only: bool) -> Any:
+    """Return a RepositoryIndexResponse."""
     return message("RepositoryIndexResponse")(
         models=[
             {"name": name, "version": VERSION, "state": entry.state, "reason": entry.reason}
@@ -231,7 +251,7 @@ def index_response(index: Mapping[str, Entry], *, ready_only: bool) -> Any:
 
 
 def retry_details(code: int, error: RequestError) -> bytes:
-    """A google.rpc.Status that says after how many seconds to try again."""
+    """Return a google.rpc.Status that says after how many seconds to try again, as bytes."""
     delay = message("RetryInfo")(retry_delay={"seconds": error.retry_after_s or 0})
     detail = {"type_url": _RETRY_TYPE, "value": delay.SerializeToString()}
     status = message("Status")(code=code, message=error.message, details=[detail])
@@ -239,27 +259,7 @@ def retry_details(code: int, error: RequestError) -> bytes:
     return data
 
 
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-_EXTRA_BYTES = 4 << 10  # of a message around its tensors
-MAX_CONNECTIONS = 8192  # however many files may be open: each takes some memory
-# When all places are taken, newcomers wait for one of these. grpc can't close a connection for them.
-_IDLE_S = 15  # that a connection may have no call; the next one makes another
-_AGE_S = 60  # of any connection, give or take a tenth; its calls have drain_s to end
-_PING_S = 10  # between two pings, and until an answer to one: else the other side is gone
-
-log = logging.getLogger("service")
-
-Context = Any  # grpc.aio.ServicerContext
-Answering = Callable[[Service, Any, Context, float], Awaitable[Any]]
+# ---- calls ----------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -267,23 +267,23 @@ class _Call:
     """A call whose message hasn't arrived."""
 
     scope: anyio.CancelScope
-    evicted: bool = False
+    is_evicted: bool = False
 
     def evict(self) -> None:
-        """Make room for a newer one."""
-        self.evicted = True
+        """End the call for a newer one."""
+        self.is_evicted = True
         self.scope.cancel()
 
 
 class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Which method a path names, and the steps of every call."""
+    """Maps paths to methods, and has the steps of every call."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._door: Door[_Call] = Door(service.limits.max_connections)
+        self._limiter: ConnectionLimiter[_Call] = ConnectionLimiter(service.limits.max_connections)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The method's handler; None for methods that there aren't: UNIMPLEMENTED."""
+        """Return the method's handler, or None for unknown methods: UNIMPLEMENTED."""
         package, _, name = handler_call_details.method.removeprefix("/").partition("/")
         if package != SERVICE or name not in METHODS:
             return None
@@ -291,17 +291,19 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         return grpc.stream_unary_rpc_method_handler(partial(self._call, name))
 
     async def _call(self, name: str, messages: AsyncIterator[bytes], context: Context) -> bytes:
-        given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        metadata = {
+            key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
+        }
         service = self._service
-        with watched(f"grpc/{name}", given, service.metrics, service.spans) as request:
+        with track_request(f"grpc/{name}", metadata, service.metrics, service.spans) as request:
             try:
                 await context.send_initial_metadata(request.headers)
                 data = await self._message(messages)
-                arrived = time.monotonic()
-                found = await METHODS[name](service, parsed(f"{name}Request", data), context, arrived)
-                made: bytes = found.SerializeToString()
+                arrived_s = time.monotonic()
+                response = await METHODS[name](service, parsed(f"{name}Request", data), context, arrived_s)
+                response_bytes: bytes = response.SerializeToString()
                 request.status = 200
-                return made
+                return response_bytes
             except RequestError as error:
                 request.status, refusal = error.status, error
             except asyncio.CancelledError:
@@ -313,22 +315,22 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         return await _refuse(context, refusal)
 
     async def _message(self, messages: AsyncIterator[bytes]) -> bytes:
-        """The message. Raises RequestError: there is none, it is too slow, or others need the place."""
-        within_s = self._service.limits.body_timeout_s
-        with anyio.move_on_after(within_s) as scope:
+        """Return the call's message. Raises RequestError: 400 without one, 408 if slow, 503 if evicted."""
+        timeout_s = self._service.limits.body_timeout_s
+        with anyio.move_on_after(timeout_s) as scope:
             call = _Call(scope)
-            if leaver := self._door.enter(call):
-                leaver.evict()
+            if to_evict := self._limiter.add(call):
+                to_evict.evict()
             try:
                 data = await anext(messages, None)
             finally:
-                self._door.leave(call)
+                self._limiter.remove(call)
             if data is None:
                 raise bad_request("the call has no message")
             return data
-        if call.evicted:
+        if call.is_evicted:
             raise RequestError(503, "all calls are in use", retry_after_s=RETRY_AFTER_S)
-        raise RequestError(408, f"the message didn't arrive within {within_s} s")
+        raise RequestError(408, f"the message didn't arrive within {timeout_s} s")
 
 
 async def _refuse(context: Context, error: RequestError) -> bytes:
@@ -343,56 +345,58 @@ async def _refuse(context: Context, error: RequestError) -> bytes:
     return b""  # not reached: it raises
 
 
-async def _server_live(service: Service, _request: Any, _context: Context, _arrived: float) -> Any:
+async def _server_live(service: Service, _request: Any, _context: Context, _arrived_s: float) -> Any:
     return message("ServerLiveResponse")(live=service.live)
 
 
-async def _server_ready(service: Service, _request: Any, _context: Context, _arrived: float) -> Any:
+async def _server_ready(service: Service, _request: Any, _context: Context, _arrived_s: float) -> Any:
     return message("ServerReadyResponse")(ready=service.ready)
 
 
-async def _model_ready(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+async def _model_ready(service: Service, request: Any, _context: Context, _arrived_s: float) -> Any:
     ready = service.ready and service.models.is_ready(request.name) and request.version in ("", VERSION)
     return message("ModelReadyResponse")(ready=ready)
 
 
-async def _server_metadata(_service: Service, _request: Any, _context: Context, _arrived: float) -> Any:
+async def _server_metadata(_service: Service, _request: Any, _context: Context, _arrived_s: float) -> Any:
     return message("ServerMetadataResponse")(**SERVER)
 
 
-async def _model_metadata(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+async def _model_metadata(service: Service, request: Any, _context: Context, _arrived_s: float) -> Any:
     _check_version(request.version)
     return metadata_response(service.models.require(request.name).info)
 
 
-async def _model_infer(service: Service, request: Any, context: Context, arrived: float) -> Any:
-    """The steps of HTTP's `app`, with a message instead of a body."""
+async def _model_infer(service: Service, request: Any, context: Context, arrived_s: float) -> Any:
+    """Take a slot, translate, parse, compute and render, as `app` does over HTTP. Raises RequestError."""
     _check_version(request.model_version)
     classifier = service.require(request.model_name)
     with service.admission.slot():
         document, raw = document_of(request, service.limits)
-        ask = parse_infer(document, service.limits, classifier.info, raw)
-        asked_s, left_s = timeout_of(parameters_of(document), None), context.time_remaining()
-        timeout_s = min((each for each in (asked_s, left_s) if each is not None), default=None)
-        answer = await answered(service, classifier, ask, arrived=arrived, timeout_s=timeout_s)
-    return infer_response(classifier.info, ask, answer)
+        infer_request = parse_infer(document, service.limits, classifier.info, raw)
+        timeouts_s = timeout_of(parameters_of(document), None), context.time_remaining()
+        timeout_s = min((seconds for seconds in timeouts_s if seconds is not None), default=None)
+        answer = await run_inference(
+            service, classifier, infer_request, arrived_s=arrived_s, timeout_s=timeout_s
+        )
+    return infer_response(classifier.info, infer_request, answer)
 
 
-async def _index(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+async def _index(service: Service, request: Any, _context: Context, _arrived_s: float) -> Any:
     return index_response(service.models.index(), ready_only=request.ready)
 
 
-async def _load(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+async def _load(service: Service, request: Any, _context: Context, _arrived_s: float) -> Any:
     await load_model(service, request.model_name)
     return message("RepositoryModelLoadResponse")()
 
 
-async def _unload(service: Service, request: Any, _context: Context, _arrived: float) -> Any:
+async def _unload(service: Service, request: Any, _context: Context, _arrived_s: float) -> Any:
     unload_model(service, request.model_name)
     return message("RepositoryModelUnloadResponse")()
 
 
-METHODS: dict[str, Answering] = {
+METHODS: dict[str, Method] = {
     "ServerLive": _server_live,
     "ServerReady": _server_ready,
     "ModelReady": _model_ready,
@@ -410,35 +414,38 @@ def _check_version(version: str) -> None:
         raise RequestError(404, f"there is no version {version[:64]!r}; there is {VERSION}")
 
 
-async def start(
-    service: Service, host: str, port: int, *, connections: int = MAX_CONNECTIONS
-) -> tuple[grpc.aio.Server, int]:
-    """A server that answers, and its port (one that is free for 0). Raises ServiceError.
+# ---- the server -----------------------------------------------------------------------------------------
 
-    To be called in the event loop of the service. Further `connections` than that are closed at once.
+
+async def start(service: Service, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """Start a server in the event loop of the service. Return it and its port (a free one for 0).
+
+    At its limit of connections, grpc closes new ones at once; it can't close an older one for them. So a
+    connection ends when it is idle, old, or doesn't answer a ping. Raises ServiceError.
     """
     limits = service.limits
     server = grpc.aio.server(
         handlers=(Calls(service),),
         options=(
             ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
-            ("grpc.max_receive_message_length", limits.max_body_bytes + _EXTRA_BYTES),
-            ("grpc.max_concurrent_streams", 2 * limits.max_in_flight),  # a client's own queue has the rest
-            ("grpc.max_allowed_incoming_connections", connections),
-            ("grpc.max_connection_idle_ms", 1000 * _IDLE_S),
-            ("grpc.max_connection_age_ms", 1000 * _AGE_S),
+            ("grpc.max_receive_message_length", limits.grpc_message_bytes),
+            ("grpc.max_concurrent_streams", limits.grpc_streams),
+            ("grpc.max_allowed_incoming_connections", limits.grpc_max_connections),
+            ("grpc.max_connection_idle_ms", 1000 * limits.grpc_idle_s),
+            ("grpc.max_connection_age_ms", 1000 * limits.grpc_age_s),
             ("grpc.max_connection_age_grace_ms", 1000 * limits.drain_s),
-            ("grpc.keepalive_time_ms", 1000 * _PING_S),
-            ("grpc.keepalive_timeout_ms", 1000 * _PING_S),
-            ("grpc.http2.ping_timeout_ms", 1000 * _PING_S),
+            ("grpc.keepalive_time_ms", 1000 * limits.grpc_ping_s),
+            ("grpc.keepalive_timeout_ms", 1000 * limits.grpc_ping_s),
+            ("grpc.http2.ping_timeout_ms", 1000 * limits.grpc_ping_s),
             ("grpc.server_handshake_timeout_ms", 1000 * limits.header_timeout_s),
         ),
     )
     try:
-        found = server.add_insecure_port(shown(host, port))
+        bound_port = server.add_insecure_port(format_address(host, port))
     except RuntimeError as error:
         raise ServiceError(
-            f"can't listen on {shown(host, port)} for gRPC", "set WEIR_GRPC_LISTEN to another host:port"
+            f"can't listen on {format_address(host, port)} for gRPC",
+            "set WEIR_GRPC_LISTEN to another host:port",
         ) from error
     await server.start()
-    return server, found
+    return server, bound_port

@@ -1,29 +1,29 @@
-"""What every form of request becomes, and the checks that all share. Values only.
+"""What requests of every format are parsed into (`InferRequest`), and the checks and fields that all share.
 
-Whatever a caller sends ends as an `Ask` or as a RequestError that says what is wrong with it.
+The formats are `service.api.predict` (/predict and OpenAI's /v1/embeddings) and `service.api.infer` (the Open
+Inference Protocol). Values only: a parser returns an InferRequest, or raises a RequestError (400) that says
+what is wrong.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from service.errors import bad_request
-from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Task, Text, Vector
 from service.settings import Limits
 
 OUTPUTS = ("label", "probabilities")
-MAX_TIMEOUT_S = 3600
-
-Task = Literal["classify", "embed"]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One checked request: texts or rows of token ids, never both.
+class InferRequest:
+    """A checked request: texts or rows of token ids, never both.
 
-    `segments`: for each row of token ids which of two texts each token belongs to; empty when all are 0.
-    `binary`: the outputs that are sent as bytes behind the JSON.
+    `segments`: for each row of token ids, which of two texts each token belongs to; empty when all are 0.
+    `outputs`, `binary`: the outputs to send, and those of them to send as bytes after the JSON.
+    `base64`: send embeddings in base64.
     """
 
     texts: tuple[Text, ...] = ()
@@ -37,16 +37,17 @@ class Ask:
 
     @property
     def encoded(self) -> tuple[Encoded, ...]:
-        """The rows of token ids as the model takes them."""
+        """The rows of token ids in the form that tokenized texts have."""
         types = self.segments or ((),) * len(self.token_ids)
         return tuple(Encoded(ids, False, kinds) for ids, kinds in zip(self.token_ids, types, strict=True))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model made of an Ask, and the seconds that each step took.
+    """The results of an InferRequest, and the seconds that each step took.
 
-    `vectors`: probabilities or embeddings, one for each row. Other callers' rows share `inference_s`.
+    `vectors`: probabilities or embeddings, one for each row. `inference_s` is that of whole batches, which
+    may include rows of other requests.
     """
 
     rows: tuple[Encoded, ...]
@@ -57,9 +58,9 @@ class Answer:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The request's JSON object. Raises RequestError (400); NaN and Infinity are no JSON."""
+    """Parse the request's JSON object. Raises RequestError (400), also for NaN and Infinity."""
     try:
-        document = json.loads(body, parse_constant=_no_constant)
+        document = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise bad_request("the body is nested too deeply") from error
     except ValueError as error:  # malformed JSON, bytes that aren't UTF-8, integers of thousands of digits
@@ -69,25 +70,25 @@ def read_json(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, for messages."""
+    """Return what a JSON value is, for messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def refuse_unknown(document: dict[str, Any], known: Sequence[str], what: str) -> None:
-    """Raises RequestError (400) that names the first key that isn't known."""
+    """Raise RequestError (400) that names the first unknown key."""
     unknown = [key for key in document if key not in known]
     if unknown:
         raise bad_request(f"{what} has no key {unknown[0][:60]!r}; it takes {', '.join(known)}")
 
 
 def list_of(value: object, what: str) -> list[Any]:
-    """A list that isn't empty. Raises RequestError (400)."""
+    """Return `value` if it is a list that isn't empty. Raises RequestError (400)."""
     if not isinstance(value, list):
         raise bad_request(f"{what} must be a list, not {kind_of(value)}")
     if not value:
@@ -96,13 +97,13 @@ def list_of(value: object, what: str) -> list[Any]:
 
 
 def check_texts(values: Sequence[object], limits: Limits) -> tuple[Text, ...]:
-    """Texts and pairs of texts within the limits. Raises RequestError (400)."""
+    """Return texts and pairs of texts that are within the limits. Raises RequestError (400)."""
     check_count(len(values), "texts", limits)
     return tuple(_check_entry(value, f"text {at}", limits) for at, value in enumerate(values))
 
 
 def check_count(count: int, what: str, limits: Limits) -> None:
-    """Raises RequestError (400) for more rows than one request may have."""
+    """Raise RequestError (400) for more rows than one request may have."""
     if count > limits.max_texts:
         raise bad_request(f"{count} {what}; at most {limits.max_texts} are taken at once")
 
@@ -127,7 +128,10 @@ def _check_text(value: object, what: str, limits: Limits) -> str:
 
 
 def encodable(text: str, what: str) -> str:
-    """JSON's escapes may write what UTF-8 can't: a text that holds it is neither tokenised nor sent back."""
+    """Return a text that UTF-8 can encode: JSON's escapes may write half a surrogate pair.
+
+    Raises RequestError (400).
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -136,7 +140,7 @@ def encodable(text: str, what: str) -> str:
 
 
 def check_token_ids(rows: Sequence[object], limits: Limits, info: ModelInfo) -> tuple[tuple[int, ...], ...]:
-    """Rows of token ids, [CLS] and [SEP] included, that the model knows. Raises RequestError (400)."""
+    """Return rows of ids of the model's vocabulary, [CLS] and [SEP] included. Raises RequestError (400)."""
     check_count(len(rows), "rows of token ids", limits)
     return tuple(_check_ids(row, f"row {at}", info) for at, row in enumerate(rows))
 
@@ -147,15 +151,14 @@ def _check_ids(row: object, what: str, info: ModelInfo) -> tuple[int, ...]:
         raise bad_request(f"{what} has {len(ids)} tokens; at most {info.max_tokens} are taken")
     for number in ids:
         if type(number) is not int or not 0 <= number < info.vocab_size:
-            held = str(number)[:40] if type(number) in (int, float) else kind_of(number)
-            raise bad_request(f"{what} holds {held}; token ids are 0 to {info.vocab_size - 1}")
+            shown = str(number)[:40] if type(number) in (int, float) else kind_of(number)
+            raise bad_request(f"{what} holds {shown}; token ids are 0 to {info.vocab_size - 1}")
     return tuple(ids)
 
 
 def timeout_of(parameters: Mapping[str, Any], header: str | None) -> float | None:
-    """Seconds that the caller waits: `timeout_ms`, Triton's `timeout` in microseconds, or the header's ms.
-
-    Raises RequestError (400).
+    """Return the seconds that the caller waits, or None: of `timeout_ms`, Triton's `timeout` (microseconds),
+    or the header X-Timeout-Ms. Raises RequestError (400).
     """
     if "timeout_ms" in parameters:
         return _seconds(parameters["timeout_ms"], 1000, "timeout_ms")
@@ -168,25 +171,24 @@ def timeout_of(parameters: Mapping[str, Any], header: str | None) -> float | Non
 
 
 def _seconds(value: object, per_second: int, what: str) -> float:
-    """Compared before it is divided: JSON's integers may be larger than any float."""
-    limit = MAX_TIMEOUT_S * per_second
+    limit = Limits.max_timeout_s * per_second  # in the value's unit: JSON's integers may exceed any float
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= limit:
         raise bad_request(f"{what} must be a number above 0, of at most an hour")
     return value / per_second
 
 
 def label_of(info: ModelInfo, row: Probabilities) -> str:
-    """The most probable label."""
+    """Return the most probable label."""
     return info.labels[max(range(len(row)), key=row.__getitem__)]
 
 
 def provenance(info: ModelInfo) -> dict[str, str]:
-    """What every answer says of its origin: a random model's answers must never pass for a trained one's."""
+    """Return what every answer says of its origin: a random model's mustn't pass for a trained one's."""
     return {"weights": info.weights, "tokenizer": info.tokenizer, "device": info.device}
 
 
 def timing(answer: Answer) -> dict[str, float]:
-    """Seconds of each step, as both forms report them."""
+    """Return the seconds of each step, rounded, as /predict and the Open Inference Protocol report them."""
     return {
         "wait": round(answer.wait_s, 6),
         "encode": round(answer.encode_s, 6),

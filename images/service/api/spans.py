@@ -1,7 +1,7 @@
 """Spans of requests for OpenTelemetry, where the environment asks for them. The only module that imports it.
 
-A request's span has one for encoding its texts, one for its time in the queue, and one for each batch that
-took rows of it, with the model's pass inside. Other callers' requests in the same batch have its number too.
+A request's span has child spans for encoding its texts, for its time in the queue, and for each batch that
+included rows of it, with the model's pass inside. The batch's number is the same in all of its requests.
 """
 
 import time
@@ -20,10 +20,10 @@ from service.batching.worker import Outcome
 
 
 class Spans:
-    """Makes spans and hands them on."""
+    """Makes spans and exports them."""
 
     def __init__(self, processor: SpanProcessor | None = None) -> None:
-        """`processor`: None: send them to where OTEL_EXPORTER_OTLP_ENDPOINT says, in the background."""
+        """`processor`: None exports to OTEL_EXPORTER_OTLP_ENDPOINT, in the background."""
         if processor is None:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -42,51 +42,51 @@ class Spans:
         parent = self._carrier.extract(dict(headers))
         kind = api.SpanKind.SERVER
         with self._tracer.start_as_current_span(route, parent, kind, record_exception=False) as span:
-            ids = span.get_span_context()
-            made = replace(
+            context = span.get_span_context()
+            traced = replace(
                 trace,
-                trace_id=f"{ids.trace_id:032x}",
-                span_id=f"{ids.span_id:016x}",
-                flags=f"{ids.trace_flags:02x}",
+                trace_id=f"{context.trace_id:032x}",
+                span_id=f"{context.span_id:016x}",
+                flags=f"{context.trace_flags:02x}",
             )
             span.set_attribute("weir.request_id", trace.request_id)
-            yield made, span
+            yield traced, span
 
     def ended(self, span: api.Span, status: int) -> None:
-        """A request's answer."""
+        """Note the status of a request's answer in its span."""
         span.set_attribute("http.response.status_code", status)
         if status >= 500:
             span.set_status(api.StatusCode.ERROR)
 
     def steps(self, outcome: Outcome, *, begun_s: float, encoded_s: float) -> None:
-        """What the current request spent its time on. Times are monotonic seconds."""
+        """Add the child spans of the current request. Times are monotonic seconds."""
         if not api.get_current_span().is_recording():
             return
-        ahead_ns = time.time_ns() - time.monotonic_ns()
+        offset_ns = time.time_ns() - time.monotonic_ns()
 
         def child(name: str, start_s: float, end_s: float, parent: api.Span | None = None) -> api.Span:
             context = api.set_span_in_context(parent) if parent else None
-            span = self._tracer.start_span(name, context, start_time=ahead_ns + int(start_s * 1e9))
-            span.end(ahead_ns + int(end_s * 1e9))
+            span = self._tracer.start_span(name, context, start_time=offset_ns + int(start_s * 1e9))
+            span.end(offset_ns + int(end_s * 1e9))
             return span
 
         child("encode", begun_s, encoded_s)
         child("queue", encoded_s, max(encoded_s, outcome.started_s))
-        for done in outcome.batches:
-            ended_s = done.started_s + done.compute_s
-            context = self._tracer.start_span("batch", start_time=ahead_ns + int(done.taken_s * 1e9))
-            context.set_attributes(
+        for computed in outcome.batches:
+            batch, ended_s = computed.batch, computed.started_s + computed.compute_s
+            span = self._tracer.start_span("batch", start_time=offset_ns + int(computed.taken_s * 1e9))
+            span.set_attributes(
                 {
-                    "weir.batch.number": done.number,
-                    "weir.batch.rows": len(done.batch.rows),
-                    "weir.batch.requests": len(done.batch.requests),
-                    "weir.batch.tokens": done.batch.tokens,
-                    "weir.batch.padded_tokens": done.batch.padded,
+                    "weir.batch.number": computed.number,
+                    "weir.batch.rows": len(batch.rows),
+                    "weir.batch.requests": len(batch.requests),
+                    "weir.batch.tokens": batch.tokens,
+                    "weir.batch.padded_tokens": batch.padded,
                 }
             )
-            child("forward", done.started_s, ended_s, context)
-            context.end(ahead_ns + int(ended_s * 1e9))
+            child("forward", computed.started_s, ended_s, span)
+            span.end(offset_ns + int(ended_s * 1e9))
 
     def flush(self) -> None:
-        """Send what is left. Takes as long as the collector likes: the SDK heeds no limit of time here."""
+        """Export what is left. Takes as long as the collector does: the SDK has no timeout here."""
         self._provider.force_flush()

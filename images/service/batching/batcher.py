@@ -1,8 +1,9 @@
-"""Which waiting rows are computed next, and when. Values in, decisions out: the time is an argument.
+"""Which waiting rows are computed next, and when; and which requests the queue refuses (QueueFull: 429).
+Values in, decisions out: the time is an argument.
 
-A row is one text of one request, as long as its tokens. Rows of different requests share a batch when they
-are for the same model and of similar length: a batch is as wide as its longest row, and what shorter rows
-leave empty is padding, which costs as much as tokens do.
+A row is one text of one request; its length is its number of tokens. Rows of different requests share a batch
+if they are for the same model and of similar length: a batch is as wide as its longest row, and the padding
+of shorter rows costs as much as tokens do.
 """
 
 from bisect import bisect_left
@@ -11,58 +12,27 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log2
 
-_RECENT = 0.5  # and in the slowdown: it must be noticed within a few batches
-_LEAST = 0.25  # of the places, however slow the device has become
-_MOST_KINDS = 256  # of batches to remember; reloaded models bring new ones
+from service.settings import Limits
 
-
-@dataclass
-class Speed:
-    """Refusals, and whoever sends what is refused, take CPUs from the computing of what was admitted.
-
-    So fewer requests are let in while some are refused: as many as take no longer than a full house
-    takes otherwise. What is usual is learnt for each size of batch, in steps of the square root of 2: a
-    token of a small batch takes longer.
-    """
-
-    slowdown: float = 1.0  # seconds of recent batches over the usual ones; 1 while nothing is refused
-    _usual: dict[tuple[Hashable, int], float] = field(default_factory=dict)  # seconds of a token
-
-    @property
-    def room(self) -> float:
-        """The share of all places that may be taken now."""
-        return max(_LEAST, min(1.0, 1 / self.slowdown))
-
-    def note(self, group: Hashable, tokens: int, seconds: float, *, refusing: bool) -> None:
-        """A batch of so many tokens, padding included, was computed. `refusing`: some had no place."""
-        key, now = (group, round(2 * log2(tokens))), seconds / tokens
-        usual = self._usual.get(key)
-        if refusing:
-            if usual is not None:
-                self.slowdown += (1 - _RECENT) * (now / usual - self.slowdown)
-            return
-        self.slowdown = 1.0
-        if len(self._usual) >= _MOST_KINDS:
-            self._usual.clear()
-        self._usual[key] = now if usual is None else _OLD * usual + (1 - _OLD) * now
-
-
-_OLD = 0.8  # weight of the batches before the last one in the estimate of speed
+_DECAY = 0.8  # weight of earlier batches in the estimate of speed
+_SLOWDOWN_DECAY = 0.5  # and in the slowdown, which must be noticed within a few batches
+_MAX_SIZES = 256  # sizes of batches whose usual time is kept; models that are loaded again bring new ones
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a batch may be, and how long it is waited for."""
+    """What a batch may be and how long it is waited for; see `service.settings.Limits`."""
 
-    max_batch_tokens: int = 512  # padding included; a single row may have more
-    max_wait_s: float = 0.005  # how long the device idles at most, so that callers who come together share
-    max_queue_tokens: int = 8192  # waiting and running; more are refused
+    max_batch_tokens: int = Limits.max_batch_tokens
+    max_wait_s: float = Limits.max_wait_ms / 1000
+    max_queue_tokens: int = Limits.max_queue_tokens
     max_padding: float = 0.15  # of a batch's tokens
+    min_load_share: float = Limits.min_load_share
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of one request: the request's number, the row's place in it, and its length in tokens."""
+    """One row: its request's number, its index in the request, and its length in tokens."""
 
     request: int
     at: int
@@ -71,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one group, to be computed together; the shortest first."""
+    """Rows of one group, to be computed together, sorted by length."""
 
     group: Hashable
     rows: tuple[Row, ...]
@@ -88,7 +58,7 @@ class Batch:
 
     @property
     def padded(self) -> int:
-        """Tokens with padding: what the device computes."""
+        """Tokens with padding, as the device computes them."""
         return self.width * len(self.rows)
 
     @property
@@ -99,13 +69,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to compute now. Ask again at `until_s`, or when something was offered."""
+    """Nothing is to be computed before `until_s`, unless something is offered."""
 
     until_s: float = inf
 
 
 class QueueFull(Exception):
-    """More tokens are waiting than may; `drain_s` is how long those will take, where that is known."""
+    """Too many tokens are waiting. `drain_s`: how long those will take; None: unknown."""
 
     def __init__(self, drain_s: float | None) -> None:
         super().__init__("the queue is full")
@@ -120,6 +90,38 @@ class _Request:
 
 
 @dataclass
+class LoadShedding:
+    """How many of the places may be taken while requests are refused.
+
+    Refusing requests takes CPU time from computing those that were admitted. So fewer are admitted while some
+    are refused, so that latency stays at its full-load value. The usual time of a batch is learnt for each
+    size, in steps of the square root of 2: a token takes longer in a small batch.
+    """
+
+    min_share: float = Limits.min_load_share
+    slowdown: float = 1.0  # seconds of recent batches over the usual ones; 1 while nothing is refused
+    _usual: dict[tuple[Hashable, int], float] = field(default_factory=dict)  # seconds of a token
+
+    @property
+    def share(self) -> float:
+        """The share of `max_in_flight` and of `max_queue_tokens` that may be used now."""
+        return max(self.min_share, min(1.0, 1 / self.slowdown))
+
+    def note(self, group: Hashable, tokens: int, seconds: float, *, refusing: bool) -> None:
+        """Note the time of a batch of so many tokens, padding included; `refusing`: requests were refused."""
+        key, token_s = (group, round(2 * log2(tokens))), seconds / tokens
+        usual_s = self._usual.get(key)
+        if refusing:
+            if usual_s is not None:
+                self.slowdown += (1 - _SLOWDOWN_DECAY) * (token_s / usual_s - self.slowdown)
+            return
+        self.slowdown = 1.0
+        if len(self._usual) >= _MAX_SIZES:
+            self._usual.clear()
+        self._usual[key] = token_s if usual_s is None else _DECAY * usual_s + (1 - _DECAY) * token_s
+
+
+@dataclass
 class Batcher:
     """The queue of one device. Every time is a reading of one clock, in seconds."""
 
@@ -129,18 +131,21 @@ class Batcher:
     _started_s: float = 0.0
     _idle_since_s: float = -inf
     _expected: int = 0  # requests that were there when the last batch ended, its own included
-    _spent_s: float = 0.0  # on the `_done` tokens: recent batches weigh most
-    _done: float = 0.0
-    _speed: Speed = field(default_factory=Speed)
+    _spent_s: float = 0.0  # on `_spent_tokens`, both weighted towards recent batches
+    _spent_tokens: float = 0.0
+    _shedding: LoadShedding = field(init=False)
     _refusing: bool = False  # since the last batch ended
 
-    @property
-    def room(self) -> float:
-        """The share of all places that may be taken now: less than 1 where refusals slow the rest."""
-        return self._speed.room
+    def __post_init__(self) -> None:
+        self._shedding = LoadShedding(self.policy.min_load_share)
 
-    def refused(self) -> None:
-        """A request was refused for want of a place, here or before it came here."""
+    @property
+    def load_share(self) -> float:
+        """The share of all limits that may be used now: less than 1 while refusals slow the rest."""
+        return self._shedding.share
+
+    def note_refusal(self) -> None:
+        """Note that a request was refused because a limit was reached, here or before the queue."""
         self._refusing = True
 
     @property
@@ -162,30 +167,30 @@ class Batcher:
         now_s: float,
         deadline_s: float = inf,
     ) -> None:
-        """Queue a request's rows, `lengths` tokens each. Raises QueueFull.
+        """Queue a request whose rows have `lengths` tokens. Raises QueueFull.
 
-        A request that finds nothing else there is always taken, however large it is.
+        A request that finds the queue empty and the device idle is taken whatever its size.
         """
         held = self.waiting_tokens + (self._running.tokens if self._running else 0)
-        if held and held + sum(lengths) > self.room * self.policy.max_queue_tokens:
-            self.refused()
+        if held and held + sum(lengths) > self.load_share * self.policy.max_queue_tokens:
+            self.note_refusal()
             raise QueueFull(self.drain_s(now_s))
         rows = [Row(request, at, tokens) for at, tokens in enumerate(lengths)]
         self._waiting[request] = _Request(group, deadline_s, rows)
 
     def withdraw(self, request: int) -> None:
-        """Forget the rows of a request that haven't begun: nobody waits for them."""
+        """Forget the rows of a request that haven't begun."""
         self._waiting.pop(request, None)
 
     def expire(self, now_s: float) -> tuple[int, ...]:
-        """Forget the requests whose deadline passed before all of their rows had begun; their numbers."""
+        """Forget requests whose deadline passed before all of their rows had begun; return their numbers."""
         late = tuple(number for number, each in self._waiting.items() if each.deadline_s <= now_s)
         for number in late:
             del self._waiting[number]
         return late
 
     def next(self, now_s: float) -> Batch | Wait:
-        """The batch to compute now, which leaves the queue; or how long to wait. The device must be idle."""
+        """Take a batch from the queue, or return how long to wait. The device must be idle."""
         if not self._waiting:
             return Wait()
         oldest = next(iter(self._waiting.values()))
@@ -197,7 +202,7 @@ class Batcher:
         return batch
 
     def finished(self, now_s: float, *, ok: bool = True) -> None:
-        """The batch that `next` gave is computed; where it failed (not `ok`), its time says nothing."""
+        """Note the end of the batch that `next` returned. The time of one that failed isn't counted."""
         batch = self._running
         if batch is None:
             return
@@ -205,23 +210,23 @@ class Batcher:
         self._idle_since_s = now_s
         self._expected = len(batch.requests | self._waiting.keys())
         if ok:
-            self._spent_s = _OLD * self._spent_s + (now_s - self._started_s)
-            self._done = _OLD * self._done + batch.padded
-            self._speed.note(batch.group, batch.padded, now_s - self._started_s, refusing=self._refusing)
+            self._spent_s = _DECAY * self._spent_s + (now_s - self._started_s)
+            self._spent_tokens = _DECAY * self._spent_tokens + batch.padded
+            self._shedding.note(batch.group, batch.padded, now_s - self._started_s, refusing=self._refusing)
         self._refusing = False
 
     def drain_s(self, now_s: float) -> float | None:
-        """Seconds until all of this is computed, at the speed of recent batches; None before the first."""
-        if not self._done:
+        """Seconds until the queue is computed, at the speed of recent batches; None before the first."""
+        if not self._spent_tokens:
             return None
-        a_token_s = self._spent_s / self._done
+        token_s = self._spent_s / self._spent_tokens
         left_s = 0.0
         if self._running:
-            left_s = max(0.0, self._started_s + self._running.padded * a_token_s - now_s)
-        return left_s + self.waiting_tokens * a_token_s
+            left_s = max(0.0, self._started_s + self._running.padded * token_s - now_s)
+        return left_s + self.waiting_tokens * token_s
 
     def _may_grow(self, batch: Batch) -> bool:
-        """Whether callers who were here a moment ago may come back in time to share this batch."""
+        """Whether the batch has room for callers who were here a moment ago and may come back."""
         full = (len(batch.rows) + 1) * batch.width > self.policy.max_batch_tokens
         return not full and len(self._waiting) < self._expected
 
@@ -241,10 +246,11 @@ class Batcher:
 
 
 def window(rows: Sequence[Row], anchor: int, policy: Policy) -> Sequence[Row]:
-    """The most neighbours of `rows[anchor]` that fit one batch with it; `rows` are sorted by length.
+    """Return the largest slice of `rows` that includes `rows[anchor]` and fits one batch.
 
-    They fit with at most `max_batch_tokens` and `max_padding`, both counted with the longest's width.
-    Among as many, those with the fewest tokens. A row that is too long for a batch goes alone.
+    `rows` are sorted by length. A slice fits within `max_batch_tokens` and `max_padding`, both counted with
+    the width of its longest row. Of slices of equal length, the one with the fewest tokens is chosen. A row
+    that is too long for any batch goes alone.
     """
     sums = [0, *accumulate(row.tokens for row in rows)]
     best = (1, -rows[anchor].tokens, anchor, anchor + 1)
@@ -259,7 +265,7 @@ def window(rows: Sequence[Row], anchor: int, policy: Policy) -> Sequence[Row]:
 
 
 def _earliest(sums: Sequence[int], end: int, width: int, policy: Policy) -> int:
-    """Where the longest window that ends before `end` starts: both limits only tighten with shorter rows."""
+    """Return the start of the longest window that ends at `end`: adding shorter rows only adds padding."""
 
     def fits(start: int) -> bool:
         padded = (end - start) * width

@@ -1,21 +1,22 @@
-"""BERT's forward pass over a plain mapping of tensors, under Hugging Face's parameter names.
+"""BERT's forward pass over a mapping of tensors under Hugging Face's parameter names, plain and compiled.
 
 Devlin et al. 2018, as `BertForSequenceClassification` computes it without dropout. Needs torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 import torch.nn.functional as nn
 
-from service.inference.architecture import BertShape, parameter_shapes
+from service.inference.checkpoint import BertShape, parameter_shapes
 
 Weights = Mapping[str, torch.Tensor]
 _INITIAL_STD = 0.02  # of BERT's own initialisation
 
 
 def random_weights(shape: BertShape, seed: int) -> dict[str, torch.Tensor]:
-    """Untrained float32 weights on the CPU, the same for the same seed: BERT's initialisation."""
+    """Return untrained float32 weights on the CPU, by BERT's initialisation and this seed."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
     for name, size in parameter_shapes(shape).items():
@@ -35,7 +36,7 @@ def forward(
     mask: torch.Tensor,
     types: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Logits [rows, labels] of `ids` [rows, tokens] (int64); `mask` [rows, tokens] is False on padding.
+    """Return logits [rows, labels] of `ids` [rows, tokens] (int64); `mask` [rows, tokens]: False on padding.
 
     `types` [rows, tokens] (int64): which text of a pair each token belongs to; None: the first.
     """
@@ -49,7 +50,7 @@ def hidden_states(
     mask: torch.Tensor,
     types: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The last layer's output [rows, tokens, hidden]; arguments as in `forward`."""
+    """Return the last layer's output [rows, tokens, hidden]; arguments as in `forward`."""
     hidden = embed(weights, shape, ids, types)
     attended = mask[:, None, None, :]  # over heads and queries
     for number in range(shape.num_hidden_layers):
@@ -58,13 +59,13 @@ def hidden_states(
 
 
 def classified(weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits [rows, labels] of hidden states [rows, tokens, hidden]."""
+    """Return logits [rows, labels] of hidden states [rows, tokens, hidden]."""
     pooled = torch.tanh(_linear(weights, "bert.pooler.dense", hidden[:, 0]))
     return _linear(weights, "classifier", pooled)
 
 
 def embedded(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Embeddings [rows, hidden] of length 1: the mean over each row's own tokens, in float32."""
+    """Return embeddings [rows, hidden] of length 1: the mean over each row's own tokens, in float32."""
     kept = mask[:, :, None].float()
     return nn.normalize((hidden.float() * kept).sum(1) / kept.sum(1), dim=-1)
 
@@ -80,7 +81,7 @@ def _norm(weights: Weights, shape: BertShape, name: str, x: torch.Tensor) -> tor
 
 
 def embed(weights: Weights, shape: BertShape, ids: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
-    """The first hidden states [rows, tokens, hidden] of ids."""
+    """Return the embedding layer's hidden states [rows, tokens, hidden]."""
     prefix = "bert.embeddings"
     words = nn.embedding(ids, weights[f"{prefix}.word_embeddings.weight"])
     positions = weights[f"{prefix}.position_embeddings.weight"][: ids.shape[1]]
@@ -92,7 +93,7 @@ def embed(weights: Weights, shape: BertShape, ids: torch.Tensor, types: torch.Te
 def layer(
     weights: Weights, shape: BertShape, prefix: str, x: torch.Tensor, attended: torch.Tensor
 ) -> torch.Tensor:
-    """One layer's output [rows, tokens, hidden]; `attended` [rows, 1, 1, tokens] is False on padding."""
+    """Return a layer's output [rows, tokens, hidden]; `attended` [rows, 1, 1, tokens]: False on padding."""
     mixed = _attend(weights, shape, f"{prefix}.attention.self", x, attended)
     x = _residual(weights, shape, f"{prefix}.attention.output", mixed, x)
     wide = nn.gelu(_linear(weights, f"{prefix}.intermediate.dense", x))
@@ -116,3 +117,33 @@ def _attend(
 
     mixed = nn.scaled_dot_product_attention(heads("query"), heads("key"), heads("value"), attn_mask=attended)
     return mixed.transpose(1, 2).reshape(rows, tokens, shape.hidden_size)
+
+
+class CompiledBert:
+    """`hidden_states` through torch.compile: one program for a single row, one for several, of any length.
+
+    Compiled at the first calls. Batches have a new shape all the time, and a program takes seconds to make.
+    Sizes of 1 always get programs of their own, so this avoids them: there are always types, and never rows
+    of one token.
+    """
+
+    @cached_property
+    def _run(self) -> Callable[..., torch.Tensor]:
+        compiled: Callable[..., torch.Tensor] = torch.compile(hidden_states, dynamic=True)
+        return compiled
+
+    def __call__(
+        self,
+        weights: Weights,
+        shape: BertShape,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        types: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `hidden_states`."""
+        types = torch.zeros_like(ids) if types is None else types
+        n_tokens = ids.shape[1]
+        if n_tokens == 1 and shape.max_position_embeddings > 1:
+            ids, mask, types = (nn.pad(tensor, (0, 1)) for tensor in (ids, mask, types))
+        hidden: torch.Tensor = self._run(weights, shape, ids, mask, types)
+        return hidden[:, :n_tokens]

@@ -1,13 +1,15 @@
-"""The vocabulary of the HTTP side and the torch side; the HTTP side works with any `Classifier`."""
+"""What the rest of the service sees of a model: the protocol `Classifier` and its values. Without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model. `weights` is 'random' or 'mounted'; `tokenizer` names what turns text into ids."""
+    """Describes a model. `weights`: 'random', 'mounted' or 'hub'; `accuracy`: the largest difference of its
+    probabilities from float32 on the CPU, on a few texts; None: it is that.
+    """
 
     name: str
     weights: str
@@ -21,19 +23,19 @@ class ModelInfo:
     max_tokens: int
     hidden_size: int = 0
     dtype: str = "float32"
-    accuracy: float | None = (
-        None  # largest difference in probabilities from float32 on the CPU; None: it is that
-    )
+    accuracy: float | None = None
 
 
+Task = Literal["classify", "embed"]
 Text = str | tuple[str, str]  # one text, or a pair of texts that the model reads as one
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text as token ids, [CLS] and [SEP] included; `truncated` when its tail didn't fit.
+    """One text, or pair of texts, as token ids, [CLS] and [SEP] included.
 
-    `types`: which text of a pair each token belongs to, 0 or 1; empty when all are 0.
+    `truncated`: whether the text was cut. `types`: which text of a pair each token belongs to, 0 or 1; empty
+    when all are 0.
     """
 
     ids: tuple[int, ...]
@@ -46,36 +48,37 @@ Probabilities = Vector  # one per label, in the labels' order; their sum is 1
 
 
 class Classifier(Protocol):
-    """A loaded model. All methods block; `classify`, `embed` and `prove` are called from one thread alone.
+    """A loaded model. Every method blocks.
 
-    Those three raise RequestError (503) when the device has no memory left, and DeviceFault when it fails.
+    `classify`, `embed` and `prove` are called in one thread alone. They raise RequestError (503) when the
+    device has no memory left, and DeviceFault when it fails.
     """
 
     @property
     def info(self) -> ModelInfo:
-        """What answers."""
+        """The model's description."""
         ...
 
     def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
-        """Token ids of each text. Any thread may call it."""
+        """Return the token ids of each text. Any thread may call it."""
         ...
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
-        """Each row's probabilities."""
+        """Return each row's probabilities."""
         ...
 
     def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
-        """Each row's embedding: the mean of its tokens' last hidden states, of length 1."""
+        """Return each row's embedding: the mean of its tokens' last hidden states, of length 1."""
         ...
 
     def prove(self) -> None:
-        """One small inference; DeviceFault unless it gives what it gave when the model was loaded."""
+        """Run the canary. Raises DeviceFault unless the result is that of the time of loading."""
         ...
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of memory by kind, as far as they are known. Any thread may call it."""
+        """Return the bytes of memory by kind, as far as they are known. Any thread may call it."""
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """What has been counted since the model was loaded, by name. Any thread may call it."""
+        """Return the model's counters by name. Any thread may call it."""
         ...

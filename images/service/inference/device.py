@@ -1,12 +1,24 @@
-"""Chooses the torch device for a profile's `device:`, or says why it isn't available. Never asks torch."""
+"""Chooses the torch device for a profile's `device:`, or says why it isn't available (`choose_device`); and
+checks that a pruned image holds code for this machine's AMD cards (`check_cards`).
 
+Neither uses torch: `service.inference.model` reads what torch can do (`TorchBuild`), and the cards are
+checked before torch starts the GPU runtime.
+"""
+
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from service.errors import DeviceMissing, SettingsError
 
-WORDS = ("cpu", "cuda", "rocm", "hip")
-_SYNTAX = re.compile(rf"({'|'.join(WORDS)})(?::(\d{{1,3}}))?")
+DEVICE_NAMES = ("cpu", "cuda", "rocm", "hip")
+_SYNTAX = re.compile(rf"({'|'.join(DEVICE_NAMES)})(?::(\d{{1,3}}))?")
+MANIFEST = Path(__file__).parents[3] / "weir-prune.json"  # /opt/weir/weir-prune.json
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+_VERSION = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
+_OVERRIDE = re.compile(r"(\d{1,2})\.(\d)\.(\d{1,2})")
 
 
 @dataclass(frozen=True)
@@ -35,57 +47,58 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class Device:
-    """A device to use: torch's name for it, the profile's, and a sentence for people."""
+    """A device to use: torch's name for it (`cuda:0`), the profile's (`rocm:0`), and a description."""
 
     torch_name: str
     label: str
     description: str
 
 
-def choose(wanted: str, build: TorchBuild) -> Device:
-    """The device that a profile's `device:` means. Never falls back to another one.
+def choose_device(requested: str, build: TorchBuild) -> Device:
+    """Return the device that a profile's `device:` names. Never falls back to another one.
 
-    `rocm` and `hip` are the user's words for torch's device `cuda` on a HIP build; `cuda` is torch's own word
-    and is taken on both builds. Raises SettingsError for other words, DeviceMissing when it isn't available.
+    `rocm` and `hip` are torch's device `cuda` on a HIP build; `cuda` is accepted on both builds. Raises
+    SettingsError for other names, DeviceMissing if it isn't available.
     """
-    match = _SYNTAX.fullmatch(wanted.strip().lower())
+    match = _SYNTAX.fullmatch(requested.strip().lower())
     if match is None:
         raise SettingsError(
-            f"device {wanted!r} is not known", f"use one of {', '.join(WORDS)}, with an index as in rocm:0"
+            f"device {requested!r} is not known",
+            f"use one of {', '.join(DEVICE_NAMES)}, with an index as in rocm:0",
         )
-    word, index = match[1], int(match[2] or 0)
-    if word == "cpu":
+    name, index = match[1], int(match[2] or 0)
+    if name == "cpu":
         return Device("cpu", "cpu", f"cpu, {build}")
-    _check_build(word, build)
-    _check_presence(word, index, build)
+    _check_build(name, build)
+    _check_present(name, index, build)
     gpu = build.gpus[index]
     _check_kernels(gpu, build)
-    return Device(f"cuda:{index}", f"{word}:{index}", f"{word}:{index} {gpu.name}, {build}")
+    return Device(f"cuda:{index}", f"{name}:{index}", f"{name}:{index} {gpu.name}, {build}")
 
 
-def _check_build(word: str, build: TorchBuild) -> None:
-    wants_hip = word in ("rocm", "hip")
-    if build.hip or (build.cuda and not wants_hip):
+def _check_build(name: str, build: TorchBuild) -> None:
+    needs_hip = name in ("rocm", "hip")
+    if build.hip or (build.cuda and not needs_hip):
         return
-    kind = "ROCm (HIP)" if wants_hip else "CUDA or ROCm"
+    kind = "ROCm (HIP)" if needs_hip else "CUDA or ROCm"
     raise DeviceMissing(
-        f"device {word!r} needs a {kind} build of torch, but this image has {build}",
+        f"device {name!r} needs a {kind} build of torch, but this image has {build}",
         "use an image whose torch has GPU kernels (`docker compose up api-rocm` with WEIR_ROCM_IMAGE), "
         "or run on the CPU: APP_PROFILE=experiment1",
     )
 
 
-def _check_presence(word: str, index: int, build: TorchBuild) -> None:
+def _check_present(name: str, index: int, build: TorchBuild) -> None:
     if index < len(build.gpus):
         return
     if build.gpus:
         raise DeviceMissing(
-            f"device '{word}:{index}' is not there: {build} sees {len(build.gpus)} device(s)",
+            f"device '{name}:{index}' is not there: {build} sees {len(build.gpus)} device(s)",
             f"use an index from 0 to {len(build.gpus) - 1}",
         )
-    seen = ", ".join(f"{path} {state}" for path, state in sorted(build.nodes.items()))
+    nodes = ", ".join(f"{path} {state}" for path, state in sorted(build.nodes.items()))
     raise DeviceMissing(
-        f"device {word!r} is not there: {build} sees no GPU{f' ({seen})' if seen else ''}",
+        f"device {name!r} is not there: {build} sees no GPU{f' ({nodes})' if nodes else ''}",
         _missing_gpu_hint(build),
     )
 
@@ -111,3 +124,52 @@ def _check_kernels(gpu: Gpu, build: TorchBuild) -> None:
         f"{gpu.name} is {gpu.gfx}, but {build} has kernels for {', '.join(build.gfx_targets)} only",
         f"use a torch built for {gpu.gfx}, or run on the CPU: APP_PROFILE=experiment1",
     )
+
+
+def check_cards(device: str, env: Mapping[str, str]) -> None:
+    """Raise DeviceMissing if a GPU is asked for and the image holds code for none of this machine's cards."""
+    if not device.strip().lower().startswith("cpu"):
+        check_targets(targets_of_image(MANIFEST), targets_of_cards(TOPOLOGY, env))
+
+
+def check_targets(held: Sequence[str], cards: Sequence[str]) -> None:
+    """Raise DeviceMissing if a pruned image holds code for none of the cards.
+
+    `held` is empty for an image that isn't pruned. Without `cards`, choosing the device gives a better
+    message. An image for a family (`gfx11-generic`) is assumed to have the card's code.
+    """
+    processors = {target.partition(":")[0] for target in held}
+    family = any(name.endswith("-generic") for name in processors)
+    if not held or not cards or family or processors.intersection(cards):
+        return
+    raise DeviceMissing(
+        f"this image holds {', '.join(held)}, this machine has {', '.join(cards)}",
+        f"rebuild it on the host: make images GPU_TARGETS={','.join(cards)}",
+    )
+
+
+def targets_of_image(manifest: Path) -> tuple[str, ...]:
+    """Return the AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
+    try:
+        targets = json.loads(manifest.read_text())["targets"]
+        return tuple(name for name in targets if name.startswith("gfx"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ()
+
+
+def targets_of_cards(topology: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the AMD cards' targets by the kernel's KFD topology, or HSA_OVERRIDE_GFX_VERSION, if set."""
+    texts = [_read_text(path) for path in sorted(topology.glob("*/properties"))]
+    versions = {int(match[1]) for text in texts for match in _VERSION.finditer(text)} - {0}
+    override = _OVERRIDE.fullmatch(env.get("HSA_OVERRIDE_GFX_VERSION", ""))
+    if versions and override:
+        major, minor, step = map(int, override.groups())
+        versions = {major * 10000 + minor * 100 + step}
+    return tuple(f"gfx{v // 10000}{v // 100 % 100:x}{v % 100:x}" for v in sorted(versions))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,4 +1,6 @@
-"""Text to token ids: the model's own tokenizer, else a hashing stand-in, called so."""
+"""Text to token ids: the model's tokenizer, by the `tokenizers` library, or without one a hash of each word
+(`"tokenizer": "hashing-stand-in"` in the answers).
+"""
 
 import json
 import zlib
@@ -19,29 +21,34 @@ MAX_WORD_CHARS = 100  # longer words become [UNK], as in BERT's reference tokeni
 STAND_IN = "hashing-stand-in"
 _STAND_IN_FIRST = 1000  # BERT's uncased vocabulary keeps its special and unused tokens below this
 _STAND_IN_CLS, _STAND_IN_SEP = 101, 102  # where that vocabulary has [CLS] and [SEP]
-_TRIED = ("Profits rose by 3 % - unbelievably!", "ab", "")  # by every tokenizer before it is used
+_SAMPLES = (
+    "Profits rose by 3 % - unbelievably!",
+    "ab",
+    "",
+)  # which every tokenizer must encode when it is loaded
 _SPECIAL = ("[CLS]", "[SEP]", "[UNK]", "[PAD]")
+_NORMALIZER = normalizers.BertNormalizer(lowercase=True)
 
 
 class Tokenizer(Protocol):
-    """Turns a text, or a pair of texts, into ids, [CLS] and [SEP] included, cut where it is too long.
+    """Turns a text, or a pair of texts, into ids, [CLS] and [SEP] included.
 
-    Text such as "[SEP]" is text, never a control token: a caller can't frame sentences of its own.
+    "[SEP]" in a text is text, never a control token, so that callers can't frame sentences of their own.
     """
 
     @property
     def name(self) -> str:
-        """Its name in the responses."""
+        """The tokenizer's name in the answers."""
         ...
 
     def encode(self, text: Text) -> Encoded:
-        """The ids of `text`, cut at the end when it is too long (of a pair: the longer one first)."""
+        """Return the ids of `text`, cut at the end if it is too long (of a pair: the longer text first)."""
         ...
 
 
 @contextmanager
 def _panics_caught() -> Iterator[None]:
-    """Raise RuntimeError for a panic of the library, which is no Exception and would end the service."""
+    """Turn a panic of the library into a RuntimeError: it is no Exception, and would end the service."""
     try:
         yield
     except BaseException as error:
@@ -51,7 +58,7 @@ def _panics_caught() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Library:
+class LibraryTokenizer:
     """A tokenizer of the `tokenizers` library."""
 
     tokenizer: tokenizers.Tokenizer
@@ -60,14 +67,14 @@ class Library:
     def encode(self, text: Text) -> Encoded:
         """See `Tokenizer.encode`."""
         with _panics_caught():
-            found = self.tokenizer.encode(*([text] if isinstance(text, str) else text))
-        types = tuple(found.type_ids) if any(found.type_ids) else ()
-        return Encoded(tuple(found.ids), bool(found.overflowing), types)
+            encoding = self.tokenizer.encode(*([text] if isinstance(text, str) else text))
+        types = tuple(encoding.type_ids) if any(encoding.type_ids) else ()
+        return Encoded(tuple(encoding.ids), bool(encoding.overflowing), types)
 
 
 @dataclass(frozen=True)
-class HashingStandIn:
-    """Gives every word the id of its checksum. Not a vocabulary: it only keeps a model without one busy."""
+class HashingTokenizer:
+    """Gives every word an id by its checksum, for a model without a vocabulary: the answers mean nothing."""
 
     vocab_size: int
     max_tokens: int
@@ -88,50 +95,47 @@ class HashingStandIn:
         return Encoded(tuple(ids), n_first + n_second < len(first) + len(second), types)
 
     def _ids(self, text: str) -> list[int]:
-        words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_NORMAL.normalize_str(text))
+        words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_NORMALIZER.normalize_str(text))
         span = self.vocab_size - _STAND_IN_FIRST
         return [_STAND_IN_FIRST + zlib.crc32(word.encode()) % span for word, _ in words]
 
 
-_NORMAL = normalizers.BertNormalizer(lowercase=True)
-
-
-def stand_in(vocab_size: int, max_tokens: int) -> HashingStandIn:
-    """A stand-in for `vocab_size` ids. Raises ModelUnreadable when there are too few to hash into."""
+def hashing_tokenizer(vocab_size: int, max_tokens: int) -> HashingTokenizer:
+    """Return a HashingTokenizer for `vocab_size` ids. Raises ModelUnreadable if there are too few."""
     if vocab_size <= _STAND_IN_FIRST:
         raise ModelUnreadable(
             f"a vocabulary of {vocab_size} is too small to do without vocab.txt",
             "put the model's vocab.txt or tokenizer.json next to its config.json",
         )
-    return HashingStandIn(vocab_size, max_tokens)
+    return HashingTokenizer(vocab_size, max_tokens)
 
 
 def load_tokenizer(directory: Path, vocab_size: int, max_tokens: int) -> Tokenizer:
-    """The tokenizer of `directory`'s tokenizer.json, else of its vocab.txt, else the stand-in.
+    """Return the tokenizer of `directory`'s tokenizer.json, else of its vocab.txt, else a HashingTokenizer.
 
     Raises ModelUnreadable for a tokenizer that can't be read or doesn't fit the model.
     """
-    whole, vocabulary = directory / "tokenizer.json", directory / "vocab.txt"
-    if is_file(whole):
-        made, path, name = _from_json(whole), whole, "tokenizer.json"
-    elif is_file(vocabulary):
-        made, path, name = _from_vocabulary(vocabulary), vocabulary, "wordpiece"
+    json_path, vocabulary_path = directory / "tokenizer.json", directory / "vocab.txt"
+    if is_file(json_path):
+        tokenizer, path, name = _from_json(json_path), json_path, "tokenizer.json"
+    elif is_file(vocabulary_path):
+        tokenizer, path, name = _from_vocabulary(vocabulary_path), vocabulary_path, "wordpiece"
     else:
-        return stand_in(vocab_size, max_tokens)
-    n_ids = max(made.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        return hashing_tokenizer(vocab_size, max_tokens)
+    n_ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
     if n_ids > vocab_size:
         raise ModelUnreadable(
             f"{path} has {n_ids} ids, but the model knows {vocab_size}",
             f"use the {path.name} that came with the model",
         )
-    made.no_padding()
-    made.enable_truncation(max_tokens)
-    made.encode_special_tokens = True
-    library = Library(made, name)
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.encode_special_tokens = True
+    library = LibraryTokenizer(tokenizer, name)
     try:
-        for text in _TRIED:
+        for text in _SAMPLES:
             library.encode(text)
-    except Exception as error:  # as above
+    except Exception as error:  # the library raises plain Exceptions
         raise ModelUnreadable(
             f"{path} can't turn a text into ids: {error}", f"use the {path.name} that came with the model"
         ) from error
@@ -147,7 +151,7 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _from_vocabulary(path: Path) -> tokenizers.Tokenizer:
-    """BERT's WordPiece. `do_lower_case` of tokenizer_config.json is honoured (true by default)."""
+    """Return BERT's WordPiece. `do_lower_case` of tokenizer_config.json is honoured (true by default)."""
     try:
         lines = read_text(path).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -158,25 +162,25 @@ def _from_vocabulary(path: Path) -> tokenizers.Tokenizer:
         raise ModelUnreadable(
             f"{path} lacks {', '.join(missing)}", "use the vocab.txt that came with the model"
         )
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
     )
     lower = _lower_case(path.with_name("tokenizer_config.json"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lower)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
-    return made
+    return tokenizer
 
 
 def _lower_case(path: Path) -> bool:
     if not is_file(path):
         return True
     try:
-        said = json.loads(read_text(path))
+        config = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{path} can't be read: {error}") from error
-    return bool(said.get("do_lower_case", True)) if isinstance(said, dict) else True
+    return bool(config.get("do_lower_case", True)) if isinstance(config, dict) else True

@@ -15,14 +15,13 @@ import pytest
 from logged import Logged
 from service.api.admission import Admission
 from service.api.app import create_app
-from service.api.observed import WHEN_GONE
-from service.api.service import Service
-from service.api.tracing import begin
+from service.api.service import ON_DISCONNECT, Service
+from service.api.tracing import start_trace
 from service.batching import health
 from service.errors import DeviceFault, ModelUnreadable, RequestError, ServiceError
 from service.health import is_ready
 from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
-from service.log import JsonLines
+from service.log import JsonFormatter
 from service.models import Models, folder_of, names_in
 from service.settings import Limits
 from starlette.testclient import TestClient
@@ -356,7 +355,7 @@ def test_what_a_vanished_caller_asked_is_never_computed(fake: Fake, service: Ser
 
             scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict"}
             scope |= {"query_string": b"", "headers": [], "root_path": "", "http_version": "1.1"}
-            more = {"scheme": "http", "server": None, "client": None, "state": {WHEN_GONE: leaves}}
+            more = {"scheme": "http", "server": None, "client": None, "state": {ON_DISCONNECT: leaves}}
             await create_app(service)(scope | more, receive, send)
 
         first = asyncio.create_task(ask("aaaa", lambda _tell: None))
@@ -381,7 +380,7 @@ def test_batches_are_counted_in_the_event_loop_once_their_requests_are_answered(
 ) -> None:
     """Counting holds the interpreter, which whoever waits for an answer needs."""
     seen: list[object] = []
-    monkeypatch.setattr(service.metrics, "batch", lambda _done: seen.append(threading.get_ident()))
+    monkeypatch.setattr(service.metrics, "batch_computed", lambda _batch: seen.append(threading.get_ident()))
 
     async def scenario() -> None:
         job = service.worker.submit(fake.classify, [Encoded((1,))], lengths=[1], group=0)
@@ -463,7 +462,7 @@ def test_a_device_that_does_not_recover_makes_it_dead(
 
 def test_an_idle_device_that_stopped_working_is_noticed(fake: Fake) -> None:
     service = Service(LIMITS)
-    service.pulse.idle_s = 0.05
+    service.health.canary_s = 0.05
     service.put(fake)
     with TestClient(create_app(service)) as client:
         assert client.post("/predict", json={"texts": ["a"]}).status_code == 200
@@ -540,7 +539,7 @@ def test_what_callers_choose_does_not_become_a_metric(client: TestClient) -> Non
 def test_a_request_keeps_its_id_and_its_trace(client: TestClient, logged: Logged) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     given = {"X-Request-Id": "abc-1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    logged.setFormatter(JsonLines())
+    logged.setFormatter(JsonFormatter())
     answer = client.post("/predict", json={"texts": ["a"]}, headers=given)
     assert answer.headers["x-request-id"] == "abc-1"
     version, same, span, flags = answer.headers["traceparent"].split("-")
@@ -555,7 +554,7 @@ def test_a_request_keeps_its_id_and_its_trace(client: TestClient, logged: Logged
     "sent", ["", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "00-xyz", "ff" * 30, "a\x7fb"]
 )
 def test_a_trace_that_is_none_is_made_new(sent: str) -> None:
-    made = begin(sent, sent)
+    made = start_trace(sent, sent)
     assert len(made.trace_id) == 32
     assert made.parent == ""
     assert made.request_id.isprintable()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.batching.batcher import Batch, Batcher, Policy, QueueFull, Row, Wait, window
-from service.batching.worker import seconds_to_wait
+from service.batching.worker import retry_after_s
 
 POLICY = Policy(max_batch_tokens=100, max_wait_s=0.005, max_queue_tokens=400, max_padding=0.15)
 
@@ -149,7 +149,7 @@ def test_a_withdrawn_request_is_never_computed() -> None:
     ("drain_s", "said"), [(None, 1), (0.0, 1), (0.2, 1), (1.0, 1), (1.01, 2), (29.5, 30)]
 )
 def test_retry_after_is_whole_seconds_and_never_too_short(drain_s: float | None, said: int) -> None:
-    assert seconds_to_wait(drain_s) == said
+    assert retry_after_s(drain_s) == said
 
 
 def computed(batcher: Batcher, seconds: float, *, refusing: bool = False) -> None:
@@ -158,17 +158,17 @@ def computed(batcher: Batcher, seconds: float, *, refusing: bool = False) -> Non
         batcher.offer(number, [10], group="m", now_s=0)
     assert len(taken(batcher.next(0))) == 10
     if refusing:
-        batcher.refused()
+        batcher.note_refusal()
     batcher.finished(seconds)
 
 
 def test_fewer_are_let_in_while_refusals_slow_the_device_down() -> None:
     batcher = Batcher(Policy(max_batch_tokens=100, max_wait_s=0, max_queue_tokens=200))
     computed(batcher, 1)
-    assert batcher.room == 1
+    assert batcher.load_share == 1
     for _ in range(6):
         computed(batcher, 2, refusing=True)
-    assert batcher.room == pytest.approx(0.5, abs=0.01)
+    assert batcher.load_share == pytest.approx(0.5, abs=0.01)
     batcher.offer(1, [100], group="m", now_s=0)
     with pytest.raises(QueueFull):
         batcher.offer(2, [10], group="m", now_s=0)
@@ -178,16 +178,16 @@ def test_all_places_are_there_again_after_a_batch_without_refusals() -> None:
     batcher = Batcher(Policy(max_batch_tokens=100, max_wait_s=0))
     computed(batcher, 1)
     computed(batcher, 3, refusing=True)
-    assert batcher.room < 0.7
+    assert batcher.load_share < 0.7
     computed(batcher, 3)
-    assert batcher.room == 1
+    assert batcher.load_share == 1
 
 
 def test_a_slow_device_that_nobody_is_refused_by_keeps_its_places() -> None:
     batcher = Batcher(Policy(max_batch_tokens=100, max_wait_s=0))
     for seconds in (1, 5, 5):
         computed(batcher, seconds)
-    assert batcher.room == 1
+    assert batcher.load_share == 1
 
 
 def test_a_quarter_of_the_places_is_always_there() -> None:
@@ -195,7 +195,7 @@ def test_a_quarter_of_the_places_is_always_there() -> None:
     computed(batcher, 1)
     for _ in range(9):
         computed(batcher, 100, refusing=True)
-    assert batcher.room == 0.25
+    assert batcher.load_share == 0.25
 
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=40)

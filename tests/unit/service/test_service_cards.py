@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from service.errors import DeviceMissing
-from service.inference import cards
-from service.inference.cards import card_targets, check_cards, held_targets, refuse_foreign
+from service.inference import device
+from service.inference.device import check_cards, check_targets, targets_of_cards, targets_of_image
 
 NODE = "cpu_cores_count 0\nsimd_count 240\ngfx_target_version {}\nvendor_id 4098\n"
 
@@ -26,7 +26,7 @@ def manifest(folder: Path, *targets: str) -> Path:
 
 def test_a_foreign_card_is_reported_with_the_command_that_helps() -> None:
     with pytest.raises(DeviceMissing, match="this image holds gfx906, this machine has gfx1100") as caught:
-        refuse_foreign(("gfx906",), ("gfx1100",))
+        check_targets(("gfx906",), ("gfx1100",))
     assert "make images GPU_TARGETS=gfx1100" in caught.value.hint
 
 
@@ -43,11 +43,11 @@ def test_a_foreign_card_is_reported_with_the_command_that_helps() -> None:
     ids=["not pruned", "no card", "held", "held with a feature", "one of two cards held", "a family"],
 )
 def test_anything_else_goes_on(held: tuple[str, ...], found: tuple[str, ...]) -> None:
-    refuse_foreign(held, found)
+    check_targets(held, found)
 
 
 def test_cards_are_read_from_the_topology_as_llvm_writes_them(tmp_path: Path) -> None:
-    assert card_targets(topology(tmp_path, 0, 80003, 90010, 110000, 110000), {}) == (
+    assert targets_of_cards(topology(tmp_path, 0, 80003, 90010, 110000, 110000), {}) == (
         "gfx803",
         "gfx90a",
         "gfx1100",
@@ -56,20 +56,20 @@ def test_cards_are_read_from_the_topology_as_llvm_writes_them(tmp_path: Path) ->
 
 def test_an_override_says_what_the_card_passes_for(tmp_path: Path) -> None:
     nodes = topology(tmp_path, 0, 100301)
-    assert card_targets(nodes, {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}) == ("gfx1030",)
-    assert card_targets(nodes, {"HSA_OVERRIDE_GFX_VERSION": "nonsense"}) == ("gfx1031",)
+    assert targets_of_cards(nodes, {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}) == ("gfx1030",)
+    assert targets_of_cards(nodes, {"HSA_OVERRIDE_GFX_VERSION": "nonsense"}) == ("gfx1031",)
 
 
 def test_no_topology_and_no_manifest_mean_nothing_to_say(tmp_path: Path) -> None:
-    assert card_targets(tmp_path / "none", {}) == ()
-    assert held_targets(tmp_path / "none") == ()
+    assert targets_of_cards(tmp_path / "none", {}) == ()
+    assert targets_of_image(tmp_path / "none") == ()
     (tmp_path / "odd").write_text('{"targets": 3}')
-    assert held_targets(tmp_path / "odd") == ()
+    assert targets_of_image(tmp_path / "odd") == ()
 
 
 def test_only_a_gpu_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "MANIFEST", manifest(tmp_path, "gfx906"))
-    monkeypatch.setattr(cards, "TOPOLOGY", topology(tmp_path, 110000))
+    monkeypatch.setattr(device, "MANIFEST", manifest(tmp_path, "gfx906"))
+    monkeypatch.setattr(device, "TOPOLOGY", topology(tmp_path, 110000))
     check_cards("cpu", {})
     with pytest.raises(DeviceMissing):
         check_cards("rocm:0", {})

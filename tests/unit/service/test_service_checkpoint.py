@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 from service.errors import Exit, ModelUnreadable
-from service.inference.architecture import BertShape, parameter_count, parameter_shapes
-from service.inference.checkpoint import IGNORED, Stored, check, is_present, opened, read_shape, stored_in
+from service.inference.checkpoint import (
+    IGNORED,
+    BertShape,
+    Stored,
+    check_tensors,
+    is_present,
+    open_weights,
+    parameter_count,
+    parameter_shapes,
+    read_shape,
+    stored_tensors,
+)
 
 CONFIG: dict[str, Any] = {
     "model_type": "bert",
@@ -100,8 +110,8 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]], *, spare:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    with opened(path) as file:
-        return stored_in(file)
+    with open_weights(path) as file:
+        return stored_tensors(file)
 
 
 def test_a_header_gives_every_tensors_type_and_shape(tmp_path: Path) -> None:
@@ -167,8 +177,8 @@ def test_a_closed_directory_is_an_error_and_not_an_empty_one(
 
 
 def test_weights_that_fit_pass_with_or_without_the_position_buffer() -> None:
-    check(TINY, FITTING, FILE)
-    check(TINY, FITTING | {name: Stored("I64", (1, 12)) for name in IGNORED}, FILE)
+    check_tensors(TINY, FITTING, FILE)
+    check_tensors(TINY, FITTING | {name: Stored("I64", (1, 12)) for name in IGNORED}, FILE)
 
 
 def test_differences_are_named_by_kind() -> None:
@@ -181,7 +191,7 @@ def test_differences_are_named_by_kind() -> None:
             for part in ("query", "key"):
                 del odd[f"bert.encoder.layer.{number}.attention.self.{part}.{kind}"]
     with pytest.raises(ModelUnreadable) as caught:
-        check(TINY, odd, FILE)
+        check_tensors(TINY, odd, FILE)
     message = caught.value.message
     assert "8 missing: bert.encoder.layer.0.attention.self.query.weight" in message
     assert "and 4 more" in message
@@ -192,7 +202,7 @@ def test_differences_are_named_by_kind() -> None:
 
 def test_a_config_with_more_layers_than_the_file_is_refused() -> None:
     with pytest.raises(ModelUnreadable, match="16 missing"):
-        check(replace(TINY, num_hidden_layers=3), FITTING, FILE)
+        check_tensors(replace(TINY, num_hidden_layers=3), FITTING, FILE)
 
 
 def test_an_absent_or_empty_directory_holds_no_model(tmp_path: Path) -> None:
@@ -262,7 +272,7 @@ def test_a_pipe_that_comes_between_a_look_and_the_open_is_not_waited_for(
 def test_a_config_or_a_header_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.inference.checkpoint.MOST_TEXT_BYTES", 1000)
+    monkeypatch.setattr("service.inference.checkpoint.MAX_TEXT_BYTES", 1000)
     (tmp_path / "config.json").write_text(" " * 1001)
     with pytest.raises(ModelUnreadable, match="it has more than 1,000 bytes"):
         read_shape(tmp_path / "config.json")

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from service.api import infer as binary
-from service.api.embeddings import parse_embeddings, render_embeddings
-from service.api.infer import joined, parse_infer, render_infer
-from service.api.predict import parse_predict
-from service.api.requests import Answer, Ask, timeout_of
+from service.api.infer import join_body, parse_infer, render_infer
+from service.api.predict import parse_embeddings, parse_predict, render_embeddings
+from service.api.requests import Answer, InferRequest, timeout_of
 from service.errors import RequestError
 from service.inference.classifier import Encoded, ModelInfo
 from service.settings import Limits
@@ -36,7 +35,7 @@ def sent(name: str, datatype: str, shape: list[int], data: bytes) -> tuple[dict[
     }, data
 
 
-def infer(*tensors: tuple[dict[str, Any], bytes], **more: object) -> Ask:
+def infer(*tensors: tuple[dict[str, Any], bytes], **more: object) -> InferRequest:
     document = {"inputs": [tensor for tensor, _ in tensors], **more}
     return parse_infer(document, LIMITS, PINNED, b"".join(data for _, data in tensors))
 
@@ -117,9 +116,9 @@ def test_a_wrong_pair_says_why(document: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("declared", ["x", "-1", "", "5", "9" * 40, "²"])
 def test_a_header_length_that_can_not_be_is_a_400(declared: str) -> None:
     with pytest.raises(RequestError, match="Inference-Header-Content-Length"):
-        binary.split(b"{}12"[:4], declared)
-    assert binary.split(b"{}12", "2") == (b"{}", b"12")
-    assert binary.split(b"{}12", None) == (b"{}12", b"")
+        binary.split_body(b"{}12"[:4], declared)
+    assert binary.split_body(b"{}12", "2") == (b"{}", b"12")
+    assert binary.split_body(b"{}12", None) == (b"{}12", b"")
 
 
 def wanted(name: str, in_binary: bool) -> dict[str, Any]:
@@ -153,7 +152,7 @@ ANSWER = Answer((Encoded((1, 2, 3)),), ((0.25, 0.75),), wait_s=0.1, encode_s=0.2
 def test_outputs_are_binary_where_the_caller_says_so(more: dict[str, Any], in_binary: set[str]) -> None:
     ask = infer(sent("text", "BYTES", [1], framed(b"a")), **more)
     assert ask.binary == in_binary
-    body, headers = joined(*render_infer(PINNED, ask, ANSWER))
+    body, headers = join_body(*render_infer(PINNED, ask, ANSWER))
     length = int(headers.get("Inference-Header-Content-Length", len(body)))
     head, tail = json.loads(body[:length]), body[length:]
     expected = {"label": framed(b"b"), "probabilities": struct.pack("<2f", 0.25, 0.75)}
@@ -201,8 +200,8 @@ def test_a_wrong_embeddings_request_says_why(document: dict[str, Any], said: str
 
 
 def test_base64_holds_the_same_numbers() -> None:
-    (plain,) = render_embeddings(PINNED, Ask(task="embed"), ANSWER)["data"]
-    (packed,) = render_embeddings(PINNED, Ask(task="embed", base64=True), ANSWER)["data"]
+    (plain,) = render_embeddings(PINNED, InferRequest(task="embed"), ANSWER)["data"]
+    (packed,) = render_embeddings(PINNED, InferRequest(task="embed", base64=True), ANSWER)["data"]
     assert list(struct.unpack("<2f", base64.b64decode(packed["embedding"]))) == plain["embedding"]
 
 
@@ -219,4 +218,4 @@ def test_deadlines_come_in_three_ways() -> None:
 @given(st.binary(max_size=60), st.integers(0, 40), st.sampled_from(("BYTES", "INT64", "INT32")))
 def test_no_binary_data_does_worse_than_a_400(data: bytes, count: int, datatype: str) -> None:
     with suppress(RequestError):  # anything else fails the test
-        assert len(binary.decode(data, datatype, count, "x")) == count
+        assert len(binary.decode_tensor(data, datatype, count, "x")) == count

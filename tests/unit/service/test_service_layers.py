@@ -6,23 +6,15 @@ import service
 from sources import imports
 
 HERE = Path(service.__file__).parent
-USING_TORCH = {
-    "bert",
-    "captured",
-    "compiled",
-    "inference",
-    "mounted",
-    "placement",
-}  # modules of service.inference
+USING_TORCH = {path for path in HERE.rglob("*.py") if "torch" in imports(path)}
 
 
-def test_torch_is_imported_in_few_modules() -> None:
-    users = {path.stem for path in HERE.rglob("*.py") if "torch" in imports(path)}
-    assert users == USING_TORCH
+def test_only_files_of_inference_import_torch() -> None:
+    assert USING_TORCH
+    assert {path.parent.name for path in USING_TORCH} == {"inference"}
 
 
 def test_torch_is_reached_only_when_a_model_is_loaded() -> None:
-    heavy = {f"service.inference.{name}" for name in USING_TORCH}
-    for path in HERE.rglob("*.py"):
-        if path.stem not in USING_TORCH:
-            assert not imports(path, top_level=True) & heavy, path
+    heavy = {f"service.inference.{path.stem}" for path in USING_TORCH}
+    for path in set(HERE.rglob("*.py")) - USING_TORCH:
+        assert not imports(path, top_level=True) & heavy, path

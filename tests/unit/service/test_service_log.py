@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from service import cli
 from service import log as service_log
-from service.log import Gathered
+from service.log import BufferedHandler
 
 
 class Writes(io.StringIO):
@@ -33,9 +33,9 @@ def writes() -> Writes:
 
 @pytest.fixture
 def log(writes: Writes, monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    monkeypatch.setattr(service_log, "_HELD_S", 0.01)
+    monkeypatch.setattr(service_log, "MAX_DELAY_S", 0.01)
     made = logging.Logger("gathered", logging.INFO)
-    made.addHandler(Gathered(writes, now=lambda: 0.0))  # no time passes but the event loop's
+    made.addHandler(BufferedHandler(writes, now=lambda: 0.0))  # no time passes but the event loop's
     return made
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.api.infer import parse_infer, render_infer, render_model
 from service.api.predict import parse_predict, render_predict
-from service.api.requests import Answer, Ask, read_json
+from service.api.requests import Answer, InferRequest, read_json
 from service.errors import RequestError
 from service.inference.classifier import Encoded, ModelInfo
 from service.settings import Limits
@@ -46,7 +46,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, said: str) -> Non
 
 
 def test_texts_are_taken_as_they_are(info: ModelInfo) -> None:
-    assert parse_predict({"texts": ["a", " b "]}, LIMITS, info) == Ask(texts=("a", " b "))
+    assert parse_predict({"texts": ["a", " b "]}, LIMITS, info) == InferRequest(texts=("a", " b "))
 
 
 def test_token_ids_are_taken_in_place_of_texts(info: ModelInfo) -> None:
@@ -95,24 +95,26 @@ def infer(*inputs: object, **more: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        (infer(tensor("text", [2], ["a", "b"])), Ask(texts=("a", "b"))),
-        (infer(tensor("text", [2, 1], [["a"], ["b"]])), Ask(texts=("a", "b"))),
-        (infer(tensor("text", [1], ["a"]), id="7"), Ask(texts=("a",), request_id="7")),
-        (infer(tensor("input_ids", [3], [1, 2, 3])), Ask(token_ids=((1, 2, 3),))),
-        (infer(tensor("input_ids", [2, 2], [1, 2, 3, 4], "INT32")), Ask(token_ids=((1, 2), (3, 4)))),
+        (infer(tensor("text", [2], ["a", "b"])), InferRequest(texts=("a", "b"))),
+        (infer(tensor("text", [2, 1], [["a"], ["b"]])), InferRequest(texts=("a", "b"))),
+        (infer(tensor("text", [1], ["a"]), id="7"), InferRequest(texts=("a",), request_id="7")),
+        (infer(tensor("input_ids", [3], [1, 2, 3])), InferRequest(token_ids=((1, 2, 3),))),
+        (infer(tensor("input_ids", [2, 2], [1, 2, 3, 4], "INT32")), InferRequest(token_ids=((1, 2), (3, 4)))),
         (
             infer(
                 tensor("input_ids", [2, 2], [[1, 2], [3, 0]]), tensor("attention_mask", [2, 2], [1, 1, 1, 0])
             ),
-            Ask(token_ids=((1, 2), (3,))),
+            InferRequest(token_ids=((1, 2), (3,))),
         ),
         (
             infer(tensor("text", [1], ["a"]), outputs=[{"name": "probabilities"}]),
-            Ask(texts=("a",), outputs=("probabilities",)),
+            InferRequest(texts=("a",), outputs=("probabilities",)),
         ),
     ],
 )
-def test_an_infer_request_becomes_an_ask(info: ModelInfo, document: dict[str, Any], expected: Ask) -> None:
+def test_an_infer_request_becomes_an_ask(
+    info: ModelInfo, document: dict[str, Any], expected: InferRequest
+) -> None:
     assert parse_infer(document, LIMITS, info) == expected
 
 
@@ -199,7 +201,7 @@ def test_the_plain_answer_names_label_scores_and_origin(info: ModelInfo) -> None
 
 
 def test_the_protocols_answer_is_flat_and_names_its_origin(info: ModelInfo) -> None:
-    rendered, tail = render_infer(info, Ask(texts=("a", "b"), request_id="7"), ANSWER)
+    rendered, tail = render_infer(info, InferRequest(texts=("a", "b"), request_id="7"), ANSWER)
     assert tail == b""
     assert (rendered["id"], rendered["model_name"], rendered["model_version"]) == ("7", "finbert", "1")
     label, probabilities = rendered["outputs"]
@@ -216,7 +218,7 @@ def test_token_ids_of_one_dimension_are_one_row(info: ModelInfo) -> None:
 
 
 def test_only_the_asked_outputs_are_given_and_no_id_unless_asked(info: ModelInfo) -> None:
-    rendered, _ = render_infer(info, Ask(texts=("a",), outputs=("label",)), ANSWER)
+    rendered, _ = render_infer(info, InferRequest(texts=("a",), outputs=("label",)), ANSWER)
     assert [each["name"] for each in rendered["outputs"]] == ["label"]
     assert "id" not in rendered
 

@@ -16,7 +16,7 @@ from service.api.service import Service
 from service.api.spans import Spans
 from service.errors import ServiceError, SettingsError
 from service.inference.classifier import ModelInfo
-from service.log import Sparing
+from service.log import RepeatFilter
 from service.settings import Limits, build_settings
 from starlette.testclient import TestClient
 from test_service_app import Fake
@@ -130,7 +130,7 @@ def test_callers_can_not_flood_the_log_with_their_tracestate(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = Logged()
-    logged.addFilter(Sparing())
+    logged.addFilter(RepeatFilter())
     monkeypatch.setattr(logging.getLogger("opentelemetry.trace.span"), "handlers", [logged])
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "no state"}
     for _ in range(3):

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.errors import ModelUnreadable
-from service.inference.tokenizer import STAND_IN, Library, Tokenizer, load_tokenizer, stand_in
+from service.inference.tokenizer import (
+    STAND_IN,
+    LibraryTokenizer,
+    Tokenizer,
+    hashing_tokenizer,
+    load_tokenizer,
+)
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("profit", "##s", "rose", "un", "##aff", "##able", ",", "!", "naive", "中", "国", "a", "##a", "##b")
@@ -90,7 +96,7 @@ def test_a_pair_is_framed_as_one_and_its_tokens_are_told_apart(made: Callable[[i
 
 
 def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(made: Callable[[int], Tokenizer]) -> None:
-    for tokenizer in (made(8), stand_in(1200, 8)):
+    for tokenizer in (made(8), hashing_tokenizer(1200, 8)):
         encoded = tokenizer.encode(("rose", "rose " * 20))
         assert encoded.truncated
         assert encoded.types == (0, 0, 0, 1, 1, 1, 1, 1)
@@ -101,7 +107,7 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(made: Callable[
 def test_any_text_gives_known_ids_within_the_limit(
     made: Callable[[int], Tokenizer], text: str, other: str, limit: int
 ) -> None:
-    for tokenizer, size in ((made(limit), len(VOCABULARY)), (stand_in(1200, limit), 1200)):
+    for tokenizer, size in ((made(limit), len(VOCABULARY)), (hashing_tokenizer(1200, limit), 1200)):
         for encoded in (tokenizer.encode(text), tokenizer.encode((text, other))):
             assert 2 <= len(encoded.ids) <= limit
             assert all(0 <= each < size for each in encoded.ids)
@@ -109,7 +115,7 @@ def test_any_text_gives_known_ids_within_the_limit(
 
 
 def test_the_stand_in_is_deterministic_and_called_what_it_is() -> None:
-    tokenizer = stand_in(30522, 16)
+    tokenizer = hashing_tokenizer(30522, 16)
     assert tokenizer.name == STAND_IN
     assert tokenizer.encode("Profits rose").ids == tokenizer.encode("profits  ROSE").ids
     assert tokenizer.encode("profits rose").ids == (101, 17337, 26254, 102)
@@ -117,7 +123,7 @@ def test_the_stand_in_is_deterministic_and_called_what_it_is() -> None:
 
 def test_a_vocabulary_too_small_to_hash_into_is_an_error() -> None:
     with pytest.raises(ModelUnreadable, match="too small"):
-        stand_in(1000, 8)
+        hashing_tokenizer(1000, 8)
 
 
 def test_a_vocabulary_beside_the_model_is_used(tmp_path: Path) -> None:
@@ -250,4 +256,4 @@ def test_a_text_at_which_the_library_panics_is_that_texts_failure(tmp_path: Path
             raise Panic("index out of bounds")
 
     with pytest.raises(RuntimeError, match="the tokenizer failed: index out of bounds"):
-        Library(Panicking(), "made").encode("a")  # type: ignore[arg-type]
+        LibraryTokenizer(Panicking(), "made").encode("a")  # type: ignore[arg-type]

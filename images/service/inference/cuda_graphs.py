@@ -1,7 +1,7 @@
 """Passes recorded as CUDA graphs, one for each bucket of rows and tokens: one launch instead of hundreds.
 
-A GPU computes a small batch in less time than the CPU takes to launch its kernels. A graph is launched once,
-for a shape that is fixed; so a batch is padded to its bucket. A batch without a bucket is computed as before.
+A GPU computes a small batch in less time than the CPU takes to launch its kernels. A graph has a fixed shape,
+so a batch is padded to its bucket. A batch without a bucket is computed without a graph.
 """
 
 import logging
@@ -9,19 +9,20 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from service.inference.buckets import Bucket, bucket_of, smaller
-from service.inference.classifier import Encoded
+from service.inference.classifier import Encoded, Task
 
-SECONDS = 20.0  # that capturing may take at the start; what isn't captured by then is computed without
-_SLOWER = 12  # shapes in a row that weren't worth it: larger ones are computed for longer still
+MAX_CAPTURE_S = 20.0  # after which no further shapes are captured
+_MAX_SLOWER_IN_A_ROW = 12  # shapes whose graph was no faster; larger ones won't be either
 _DRIVER_BYTES = 8 << 20  # for one graph in the driver; an H200 took under 5 MB, with its share of the pool
-_ALIKE = 1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
+_TOLERANCE = (
+    1e-3  # largest difference of a replay from the pass that it recorded; other kernels round otherwise
+)
 
-Task = Literal["classify", "embed"]
 Run = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 # ids [rows, tokens], mask [rows, tokens], types [rows, tokens] -> probabilities, embeddings (each [rows, n])
 Compute = Callable[
@@ -33,27 +34,27 @@ log = logging.getLogger("service")
 
 
 class Recorder(Protocol):
-    """What records and measures on a device. Raises RuntimeError, as torch does."""
+    """Records and measures passes on a device. Raises RuntimeError, as torch does."""
 
     def record(self, run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], Callable[[], None]]:
-        """What `run` returns, and a function that computes it again into the same memory."""
+        """Return what `run` returns, and a function that computes it again into the same memory."""
         ...
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """What one call takes, until the device has computed it; the best of a few."""
+        """Return the seconds of one call, until the device has finished; the best of a few."""
         ...
 
     def held(self) -> int:
-        """Bytes of the device's memory that are in use."""
+        """Return the bytes of the device's memory that are in use."""
         ...
 
     def needed(self, run: Callable[[], object]) -> int:
-        """Bytes of the device's memory that one call takes while it runs."""
+        """Return the bytes of the device's memory that one call needs while it runs."""
         ...
 
 
 class GraphRecorder:
-    """CUDA graphs that share one pool of memory: only one of them runs at a time. Satisfies `Recorder`."""
+    """Records CUDA graphs that share one memory pool, as only one of them runs at a time."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -65,9 +66,9 @@ class GraphRecorder:
         torch.cuda.synchronize(self._place)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            run()  # libraries allocate their workspaces in a stream's first call, which no graph may do
+            run()  # in a stream's first call, libraries allocate workspaces, which a graph may not do
             self._stream.synchronize()
-            # Another thread may be answering with the model that this one replaces
+            # Another thread may be computing with the model that this one replaces
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs = run()
@@ -87,7 +88,7 @@ class GraphRecorder:
         return best
 
     def held(self) -> int:
-        """See `Recorder.held`; other processes' memory counts too."""
+        """See `Recorder.held`. Other processes' memory is included."""
         free, total = torch.cuda.mem_get_info(self._place)
         return int(total - free)
 
@@ -107,18 +108,23 @@ class _Graph:
 
 
 @dataclass(eq=False)
-class Captured:
-    """The recorded passes of one model. Used by one thread at a time."""
+class CapturedGraphs:
+    """The recorded passes of one model. Used by one thread at a time.
+
+    `n_bytes`: of the device's memory. `batches`: how many were replayed; `padding`: tokens that their buckets
+    added.
+    """
 
     graphs: Mapping[Bucket, _Graph] = field(default_factory=dict)
-    n_bytes: int = 0  # of the device's memory
-    batches: int = 0  # that were replayed, and the tokens of padding that their buckets added
+    n_bytes: int = 0
+    batches: int = 0
     padding: int = 0
 
     def run(self, batch: Sequence[Encoded], task: Task) -> torch.Tensor | None:
-        """Probabilities or embeddings [rows, n] on the device, to be read before the next call.
+        """Return probabilities or embeddings [rows, n] on the device, or None if no recorded shape holds the
+        batch.
 
-        None where no recorded shape holds the batch.
+        Read them before the next call, which overwrites them.
         """
         width = max(len(row.ids) for row in batch)
         bucket = bucket_of(len(batch), width)
@@ -133,9 +139,9 @@ class Captured:
 
 
 def _packed(batch: Sequence[Encoded], bucket: Bucket) -> torch.Tensor:
-    """A batch as one tensor [rows, 1 + 2 * tokens] (int64): each row's length, ids and types.
+    """Return a batch as one tensor [rows, 1 + 2 * tokens] (int64): each row's length, ids and types.
 
-    Rows that only fill the bucket have one token: attention over none would give NaN.
+    Rows that only fill the bucket have one token, because attention over none would give NaN.
     """
     flat: list[int] = []
     for row in batch:
@@ -147,28 +153,29 @@ def _packed(batch: Sequence[Encoded], bucket: Bucket) -> torch.Tensor:
 
 
 def _unpacked(inputs: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    places = torch.arange(tokens, device=inputs.device)
-    return inputs[:, 1 : tokens + 1], places[None, :] < inputs[:, :1], inputs[:, tokens + 1 :]
+    """Return ids, mask and types, each [rows, tokens], of what `_packed` made."""
+    positions = torch.arange(tokens, device=inputs.device)
+    return inputs[:, 1 : tokens + 1], positions[None, :] < inputs[:, :1], inputs[:, tokens + 1 :]
 
 
 def capture(
     compute: Compute, shapes: Iterable[Bucket], recorder: Recorder, *, place: str, max_bytes: int
-) -> Captured:
+) -> CapturedGraphs:
     """Record `compute` for these shapes, the smallest first, within `max_bytes` of the device's memory.
 
-    A shape is kept where its replay gives what the pass gives, and is quicker than the pass of the next
-    smaller shape: then it is quicker for every batch that takes it. A fault ends capturing; the service
-    goes on with what was captured before.
+    A shape is kept if its replay gives the pass's results and is faster than the pass of the next smaller
+    shape, because then it is faster for every batch that uses it. A failure ends capturing; the shapes
+    captured before it are kept.
     """
-    made = Captured()
+    captured = CapturedGraphs()
     kept: dict[Bucket, _Graph] = {}
     seconds: dict[Bucket, float] = {}
     started, held = time.monotonic(), recorder.held()
     n_slower = in_a_row = 0
     for bucket in shapes:
-        if in_a_row == _SLOWER or time.monotonic() - started > SECONDS:
+        if in_a_row == _MAX_SLOWER_IN_A_ROW or time.monotonic() - started > MAX_CAPTURE_S:
             break
-        left = max_bytes - made.n_bytes
+        left = max_bytes - captured.n_bytes
         try:
             graph, seconds[bucket], replay_s = _recorded(compute, bucket, recorder, place=place, left=left)
         except _TooLarge:
@@ -183,25 +190,25 @@ def capture(
                 reason,
             )
             break
-        made.n_bytes = max(made.n_bytes, recorder.held() - held)
+        captured.n_bytes = max(captured.n_bytes, recorder.held() - held)
         if replay_s <= seconds.get(smaller(bucket), seconds[bucket]):
             kept[bucket] = graph
             in_a_row = 0
         else:
             n_slower, in_a_row = n_slower + 1, in_a_row + 1
-    made.graphs = kept
+    captured.graphs = kept
     log.info(
         "captured shapes=%d slower=%d bytes=%d capture_s=%.2f",
         len(kept),
         n_slower,
-        made.n_bytes,
+        captured.n_bytes,
         time.monotonic() - started,
     )
-    return made
+    return captured
 
 
 class _Differs(Exception):
-    """A replay gave something else than the pass that it recorded."""
+    """A replay gave other results than the pass that it recorded."""
 
 
 class _TooLarge(Exception):
@@ -211,7 +218,7 @@ class _TooLarge(Exception):
 def _recorded(
     compute: Compute, bucket: Bucket, recorder: Recorder, *, place: str, left: int
 ) -> tuple[_Graph, float, float]:
-    """A graph that takes at most `left` bytes, and the seconds of a pass without and with it."""
+    """Return a graph, and the seconds of a pass without and with it. Raises _TooLarge beyond `left` bytes."""
     with torch.inference_mode():
         row = Encoded(tuple(number % 4 for number in range(bucket.tokens)))
         shorter = Encoded(row.ids[: max(1, bucket.tokens // 2)])
@@ -220,15 +227,15 @@ def _recorded(
         def run() -> tuple[torch.Tensor, torch.Tensor]:
             return compute(*_unpacked(inputs, bucket.tokens))
 
-        expected = [each.clone() for each in run()]
+        expected = [output.clone() for output in run()]
         plain_s = recorder.seconds(run)
-        # The graphs' common pool grows by that much at most, where nothing in it can be used again
+        # The graphs' common pool grows by that much at most, if nothing in it can be reused
         if recorder.needed(run) + _DRIVER_BYTES > left:
             raise _TooLarge
         outputs, replay = recorder.record(run)
         replay()
-        for found, wanted in zip(outputs, expected, strict=True):
-            apart = float((found.float() - wanted.float()).abs().max())
-            if not apart <= _ALIKE:  # NaN isn't
-                raise _Differs(f"its replay differs by {apart:.2g}")
+        for output, reference in zip(outputs, expected, strict=True):
+            difference = float((output.float() - reference.float()).abs().max())
+            if not difference <= _TOLERANCE:  # also for NaN
+                raise _Differs(f"its replay differs by {difference:.2g}")
         return _Graph(inputs, outputs, replay), plain_s, recorder.seconds(replay)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from service import server
-from service.batching.worker import in_own_thread
+from service.batching.worker import run_in_thread
 from service.errors import ModelUnreadable
 from service.settings import Limits, Settings
 
@@ -36,7 +36,7 @@ def test_what_the_work_raises_is_raised() -> None:
         raise ModelUnreadable("the file is damaged")
 
     with pytest.raises(ModelUnreadable, match="damaged"):
-        asyncio.run(in_own_thread(work, name="load"))
+        asyncio.run(run_in_thread(work, name="load"))
 
 
 def test_work_that_nobody_waits_for_any_more_ends_without_a_sound() -> None:
@@ -47,7 +47,7 @@ def test_work_that_nobody_waits_for_any_more_ends_without_a_sound() -> None:
         gate.wait(60)
 
     async def scenario() -> None:
-        task = asyncio.create_task(in_own_thread(work, name="load"))
+        task = asyncio.create_task(run_in_thread(work, name="load"))
         await asyncio.sleep(0)
         task.cancel()
         gate.set()

@@ -4,14 +4,14 @@ import asyncio
 from unittest.mock import Mock
 
 import uvicorn
-from service.api.connection import Acceptor
+from service.api.connection import HttpServer
 
 
 def test_no_connection_is_left_open_when_the_server_has_ended() -> None:
     ended = []
 
     async def run() -> None:
-        server = Acceptor(uvicorn.Config(Mock(), timeout_graceful_shutdown=0, lifespan="off"))
+        server = HttpServer(uvicorn.Config(Mock(), timeout_graceful_shutdown=0, lifespan="off"))
         server.config.load()
         server.lifespan = server.config.lifespan_class(server.config)
         await server.startup()

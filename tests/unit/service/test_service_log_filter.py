@@ -5,16 +5,16 @@ import logging
 import pytest
 from logged import Logged
 from service.cli import main
-from service.log import MOST, PERIOD_S, Sparing
+from service.log import MAX_TEXTS, PERIOD_S, RepeatFilter
 
 
 @pytest.fixture
 def told(logged: Logged) -> tuple[logging.Logger, list[float]]:
     """A logger with the filter, and its clock."""
     clock = [0.0]
-    log = logging.Logger("sparing")
+    log = logging.Logger("filtered")
     log.addHandler(logged)
-    log.addFilter(Sparing(lambda: clock[0]))
+    log.addFilter(RepeatFilter(lambda: clock[0]))
     return log, clock
 
 
@@ -37,10 +37,10 @@ def test_warnings_that_differ_for_each_request_do_not_flood_the_log_either(
 ) -> None:
     log, clock = told
     for clock[0] in (0.0, PERIOD_S):
-        for caller in range(3 * MOST):
+        for caller in range(3 * MAX_TEXTS):
             log.warning(f"bad request of {caller}")  # as other libraries log: the text has no arguments
-    assert len(logged.lines) == 2 * MOST
-    assert logged.lines[MOST] == f"bad request of 0 ({2 * MOST} more like this in the 60 s before)"
+    assert len(logged.lines) == 2 * MAX_TEXTS
+    assert logged.lines[MAX_TEXTS] == f"bad request of 0 ({2 * MAX_TEXTS} more like this in the 60 s before)"
 
 
 def test_a_fault_does_not_hide_another_one_or_its_own_end(
@@ -109,6 +109,6 @@ def test_whatever_is_logged_is_spared() -> None:
     try:
         main({"APP_PROFILE": "none-of-that-name"})
         (made,) = log.handlers
-        assert [type(one) for one in made.filters] == [Sparing]
+        assert [type(one) for one in made.filters] == [RepeatFilter]
     finally:
         log.handlers[:] = before

@@ -1,4 +1,7 @@
-"""The torch side: what torch can do here, loading a model onto a device, and running it."""
+"""The model in torch: `load` puts it onto its device and proves it, `TorchClassifier` runs it.
+
+`load` first makes the model in float32 on the CPU, because every other device and type is compared with it.
+"""
 
 import logging
 import math
@@ -7,21 +10,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from service.errors import DeviceFault, DeviceMissing, ModelUnreadable, RequestError, SettingsError
 from service.inference import bert, checkpoint, hub
-from service.inference.architecture import BertShape, parameter_count
+from service.inference.bert import CompiledBert
 from service.inference.buckets import buckets
-from service.inference.captured import Captured, GraphRecorder, Recorder, capture
-from service.inference.cards import check_cards
-from service.inference.classifier import Encoded, ModelInfo, Probabilities, Text, Vector
-from service.inference.compiled import Compiled
-from service.inference.device import Device, Gpu, TorchBuild, choose
-from service.inference.mounted import weights as mounted_weights
-from service.inference.tokenizer import Tokenizer, load_tokenizer, stand_in
+from service.inference.checkpoint import BertShape, parameter_count
+from service.inference.classifier import Encoded, ModelInfo, Probabilities, Task, Text, Vector
+from service.inference.cuda_graphs import CapturedGraphs, GraphRecorder, Recorder, capture
+from service.inference.device import Device, Gpu, TorchBuild, check_cards, choose_device
+from service.inference.mounted import read_weights
+from service.inference.tokenizer import Tokenizer, hashing_tokenizer, load_tokenizer
 from service.settings import Dtype, Settings, quota_cpus
 
 SEED = 0  # of the random weights, so that two starts answer alike
@@ -31,7 +33,7 @@ CANARIES = (
     "The board will meet on Tuesday.",
     "Revenue fell by a third while costs stayed where they were, and the dividend was cut to a cent.",
 )
-_PAD = 0  # any id does: the mask hides it
+_PAD = 0  # any id: the mask hides it
 _DRM = Path("/sys/class/drm")
 _NODES = ("/dev/kfd", "/dev/dxg")  # AMD's compute device on Linux, and WSL's
 _DTYPES: dict[Dtype, torch.dtype] = {
@@ -39,21 +41,21 @@ _DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_ALIKE = 0.01  # how far a canary's probabilities may be from those at the start; batches round differently
+_CANARY_TOLERANCE = 0.01  # of a canary's probabilities: batches of other shapes round differently
 
 log = logging.getLogger("service")
 
 
 def torch_build() -> TorchBuild:
-    """The facts that `device.choose` decides on."""
+    """Return what `choose_device` decides on."""
     hip = getattr(torch.version, "hip", None)
-    there = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    indices = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
     return TorchBuild(
         version=torch.__version__,
         hip=hip,
         cuda=torch.version.cuda,
-        gpus=tuple(_gpu(index, is_hip=bool(hip)) for index in there),
-        gfx_targets=tuple(torch.cuda.get_arch_list()) if hip and there else (),
+        gpus=tuple(_gpu(index, is_hip=bool(hip)) for index in indices),
+        gfx_targets=tuple(torch.cuda.get_arch_list()) if hip and indices else (),
         nodes={path: _node_state(Path(path)) for path in _NODES} if hip else {},
     )
 
@@ -70,15 +72,12 @@ def _node_state(path: Path) -> str:
     return "open" if os.access(path, os.R_OK | os.W_OK) else "denied"
 
 
-Task = Literal["classify", "embed"]
-
-
 class Outputs(Protocol):
     """A model's pass over ids [rows, tokens], mask [rows, tokens] and types [rows, tokens] or None."""
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the host's memory that its weights hold pinned, beside torch's own allocator."""
+        """Bytes of pinned host memory that its weights take, besides torch's own allocator."""
         ...
 
     def __call__(
@@ -90,7 +89,7 @@ class Outputs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """All weights in one memory. `hidden_states`: bert's, perhaps compiled."""
+    """A model with all weights on one device. `hidden_states`: plain or compiled."""
 
     weights: bert.Weights
     shape: BertShape
@@ -107,14 +106,14 @@ class Resident:
 
 @dataclass(frozen=True, eq=False)
 class TorchClassifier:
-    """A model on its device. Satisfies `classifier.Classifier`."""
+    """A model on its device: a `Classifier`. `expected`: the first canary's probabilities."""
 
     info: ModelInfo
     outputs: Outputs
     tokenizer: Tokenizer
     device: Device
-    expected: Probabilities = ()  # of the first canary
-    captured: Captured = field(default_factory=Captured)  # passes that are launched as one
+    expected: Probabilities = ()
+    captured: CapturedGraphs = field(default_factory=CapturedGraphs)
 
     def encode(self, texts: Sequence[Text]) -> tuple[Encoded, ...]:
         """See `Classifier.encode`."""
@@ -122,39 +121,39 @@ class TorchClassifier:
 
     def classify(self, batch: Sequence[Encoded]) -> tuple[Probabilities, ...]:
         """See `Classifier.classify`."""
-        return self._guarded("classify", batch)
+        return self._compute("classify", batch)
 
     def embed(self, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
         """See `Classifier.embed`."""
-        return self._guarded("embed", batch)
+        return self._compute("embed", batch)
 
     def prove(self) -> None:
         """See `Classifier.prove`."""
         (row,) = self.classify(self.encode(CANARIES[:1]))
-        if not largest_difference([row], [self.expected]) <= _ALIKE:  # NaN isn't
+        if not largest_difference([row], [self.expected]) <= _CANARY_TOLERANCE:  # also for NaN
             raise DeviceFault(f"a text whose probabilities were {self.expected} now has {row}")
 
     def memory(self) -> Mapping[str, int]:
-        """See `Classifier.memory`; of this process, unless the kind says `device_`."""
+        """See `Classifier.memory`. It is this process's, unless the kind begins with `device_`."""
         if self.device.torch_name == "cpu":
             return {}
         free, total = torch.cuda.mem_get_info(self.device.torch_name)
-        found = {
+        memory = {
             "vram_allocated": torch.cuda.memory_allocated(self.device.torch_name),
             "vram_reserved": torch.cuda.memory_reserved(self.device.torch_name),
             "device_vram_free": free,
             "device_vram_total": total,
         }
         if hasattr(torch.cuda, "host_memory_stats"):  # torch 2.7 and later
-            found["pinned_by_torch"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
-        return found | {"pinned_by_placement": self.outputs.pinned_bytes} | gtt_bytes(_DRM)
+            memory["pinned_by_torch"] = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+        return memory | {"pinned_by_placement": self.outputs.pinned_bytes} | gtt_bytes(_DRM)
 
     def counts(self) -> Mapping[str, int]:
         """See `Classifier.counts`."""
         return {"captured_batches": self.captured.batches, "captured_padding_tokens": self.captured.padding}
 
-    def _guarded(self, task: Task, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
-        """One pass; where memory is short, two of half the size, so that only a row too many is refused."""
+    def _compute(self, task: Task, batch: Sequence[Encoded]) -> tuple[Vector, ...]:
+        """Compute a batch; if memory runs out, its halves, so that only too large a row is refused."""
         try:
             with torch.inference_mode():
                 return tuple(map(tuple, self._pass(task, batch).tolist()))  # waits for the device
@@ -170,63 +169,63 @@ class TorchClassifier:
                 ) from error
         torch.cuda.empty_cache()
         half = len(batch) // 2
-        return self._guarded(task, batch[:half]) + self._guarded(task, batch[half:])
+        return self._compute(task, batch[:half]) + self._compute(task, batch[half:])
 
     def _pass(self, task: Task, batch: Sequence[Encoded]) -> torch.Tensor:
         replayed = self.captured.run(batch, task)
         if replayed is not None:
             return replayed
         longest = max(len(row.ids) for row in batch)
-        place = self.device.torch_name
+        device = self.device.torch_name
         padded = [[*row.ids, *[_PAD] * (longest - len(row.ids))] for row in batch]
-        ids = torch.tensor(padded, dtype=torch.int64, device=place)
-        lengths = torch.tensor([len(row.ids) for row in batch], device=place)
-        mask = torch.arange(longest, device=place)[None, :] < lengths[:, None]
+        ids = torch.tensor(padded, dtype=torch.int64, device=device)
+        lengths = torch.tensor([len(row.ids) for row in batch], device=device)
+        mask = torch.arange(longest, device=device)[None, :] < lengths[:, None]
         types = None
         if any(row.types for row in batch):
             kinds = [[*row.types, *[0] * (longest - len(row.types))] for row in batch]
-            types = torch.tensor(kinds, dtype=torch.int64, device=place)
-        found = self.outputs(ids, mask, types, task)
-        return torch.softmax(found.float(), dim=-1) if task == "classify" else found
+            types = torch.tensor(kinds, dtype=torch.int64, device=device)
+        outputs = self.outputs(ids, mask, types, task)
+        return torch.softmax(outputs.float(), dim=-1) if task == "classify" else outputs
 
 
 def _is_short_of_memory(error: RuntimeError) -> bool:
-    """The CPU's allocator has no kind of its own for it, only words."""
+    """The CPU's allocator has no exception type of its own for it, only a message."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
 
 
 def gtt_bytes(drm: Path) -> dict[str, int]:
-    """System memory that AMD's driver has mapped for all cards together; empty without such a card."""
-    found: dict[str, int] = {}
+    """Return the system memory that AMD's driver has mapped for all cards together; empty without a card."""
+    used: dict[str, int] = {}
     for path in drm.glob("card*/device/mem_info_gtt_used"):
         try:
-            found["device_gtt_used"] = found.get("device_gtt_used", 0) + int(path.read_text())
+            used["device_gtt_used"] = used.get("device_gtt_used", 0) + int(path.read_text())
         except (OSError, ValueError):
             continue
-    return found
+    return used
 
 
 def largest_difference(some: Sequence[Vector], others: Sequence[Vector]) -> float:
-    """The largest absolute difference between two lists of vectors; NaN when one holds NaN."""
+    """Return the largest absolute difference between two lists of vectors; NaN if one holds NaN."""
     differences = [abs(a - b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True)]
     return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
 def first_line(error: Exception) -> str:
-    """What torch says went wrong, without its advice."""
+    """Return the first line of torch's message, without its advice."""
     return str(error).strip().partition("\n")[0]
 
 
 def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
-    """Find the device, load the model onto it and prove it with one inference.
+    """Choose the device, load the model onto it and prove it with one inference.
 
     Raises DeviceMissing, ModelUnreadable or SettingsError.
     """
     started = time.perf_counter()
     check_cards(settings.device, os.environ)
-    device = choose(settings.device, torch_build())
+    device = choose_device(settings.device, torch_build())
     torch.set_num_threads(settings.threads or _cpus())
-    _without_plans_by_shape()
+    _disable_cudnn_attention()
     plain = _load_plain(settings, name, directory)
     loaded = time.perf_counter()
     classifier = _on_device(plain, settings, device)
@@ -243,26 +242,26 @@ def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
         loaded - started,
         time.perf_counter() - loaded,
         name,
-        info.dtype if info.accuracy is None else f"{info.dtype}, {_said(info.accuracy)}",
+        info.dtype if info.accuracy is None else f"{info.dtype}, {_accuracy_text(info.accuracy)}",
     )
     return classifier
 
 
-def _without_plans_by_shape() -> None:
-    """Leave out attention kernels that are planned again for each shape: batches have a new one all the time.
+def _disable_cudnn_attention() -> None:
+    """Disable cuDNN's attention, which in half precision is planned anew for each shape of a batch.
 
-    cuDNN's do, in half precision: on an H200, 113 mixed texts a second in bfloat16, against 816 in float32.
+    On an H200, it made 113 mixed texts a second in bfloat16, against 816 in float32.
     """
     if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):  # torch 2.5 and later
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def _said(accuracy: float) -> str:
+def _accuracy_text(accuracy: float) -> str:
     return f"probabilities differ from float32 on the CPU by at most {accuracy:.2g} on {len(CANARIES)} texts"
 
 
 def _cpus() -> int:
-    """CPUs that this container may use: torch counts the host's and would crowd a smaller quota."""
+    """Return the CPUs that this container may use; torch counts the host's."""
     usable = len(os.sched_getaffinity(0))
     try:
         quota = quota_cpus(Path("/sys/fs/cgroup/cpu.max").read_text())
@@ -272,32 +271,27 @@ def _cpus() -> int:
 
 
 def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifier:
-    """The model in float32 on the CPU: what every device and type is compared with."""
+    """Return the model in float32 on the CPU."""
     if settings.hub:
-        directory = hub.fetched(settings.hub)
-    mounted = settings.weights != "random" and checkpoint.is_present(directory)
-    if settings.weights == "mounted" and not mounted:
+        directory = hub.fetch(settings.hub)
+    has_files = settings.weights != "random" and checkpoint.is_present(directory)
+    if settings.weights == "mounted" and not has_files:
         raise ModelUnreadable(
             f"{directory} holds no model, but one was asked for",
             "set WEIR_MODEL_DIR to a directory with config.json, model.safetensors and vocab.txt",
         )
-    shape = checkpoint.read_shape(directory / "config.json") if mounted else BertShape()
+    shape = checkpoint.read_shape(directory / "config.json") if has_files else BertShape()
     max_tokens = min(settings.limits.max_tokens, shape.max_position_embeddings)
-    make = (lambda: load_tokenizer(directory, shape.vocab_size, max_tokens)) if mounted else None
-    tokenizer = make() if make else stand_in(shape.vocab_size, max_tokens)
-    tensors = (
-        mounted_weights(shape, directory / "model.safetensors")
-        if mounted
-        else bert.random_weights(shape, SEED)
-    )
+    path = directory / "model.safetensors"
+    if has_files:
+        tokenizer = load_tokenizer(directory, shape.vocab_size, max_tokens)
+        tensors = read_weights(shape, path)
+        weights, source = ("hub", str(settings.hub)) if settings.hub else ("mounted", str(path))
+    else:
+        tokenizer = hashing_tokenizer(shape.vocab_size, max_tokens)
+        tensors = bert.random_weights(shape, SEED)
+        weights, source = "random", f"seed {SEED}, untrained"
     cpu = Device("cpu", "cpu", "cpu")
-    weights, source = (
-        ("mounted", str(directory / "model.safetensors"))
-        if mounted
-        else ("random", f"seed {SEED}, untrained")
-    )
-    if settings.hub:
-        weights, source = "hub", str(settings.hub)
     info = ModelInfo(
         name=name,
         weights=weights,
@@ -315,40 +309,40 @@ def _load_plain(settings: Settings, name: str, directory: Path) -> TorchClassifi
 
 
 def _on_device(plain: TorchClassifier, settings: Settings, device: Device) -> TorchClassifier:
-    """The same model on the device and in the type that were asked for, proven and compared. See `load`."""
+    """Return the model on its device and in its type, proven, and compared with `plain`. See `load`."""
     as_is = device.torch_name == "cpu" and settings.dtype == "float32" and not settings.compile
     as_is = as_is and settings.placement is None
     rows = plain.encode(CANARIES)
-    reference = [] if as_is else _proven(plain, rows)
-    outputs, description = _outputs(plain, settings, device)
-    made = replace(plain, outputs=outputs, device=device)
-    found = _proven(made, rows, compiled=settings.compile)
-    if isinstance(outputs, Resident) and captures(settings, device):
-        captured = capture_passes(made, settings, GraphRecorder(device.torch_name))
-        found = _proven(replace(made, captured=captured), rows)
-        made = replace(made, captured=captured)
+    reference = [] if as_is else _first_inference(plain, rows)
+    outputs, description = _outputs_on_device(plain, settings, device)
+    classifier = replace(plain, outputs=outputs, device=device)
+    probabilities = _first_inference(classifier, rows, compiled=settings.compile)
+    if isinstance(outputs, Resident) and wants_capture(settings, device):
+        captured = capture_passes(classifier, settings, GraphRecorder(device.torch_name))
+        classifier = replace(classifier, captured=captured)
+        probabilities = _first_inference(classifier, rows)
         description += f"; {len(captured.graphs)} shapes captured in {captured.n_bytes / 1e6:.0f} MB"
     info = replace(
         plain.info,
         device=device.label,
         device_description=description,
         dtype=settings.dtype,
-        accuracy=None if as_is else largest_difference(found, reference),
+        accuracy=None if as_is else largest_difference(probabilities, reference),
     )
-    return replace(made, info=info, expected=found[0])
+    return replace(classifier, info=info, expected=probabilities[0])
 
 
-def captures(settings: Settings, device: Device) -> bool:
-    """Whether passes are captured: on a GPU, unless the profile says no; with HIP only where it says yes."""
+def wants_capture(settings: Settings, device: Device) -> bool:
+    """Return whether passes are captured: on a GPU unless the profile says no; on HIP if it says yes."""
     if device.torch_name == "cpu":
         return False
     is_hip = bool(getattr(torch.version, "hip", None))  # no AMD card has run this yet
     return settings.capture if settings.capture is not None else not is_hip
 
 
-def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder) -> Captured:
-    """The passes of a model that is resident on its device, recorded. See `captured.capture`."""
-    resident = made.outputs
+def capture_passes(classifier: TorchClassifier, settings: Settings, recorder: Recorder) -> CapturedGraphs:
+    """Record the passes of a model that is resident on its device. See `cuda_graphs.capture`."""
+    resident = classifier.outputs
     assert isinstance(resident, Resident)
 
     def compute(
@@ -359,31 +353,33 @@ def capture_passes(made: TorchClassifier, settings: Settings, recorder: Recorder
         return torch.softmax(logits.float(), dim=-1), bert.embedded(hidden, mask)
 
     positions = resident.shape.max_position_embeddings
-    shapes = buckets(made.info.max_tokens, positions, settings.limits.max_batch_tokens)
-    place, most = made.device.torch_name, settings.capture_bytes
-    return capture(compute, shapes, recorder, place=place, max_bytes=most)
+    shapes = buckets(classifier.info.max_tokens, positions, settings.limits.max_batch_tokens)
+    return capture(
+        compute, shapes, recorder, place=classifier.device.torch_name, max_bytes=settings.capture_bytes
+    )
 
 
-def _outputs(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:
-    """The model's pass with its weights where they belong, and a sentence about where that is."""
+def _outputs_on_device(plain: TorchClassifier, settings: Settings, device: Device) -> tuple[Outputs, str]:
+    """Return the model's pass with its weights in place, and a description of where they are."""
     assert isinstance(plain.outputs, Resident)
     weights, shape, dtype = plain.outputs.weights, plain.outputs.shape, _DTYPES[settings.dtype]
     if settings.placement is None:
-        run = Compiled() if settings.compile else bert.hidden_states
-        return Resident(_placed(weights, device, dtype), shape, run), device.description
-    from service.inference.placement import (
-        described,
-        placed,
-    )  # the planner and its tables, only where asked for
+        run = CompiledBert() if settings.compile else bert.hidden_states
+        return Resident(_moved(weights, device, dtype), shape, run), device.description
+    # the planner and its tables, only where they are asked for
+    from service.inference.placement import describe_plan, place_bert
 
-    there = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    model, made = placed(
-        there, shape, settings.placement, device, max_batch_tokens=settings.limits.max_batch_tokens
+    model, plan = place_bert(
+        {name: tensor.to(dtype) for name, tensor in weights.items()},
+        shape,
+        settings.placement,
+        device,
+        max_batch_tokens=settings.limits.max_batch_tokens,
     )
-    return model, f"{device.description}; {described(made)}"
+    return model, f"{device.description}; {describe_plan(plan)}"
 
 
-def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:
+def _moved(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.Weights:
     try:
         return {name: tensor.to(device.torch_name, dtype) for name, tensor in tensors.items()}
     except torch.cuda.OutOfMemoryError as error:
@@ -394,11 +390,11 @@ def _placed(tensors: bert.Weights, device: Device, dtype: torch.dtype) -> bert.W
 
 
 def _compile(classifier: TorchClassifier, rows: Sequence[Encoded]) -> None:
-    """Have both programs made now, so that no request waits for them. Raises SettingsError."""
+    """Compile for one row and for several now, so that no request waits for it. Raises SettingsError."""
     try:
         classifier.classify(rows)
         classifier.classify(rows[:1])
-    except Exception as error:  # of the compiler, of loading what it made, of a full disk
+    except Exception as error:  # of the compiler, of loading its programs, of a full disk
         raise SettingsError(
             f"`compile: true` doesn't work here: {first_line(error)}",
             "it needs a C++ compiler (CPU) or Triton (GPU), and a TORCHINDUCTOR_CACHE_DIR whose programs "
@@ -406,23 +402,23 @@ def _compile(classifier: TorchClassifier, rows: Sequence[Encoded]) -> None:
         ) from error
 
 
-def _proven(
+def _first_inference(
     classifier: TorchClassifier, rows: Sequence[Encoded], *, compiled: bool = False
 ) -> list[Probabilities]:
-    """One inference, end to end: a device or weights that can't do it must not be called ready."""
+    """Return the canaries' probabilities. Raises DeviceMissing and ModelUnreadable."""
     try:
         if compiled:
             _compile(classifier, rows)
-        found = [classifier.classify([row])[0] for row in rows]
-    except (RuntimeError, DeviceFault) as error:  # what torch raises when a kernel can't be launched
+        probabilities = [classifier.classify([row])[0] for row in rows]
+    except (RuntimeError, DeviceFault) as error:  # torch raises the former when a kernel can't be launched
         raise DeviceMissing(
             f"{classifier.device.description} failed the first inference: {first_line(error)}",
             "the driver, the device and this torch build must fit together",
         ) from error
-    for row in found:
+    for row in probabilities:
         if not all(map(math.isfinite, row)) or abs(sum(row) - 1) > 1e-3:
             raise ModelUnreadable(
                 f"the first inference gave {row}, which are no probabilities",
                 "the weights may be damaged, or too large for this dtype",
             )
-    return found
+    return probabilities
