@@ -104,8 +104,8 @@ def _bring(ref: str, engine: "Engine", platform: Platform | None, *, pull: bool)
     from buildtool.engine import registry
 
     say(f"the engine doesn't have {ref}; pulling it")
-    with Progress() as progress:
-        registry.pull(name, say=progress.say, platform=str(platform) if platform else None)
+    with Progress() as log:
+        registry.pull(name, say=log.line, platform=str(platform) if platform else None)
 
 
 def _redrawn(label: str) -> Tick:

@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, prove, audit; 1 when an image is over its budget."""
-    with Progress() as progress:
-        return int(_build(args, progress))
+    with Progress() as log:
+        return int(_build(args, log))
 
 
-def _build(args: argparse.Namespace, progress: Progress) -> Exit:
-    say = progress.say
+def _build(args: argparse.Namespace, log: Progress) -> Exit:
+    say = log.line
     # a mistake in the command is reported before an engine is installed
     chosen = wanted(args, say)
     names = _names(args, chosen)

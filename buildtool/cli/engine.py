@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find, or install and start."""
-    with Progress() as progress:
-        info = provision.ensure_engine(progress.say, assume_yes=args.yes).info()
+    with Progress() as log:
+        info = provision.ensure_engine(log.line, assume_yes=args.yes).info()
     store = "containerd" if info.containerd_store else "classic"
     tell(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
     return int(Exit.OK)

@@ -29,8 +29,8 @@ def _keeps_zstd() -> bool:
     """Whether the engine's image store keeps layers as zstd, as a build asks it; yes where none answers."""
     try:
         return Engine(timeout_s=ANSWER_TIMEOUT_S).info().containerd_store
-    except ToolError as error:
-        complain(f"{error.message}: this is the plan for one with containerd's image store")
+    except ToolError as failure:
+        complain(f"{failure.message}: this is the plan for one with containerd's image store")
         return True
 
 

@@ -161,8 +161,8 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     if args.dry_run:
         return _preview_image(args.path, targets)
     ref = args.path
-    with Progress() as progress:
-        say = progress.say
+    with Progress() as log:
+        say = log.line
         state = workplace(say).state
         made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
     if made is None:
@@ -179,9 +179,9 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
 
 def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     """What would be removed, by the audit's figures; nothing is made."""
-    with Progress() as progress:
+    with Progress() as log:
         names = tuple(map(str, targets))
-        tick = progress_lines(progress.say, ref)
+        tick = progress_lines(log.line, ref)
         report = audit_image(ref, engine=Engine(), wish=Wish(targets=names), tick=tick)
     had = known_targets(name for key in report.gpu_code.by_target for name in key.split("+"))
     with naming(ref):

@@ -30,7 +30,7 @@ class Progress:
         """Since the start."""
         return time.monotonic() - self._begun
 
-    def say(self, line: str) -> None:
+    def line(self, line: str) -> None:
         """One line of progress, from any thread."""
         with self._lock:
             self._last = line

@@ -91,8 +91,8 @@ def _watch(args: argparse.Namespace) -> int:
         watching = Watching(asked)
         report = watching.run(tops)
         lacks = [*watching.lacks, *_written(report, place, args.report)]
-    say = complain if words else tell  # standard output is the command's
-    say("\n".join(report_lines(report)))
+    summary_to = complain if words else tell  # standard output is the command's
+    summary_to("\n".join(report_lines(report)))
     for text in lacks:
         complain(f"error: {text}")
     return int(Exit.DATA) if lacks and not words else _exit_code(report)

@@ -82,14 +82,14 @@ def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, inter
     try:
         try:
             return int(run(argv))
-        except Failure as error:
-            complain(f"error: {error}")
-            return int(error.exit_code)
-        except OSError as error:  # about a file in the way that no module expects
-            unnamed = " the current directory" if isinstance(error, FileNotFoundError) else ""  # it is gone
-            where = f" {error.filename}" if error.filename else unnamed
+        except Failure as failure:
+            complain(f"error: {failure}")
+            return int(failure.exit_code)
+        except OSError as fault:  # about a file in the way that no module expects
+            unnamed = " the current directory" if isinstance(fault, FileNotFoundError) else ""  # it is gone
+            where = f" {fault.filename}" if fault.filename else unnamed
             complain(
-                f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions"
+                f"error: can't use{where}: {fault.strerror or fault}\n  check the path and its permissions"
             )
             return DATA
         except KeyboardInterrupt:
@@ -97,9 +97,9 @@ def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, inter
             return INTERRUPTED
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
-    except OutputLost as error:
+    except OutputLost as fault:
         complain(
-            f"error: can't write standard output: {error}\n  free space there, or write elsewhere: > FILE"
+            f"error: can't write standard output: {fault}\n  free space there, or write elsewhere: > FILE"
         )
         return DATA
 

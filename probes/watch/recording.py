@@ -244,10 +244,10 @@ class Recorder:
         while self._rest:
             self._rest = self._rest[os.write(self._descriptor, self._rest) :]
 
-    def _note(self, error: OSError) -> None:
+    def _note(self, fault: OSError) -> None:
         if not self._why:
-            complain(f"note: {self._path} doesn't take every sample: {reason(error)}; the watch goes on")
-        self._why = reason(error)
+            complain(f"note: {self._path} doesn't take every sample: {reason(fault)}; the watch goes on")
+        self._why = reason(fault)
 
     def close(self) -> str:
         """Close the file. What it lacks, in words; empty where it has everything."""
