@@ -135,7 +135,7 @@ def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Consta
         )
 
 
-def write(path: Path, text: str, *, place: Path | None = None) -> None:
+def write_file(path: Path, text: str, *, place: Path | None = None) -> None:
     """Write an answer, at a place that was reserved for it if any, and say so. Raises ReportError."""
     with writing(path, PLACE):
         files.write_text(place or path, text)

@@ -17,7 +17,7 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     whole,
-    write,
+    write_file,
 )
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
@@ -126,9 +126,9 @@ def _fit(args: argparse.Namespace) -> Exit:
             _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
             if kept:
-                write(args.json, to_json(report), place=kept)
+                write_file(args.json, to_json(report), place=kept)
             if place:
-                write(args.picture, draw(report), place=place)
+                write_file(args.picture, draw(report), place=place)
     return _exit(report)
 
 

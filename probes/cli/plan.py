@@ -17,7 +17,7 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     whole,
-    write,
+    write_file,
 )
 from probes.core.errors import Exit
 from probes.core.output import flag, hand_over, option, tell
@@ -102,9 +102,9 @@ def _plan(args: argparse.Namespace) -> Exit:
     else:
         tell(text)
     if args.json and not printed:
-        write(args.json, document())
+        write_file(args.json, document())
     if args.picture:
-        write(args.picture, drawn())
+        write_file(args.picture, drawn())
     return Exit.OK
 
 
