@@ -12,7 +12,7 @@ from buildtool.audit.report import AuditReport, make_report, to_json
 from buildtool.audit.text import render_markdown
 from buildtool.core.files import write_text
 from buildtool.core.model import Budget
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.gpucode.target import TargetId
 from buildtool.image.archive import ImageContents, StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
@@ -90,10 +90,10 @@ def write_reports(report: AuditReport, directory: Path, stem: str) -> tuple[Path
     return tuple(written)
 
 
-def progress_lines(say: Say, label: str) -> Tick:
+def progress_lines(progress: Progress, label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
     return now_and_then(
-        lambda total: say(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
+        lambda total: progress(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
     )
 
 

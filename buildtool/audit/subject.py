@@ -11,11 +11,11 @@ from buildtool.audit.report import AuditReport, read_report
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.files import Place, means_file, place_at, reading
 from buildtool.core.model import Budget
-from buildtool.core.progress import Progress
+from buildtool.core.progress import ProgressLog
 from buildtool.engine.reference import parse_pullable
 from buildtool.image.archive import Tick
 from buildtool.image.documents import Platform
-from probes.core.output import can_redraw, redraw, say
+from probes.core.output import can_redraw, progress, redraw
 from probes.core.quoting import command
 from probes.core.units import decimal_bytes
 
@@ -37,7 +37,7 @@ def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
     if source.endswith(".json") and there is not Place.DIRECTORY:
         return _saved_again(path, wish)
     on_terminal = can_redraw()
-    tick = _redrawn(source) if on_terminal else progress_lines(say, source)
+    tick = _redrawn(source) if on_terminal else progress_lines(progress, source)
     try:
         if there is not Place.NOTHING or means_file(source):
             return audit_path(path, wish=wish, tick=tick)
@@ -103,9 +103,9 @@ def _bring(ref: str, engine: "Engine", platform: Platform | None, *, pull: bool)
         )
     from buildtool.engine import registry
 
-    say(f"the engine doesn't have {ref}; pulling it")
-    with Progress() as log:
-        registry.pull(name, say=log.line, platform=str(platform) if platform else None)
+    progress(f"the engine doesn't have {ref}; pulling it")
+    with ProgressLog() as log:
+        registry.pull(name, progress=log.line, platform=str(platform) if platform else None)
 
 
 def _redrawn(label: str) -> Tick:

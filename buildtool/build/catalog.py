@@ -18,7 +18,7 @@ import jsonschema
 from buildtool.build.workplace import Workplace
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Base, Bootstrap, Budget, Catalog, Registry, TorchSource, Variant, parse_size
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.core.shipped import CATALOG, IMAGES, lock_file, state_directory
 from buildtool.core.yaml_text import Document, KeyPath, Limits, parse
 from buildtool.engine import host
@@ -44,9 +44,7 @@ def load(path: Path = CATALOG) -> Catalog:
         key=lambda e: list(map(str, e.path)),
     )
     if found:
-        complaints = [
-            str(document.complain(tuple(error.path), *_explain(error))) for error in found[:_FAULTS]
-        ]
+        complaints = [str(document.error(tuple(error.path), *_explain(error))) for error in found[:_FAULTS]]
         more = [f"... and {len(found) - _FAULTS} more faults"] if len(found) > _FAULTS else []
         raise ConfigError("\n".join([*complaints, *more]))
     return _catalog(document)
@@ -113,9 +111,7 @@ def _catalog(document: Document) -> Catalog:
     default = tuple(data.get("default") or raw)
     for index, name in enumerate(default):
         if name not in raw:
-            raise document.complain(
-                ("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}"
-            )
+            raise document.error(("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}")
     # 1.0 is an integer to JSON Schema
     return Catalog(source_date_epoch=int(data["source_date_epoch"]), default=default, variants=variants)
 
@@ -147,11 +143,11 @@ def _check_sources(sources: tuple[TorchSource, ...], where: KeyPath, document: D
     """The lock file names a source only by its name; a build other than the first one's must be declared."""
     for index, source in enumerate(sources):
         if source.name in [earlier.name for earlier in sources[:index]]:
-            raise document.complain(
+            raise document.error(
                 (*where, index, "name"), f"two sources are called {source.name!r}", "rename one of them"
             )
         if source.build is not sources[0].build and not source.fallback:
-            raise document.complain(
+            raise document.error(
                 (*where, index, "build"),
                 f"this source gives a {source.build.value} build, the first one a "
                 f"{sources[0].build.value} build",
@@ -164,7 +160,7 @@ def _dockerfile(folder: str, where: KeyPath, document: Document) -> Path:
     for directory in (Path(document.name).parent, IMAGES):
         if (directory / folder / "Dockerfile").is_file():
             return (directory / folder / "Dockerfile").resolve()
-    raise document.complain(
+    raise document.error(
         (*where, "dockerfile"), f"there is no {folder}/Dockerfile next to the file or in images/"
     )
 
@@ -176,7 +172,7 @@ def _bases(raw: Sequence[Fields], where: KeyPath, document: Document) -> tuple[B
         base = _base(item, (*where, index), document)
         suites = [earlier.suite for earlier in found if isinstance(earlier, Bootstrap)]
         if isinstance(base, Bootstrap) and base.suite in suites:
-            raise document.complain(
+            raise document.error(
                 (*where, index, "bootstrap", "suite"),
                 f"two bases in this list are made from {base.suite!r}",
                 "put the packages of both into one of them, or take another suite",
@@ -191,7 +187,7 @@ def _base(raw: Fields, where: KeyPath, document: Document) -> Base:
     try:
         parse_reference(raw["registry"])
     except ConfigError as error:
-        raise document.complain((*where, "registry"), error.message, error.hint) from error
+        raise document.error((*where, "registry"), error.message, error.hint) from error
     return Registry(raw["registry"])
 
 
@@ -228,13 +224,13 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen_targets(asked: str | None, say: Say) -> tuple[bool, tuple[str, ...]]:
+def chosen_targets(asked: str | None, progress: Progress) -> tuple[bool, tuple[str, ...]]:
     """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
     if asked is not None:
         return True, tuple(map(str, parse_targets(asked)))
     cards = host.amd_targets()
     if cards:
-        say(f"this machine's cards: {', '.join(cards)}")
+        progress(f"this machine's cards: {', '.join(cards)}")
     return False, cards
 
 
@@ -248,13 +244,13 @@ class Wanted:
     every: tuple[Variant, ...]  # variant that the catalog has
 
 
-def wanted(args: argparse.Namespace, say: Say) -> Wanted:
+def wanted(args: argparse.Namespace, progress: Progress) -> Wanted:
     """The variants that the arguments name.
 
     A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
     Raises ConfigError for a name that the catalog doesn't have.
     """
-    asked, cards = chosen_targets(args.targets, say)
+    asked, cards = chosen_targets(args.targets, progress)
     found = load(args.catalog)  # once: it may be a pipe, and change while it is read
     choices = [found.for_cards(cards)] if asked else [found.for_cards(cards), found]
     each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
@@ -262,9 +258,9 @@ def wanted(args: argparse.Namespace, say: Say) -> Wanted:
     return Wanted(asked, candidates, found.source_date_epoch, found.variants)
 
 
-def workplace(say: Say, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
+def workplace(progress: Progress, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
     """Where builds keep their caches and a catalog's lock: see `buildtool.core.shipped`."""
-    return Workplace(state_directory(), lock_file(catalog), say, verbose)
+    return Workplace(state_directory(), lock_file(catalog), progress, verbose)
 
 
 def more_names(

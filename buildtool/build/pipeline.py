@@ -22,7 +22,7 @@ from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.files import kept, require_writable, scratch, sha256_of, write_text
 from buildtool.core.model import BuiltImage, Resolved, Variant, Wheel
-from buildtool.core.progress import Say, at_once
+from buildtool.core.progress import Progress, at_once
 from buildtool.core.shipped import IMAGES, PROBES
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
@@ -164,7 +164,7 @@ def make_plan(
     lock = Lock.load(workplace.lock)
     if update_lock or not lock.tools or None in (lock.get(variants[0]) for variants in candidates):
         require_writable(workplace.lock.parent, "name another lock file: WEIR_LOCK=FILE")
-    sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.say)
+    sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.progress)
     require_disk(workplace, [variants[0] for variants in candidates], engine, lock)
 
     def planned(variant: Variant) -> ImagePlan:
@@ -176,10 +176,10 @@ def make_plan(
         ]
         decided, remark = image.decided(frozenset().union(*found), asked=asked)
         if remark:
-            workplace.say(f"{remark}; pruning to {', '.join(decided.variant.gpu_targets)}")
+            workplace.progress(f"{remark}; pruning to {', '.join(decided.variant.gpu_targets)}")
         return decided
 
-    tasks = [partial(_first_served, variants, planned, workplace.say) for variants in candidates]
+    tasks = [partial(_first_served, variants, planned, workplace.progress) for variants in candidates]
     images = at_once(tasks, workers=4, stop=stop_children)
     return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock))
 
@@ -208,14 +208,14 @@ def locked_plan(
 
 
 def _first_served(
-    variants: Sequence[Variant], planned: Callable[[Variant], ImagePlan], say: Say
+    variants: Sequence[Variant], planned: Callable[[Variant], ImagePlan], progress: Progress
 ) -> ImagePlan:
     """The plan of the first variant whose inputs have code for its cards. Raises TargetMissing for none."""
     for variant in variants[:-1]:
         try:
             return planned(variant)
         except TargetMissing as error:
-            say(f"{error.message}: building for the cards that the catalog names")
+            progress(f"{error.message}: building for the cards that the catalog names")
     return planned(variants[-1])
 
 
@@ -238,7 +238,9 @@ def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
             pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
         )
         description = _description(image.resolved)
-        workplace.say(f"{image.variant.name}: inputs ready: {description} ({time.monotonic() - begun:.1f} s)")
+        workplace.progress(
+            f"{image.variant.name}: inputs ready: {description} ({time.monotonic() - begun:.1f} s)"
+        )
 
 
 def _prune(workplace: Workplace, image: ImagePlan, epoch: int) -> PrunedInputs:
@@ -255,13 +257,13 @@ def bake(
     named: str | None = None,
     *,
     engine: Engine,
-    say: Say,
+    progress: Progress,
     no_cache: bool = False,
     verbose: bool = False,
 ) -> list[BuiltImage]:
     """Build every image of the plan, named as `BuildPlan.bake` says. Raises as `buildx.bake_plan` does."""
     baked = plan.bake(zstd=engine.info().containerd_store, named=named)
-    digests = buildx.bake_plan(baked, engine=engine, say=say, no_cache=no_cache, verbose=verbose)
+    digests = buildx.bake_plan(baked, engine=engine, progress=progress, no_cache=no_cache, verbose=verbose)
     variants = [image.variant for image in plan.images]
     return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
 
@@ -272,7 +274,7 @@ def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: E
     seal = workplace.seal("proved", image.digest, promised, proof.COMMAND)
     if earlier := kept(seal, proof.from_seal):
         return earlier
-    workplace.say(f"{image.variant}: proving {image.ref} in a fresh container")
+    workplace.progress(f"{image.variant}: proving {image.ref} in a fresh container")
     ran = engine.run(image.digest, proof.COMMAND)
     judged = proof.judge(
         planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
@@ -295,12 +297,12 @@ def audited(
     known = kept(seal, _audit_of_seal)
     if known and known[1] == _digests(reports, known[1]):
         return known[0]
-    workplace.say(f"{variant.name}: auditing {image.ref}")
+    workplace.progress(f"{variant.name}: auditing {image.ref}")
     report = audit_image(
         image.ref,
         engine=engine,
         wish=Wish(budget=variant.budget, targets=variant.gpu_targets),
-        tick=progress_lines(workplace.say, image.ref),
+        tick=progress_lines(workplace.progress, image.ref),
         digest=image.digest,
     )
     written = write_reports(report, reports, variant.name)
@@ -330,7 +332,7 @@ def name_all(
         given = workplace.named(name)
         if old not in ("", new, kept(given, str)):
             back = command("docker", "tag", old, str(name))
-            workplace.say(
+            workplace.progress(
                 f"until now {name} was an image that no build with {workplace.state} made; to have it back: "
                 + back
             )
@@ -357,7 +359,7 @@ def require_disk(workplace: Workplace, variants: Sequence[Variant], engine: Engi
     needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
     purpose = f"building {', '.join(v.name for v in variants)}"
     require_room(workplace.state, max(needed, DISK_FLOOR), purpose)
-    require_engine_room(engine, max(needed, DISK_FLOOR), purpose, say=workplace.say)
+    require_engine_room(engine, max(needed, DISK_FLOOR), purpose, progress=workplace.progress)
 
 
 def _description(resolved: Resolved) -> str:

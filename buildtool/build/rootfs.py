@@ -28,7 +28,7 @@ from buildtool.core.files import (
     write_text,
 )
 from buildtool.core.model import Bootstrap
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.provision import host_mirror
 from buildtool.gpucode.elf import normal_path
 from buildtool.prune.archives import members_of
@@ -191,9 +191,9 @@ class RootfsCache:
     When `verbose`, it prints every line of mmdebstrap's output.
     """
 
-    def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
+    def __init__(self, directory: Path, progress: Progress, *, verbose: bool = False) -> None:
         self._directory = directory
-        self._say = say
+        self._progress = progress
         self._verbose = verbose
         self._made: dict[Path, str] = {}  # by this object: its SHA-256
 
@@ -214,7 +214,7 @@ class RootfsCache:
         path = self.path(base, epoch)
         digest = path.with_suffix(".sha256")
         with locked(
-            path.with_suffix(".lock"), lambda: self._say(f"{base.suite}: another build is making it")
+            path.with_suffix(".lock"), lambda: self._progress(f"{base.suite}: another build is making it")
         ):
             known = None
             if path.is_file():
@@ -234,7 +234,7 @@ class RootfsCache:
         known = kept(path.with_suffix(".sha256"), _hex_sha256)
         if locked_as in (None, known) or sha256_of(path) == locked_as:
             return locked_as or known
-        self._say(f"{path.name} isn't the root file system that is locked; making it again")
+        self._progress(f"{path.name} isn't the root file system that is locked; making it again")
         return None
 
     def verify(self, path: Path, sha256: str) -> None:
@@ -253,7 +253,7 @@ class RootfsCache:
         other = (
             "" if mirror else "; this host's apt names no Debian mirror, so the packages are those of its own"
         )
-        self._say(f"{base.suite}: making a root file system with mmdebstrap{other}")
+        self._progress(f"{base.suite}: making a root file system with mmdebstrap{other}")
         with replacing(path) as partial, scratch(path.parent) as folder, _tree_place(folder) as place:
             raw = folder / "raw.tar"
             raw.touch()  # what ends without a tar has made an empty one
@@ -261,15 +261,15 @@ class RootfsCache:
             try:
                 run_loud(
                     [*_container(), *mmdebstrap_command(base, raw, mirror)],
-                    say=relay(
-                        lambda line: self._say(f"{base.suite}: {line}"), _notable, verbose=self._verbose
+                    progress=relay(
+                        lambda line: self._progress(f"{base.suite}: {line}"), _notable, verbose=self._verbose
                     ),
                     env={**environment(base, os.environ, epoch), "TMPDIR": str(place)},
                 )
             except CommandFailed as error:
                 raise _cause(error, base.suite) from error
             for pattern in settle(raw, partial, cut=base.cut, begun=begun, epoch=epoch):
-                self._say(f"{base.suite}: warning: nothing matches {pattern!r} of the catalog's `cut`")
+                self._progress(f"{base.suite}: warning: nothing matches {pattern!r} of the catalog's `cut`")
 
 
 def _notable(line: str) -> str | None:

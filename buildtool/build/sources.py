@@ -10,7 +10,7 @@ from buildtool.build.rootfs import RootfsCache
 from buildtool.build.wheels import TOOLS_PYTHON, WheelCache
 from buildtool.core.errors import DataError, SourceUnreachable
 from buildtool.core.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant, Wheel
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
 from probes.core.quoting import command
 
@@ -30,7 +30,7 @@ class Sources:
     rootfs: RootfsCache
     lock: Lock
     epoch: int
-    say: Say
+    progress: Progress
 
     def resolve(self, variant: Variant, *, update_lock: bool = False) -> Resolved:
         """Every input of a variant by content: from the lock, else found now and locked.
@@ -55,7 +55,7 @@ class Sources:
                 continue
             except SourceUnreachable as error:
                 notes.append(_one_line(error))
-                self.say(f"{variant.name}: {notes[-1]}; trying the next source")
+                self.progress(f"{variant.name}: {notes[-1]}; trying the next source")
                 continue
             self.lock.put(found)
             return found
@@ -114,7 +114,7 @@ class Sources:
                 return self._pin(base, variant, update=update)
             except SourceUnreachable as error:
                 notes.append(_one_line(error))
-                self.say(f"{variant.name}: {notes[-1]}; trying the next base")
+                self.progress(f"{variant.name}: {notes[-1]}; trying the next base")
         raise _NoBase(f"{variant.name}: no base answers")
 
     def _pin(self, base: Base, variant: Variant, *, update: bool) -> PinnedBase:
@@ -138,7 +138,7 @@ class Sources:
         _, digest = self.rootfs.bring(recipe, self.epoch, locked_as=locked.base.pin)
         if digest == locked.base.pin:
             return locked
-        self.say(
+        self.progress(
             f"{variant.name}: Debian {recipe.suite}, made again, isn't what was locked: its mirror has other "
             "packages now; locking those"
         )

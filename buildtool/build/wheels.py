@@ -18,7 +18,7 @@ from buildtool.core.command import CommandFailed, relay, run, run_loud
 from buildtool.core.errors import ConfigError, DataError, SourceUnreachable
 from buildtool.core.files import require_sha256, scratch, sha256_of
 from buildtool.core.model import TorchBuild, TorchSource, Wheel, normalised
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.prune.archives import ZIP_FAULTS
 from probes.core.files import sync_directory
 from probes.core.invocation import host_command
@@ -49,9 +49,9 @@ TOOLS_PYTHON = "3.11"  # the oldest that an image has
 class WheelCache:
     """Wheels by content, filled by pip. When `verbose`, it prints every line of pip's output."""
 
-    def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
+    def __init__(self, directory: Path, progress: Progress, *, verbose: bool = False) -> None:
         self._directory = directory
-        self._say = say
+        self._progress = progress
         self._verbose = verbose
 
     def path(self, wheel: Wheel) -> Path:
@@ -167,8 +167,8 @@ class WheelCache:
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
         run_loud(
             [*base, *target, "--dest", str(into), *arguments],
-            say=relay(
-                lambda line: self._say(f"python {python}: {line}"),
+            progress=relay(
+                lambda line: self._progress(f"python {python}: {line}"),
                 lambda line: Path(line).name if line.startswith("Saved") else None,
                 verbose=self._verbose,
             ),

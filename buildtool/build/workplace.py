@@ -16,7 +16,7 @@ from buildtool.build.wheels import WheelCache
 from buildtool.core.errors import DataError
 from buildtool.core.files import locked, scratch
 from buildtool.core.model import Resolved, Variant
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine import tags
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference
@@ -35,7 +35,7 @@ class Workplace:
 
     state: Path
     lock: Path
-    say: Say = field(repr=False)
+    progress: Progress = field(repr=False)
     verbose: bool = False  # whether programs that bring inputs are heard in full
 
     def seal(self, kind: str, *settings: object) -> Path:
@@ -69,11 +69,11 @@ class Workplace:
             held.callback(os.umask, own)
             os.umask(own | OTHERS_WRITE)
             try:
-                held.enter_context(locked(self.state / "build.lock", lambda: self.say(waiting)))
+                held.enter_context(locked(self.state / "build.lock", lambda: self.progress(waiting)))
             except DataError as error:
                 raise DataError(error.message, "name a directory for caches: WEIR_STATE=DIR") from error
             if doubt := next(doubts(self.state), None):  # a line a build
-                self.say(f"warning: {doubt}, who can change what goes into images from {self.state}")
+                self.progress(f"warning: {doubt}, who can change what goes into images from {self.state}")
             yield
 
     def sweep(self) -> None:
@@ -84,22 +84,22 @@ class Workplace:
     @property
     def wheels(self) -> WheelCache:
         """The wheel cache."""
-        return WheelCache(self.state / "wheels", self.say, verbose=self.verbose)
+        return WheelCache(self.state / "wheels", self.progress, verbose=self.verbose)
 
     @property
     def rootfs(self) -> RootfsCache:
         """The cache of root file systems."""
-        return RootfsCache(self.state / "rootfs", self.say, verbose=self.verbose)
+        return RootfsCache(self.state / "rootfs", self.progress, verbose=self.verbose)
 
     @property
     def prunes(self) -> PruneCache:
         """The cache of inputs without GPU code for other cards."""
-        return PruneCache(self.state / "pruned", self.say)
+        return PruneCache(self.state / "pruned", self.progress)
 
     @property
     def inspections(self) -> Inspections:
         """Which targets the inputs have code for, as far as known."""
-        return Inspections(self.state / "inspected", self.say)
+        return Inspections(self.state / "inspected", self.progress)
 
     def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
         """The plan of an image for its variant's cards, with its place for the context."""

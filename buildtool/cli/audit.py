@@ -18,7 +18,7 @@ from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
 from buildtool.image.faults import LIMITS
 from buildtool.image.image import parse_platform
-from probes.core.output import complain, flag, hand_over, option
+from probes.core.output import error, flag, option, write
 
 _FORMS = {
     "json": "JSON",
@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     for form in _FORMS:
         if getattr(args, form):
             write_text(getattr(args, form), _rendered(report, comparison, form, top=20))
-    hand_over(_rendered(report, comparison, args.format, args.top))
+    write(_rendered(report, comparison, args.format, args.top))
     for line in verdict_lines(report, comparison, baseline=str(args.baseline)):
-        complain(line)
+        error(line)
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
 

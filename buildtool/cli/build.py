@@ -12,12 +12,12 @@ from buildtool.build.workplace import Workplace
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import near, require_writable
 from buildtool.core.model import BuiltImage
-from buildtool.core.progress import Progress, Say
+from buildtool.core.progress import Progress, ProgressLog
 from buildtool.core.shipped import reports_directory
 from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
-from probes.core.output import flag, option, tell
+from probes.core.output import echo, flag, option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,21 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, prove, audit; 1 when an image is over its budget."""
-    with Progress() as log:
+    with ProgressLog() as log:
         return int(_build(args, log))
 
 
-def _build(args: argparse.Namespace, log: Progress) -> Exit:
-    say = log.line
+def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
+    progress = log.line
     # a mistake in the command is reported before an engine is installed
-    chosen = wanted(args, say)
+    chosen = wanted(args, progress)
     names = _names(args, chosen)
     if args.platform:
         require_platform(args.platform, "")
     reports = args.reports or near(reports_directory())
     require_writable(reports, "choose another directory for the reports: --reports DIR")
-    place = workplace(say, args.catalog, verbose=args.verbose)
-    engine = provision.ensure_engine(say, assume_yes=args.yes, verbose=args.verbose)
+    place = workplace(progress, args.catalog, verbose=args.verbose)
+    engine = provision.ensure_engine(progress, assume_yes=args.yes, verbose=args.verbose)
     if args.platform:
         require_platform(args.platform, engine.info().machine)
     with ExitStack() as held:
@@ -81,21 +81,21 @@ def _build(args: argparse.Namespace, log: Progress) -> Exit:
         own = [(image, (parse_new_name(image.ref),)) for image in images]
         others = [(image, names[image.variant]) for image in images if image.ref not in heavy]
         pipeline.name_all(place, [*own, *others], engine)
-    tell(pipeline.built(plan.images, images, proofs))
+    echo(pipeline.built(plan.images, images, proofs))
     for image, more in others:
         for name in more:
-            tell(f"{image.ref} is also {name}")
+            echo(f"{image.ref} is also {name}")
     if rows:
         pages = ", ".join(str(reports / f"{image.variant}.html") for image in images)
-        tell(f"\n{pipeline.audited_text(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
+        echo(f"\n{pipeline.audited_text(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
     if args.tag and heavy:
-        tell(f"no name of --tag was given to what is over its budget: {', '.join(sorted(heavy))}")
+        echo(f"no name of --tag was given to what is over its budget: {', '.join(sorted(heavy))}")
     if args.push and heavy:
-        tell(f"nothing was pushed: {', '.join(sorted(heavy))} over budget")
+        echo(f"nothing was pushed: {', '.join(sorted(heavy))} over budget")
     elif args.push:
-        _push(images, names, engine=engine, say=say, verbose=args.verbose)
+        _push(images, names, engine=engine, progress=progress, verbose=args.verbose)
     where = "" if args.no_audit else f"reports are in {reports}/, "
-    say(f"{where}inputs are pinned in {near(place.lock)}; done in {progress.seconds:.1f} s")
+    progress(f"{where}inputs are pinned in {near(place.lock)}; done in {log.seconds:.1f} s")
     return Exit.FINDINGS if heavy else Exit.OK
 
 
@@ -115,7 +115,7 @@ def _baked(
         pipeline.stage(place, plan)
         named = held.enter_context(place.temporary_names(engine))
         flags = {"no_cache": args.no_cache, "verbose": args.verbose}
-        return plan, pipeline.bake(plan, named, engine=engine, say=place.say, **flags)
+        return plan, pipeline.bake(plan, named, engine=engine, progress=place.progress, **flags)
 
 
 def _names(args: argparse.Namespace, chosen: Wanted) -> dict[str, tuple[Reference, ...]]:
@@ -135,7 +135,7 @@ def _push(
     names: Mapping[str, Sequence[Reference]],
     *,
     engine: Engine,
-    say: Say,
+    progress: Progress,
     verbose: bool,
 ) -> None:
     """Push every name of every image, in order; the first that fails ends it, listed with the rest."""
@@ -143,10 +143,10 @@ def _push(
     try:
         while left:
             built, name = left[0]
-            say(f"pushing {name}")
-            digest = registry.push(built, name, engine=engine, say=say, verbose=verbose)
-            tell(f"pushed {name}{f'@{digest}' if digest else ''}")
+            progress(f"pushing {name}")
+            digest = registry.push(built, name, engine=engine, progress=progress, verbose=verbose)
+            echo(f"pushed {name}{f'@{digest}' if digest else ''}")
             del left[0]
     finally:
         if left:
-            tell(f"not pushed: {', '.join(str(name) for _, name in left)}")
+            echo(f"not pushed: {', '.join(str(name) for _, name in left)}")

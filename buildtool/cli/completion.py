@@ -10,7 +10,7 @@ from buildtool.cli.program import VERBS, build_parser
 from buildtool.core.errors import Exit
 from buildtool.core.files import path_or_name
 from probes.core.invocation import PROGRAM
-from probes.core.output import hand_over
+from probes.core.output import write
 
 _SHELLS = ("bash", "zsh")
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    hand_over(script(args.shell))
+    write(script(args.shell))
     return int(Exit.OK)
 
 

@@ -8,7 +8,7 @@ from buildtool.audit.diff import diff, render_diff_markdown, render_diff_table
 from buildtool.audit.subject import report_of, require_source
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
-from probes.core.output import flag, hand_over, option
+from probes.core.output import flag, option, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown:
         write_text(args.markdown, render_diff_markdown(found))
     render = render_diff_markdown if args.format == "markdown" else render_diff_table
-    hand_over(render(found, args.top))
+    write(render(found, args.top))
     return int(Exit.OK)

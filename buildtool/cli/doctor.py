@@ -17,7 +17,7 @@ from buildtool.engine import host as engine_host
 from probes.core.codec import encode
 from probes.core.files import read_regular
 from probes.core.invocation import tool_version
-from probes.core.output import flag, hand_over, option, tell
+from probes.core.output import echo, flag, option, write
 from probes.core.quoting import command
 from probes.core.unknown import Unknown
 
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
         return _fix(host, advice, dry=args.dry_run)
     rows = list(engine_host.diagnose(engine))
     if args.json:
-        hand_over(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
+        write(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
     else:
-        tell(text.answer_text(host, advice, rows))
+        echo(text.answer_text(host, advice, rows))
     missing = any(row.fails for row in rows)
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
 
@@ -117,7 +117,7 @@ def _variants(path: Path, advice: advise.Advice) -> int:
     from buildtool.doctor.fix import variant_text
 
     write_text(path, variant_text(advice, catalog.load()))
-    tell(f"wrote {path}\nnext, type:\n  {command('weir', 'build', '--catalog', str(path))}")
+    echo(f"wrote {path}\nnext, type:\n  {command('weir', 'build', '--catalog', str(path))}")
     return int(Exit.OK)
 
 
@@ -129,7 +129,7 @@ def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
         raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
     before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
     changed = fix.changes(host, advice, before)
-    tell(fix.shown(changed, written=not dry))
+    echo(fix.shown(changed, written=not dry))
     for change in () if dry else changed:
         write_text(Path(change.path), change.after)
     return int(Exit.OK)
@@ -154,7 +154,7 @@ def _prove(image: str, host: Host) -> int:
     passed = proving.passed_on(host)
     result = Engine().run(image, proving.COMMAND, devices=passed)
     checks = proving.checks_of(result.exit_code, result.stdout, result.stderr)
-    tell("\n".join(proving.lines(image, passed, checks)))
+    echo("\n".join(proving.lines(image, passed, checks)))
     return int(Exit.OK if all(check.holds for check in checks) else Exit.BUILD)
 
 
@@ -169,9 +169,9 @@ def _lint(args: argparse.Namespace) -> int:
     if args.sarif:
         write_text(args.sarif, report.lint_sarif(found, known, version=tool_version()))
     if args.json:
-        hand_over(json.dumps(report.lint_json(found, known), indent=1) + "\n")
+        write(json.dumps(report.lint_json(found, known), indent=1) + "\n")
     else:
-        tell(report.lint_text(found, known))
+        echo(report.lint_text(found, known))
     serious = any(known[fault.rule].level != "note" for _, faults in found for fault in faults)
     return int(Exit.FINDINGS if serious else Exit.OK)
 

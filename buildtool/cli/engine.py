@@ -3,9 +3,9 @@
 import argparse
 
 from buildtool.core.errors import Exit
-from buildtool.core.progress import Progress
+from buildtool.core.progress import ProgressLog
 from buildtool.engine import buildx, provision
-from probes.core.output import flag, tell
+from probes.core.output import echo, flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find, or install and start."""
-    with Progress() as log:
+    with ProgressLog() as log:
         info = provision.ensure_engine(log.line, assume_yes=args.yes).info()
     store = "containerd" if info.containerd_store else "classic"
-    tell(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
+    echo(f"engine {info.version}, {store} image store, buildx {buildx.require_buildx()}")
     return int(Exit.OK)

@@ -7,7 +7,7 @@ from buildtool.build.catalog import add_choices, wanted, workplace
 from buildtool.core.errors import Exit, ToolError
 from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
-from probes.core.output import complain, hand_over
+from probes.core.output import error, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     plan = pipeline.locked_plan(
         workplace(_silent, args.catalog), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
     )
-    hand_over(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
+    write(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
     return int(Exit.OK)
 
 
@@ -30,7 +30,7 @@ def _keeps_zstd() -> bool:
     try:
         return Engine(timeout_s=ANSWER_TIMEOUT_S).info().containerd_store
     except ToolError as failure:
-        complain(f"{failure.message}: this is the plan for one with containerd's image store")
+        error(f"{failure.message}: this is the plan for one with containerd's image store")
         return True
 
 

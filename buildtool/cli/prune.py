@@ -11,7 +11,7 @@ from buildtool.audit.kinds import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.build.catalog import workplace
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
-from buildtool.core.progress import Progress
+from buildtool.core.progress import ProgressLog
 from buildtool.engine.client import Engine
 from buildtool.gpucode.cut import PrunePlan
 from buildtool.gpucode.scan import SECTIONS_READ
@@ -20,7 +20,7 @@ from buildtool.gpucode.target import TargetId, known_targets, parse_targets, ser
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
 from buildtool.prune.trees import prune_file, prune_tree
-from probes.core.output import flag, option, say, tell
+from probes.core.output import echo, flag, option, progress
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -113,9 +113,9 @@ def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
         raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
     with naming(path):
         plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
-    tell(_describe(path, plan, dry_run=args.dry_run))
+    echo(_describe(path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
-        tell(f"{args.out}: a copy of it")
+        echo(f"{args.out}: a copy of it")
     return Exit.OK
 
 
@@ -147,12 +147,12 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
             targets,
             compress=args.compress,
             dry_run=args.dry_run,
-            say=say,
+            progress=progress,
             announce=written.announce if written else lambda _changes: None,
         )
         if written:
             written.finish(result)
-    tell(_summary(path, result, dry_run=args.dry_run))
+    echo(_summary(path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
@@ -161,16 +161,16 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     if args.dry_run:
         return _preview_image(args.path, targets)
     ref = args.path
-    with Progress() as log:
-        say = log.line
-        state = workplace(say).state
-        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
+    with ProgressLog() as log:
+        progress = log.line
+        state = workplace(progress).state
+        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, progress=progress)
     if made is None:
-        tell(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
+        echo(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
         return Exit.OK
     done = made.result
-    tell("\n".join(_by_target(done)))
-    tell(
+    echo("\n".join(_by_target(done)))
+    echo(
         f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
         f" {_counts(done)}; {made.proof}"
     )
@@ -179,7 +179,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
 
 def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     """What would be removed, by the audit's figures; nothing is made."""
-    with Progress() as log:
+    with ProgressLog() as log:
         names = tuple(map(str, targets))
         tick = progress_lines(log.line, ref)
         report = audit_image(ref, engine=Engine(), wish=Wish(targets=names), tick=tick)
@@ -189,7 +189,7 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     before = report.totals.unpacked_bytes
     saved = sum(row.bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
     there = ", ".join(map(str, sorted(had)))
-    tell(
+    echo(
         f"{ref}: would save {decimal_bytes(saved)} of {decimal_bytes(before)} unpacked;"
         f" kept for {', '.join(names)}; it has GPU code for {there}"
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.core.errors import BuildFailed, EnvironmentMissing
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 
 KEPT_LINES = 25  # of a failed program's output, enough to hold the cause
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -74,11 +74,11 @@ def run(args: Sequence[str]) -> Completed:
 def run_loud(
     args: Sequence[str],
     *,
-    say: Say,
+    progress: Progress,
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
 ) -> Completed:
-    """Run to the end, handing every line (both streams, as it comes) to `say`. Raises as `run` does."""
+    """Run to the end, handing every line (both streams, as it comes) to `progress`. Raises as `run` does."""
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     with _child(args, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
         if stdin is not None and process.stdin is not None:
@@ -87,7 +87,7 @@ def run_loud(
                 process.stdin.close()
         for line in process.stdout or ():
             kept.append(line.rstrip("\n"))
-            say(kept[-1])
+            progress(kept[-1])
         process.wait()
     return _completed(args, process.returncode, "", list(kept))
 
@@ -99,16 +99,16 @@ def _completed(args: Sequence[str], code: int, stdout: str, lines: Sequence[str]
     return Completed(stdout, tail)
 
 
-def relay(say: Say, shorten: Callable[[str], str | None], *, verbose: bool) -> Say:
-    """A function that passes a program's lines on to `say`: all when `verbose`, else what `shorten` returns.
+def relay(progress: Progress, shorten: Callable[[str], str | None], *, verbose: bool) -> Progress:
+    """A function that passes a program's lines on to `progress`: all of them, or what `shorten` returns.
 
-    `shorten` returns None for a line that isn't worth saying.
+    `shorten` returns None for a line that is left out unless `verbose`.
     """
 
     def hear(line: str) -> None:
         shown = line if verbose else shorten(line)
         if shown is not None:
-            say(shown)
+            progress(shown)
 
     return hear
 

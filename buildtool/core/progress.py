@@ -10,11 +10,11 @@ from typing import Self, TextIO, TypeVar
 
 from probes.core.quoting import log_text
 
-Say = Callable[[str], None]  # takes one line of progress
+Progress = Callable[[str], None]  # takes one line of progress
 SILENCE_S = 10.0  # after this long without a line, print what is still running
 
 
-class Progress:
+class ProgressLog:
     """Lines with the seconds since the start. As a context it also breaks long silences."""
 
     def __init__(self, *, silence_s: float = SILENCE_S, stream: TextIO | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from buildtool.core.command import CommandFailed, relay, run, run_loud
 from buildtool.core.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.core.files import scratch
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import INSTALL, endpoint_here
@@ -40,11 +40,11 @@ def require_buildx() -> str:
 
 
 def bake_plan(
-    plan: dict[str, Any], *, engine: Engine, say: Say, no_cache: bool = False, verbose: bool = False
+    plan: dict[str, Any], *, engine: Engine, progress: Progress, no_cache: bool = False, verbose: bool = False
 ) -> dict[str, str]:
     """Build a plan; its targets' names -> manifest digests. Raises BuildFailed with the step's own output.
 
-    When `verbose`, `say` receives every line of BuildKit's, else those in WORTH_SAYING.
+    When `verbose`, `progress` receives every line of BuildKit's, else those in WORTH_SAYING.
 
     Raises EngineUnavailable when the engine went away, EnvironmentMissing when the disk is full.
     """
@@ -54,8 +54,8 @@ def bake_plan(
         command = ["docker", "buildx", "bake", f"--builder={endpoint_here().builder}", "-f", "-"]
         command += ["--progress=plain", f"--metadata-file={metadata}"]
         command += ["--no-cache"] if no_cache else []
-        hear = relay(say, lambda line: line if WORTH_SAYING.match(line) else None, verbose=verbose)
-        _run_bake(command, render_plan(plan), engine=engine, say=say, hear=hear)
+        hear = relay(progress, lambda line: line if WORTH_SAYING.match(line) else None, verbose=verbose)
+        _run_bake(command, render_plan(plan), engine=engine, progress=progress, hear=hear)
         data = json.loads(metadata.read_text(encoding="utf-8"))
     digests = {name: str(data[name]["containerimage.digest"]) for name in plan["target"]}
     for name, digest in digests.items():
@@ -67,13 +67,15 @@ def bake_plan(
     return digests
 
 
-def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say, hear: Say) -> None:
+def _run_bake(
+    command: Sequence[str], plan: str, *, engine: Engine, progress: Progress, hear: Progress
+) -> None:
     """Run bake, again after a passing fault; `hear` gets its lines. Raises as `bake_plan` does."""
     for is_last in (False, True):
         try:
             run_loud(
                 command,
-                say=hear,
+                progress=hear,
                 stdin=plan,
                 env={**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_BAKE_ENTITLEMENTS_FS": "0"},
             )
@@ -81,7 +83,7 @@ def _run_bake(command: Sequence[str], plan: str, *, engine: Engine, say: Say, he
             fault = PASSING_FAULT.search(error.tail)
             if is_last or not fault:
                 raise _cause(error, engine) from error
-            say(f"the engine lost a layer while it built ({fault[0]}); building once more")
+            progress(f"the engine lost a layer while it built ({fault[0]}); building once more")
         else:
             return
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from buildtool.core.command import CommandFailed, find, run
 from buildtool.core.errors import EnvironmentMissing, ToolError
 from buildtool.core.files import free_bytes
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.buildx import require_buildx
 from buildtool.engine.client import Engine, EngineInfo
 from buildtool.engine.connection import INSTALL, disk_of, endpoint_here
@@ -34,11 +34,11 @@ def require_room(place: Path, n_bytes: int, purpose: str) -> int:
     return free
 
 
-def require_engine_room(engine: Engine, n_bytes: int, purpose: str, *, say: Say) -> None:
+def require_engine_room(engine: Engine, n_bytes: int, purpose: str, *, progress: Progress) -> None:
     """Check the engine's disk as `require_room` does; where it isn't one of this host's, only say so."""
     place = disk_here(engine.info())
     if isinstance(place, Unknown):
-        say(f"the engine's disk isn't checked: {place.reason}")
+        progress(f"the engine's disk isn't checked: {place.reason}")
     else:
         require_room(place, n_bytes, purpose)
 

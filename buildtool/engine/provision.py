@@ -14,7 +14,7 @@ from pathlib import Path
 from buildtool.core.command import CommandFailed, find, relay, run, run_loud, spawn
 from buildtool.core.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.core.files import scratch, write_text
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP, endpoint_here
 
@@ -79,11 +79,11 @@ def chooses_store(host: Host) -> bool:
     return not (host.has_engine or host.has_settings or host.has_images)
 
 
-def ensure_engine(say: Say, *, assume_yes: bool = False, verbose: bool = False) -> Engine:
+def ensure_engine(progress: Progress, *, assume_yes: bool = False, verbose: bool = False) -> Engine:
     """A connection to a working engine, after installing and starting one if need be.
 
-    When `verbose`, `say` gets every line of apt's. Raises EngineUnavailable with the next step where this
-    tool can't do that.
+    When `verbose`, `progress` gets every line of apt's. Raises EngineUnavailable with the next step where
+    this tool can't do that.
     """
     try:
         return Engine()
@@ -96,22 +96,22 @@ def ensure_engine(say: Say, *, assume_yes: bool = False, verbose: bool = False) 
     plan = plan_install(host)
     if not (host.has_engine and find("mmdebstrap")):
         where = f" (from Debian {plan.suite})" if plan.suite else ""
-        say(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
+        progress(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
         if not (assume_yes or _agreed()):
             raise EngineUnavailable("no Docker engine answers, and you declined to install one", NEXT_STEP)
-        _install_on(host, plan, say, verbose=verbose)
-    start(say)
+        _install_on(host, plan, progress, verbose=verbose)
+    start(progress)
     return Engine()
 
 
-def _install_on(host: Host, plan: InstallPlan, say: Say, *, verbose: bool) -> None:
+def _install_on(host: Host, plan: InstallPlan, progress: Progress, *, verbose: bool) -> None:
     """Install; a new engine's settings come first, since its package may start it at once."""
     ours = chooses_store(host)
     if ours:
-        say(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
+        progress(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
         write_text(DAEMON_JSON, MODERN_STORE)
     try:
-        install(plan, say, verbose=verbose)
+        install(plan, progress, verbose=verbose)
     except BaseException:
         if ours:
             DAEMON_JSON.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def describe_host() -> Host:
     )
 
 
-def install(plan: InstallPlan, say: Say, *, verbose: bool = False) -> None:
+def install(plan: InstallPlan, progress: Progress, *, verbose: bool = False) -> None:
     """Install with apt; another suite's packages come through our own configuration."""
     with scratch() as folder:
         options = _borrow_suite(folder, plan.suite) if plan.suite else []
@@ -143,21 +143,27 @@ def install(plan: InstallPlan, say: Say, *, verbose: bool = False) -> None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *options]
         try:
-            run_loud([*quiet, "update"], say=relay(say, lambda _line: None, verbose=verbose), env=environment)
+            run_loud(
+                [*quiet, "update"],
+                progress=relay(progress, lambda _line: None, verbose=verbose),
+                env=environment,
+            )
             command = [*quiet, "install", "-y", "--no-install-recommends", *packages]
             run_loud(
                 command,
-                say=relay(say, lambda line: line if line.startswith("Setting up") else None, verbose=verbose),
+                progress=relay(
+                    progress, lambda line: line if line.startswith("Setting up") else None, verbose=verbose
+                ),
                 env=environment,
             )
         except CommandFailed as error:
             raise EnvironmentMissing(f"apt can't install the engine:\n{error.tail}", NEXT_STEP) from error
 
 
-def start(say: Say) -> None:
+def start(progress: Progress) -> None:
     """Start the engine and wait until it answers. Raises EngineUnavailable with the last lines of its log."""
     if Path("/run/systemd/system").is_dir():
-        say("starting docker with systemd")
+        progress("starting docker with systemd")
         try:
             run(["systemctl", "start", "docker"])
         except CommandFailed as error:
@@ -165,12 +171,12 @@ def start(say: Say) -> None:
                 f"systemd can't start docker:\n{error.tail}", "see why: journalctl -u docker"
             ) from error
     else:
-        say(f"starting dockerd (its log: {DOCKERD_LOG})")
+        progress(f"starting dockerd (its log: {DOCKERD_LOG})")
         spawn(["dockerd"], log=DOCKERD_LOG)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            say(f"engine {Engine(timeout_s=5).info().version} answers")
+            progress(f"engine {Engine(timeout_s=5).info().version} answers")
         except ToolError:
             time.sleep(0.3)
         else:

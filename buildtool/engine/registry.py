@@ -15,7 +15,7 @@ from buildtool.core.errors import (
     SourceUnreachable,
     ToolError,
 )
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP
 from buildtool.engine.reference import Reference
@@ -64,7 +64,7 @@ class _Layers:
         return f"{self._label}: {len(self._done)} of {len(self._seen)} layers"
 
 
-def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool = False) -> str:
+def push(image: str, name: Reference, *, engine: Engine, progress: Progress, verbose: bool = False) -> str:
     """Tag an image, given by its digest, and push that tag.
 
     Returns the digest that the registry now has for that name, empty where the CLI doesn't print one.
@@ -73,9 +73,9 @@ def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool
     another image under that name.
     """
     ours = engine.tag(image, name)  # right before the push: somebody may have moved the tag
-    hear = relay(say, _Layers(f"push {name}").line, verbose=verbose)
+    hear = relay(progress, _Layers(f"push {name}").line, verbose=verbose)
     try:
-        done = run_loud(["docker", "push", str(name)], say=hear)
+        done = run_loud(["docker", "push", str(name)], progress=hear)
     except CommandFailed as error:
         raise push_fault(name, error.tail) from error
     found = _DIGEST.findall(done.tail)
@@ -89,7 +89,7 @@ def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool
     return digest
 
 
-def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
+def pull(name: Reference, *, progress: Progress, platform: str | None = None) -> None:
     """Pull an image into the engine, for `platform` or else for the engine's own.
 
     Raises DataError when the registry has no such image for this user, SourceUnreachable when it doesn't
@@ -99,7 +99,7 @@ def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
     try:
         run_loud(
             ["docker", "pull", *wish, str(name)],
-            say=relay(say, _Layers(f"pull {name}").line, verbose=False),
+            progress=relay(progress, _Layers(f"pull {name}").line, verbose=False),
         )
     except CommandFailed as error:
         raise pull_fault(name, error.tail) from error

@@ -17,7 +17,7 @@ from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, Pr
 from buildtool.core.files import replacing, require_writable, scratch
 from buildtool.core.json_text import joined, with_names
 from buildtool.core.model import LABEL, ZSTD_LEVEL
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.core.shipped import IMAGES
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
@@ -294,7 +294,7 @@ class _Job:
     targets: tuple[TargetId, ...]
     engine: Engine
     folder: Path  # on disk for this prune alone
-    say: Say
+    progress: Progress
 
     @property
     def image_id(self) -> str:
@@ -302,7 +302,7 @@ class _Job:
 
     def config(self) -> bytes:
         """As its maker wrote it. What can't be read is reported before anything is written."""
-        self.say(f"reading the configuration of {self.ref}")
+        self.progress(f"reading the configuration of {self.ref}")
         platform = Platform(*(str(self.record.get(key) or "") for key in ("Os", "Architecture", "Variant")))
         config = config_of(self.engine.save(self.image_id), self.image_id, platform=platform)
         read_config(config)
@@ -311,7 +311,7 @@ class _Job:
     def prune_files(self, room: int) -> TreeResult:
         """Write the pruned files to `rootfs.tar`; what is on disk at once may take `room` bytes."""
         whole = self.folder / "whole.tar"
-        self.say(f"taking the files out of {self.ref}")
+        self.progress(f"taking the files out of {self.ref}")
         with replacing(whole) as part, part.open("wb") as file:
             for chunk in self.engine.export(self.image_id):
                 file.write(chunk)
@@ -323,7 +323,7 @@ class _Job:
                     )
         with naming(self.ref):
             served(archive_targets(whole, folder=self.folder), self.targets, strict=True)
-        self.say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, self.targets))}")
+        self.progress(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, self.targets))}")
 
         def manifest(result: TreeResult) -> dict[str, bytes]:
             runs = [*_earlier_runs(whole), run_of(self.ref, result)]
@@ -337,22 +337,24 @@ class _Job:
                 latest=created(self.record),
                 dropped=(*_ENGINES_OWN, IMAGE_PATH),
                 added=manifest,
-                say=self.say,
+                progress=self.progress,
             )
         whole.unlink()
         return result
 
     def made(self, config: bytes, temporary: str) -> str:
         """Put the pruned image into the engine, under a temporary name, and return its id."""
-        self.say("making the pruned image")
+        self.progress("making the pruned image")
         path, tar = self.folder / "layer", self.folder / "rootfs.tar"
         n_bytes = tar.stat().st_size
         layer = pack_layer(tar, path, compress=self.engine.info().containerd_store)
         # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
-        require_engine_room(self.engine, layer.n_bytes + n_bytes, "loading the pruned image", say=self.say)
+        require_engine_room(
+            self.engine, layer.n_bytes + n_bytes, "loading the pruned image", progress=self.progress
+        )
         name = f"docker.io/library/{temporary}"
         image = flat_image(config, layer, name=name, targets=",".join(map(str, self.targets)))
-        self.say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
+        self.progress(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
         with path.open("rb") as file:
             self.engine.load(archive(image, iter(partial(file.read, _CHUNK), b"")))
         path.unlink()
@@ -363,7 +365,7 @@ class _Job:
 
     def proved(self, copy_id: str) -> str:
         """Run both images' self-test (images/smoke.py); both must report the same."""
-        self.say("proving the pruned image in a fresh container")
+        self.progress("proving the pruned image in a fresh container")
         script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
         command = ["python3", "-B", "-c", script]
         try:
@@ -390,7 +392,7 @@ def prune_image(
     *,
     engine: Engine,
     state: Path,
-    say: Say,
+    progress: Progress,
 ) -> PrunedImage | None:
     """Make a pruned copy of an image under the name `tag`; None when there is nothing to cut.
 
@@ -414,7 +416,7 @@ def prune_image(
     require_writable(state, "name a directory for caches: WEIR_STATE=DIR")
     with scratch(state) as folder, temporary_names(engine, _TEMPORARY, folder) as temporary:
         room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
-        job = _Job(ref, record, tuple(targets), engine, folder, say)
+        job = _Job(ref, record, tuple(targets), engine, folder, progress)
         config = job.config()
         result = job.prune_files(room)
         if not result.changed:

@@ -109,23 +109,23 @@ def option(
     to.add_argument(name, metavar=metavar, help=f"{what}{end}", type=read, default=default)
 
 
-def tell(text: str) -> None:
+def echo(text: str) -> None:
     """Lines for people, on standard output."""
     print(log_text(text, keep=_LAYOUT), flush=True)
 
 
-def complain(text: str) -> None:
+def error(text: str) -> None:
     """Lines for people, on standard error."""
     print(log_text(text, keep=_LAYOUT), file=sys.stderr, flush=True)
 
 
-def complain_from_handler(text: str) -> None:
+def error_from_handler(text: str) -> None:
     """A line on standard error from a signal handler: the stream may be in the middle of a write."""
     with contextlib.suppress(OSError):
         os.write(_ERR, f"{log_text(text)}\n".encode("ascii", "backslashreplace"))
 
 
-def say(line: str) -> None:
+def progress(line: str) -> None:
     """One line of progress, on standard error; a line break in a name doesn't make it two."""
     print(log_text(line), file=sys.stderr, flush=True)
 
@@ -151,7 +151,7 @@ def _columns() -> int:
         return _USUAL_COLUMNS
 
 
-def hand_over(document: str) -> None:
+def write(document: str) -> None:
     """A whole document (JSON, Markdown) on standard output, as it is: its maker has quoted for its form."""
     sys.stdout.write(document)
 

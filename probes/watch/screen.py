@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from probes.core.output import can_redraw, tell
+from probes.core.output import can_redraw, echo
 from probes.core.quoting import terminal
 from probes.core.unknown import Unknown
 from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
@@ -40,7 +40,7 @@ class Silent:
 class PlainLines:
     """A line at most every second."""
 
-    def __init__(self, subject: Subject, write_line: Callable[[str], None] = tell) -> None:
+    def __init__(self, subject: Subject, write_line: Callable[[str], None] = echo) -> None:
         self._write_line, self._shown_s = write_line, -EVERY_S
         for line in subject_lines(subject):
             write_line(line)

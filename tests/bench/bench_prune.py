@@ -186,7 +186,9 @@ def bring_tree(bootstrap: Bootstrap) -> Path:
             command = ["--format=directory" if word == "--format=tar" else word for word in made]
             command[1:1] = OPTIONS
             surroundings = environment(bootstrap, os.environ, 0)
-            run_loud(command, say=lambda line: tell(line) if line[:2] == "I:" else None, env=surroundings)
+            run_loud(
+                command, progress=lambda line: tell(line) if line[:2] == "I:" else None, env=surroundings
+            )
             partial.rename(tree)
     return tree
 

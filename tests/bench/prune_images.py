@@ -206,7 +206,7 @@ def _image(engine: Engine, staged: ImagePlan, *, no_cache: bool = False) -> Iter
     with _cache_given_back():
         try:
             plan = BuildPlan((staged,), epoch)
-            yield pipeline.bake(plan, engine=engine, say=tell, no_cache=no_cache)[0]
+            yield pipeline.bake(plan, engine=engine, progress=tell, no_cache=no_cache)[0]
         finally:
             engine.forget(ref)
 

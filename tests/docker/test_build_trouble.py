@@ -316,7 +316,7 @@ def test_programs_whose_output_is_parsed_speak_english(monkeypatch: pytest.Monke
     said = command.run(["sh", "-c", "echo $LC_ALL,$LANGUAGE"]).stdout
     assert said == "C,\n"
     lines: list[str] = []
-    command.run_loud(["sh", "-c", "echo $LC_ALL,$LANGUAGE"], say=lines.append, env=dict(os.environ))
+    command.run_loud(["sh", "-c", "echo $LC_ALL,$LANGUAGE"], progress=lines.append, env=dict(os.environ))
     assert lines == ["C,"]
 
 
@@ -364,7 +364,7 @@ def bake_one(folder: Path, engine: Engine) -> bool:
     tag = f"weir-test-{os.getpid()}:latest"
     baked = {"group": {"default": {"targets": ["one"]}}, "target": {"one": {**target, "tags": [tag]}}}
     try:
-        digest = bake_plan(baked, engine=engine, say=lambda _line: None)["one"]
+        digest = bake_plan(baked, engine=engine, progress=lambda _line: None)["one"]
         return engine.inspect(digest) is not None
     finally:
         engine.forget(tag)

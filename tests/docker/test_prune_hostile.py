@@ -212,12 +212,12 @@ def test_what_is_pruned_proved_and_named_is_one_image_though_its_tag_moves(
     docker("tag", plain.name, "t-prune/kept:1")  # so that the original stays an image with a name
     other = load_image("t-prune/other:1", {"Labels": {"other": "yes"}}, KERNELS)
 
-    def say(line: str) -> None:
+    def progress(line: str) -> None:
         if line.startswith(("reading", "taking", "making", "proving")):
             docker("tag", other.name, plain.name)
 
     made = imageprune.prune_image(
-        plain.name, parse_targets("gfx906"), "t-prune/x:1", engine=engine, state=tmp_path, say=say
+        plain.name, parse_targets("gfx906"), "t-prune/x:1", engine=engine, state=tmp_path, progress=progress
     )
     assert made
     assert "other" not in json.loads(saved_config("t-prune/x:1"))["config"]["Labels"]

@@ -184,9 +184,9 @@ def making(
 ) -> str:
     """What is said while a stand-in of mmdebstrap prints that and makes a tree with perl in it."""
 
-    def mmdebstrap(words: list[str], *, say: Callable[[str], None], env: Mapping[str, str]) -> None:
+    def mmdebstrap(words: list[str], *, progress: Callable[[str], None], env: Mapping[str, str]) -> None:
         assert env["TMPDIR"]
-        say(printed)
+        progress(printed)
         with tarfile.open(words[words.index("--") + 2], "w:") as tar:
             tar.addfile(tarfile.TarInfo("./usr/bin/perl"))
 

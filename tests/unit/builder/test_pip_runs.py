@@ -28,7 +28,7 @@ class Pip:
         monkeypatch.setattr(wheels, "run_loud", self.run)
         monkeypatch.setattr(wheels, "run", lambda _command: Completed("global.cert='/c.pem'\n", ""))
 
-    def run(self, command: Sequence[str], *, say: Callable[[str], None], env: dict[str, str]) -> None:
+    def run(self, command: Sequence[str], *, progress: Callable[[str], None], env: dict[str, str]) -> None:
         self.calls.append(list(command))
         self.environments.append(env)
         folder = Path(self.after("--dest"))
@@ -40,7 +40,7 @@ class Pip:
                 with zipfile.ZipFile(folder / name, "w") as wheel:
                     wheel.writestr("a", "a")
         for line in self.output:
-            say(line)
+            progress(line)
 
     def after(self, word: str) -> str:
         return self.calls[-1][self.calls[-1].index(word) + 1]

@@ -108,7 +108,7 @@ def test_a_name_that_reads_like_a_failure_is_not_taken_for_one(repository: str) 
 def test_a_push_under_a_name_that_somebody_moved_meanwhile_is_no_success(cli: list[list[str]]) -> None:
     engine: Any = SimpleNamespace(tag=lambda *_: "ours", inspect=lambda _ref: {"Id": "theirs"})
     with pytest.raises(BuildFailed, match="pushed as another image, sha256:aaaa"):
-        registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None)
+        registry.push(DIGEST, OURS, engine=engine, progress=lambda _line: None)
 
 
 def test_a_cli_that_gives_no_reason_is_told_as_such() -> None:
@@ -142,13 +142,13 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A docker CLI that says what it says of two layers; the commands that it got."""
     commands = list[list[str]]()
 
-    def run_loud(command: list[str], *, say: Any) -> Completed:
+    def run_loud(command: list[str], *, progress: Any) -> Completed:
         commands.append(command)
         states = ("Pulling fs layer", "Download complete", "Pull complete")
         lines = [f"{layer * 12}: {state}" for layer in "ab" for state in ("Pulling fs layer",)]
         lines += [f"{layer * 12}: {state}" for layer in "ab" for state in states[1:]]
         for line in ("1.0: Pulling from team/bert", *lines, f"1.0: digest: {DIGEST} size: 528"):
-            say(line)
+            progress(line)
         return Completed("", f"{lines[-1]}\n1.0: digest: {DIGEST} size: 528")
 
     monkeypatch.setattr(registry, "run_loud", run_loud)
@@ -157,7 +157,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_a_pull_of_many_layers_is_not_silent(cli: list[list[str]]) -> None:
     said = list[str]()
-    registry.pull(OURS, say=said.append, platform="linux/arm64")
+    registry.pull(OURS, progress=said.append, platform="linux/arm64")
     assert cli == [["docker", "pull", "--platform=linux/arm64", "ghcr.example/team/bert:1.0"]]
     assert said == [f"pull {OURS}: {done} of 2 layers" for done in (1, 2)]
 
@@ -167,7 +167,7 @@ def test_a_push_pushes_the_image_that_was_built_and_gives_its_digest(cli: list[l
     engine: Any = SimpleNamespace(
         tag=lambda image, name: tagged.append((image, str(name))) or "id", inspect=lambda _ref: {"Id": "id"}
     )
-    assert registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None) == DIGEST
+    assert registry.push(DIGEST, OURS, engine=engine, progress=lambda _line: None) == DIGEST
     assert tagged == [(DIGEST, str(OURS))]
     assert cli == [["docker", "push", str(OURS)]]
 
@@ -175,7 +175,7 @@ def test_a_push_pushes_the_image_that_was_built_and_gives_its_digest(cli: list[l
 def test_a_verbose_push_hides_no_line(cli: list[list[str]]) -> None:
     said = list[str]()
     engine: Any = SimpleNamespace(tag=lambda *_: "id", inspect=lambda _ref: None)
-    registry.push(DIGEST, OURS, engine=engine, say=said.append, verbose=True)
+    registry.push(DIGEST, OURS, engine=engine, progress=said.append, verbose=True)
     assert len(said) == 8
 
 
@@ -186,6 +186,6 @@ def test_a_cli_that_fails_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(registry, "run_loud", run_loud)
     engine: Any = SimpleNamespace(tag=lambda *_: "id", inspect=lambda _ref: None)
     with pytest.raises(EnvironmentMissing, match="refuses to take"):
-        registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None)
+        registry.push(DIGEST, OURS, engine=engine, progress=lambda _line: None)
     with pytest.raises(DataError, match="can't pull it"):
-        registry.pull(OURS, say=lambda _line: None)
+        registry.pull(OURS, progress=lambda _line: None)
