@@ -44,6 +44,12 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _folders = itertools.count()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """The tests of `buildtool.build`: pytest takes a folder called `build` for output, and skips it silently."""
+    return False if collection_path == Path(__file__).parent / "build" else None
+
+
 class _NoDots:
     """Writes nothing for a test that passed: of `make check` only the end is seen anyway."""
 
