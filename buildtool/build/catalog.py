@@ -235,7 +235,7 @@ def chosen_targets(asked: str | None, progress: Progress) -> tuple[bool, tuple[s
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BuildOptions:
     """What a command asks for, and what of the catalog it needs besides."""
 
     by_name: bool  # whether cards were asked for by name
@@ -244,7 +244,7 @@ class Wanted:
     every: tuple[Variant, ...]  # variant that the catalog has
 
 
-def wanted(args: argparse.Namespace, progress: Progress) -> Wanted:
+def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
     """The variants that the arguments name.
 
     A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
@@ -255,7 +255,7 @@ def wanted(args: argparse.Namespace, progress: Progress) -> Wanted:
     choices = [found.for_cards(cards)] if asked else [found.for_cards(cards), found]
     each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
     candidates = [list(dict.fromkeys(variants)) for variants in each]
-    return Wanted(asked, candidates, found.source_date_epoch, found.variants)
+    return BuildOptions(asked, candidates, found.source_date_epoch, found.variants)
 
 
 def workplace(progress: Progress, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:

@@ -22,7 +22,7 @@ from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.files import kept, require_writable, scratch, sha256_of, write_text
 from buildtool.core.model import BuiltImage, Resolved, Variant, Wheel
-from buildtool.core.progress import Progress, at_once
+from buildtool.core.progress import Progress, run_parallel
 from buildtool.core.shipped import IMAGES, PROBES
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
@@ -180,7 +180,7 @@ def make_plan(
         return decided
 
     tasks = [partial(_first_served, variants, planned, workplace.progress) for variants in candidates]
-    images = at_once(tasks, workers=4, stop=stop_children)
+    images = run_parallel(tasks, workers=4, stop=stop_children)
     return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock))
 
 

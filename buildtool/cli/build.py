@@ -6,7 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from buildtool.build import pipeline
-from buildtool.build.catalog import Wanted, add_choices, more_names, require_platform, wanted, workplace
+from buildtool.build.catalog import (
+    BuildOptions,
+    add_choices,
+    build_options,
+    more_names,
+    require_platform,
+    workplace,
+)
 from buildtool.build.plan import BuildPlan
 from buildtool.build.workplace import Workplace
 from buildtool.core.errors import ConfigError, Exit
@@ -60,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     progress = log.line
     # a mistake in the command is reported before an engine is installed
-    chosen = wanted(args, progress)
+    chosen = build_options(args, progress)
     names = _names(args, chosen)
     if args.platform:
         require_platform(args.platform, "")
@@ -100,7 +107,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
 
 
 def _baked(
-    args: argparse.Namespace, chosen: Wanted, place: Workplace, *, engine: Engine, held: ExitStack
+    args: argparse.Namespace, chosen: BuildOptions, place: Workplace, *, engine: Engine, held: ExitStack
 ) -> tuple[BuildPlan, list[BuiltImage]]:
     """The plan and its images, under temporary names that they have for as long as `held`."""
     with place.alone():
@@ -118,7 +125,7 @@ def _baked(
         return plan, pipeline.bake(plan, named, engine=engine, progress=place.progress, **flags)
 
 
-def _names(args: argparse.Namespace, chosen: Wanted) -> dict[str, tuple[Reference, ...]]:
+def _names(args: argparse.Namespace, chosen: BuildOptions) -> dict[str, tuple[Reference, ...]]:
     """The names of --tag by variant. Raises ConfigError for a --push without any."""
     variants = [candidates[0] for candidates in chosen.candidates]
     if args.push and not args.tag:

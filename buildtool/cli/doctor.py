@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_host.gather()
     host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
     if args.card:
-        host = advise.asked_host(host, display_named(args.card, data), args.on or host.platform)
+        host = advise.supposed_host(host, display_named(args.card, data), args.on or host.platform)
     if args.prove:
         return _prove(args.prove, host)
     advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
@@ -148,24 +148,24 @@ def _text_of(path: Path) -> str | None:
 
 def _prove(image: str, host: Host) -> int:
     """Run the doctor of the image's own probes on this host's card; its exit code is 0 when all holds."""
-    from buildtool.doctor import proving
+    from buildtool.doctor import prove
     from buildtool.engine.client import Engine
 
-    passed = proving.passed_on(host)
-    result = Engine().run(image, proving.COMMAND, devices=passed)
-    checks = proving.checks_of(result.exit_code, result.stdout, result.stderr)
-    echo("\n".join(proving.lines(image, passed, checks)))
+    passed = prove.devices_of(host)
+    result = Engine().run(image, prove.COMMAND, devices=passed)
+    checks = prove.checks_of(result.exit_code, result.stdout, result.stderr)
+    echo("\n".join(prove.lines(image, passed, checks)))
     return int(Exit.OK if all(check.holds for check in checks) else Exit.BUILD)
 
 
 def _lint(args: argparse.Namespace) -> int:
     """Print the faults of files; 1 when one of them is more than a note."""
     from buildtool.doctor.lint import report
-    from buildtool.doctor.lint.linter import MOST_BYTES, judged
+    from buildtool.doctor.lint.linter import MOST_BYTES, lint
 
     known = rules()
     refuse_overwriting([args.sarif] if args.sarif else [], inputs=args.lint)
-    found = [(str(path), judged(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
+    found = [(str(path), lint(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
     if args.sarif:
         write_text(args.sarif, report.lint_sarif(found, known, version=tool_version()))
     if args.json:

@@ -3,9 +3,9 @@
 import argparse
 
 from buildtool.build import pipeline
-from buildtool.build.catalog import add_choices, wanted, workplace
+from buildtool.build.catalog import add_choices, build_options, workplace
 from buildtool.core.errors import Exit, ToolError
-from buildtool.engine.bakefile import render_plan
+from buildtool.engine.buildx import render_plan
 from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
 from probes.core.output import error, write
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan as a bake file, as far as earlier builds know the inputs."""
-    chosen = wanted(args, _silent)
+    chosen = build_options(args, _silent)
     plan = pipeline.locked_plan(
         workplace(_silent, args.catalog), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
     )

@@ -65,7 +65,7 @@ T = TypeVar("T")
 PATIENCE_S = 3.0  # for tasks to clean up after their programs were ended; a sweep does the rest
 
 
-def at_once(tasks: Sequence[Callable[[], T]], *, workers: int, stop: Callable[[], None]) -> list[T]:
+def run_parallel(tasks: Sequence[Callable[[], T]], *, workers: int, stop: Callable[[], None]) -> list[T]:
     """The results in order, at most `workers` tasks running at a time.
 
     When a task fails, no further one is started; those that run are waited for, and the first failure (in

@@ -196,7 +196,7 @@ def _started(image: str, host: Host) -> str:
     return named + command("docker", "compose", "up", f"api-{service}")
 
 
-def asked_host(host: Host, display: Display, platform: Platform) -> Host:
+def supposed_host(host: Host, display: Display, platform: Platform) -> Host:
     """This host as if it had only a named card, on a platform: the answer for a card that isn't here."""
     return replace(
         host, displays=(display,), platform=platform, nodes=(), pythons=(), override="", supposed=True

@@ -11,7 +11,7 @@ from typing import Literal
 
 from buildtool.core.errors import DataError
 from buildtool.core.yaml_text import Limits, parse
-from buildtool.doctor.lint.fault import Rule
+from buildtool.doctor.lint.rules import Rule
 from probes.core.codec import Json, Misfit, decode
 
 Rank = Literal["official", "distribution", "community", "override", "none"]

@@ -10,10 +10,30 @@ from buildtool.core.command import CommandFailed, relay, run, run_loud
 from buildtool.core.errors import BuildFailed, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.core.files import scratch
 from buildtool.core.progress import Progress
-from buildtool.engine.bakefile import render_plan
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import INSTALL, endpoint_here
+from probes.core.codec import Json
 from probes.core.invocation import host_command
+from probes.core.quoting import bake_text
+
+
+def render_plan(plan: dict[str, Any]) -> str:
+    """The plan as the JSON that bake reads, in which no text is a template."""
+    return json.dumps(_literal(plan), indent=2, sort_keys=True)
+
+
+def _literal(value: Json) -> Json:
+    """The value with all its texts, keys too, quoted against bake's interpolation."""
+    match value:
+        case dict():
+            return {bake_text(key): _literal(item) for key, item in value.items()}
+        case list():
+            return [_literal(item) for item in value]
+        case str():
+            return bake_text(value)
+        case _:
+            return value
+
 
 # BuildKit's plain progress: the lines that matter to a person
 WORTH_SAYING = re.compile(

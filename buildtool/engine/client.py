@@ -329,7 +329,7 @@ class Engine:
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges"],
                 **_limited(limits),
-                **_passed_on(devices),
+                **device_options(devices),
             }
             with self._created(ref, command, settings) as container:
                 container.start()
@@ -385,7 +385,7 @@ def _containers() -> Path:
     return state_directory().resolve() / "containers"
 
 
-def _passed_on(devices: Devices | None) -> dict[str, Any]:
+def device_options(devices: Devices | None) -> dict[str, Any]:
     """The host's devices as settings of a container."""
     if not devices:
         return {}

@@ -46,7 +46,7 @@ _folders = itertools.count()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """The tests of `buildtool.build`: pytest takes a folder called `build` for output, and skips it silently."""
+    """Collect tests/unit/build: by default pytest takes a folder `build` for output and skips it silently."""
     return False if collection_path == Path(__file__).parent / "build" else None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from buildtool.core.errors import ConfigError
 from buildtool.core.yaml_text import Document, KeyPath, Limits, parse
 from buildtool.doctor.lint import containers, shell
-from buildtool.doctor.lint.fault import Fault, Word
-from buildtool.doctor.lint.inbuilds import Where
+from buildtool.doctor.lint.rules import Fault, Word
+from buildtool.doctor.lint.shell import Context
 
 LIMITS = Limits(depth=40, nodes=100_000, merge=True)
 # keys of a service in the Compose Specification
@@ -51,7 +51,7 @@ COPIED = {
 SINGLE = {"runtime": "runtime", "ipc": "ipc", "shm_size": "shm-size"}
 
 
-def judged(text: str, name: str) -> Iterator[Fault]:
+def lint_compose(text: str, name: str) -> Iterator[Fault]:
     """Every fault of a compose file."""
     try:
         document = parse(text, name, LIMITS)
@@ -95,9 +95,9 @@ def _service(own: dict[str, Any], at: KeyPath, document: Document) -> Iterator[F
             yield Fault(line, "compose-wrong-type", f"{key}: {value}")
     yield from _mappings(own, at, document)
     yield from _reservations(own, at, document)
-    box = started(own, at, document)
-    yield from containers.judged(box)
-    yield from shell._inner(box.command, box.line, Where())
+    box = _container_of_service(own, at, document)
+    yield from containers.container_faults(box)
+    yield from shell.container_command_faults(box.command, box.line, Context())
 
 
 def _mappings(own: dict[str, Any], at: KeyPath, document: Document) -> Iterator[Fault]:
@@ -131,7 +131,7 @@ def _reservations(own: dict[str, Any], at: KeyPath, document: Document) -> Itera
             yield Fault(line, "nvidia-runtime-for-amd", "driver: nvidia")
 
 
-def started(own: Mapping[str, Any], at: KeyPath, document: Document) -> containers.Started:
+def _container_of_service(own: Mapping[str, Any], at: KeyPath, document: Document) -> containers.Container:
     """A service as the container that it starts."""
 
     def at_key(key: str, *more: str | int) -> int:
@@ -159,7 +159,7 @@ def started(own: Mapping[str, Any], at: KeyPath, document: Document) -> containe
         options.append(("reserved", Word("", at_key("deploy"))))
     image = own.get("image")
     command = own.get("command")
-    return containers.Started(
+    return containers.Container(
         line=document.line(at),
         image=Word(str(image), at_key("image")) if image else None,
         options=tuple(options),
@@ -180,3 +180,72 @@ def _environment(value: object, at: KeyPath, document: Document) -> dict[str, Wo
         key, _, text = str(one).partition("=")
         found[key] = Word(text, document.line((*at, "environment", number)))
     return found
+
+
+DEVCONTAINER_LIMITS = Limits(depth=40, nodes=100_000)
+
+
+def lint_devcontainer(text: str, name: str) -> Iterator[Fault]:
+    """Every fault of a devcontainer."""
+    try:
+        document = parse(uncommented(text), name, DEVCONTAINER_LIMITS)
+    except ConfigError as error:
+        yield from unreadable(error, name)
+        return
+    data = document.data
+    if not isinstance(data, dict):
+        yield Fault(1, "unreadable", "there is no object")
+        return
+    yield from containers.container_faults(_container_of_devcontainer(data, document))
+
+
+def _container_of_devcontainer(data: dict[str, Any], document: Document) -> containers.Container:
+    raw = data.get("runArgs")
+    words = (
+        [Word(str(one), document.line(("runArgs", n))) for n, one in enumerate(raw)]
+        if isinstance(raw, list)
+        else []
+    )
+    options = containers.run_arguments(words)
+    for key, option in (("capAdd", "cap-add"), ("securityOpt", "security-opt")):
+        values = data.get(key)
+        options += (
+            [(option, Word(str(one), document.line((key, n)))) for n, one in enumerate(values)]
+            if isinstance(values, list)
+            else []
+        )
+    if data.get("privileged") is True:
+        options.append(("privileged", Word("", document.line(("privileged",)))))
+    image, variables = data.get("image"), data.get("containerEnv")
+    environment = {
+        str(key): Word(str(value), document.line(("containerEnv", key)))
+        for key, value in (variables.items() if isinstance(variables, dict) else ())
+    }
+    for option, word in options:
+        if option == "env":
+            key, _, value = word.text.partition("=")
+            environment[key] = Word(value, word.line)
+    shown = Word(str(image), document.line(("image",))) if image else None
+    return containers.Container(
+        1, shown, tuple(options), environment, "", "build" in data or "dockerComposeFile" in data
+    )
+
+
+def uncommented(text: str) -> str:
+    """JSON with comments as JSON that YAML reads: comments and tabs become spaces, lines stay."""
+    kept, place, inside = [], 0, False
+    while place < len(text):
+        char, two = text[place], text[place : place + 2]
+        if inside and char == "\\":
+            kept.append(two)
+            place += 2
+        elif not inside and two in ("//", "/*"):
+            end = text.find("\n" if two == "//" else "*/", place + 2)
+            end = len(text) if end < 0 else end + (0 if two == "//" else 2)
+            kept.append("\n" * text.count("\n", place, end))
+            place = end
+        else:
+            inside ^= char == '"'
+            kept.append(" " if char == "\t" and not inside else char)
+            place += 1
+    return "".join(kept)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buildtool.doctor.lint.fault import Fault, Word
+from buildtool.doctor.lint.rules import Fault, Word
 
 AMD_IMAGE = re.compile(r"(^|/)rocm/|rocm|(^|[-_:.])hip([-_:.]|$)|gfx\d", re.I)
 NVIDIA_IMAGE = re.compile(r"nvcr\.io/|(^|/)nvidia/|cuda", re.I)
@@ -28,7 +28,7 @@ OPTION = re.compile(r"--([a-z0-9-]+)(?:=(.*))?", re.S)
 
 
 @dataclass(frozen=True)
-class Started:
+class Container:
     """A container as it is started."""
 
     line: int
@@ -60,7 +60,7 @@ class Started:
         return bool(re.search(r"/dev/(kfd|dxg|nvidia)|gpu=", self.devices) or self.all("gpus"))
 
 
-def started_by(words: Sequence[Word]) -> Started | None:
+def container_of_command(words: Sequence[Word]) -> Container | None:
     """The container of `docker run ...`, from the words after the program's name; None for other verbs."""
     rest = list(words)
     while rest and rest[0].text.startswith("-"):
@@ -76,7 +76,7 @@ def started_by(words: Sequence[Word]) -> Started | None:
             key, _, value = word.text.partition("=")
             variables[key] = Word(value, word.line)
     command = " ".join(word.text for word in left[1:])
-    return Started(rest[0].line, image, tuple(options), variables, command)
+    return Container(rest[0].line, image, tuple(options), variables, command)
 
 
 def _options(words: Sequence[Word]) -> tuple[list[tuple[str, Word]], list[Word]]:
@@ -113,7 +113,7 @@ def run_arguments(words: Sequence[Word]) -> list[tuple[str, Word]]:
 # ---- judging -----------------------------------------------------------------------------------------
 
 
-def judged(box: Started) -> Iterator[Fault]:
+def container_faults(box: Container) -> Iterator[Fault]:
     """Every fault of one container."""
     yield from _device_faults(box)
     yield from _runtime_faults(box)
@@ -121,10 +121,10 @@ def judged(box: Started) -> Iterator[Fault]:
     yield from _memory_faults(box)
     yield from _variable_faults(box)
     if box.image and not box.builds:
-        yield from latest(box.image)
+        yield from unpinned_image(box.image)
 
 
-def _device_faults(box: Started) -> Iterator[Fault]:
+def _device_faults(box: Container) -> Iterator[Fault]:
     devices = box.all("device")
     for word in devices:
         if "/dev/fdk" in word.text:
@@ -143,11 +143,11 @@ def _device_faults(box: Started) -> Iterator[Fault]:
             yield Fault(word.line, "render-group-by-name", word.text)
 
 
-def _is_rocm_image(box: Started) -> bool:
+def _is_rocm_image(box: Container) -> bool:
     return box.image is not None and not box.builds and bool(AMD_IMAGE.search(box.image.text))
 
 
-def _runtime_faults(box: Started) -> Iterator[Fault]:
+def _runtime_faults(box: Container) -> Iterator[Fault]:
     for word in box.all("gpus"):
         if box.is_amd:
             yield Fault(word.line, "gpus-flag-for-amd", f"--gpus {word.text}")
@@ -160,7 +160,7 @@ def _runtime_faults(box: Started) -> Iterator[Fault]:
         yield Fault(box.image.line if box.image else box.line, "rocm-without-devices", name)
 
 
-def _privilege_faults(box: Started) -> Iterator[Fault]:
+def _privilege_faults(box: Container) -> Iterator[Fault]:
     for word in box.all("privileged"):
         if word.text.lower() != "false":
             yield Fault(word.line, "privileged", "privileged")
@@ -172,7 +172,7 @@ def _privilege_faults(box: Started) -> Iterator[Fault]:
             yield Fault(word.line, "ptrace", word.text)
 
 
-def _memory_faults(box: Started) -> Iterator[Fault]:
+def _memory_faults(box: Container) -> Iterator[Fault]:
     ipc = any(word.text == "host" for word in box.all("ipc"))
     sizes = box.all("shm-size")
     if ipc and sizes:
@@ -186,24 +186,24 @@ def _memory_faults(box: Started) -> Iterator[Fault]:
         yield Fault(box.line, "shm-missing", name or "a container with a GPU")
 
 
-def _variable_faults(box: Started) -> Iterator[Fault]:
+def _variable_faults(box: Container) -> Iterator[Fault]:
     for name, word in box.environment.items():
         if name == "NVIDIA_VISIBLE_DEVICES" and box.is_amd:
             yield Fault(word.line, "nvidia-variable-for-amd", name)
         if name == "HSA_OVERRIDE_GFX_VERSION":
-            yield from override(word)
+            yield from override_value(word)
     if "/dev/dxg" in box.devices and box.is_amd and "HSA_ENABLE_DXG_DETECTION" not in box.environment:
         yield Fault(box.line, "dxg-without-detection", "/dev/dxg")
 
 
-def override(word: Word) -> Iterator[Fault]:
+def override_value(word: Word) -> Iterator[Fault]:
     """A value of HSA_OVERRIDE_GFX_VERSION that isn't one."""
     text = word.text.strip("\"'")
     if text and "$" not in text and not re.fullmatch(r"\d{1,2}\.\d\.\d{1,2}", text):
         yield Fault(word.line, "override-not-a-version", text)
 
 
-def latest(image: Word) -> Iterator[Fault]:
+def unpinned_image(image: Word) -> Iterator[Fault]:
     """An image named without a version; names with variables and stages are the caller's to leave out."""
     name = image.text.strip("\"'")
     if not name or "$" in name or "{" in name or "@sha256:" in name or name == "scratch":

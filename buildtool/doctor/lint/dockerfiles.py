@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint import containers, pythons, shell
-from buildtool.doctor.lint.fault import Fault, Word, extra_needed
-from buildtool.doctor.lint.inbuilds import Where
+from buildtool.doctor.lint import containers, python_code, shell
+from buildtool.doctor.lint.rules import Fault, Word, extra_needed
+from buildtool.doctor.lint.shell import Context
 
 if TYPE_CHECKING:
     import dockerfile
@@ -40,7 +40,7 @@ class Stage:
     copied: list[str] = field(default_factory=list)  # destinations of COPY and ADD
 
 
-def judged(text: str, *, for_cpu: bool) -> Iterator[Fault]:
+def lint_dockerfile(text: str, *, for_cpu: bool) -> Iterator[Fault]:
     """Every fault of a Dockerfile."""
     with extra_needed():
         import dockerfile
@@ -114,7 +114,7 @@ def _stages(
             stage = Stage(below.image if below else image, called or str(len(found) - 1), below)
             found.append(stage)
             if not below:
-                stage.faults += containers.latest(Word(image, one.start_line))
+                stage.faults += containers.unpinned_image(Word(image, one.start_line))
             if called:
                 named[called.lower()] = stage
         elif name == "ARG" and not stage.image:
@@ -148,7 +148,7 @@ def _instruction(
     elif name in ("COPY", "ADD") and one.value:
         stage.copied.append(one.value[-1])
     elif name == "RUN":
-        where = Where(
+        where = Context(
             image=stage.image,
             builds=True,
             caches=frozenset(_caches(one.flags)),
@@ -164,7 +164,7 @@ def _instruction(
 
 
 def _python_of(text: str, line: int) -> Iterator[Fault]:
-    yield from shell._inner(text, line, Where(builds=True))
+    yield from shell.container_command_faults(text, line, Context(builds=True))
 
 
 def _variables(one: "dockerfile.Command", name: str, stage: Stage) -> Iterator[Fault]:
@@ -175,7 +175,7 @@ def _variables(one: "dockerfile.Command", name: str, stage: Stage) -> Iterator[F
         stage.variables.add(key)
         if key == "HSA_OVERRIDE_GFX_VERSION" and name == "ENV":
             yield Fault(one.start_line, "override-in-image", f"{key}={value}")
-            yield from containers.override(Word(value, one.start_line))
+            yield from containers.override_value(Word(value, one.start_line))
         if SECRET.search(key) and not HARMLESS.search(value) and len(value) > 7:
             yield Fault(one.start_line, "secret-in-image", key)
 
@@ -188,7 +188,7 @@ def _caches(flags: Sequence[str]) -> Iterator[str]:
 
 
 def _run(
-    one: "dockerfile.Command", stage: Stage, lines: list[str], *, where: Where, escape: str
+    one: "dockerfile.Command", stage: Stage, lines: list[str], *, where: Context, escape: str
 ) -> Iterator[Fault]:
     if one.heredocs:
         first = one.value[0].strip() if one.value else ""
@@ -196,15 +196,17 @@ def _run(
         program = re.split(r"\s*<<", first)[0].strip()
         if not program or re.match(r"(\S*/)?(ba|da|z)?sh\b", program):
             shebang = re.match(r"#!\s*\S*\bpython", body)
-            yield from pythons.judged(body, line) if shebang else shell.judged(body, line, where)
+            yield from (
+                python_code.lint_python(body, line) if shebang else shell.lint_script(body, line, where)
+            )
         elif re.match(r"(\S*/)?python", program):
-            yield from pythons.judged(body, line)
+            yield from python_code.lint_python(body, line)
         return
     if one.json:
-        yield from shell.judged(" ".join(one.value), one.start_line, where)
+        yield from shell.lint_script(" ".join(one.value), one.start_line, where)
         return
     script = shell_text(lines[one.start_line - 1 : one.end_line], escape)
-    yield from shell.judged(script, one.start_line, where)
+    yield from shell.lint_script(script, one.start_line, where)
     yield from _copies(script, one.start_line, stage)
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from buildtool.doctor.lint import containers, shell
-from buildtool.doctor.lint.fault import Fault, Word
-from buildtool.doctor.lint.inbuilds import Where
-from buildtool.doctor.lint.shell_words import Command, commands_in, comments_in
+from buildtool.doctor.lint.rules import Fault, Word
+from buildtool.doctor.lint.shell import Context
+from buildtool.doctor.lint.shell_parser import Command, commands_in, comments_in
 
 DIRECTIVE = re.compile(r"#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?")
 GPU_OPTIONS = (
@@ -27,7 +27,7 @@ SECTIONS = {
 SHELL_SECTIONS = {"post", "setup", "pre", "appinstall"}
 
 
-def slurm(text: str) -> Iterator[Fault]:
+def lint_slurm(text: str) -> Iterator[Fault]:
     """Every fault of a job script."""
     commands = commands_in(text)
     first = min(
@@ -45,7 +45,7 @@ def slurm(text: str) -> Iterator[Fault]:
         if found[1] in WRONG_OPTIONS:
             yield Fault(comment.line, "slurm-gpu-option", found[1])
     yield from _launches(commands, given)
-    yield from shell.judged(text, 1, Where())
+    yield from shell.lint_script(text, 1, Context())
 
 
 def _launches(commands: list[Command], given: dict[str, str]) -> Iterator[Fault]:
@@ -87,7 +87,7 @@ def srun_inner(text: str) -> Iterator[Fault]:
                 yield from shell.apptainer_faults(words[place + 1 :])
 
 
-def apptainer(text: str, *, for_cpu: bool) -> Iterator[Fault]:
+def lint_apptainer(text: str, *, for_cpu: bool) -> Iterator[Fault]:
     """Every fault of a definition file."""
     header, sections = _sections(text)
     source = next((word for key, word in header if key == "from"), None)
@@ -97,13 +97,13 @@ def apptainer(text: str, *, for_cpu: bool) -> Iterator[Fault]:
         return
     image = source.text if source else ""
     if source and bootstrap.text in ("docker", "library", "shub", "oras"):
-        yield from containers.latest(source)
+        yield from containers.unpinned_image(source)
     for name, line, body in sections:
         if name not in SECTIONS:
             yield Fault(line, "apptainer-section", f"%{name}")
         if name in SHELL_SECTIONS:
-            where = Where(image=image, builds=True, variables=frozenset(_exported(body)), for_cpu=for_cpu)
-            yield from shell.judged(body, line + 1, where)
+            where = Context(image=image, builds=True, variables=frozenset(_exported(body)), for_cpu=for_cpu)
+            yield from shell.lint_script(body, line + 1, where)
         elif name == "environment":
             yield from _environment(body, line + 1)
 
@@ -134,4 +134,4 @@ def _environment(body: str, first_line: int) -> Iterator[Fault]:
         for word in (*command.settings, *command.words):
             if word.text.startswith("HSA_OVERRIDE_GFX_VERSION="):
                 yield Fault(word.line, "override-in-image", word.text)
-                yield from containers.override(Word(word.text.partition("=")[2], word.line))
+                yield from containers.override_value(Word(word.text.partition("=")[2], word.line))

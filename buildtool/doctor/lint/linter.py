@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Literal
 
-from buildtool.doctor.lint import compose, devcontainers, dockerfiles, jobs, pip, pythons, shell
-from buildtool.doctor.lint.fault import Fault
-from buildtool.doctor.lint.inbuilds import Where
+from buildtool.doctor.lint import compose, dockerfiles, jobs, pip, python_code, shell
+from buildtool.doctor.lint.rules import Fault
+from buildtool.doctor.lint.shell import Context
 
 MOST_BYTES = 256 << 10  # such files are a few kilobytes
 Kind = Literal[
@@ -17,7 +17,7 @@ BINARY = b"\x00"
 CPU = re.compile(r"(^|[-_.])cpu([-_.]|$)", re.I)
 
 
-def judged(name: str, data: bytes) -> list[Fault]:
+def lint(name: str, data: bytes) -> list[Fault]:
     """The faults of a file, in the order of its lines, each once."""
     if len(data) > MOST_BYTES:
         return [Fault(1, "too-large", f"more than {MOST_BYTES} bytes")]
@@ -71,19 +71,19 @@ def _faults(name: str, text: str) -> Iterator[Fault]:
     for_cpu = bool(CPU.search(PurePath(name).name))
     match kind_of(name, text):
         case "dockerfile":
-            yield from dockerfiles.judged(text, for_cpu=for_cpu)
+            yield from dockerfiles.lint_dockerfile(text, for_cpu=for_cpu)
         case "compose":
-            yield from compose.judged(text, name)
+            yield from compose.lint_compose(text, name)
         case "devcontainer":
-            yield from devcontainers.judged(text, name)
+            yield from compose.lint_devcontainer(text, name)
         case "requirements":
-            yield from pip.judged_file(text, for_cpu=for_cpu)
+            yield from pip.lint_requirements(text, for_cpu=for_cpu)
         case "slurm":
-            yield from jobs.slurm(text)
+            yield from jobs.lint_slurm(text)
             yield from jobs.srun_inner(text)
         case "apptainer":
-            yield from jobs.apptainer(text, for_cpu=for_cpu)
+            yield from jobs.lint_apptainer(text, for_cpu=for_cpu)
         case "python":
-            yield from pythons.judged(text)
+            yield from python_code.lint_python(text)
         case "shell":
-            yield from shell.judged(text, 1, Where(for_cpu=for_cpu))
+            yield from shell.lint_script(text, 1, Context(for_cpu=for_cpu))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint.fault import Fault, Word, extra_needed
+from buildtool.doctor.lint.rules import Fault, Word, extra_needed
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -54,7 +54,7 @@ SAME = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class PipRequest:
     """What one pip command or file asks for."""
 
     line: int
@@ -90,7 +90,7 @@ def requirement(text: str) -> "Requirement | None":
         return None
 
 
-def asked_by(words: Sequence[Word]) -> Asked | None:
+def request_of_command(words: Sequence[Word]) -> PipRequest | None:
     """What `pip install ...` asks for, from the words after `install`."""
     options: list[tuple[str, Word]] = []
     found = []
@@ -109,10 +109,10 @@ def asked_by(words: Sequence[Word]) -> Asked | None:
             place += 1
         else:
             options.append((word.text, Word("", word.line)))
-    return Asked(words[0].line if words else 0, tuple(found), tuple(options))
+    return PipRequest(words[0].line if words else 0, tuple(found), tuple(options))
 
 
-def judged(asked: Asked) -> Iterator[Fault]:
+def pip_faults(asked: PipRequest) -> Iterator[Fault]:
     """Faults that don't depend on where it is asked."""
     torch = asked.torch()
     indexes, extra = asked.all("--index-url"), asked.all("--extra-index-url")
@@ -123,7 +123,7 @@ def judged(asked: Asked) -> Iterator[Fault]:
         yield Fault(extra[0].line, "extra-index-for-torch", extra[0].text)
     kinds = {re.sub(r"[\d.]+", "", flavour) for flavour in asked.flavours}
     if {"cu", "rocm"} <= kinds or _package_kinds(asked) >= {"cu", "rocm"}:
-        yield Fault(_line_of(asked, "rocm"), "builds-mixed", ", ".join(sorted(asked.flavours)) or "packages")
+        yield Fault(line_of(asked, "rocm"), "builds-mixed", ", ".join(sorted(asked.flavours)) or "packages")
     yield from _index_faults(asked, torch)
     yield from _pair_faults(torch)
 
@@ -132,20 +132,21 @@ def _is_exact(specifier: str) -> bool:
     return bool(re.fullmatch(r"==[\w.]+\+[\w.]+", specifier))
 
 
-def _package_kinds(asked: Asked) -> set[str]:
+def _package_kinds(asked: PipRequest) -> set[str]:
     names = " ".join(one.name for one, _ in asked.requirements)
     local = {re.sub(r"[\d.]+", "", flavour) for flavour in asked.flavours} & {"cu", "rocm"}
     found = {"cu"} if any(CUDA_PACKAGES.match(name) for name in names.split()) else set()
     return found | ({"rocm"} if any(ROCM_PACKAGES.match(name) for name in names.split()) else set()) | local
 
 
-def _line_of(asked: Asked, text: str) -> int:
+def line_of(asked: PipRequest, text: str) -> int:
+    """The line of the first requirement or option that contains a text; the request's own otherwise."""
     texts = [(str(one), word.line) for one, word in asked.requirements]
     texts += [(word.text, word.line) for _, word in asked.options]
     return next((line for one, line in texts if text in one), asked.line)
 
 
-def _index_faults(asked: Asked, torch: list[tuple["Requirement", Word]]) -> Iterator[Fault]:
+def _index_faults(asked: PipRequest, torch: list[tuple["Requirement", Word]]) -> Iterator[Fault]:
     """A version that the only index doesn't have."""
     only = {match[1] for word in asked.all("--index-url") for match in INDEX.finditer(word.text)}
     newest = NEWEST.get(next(iter(only))) if len(only) == 1 and not asked.all("--extra-index-url") else None
@@ -184,7 +185,7 @@ def _minor(release: str) -> int:
     return int(release.partition(".")[2])
 
 
-def python_faults(asked: Asked, minor: int) -> Iterator[Fault]:
+def python_faults(asked: PipRequest, minor: int) -> Iterator[Fault]:
     """A torch without wheels for Python 3.`minor`."""
     for one, word in asked.torch():
         least = least_version(str(one.specifier))
@@ -197,7 +198,7 @@ def python_faults(asked: Asked, minor: int) -> Iterator[Fault]:
 # ---- requirements files ------------------------------------------------------------------------------
 
 
-def asked_by_file(text: str) -> Asked:
+def request_of_file(text: str) -> PipRequest:
     """What a requirements file asks for; `unreadable` are the lines that pip would refuse."""
     options: list[tuple[str, Word]] = []
     found, refused = [], []
@@ -214,7 +215,7 @@ def asked_by_file(text: str) -> Asked:
             found.append((parsed, Word(line, word.line)))
         elif not re.match(r"[\w+.-]*://|\.{0,2}/|\.$|[\w./-]+\.(whl|zip|tar\.gz)(\[|$)|git\+|\$\{", line):
             refused.append(Word(line, word.line))
-    return Asked(1, tuple(found), tuple(options), tuple(refused))
+    return PipRequest(1, tuple(found), tuple(options), tuple(refused))
 
 
 def _joined(text: str) -> Iterator[Word]:
@@ -231,16 +232,16 @@ def _joined(text: str) -> Iterator[Word]:
         yield Word(waiting, start)
 
 
-def judged_file(text: str, *, for_cpu: bool) -> Iterator[Fault]:
+def lint_requirements(text: str, *, for_cpu: bool) -> Iterator[Fault]:
     """Every fault of a requirements file."""
-    asked = asked_by_file(text)
+    asked = request_of_file(text)
     for word in asked.unreadable:
         yield Fault(word.line, "requirement-unreadable", word.text[:80])
-    yield from judged(asked)
+    yield from pip_faults(asked)
     if not for_cpu:
         return
     for flavour in sorted(asked.flavours - {"cpu"}):
-        yield Fault(_line_of(asked, flavour), "gpu-wheel-in-cpu-file", flavour)
+        yield Fault(line_of(asked, flavour), "gpu-wheel-in-cpu-file", flavour)
     for one, word in asked.requirements:
         if CUDA_PACKAGES.match(one.name) or ROCM_PACKAGES.match(one.name):
             yield Fault(word.line, "gpu-wheel-in-cpu-file", word.text)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from buildtool.audit.sarif import Tool, document, fitting
-from buildtool.doctor.lint.fault import Fault, Rule
+from buildtool.doctor.lint.rules import Fault, Rule
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal
 from probes.core.units import counted

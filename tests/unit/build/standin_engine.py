@@ -9,7 +9,7 @@ import pytest
 
 from buildtool.audit.text import SummaryRow
 from buildtool.build import pipeline, plan
-from buildtool.build.catalog import Wanted
+from buildtool.build.catalog import BuildOptions
 from buildtool.cli import build
 from buildtool.cli.program import main
 from buildtool.core.errors import DataError
@@ -136,7 +136,7 @@ def build_on(
         return SummaryRow(**cells | {"verdict": verdict, "ref": planned.variant.ref})
 
     targets = tuple(plan.ImagePlan(each, plan.unresolved(each), folder) for each in variants)
-    wanted = Wanted(False, [[each] for each in variants], 0, tuple(variants))
+    wanted = BuildOptions(False, [[each] for each in variants], 0, tuple(variants))
     patch.setenv("WEIR_STATE", str(folder / "state"))
     patch.setattr(build, "wanted", lambda *_: wanted)
     patch.setattr(build.provision, "ensure_engine", lambda *_, **__: engine)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint.fault import Word, extra_needed
+from buildtool.doctor.lint.rules import Word, extra_needed
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser

@@ -26,7 +26,7 @@ class Check:
     said: str
 
 
-def passed_on(host: Host) -> Devices:
+def devices_of(host: Host) -> Devices:
     """Device files with their groups, a CDI device, or NVIDIA's runtime. Raises EnvironmentMissing."""
     nodes = [node for node in host.nodes if NODES.fullmatch(node.path)]
     if nodes:

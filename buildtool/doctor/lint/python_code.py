@@ -3,13 +3,13 @@
 import ast
 from collections.abc import Iterator
 
-from buildtool.doctor.lint.fault import Fault
+from buildtool.doctor.lint.rules import Fault
 
 NOT_DEVICES = ("rocm", "hip", "amd", "amdgpu", "radeon")
 TAKE_A_DEVICE = {"device", "to", "set_default_device", "autocast", "Generator"}
 
 
-def judged(text: str, first_line: int = 1) -> Iterator[Fault]:
+def lint_python(text: str, first_line: int = 1) -> Iterator[Fault]:
     """Faults of a program; none for a text that isn't Python."""
     try:
         tree = ast.parse(text)
