@@ -17,6 +17,7 @@ from buildtool.core.errors import DataError
 from buildtool.core.files import locked, scratch
 from buildtool.core.model import Resolved, Variant
 from buildtool.core.progress import Progress
+from buildtool.core.shipped import CATALOG, lock_file, state_directory
 from buildtool.engine import tags
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference
@@ -123,6 +124,11 @@ class Workplace:
             self.rootfs.verify(path, sha256)
         else:
             self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
+
+
+def default_workplace(progress: Progress, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
+    """Where builds keep their caches and a catalog's lock: see `buildtool.core.shipped`."""
+    return Workplace(state_directory(), lock_file(catalog), progress, verbose)
 
 
 def doubts(directory: Path) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""`weir plan`: the bake file that a build would run, printed; nothing is fetched, made or changed."""
+"""`weir plan`: print the bake file that a build would run; nothing is fetched, made or changed."""
 
 import argparse
 
 from buildtool.build import pipeline
-from buildtool.build.catalog import add_choices, build_options, workplace
+from buildtool.build.workplace import default_workplace
+from buildtool.cli.arguments import add_variant_arguments, build_options
 from buildtool.core.errors import Exit, ToolError
 from buildtool.engine.buildx import render_plan
 from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
@@ -11,15 +12,18 @@ from probes.core.output import error, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
-    add_choices(parser)
+    """Add the verb's arguments."""
+    add_variant_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan as a bake file, as far as earlier builds know the inputs."""
-    chosen = build_options(args, _silent)
+    options = build_options(args, _silent)
     plan = pipeline.locked_plan(
-        workplace(_silent, args.catalog), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
+        default_workplace(_silent, args.catalog),
+        options.candidates,
+        epoch=options.epoch,
+        every_target=options.targets_given,
     )
     write(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
     return int(Exit.OK)

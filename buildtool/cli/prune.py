@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buildtool.audit.audit import Wish, audit_image, progress_lines
 from buildtool.audit.kinds import FOREIGN_CODE, FOREIGN_FILES
-from buildtool.build.catalog import workplace
+from buildtool.build.workplace import default_workplace
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
 from buildtool.core.progress import ProgressLog
@@ -163,7 +163,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     ref = args.path
     with ProgressLog() as log:
         progress = log.line
-        state = workplace(progress).state
+        state = default_workplace(progress).state
         made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, progress=progress)
     if made is None:
         echo(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from buildtool.build import pipeline
-from buildtool.build.catalog import chosen_targets, load
+from buildtool.build.catalog import load
 from buildtool.build.lockfile import Lock, spec_sha256
 from buildtool.build.plan import ImagePlan, labels, unresolved
 from buildtool.build.rootfs import recipe_sha256
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
+from buildtool.cli.arguments import chosen_targets
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, EngineUnavailable, Exit
 from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
@@ -218,8 +219,8 @@ def test_an_archive_is_inspected_once_for_its_content(rootfs: Path, tmp_path: Pa
 
 def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1100",))
-    assert chosen_targets("gfx906;gfx803", print) == (True, ("gfx803", "gfx906"))
-    assert chosen_targets(None, print) == (False, ("gfx1100",))
+    assert chosen_targets("gfx906;gfx803", print) == ("gfx803", "gfx906")
+    assert chosen_targets(None, print) == ("gfx1100",)
     rocm, cpu = (load().for_cards(("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
     assert rocm.gpu_targets == ("gfx1100",)
     by_card = next(source for source in rocm.torch if source.is_by_card)
