@@ -116,7 +116,7 @@ class Workplace:
         places = {wheel.sha256: self.wheels.path(wheel) for wheel in image.resolved.wheels}
         if rootfs := self.rootfs_of(image, epoch):
             places[image.resolved.base.pin] = rootfs
-        return {sha256: places[sha256] for sha256 in image.looked_into}
+        return {sha256: places[sha256] for sha256 in image.scanned_inputs}
 
     def verify(self, image: ImagePlan, path: Path, sha256: str) -> None:
         """Check one of `archives` against its hash. Raises DataError, having removed what is damaged."""

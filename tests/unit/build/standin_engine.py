@@ -143,6 +143,6 @@ def build_on(
     patch.setattr(pipeline, "make_plan", lambda *_, **__: plan.BuildPlan(targets, 0))
     patch.setattr(pipeline, "stage", lambda *_: None)
     patch.setattr(buildx, "bake_plan", engine.build)
-    patch.setattr(pipeline, "audited", audited)
+    patch.setattr(pipeline, "audit", audited)
     names = [each.name for each in variants]
     return main(["build", *names, "--reports", str(folder / "reports"), *words])

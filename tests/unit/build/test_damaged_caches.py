@@ -34,7 +34,7 @@ def test_a_damaged_seal_means_another_proof_and_no_traceback(tmp_path: Path, tex
     seal = tmp_path / "seal"
     seal.write_bytes(text)
     assert files.kept(seal, proof.from_seal) is None
-    assert files.kept(seal, pipeline._audit_of_seal) is None
+    assert files.kept(seal, pipeline._audit_from_seal) is None
 
 
 def test_a_whole_seal_is_read(tmp_path: Path) -> None:
