@@ -36,7 +36,7 @@ class ImagePlan:
 
     @property
     def scanned_inputs(self) -> tuple[str, ...]:
-        """SHA-256 of the inputs that are scanned for GPU code and pruned; none where the variant isn't pruned."""
+        """SHA-256 of the inputs that are scanned for GPU code and pruned; none without pruning."""
         if not self.variant.prune:
             return ()
         groups = group_wheels(self.resolved.wheels)

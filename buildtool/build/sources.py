@@ -1,4 +1,4 @@
-"""Finds a variant's inputs: walks each list of sources until one answers, and records why others didn't."""
+"""Resolves a variant's inputs: tries each list of sources in order, and records why some were skipped."""
 
 import re
 import tarfile
@@ -23,7 +23,7 @@ class _NoBase(SourceUnreachable):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where inputs come from on this host."""
+    """Resolves inputs with this host's engine, caches and lock file."""
 
     engine: Engine
     wheels: WheelCache
@@ -33,9 +33,9 @@ class Sources:
     progress: Progress
 
     def resolve(self, variant: Variant, *, update_lock: bool = False) -> Resolved:
-        """Every input of a variant by content: from the lock, else found now and locked.
+        """Every input of a variant by content: from the lock, else resolved now and locked.
 
-        Raises SourceUnreachable when a whole list of sources fails, naming each one's reason.
+        Raises SourceUnreachable, with each source's reason, when all sources of torch or all bases fail.
         """
         locked = None if update_lock else self.lock.get(variant)
         if locked:
@@ -49,7 +49,7 @@ class Sources:
             if bases in baseless:
                 continue
             try:
-                found = self._try(variant, source, bases, notes, update=update_lock)
+                resolved = self._try(variant, source, bases, notes, update=update_lock)
             except _NoBase:
                 baseless.append(bases)
                 continue
@@ -57,8 +57,8 @@ class Sources:
                 notes.append(_one_line(error))
                 self.progress(f"{variant.name}: {notes[-1]}; trying the next source")
                 continue
-            self.lock.put(found)
-            return found
+            self.lock.put(resolved)
+            return resolved
         tried = "\n".join(f"  - {note}" for note in notes)
         if baseless:
             raise SourceUnreachable(
@@ -105,7 +105,7 @@ class Sources:
     def _find_base(
         self, variant: Variant, bases: tuple[Base, ...], notes: list[str], *, update: bool
     ) -> PinnedBase:
-        """The first base that answers, none from a cache on an `update`; why others didn't goes into `notes`.
+        """The first base that answers; with `update`, no cache is used. Failures go into `notes`.
 
         Raises _NoBase.
         """

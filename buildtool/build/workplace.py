@@ -1,4 +1,4 @@
-"""Where a build keeps its things on the host: caches, contexts, the lock, what was observed of images."""
+"""The directory where builds keep caches, contexts, the lock and what was observed of images."""
 
 import functools
 import hashlib
@@ -32,15 +32,15 @@ PACKAGES = tuple(Path(__file__).parents[2] / name for name in ("buildtool", "pro
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a build keeps its things on the host."""
+    """One state directory and one lock file, and the caches in them."""
 
     state: Path
     lock: Path
     progress: Progress = field(repr=False)
-    verbose: bool = False  # whether programs that bring inputs are heard in full
+    verbose: bool = False  # print every line of the programs that fetch inputs
 
     def seal(self, kind: str, *settings: object) -> Path:
-        """Where observations of an image are kept: one file for each digest, settings and tool.
+        """The file that keeps an observation of an image: one for each `settings` and version of this tool.
 
         `settings` are all that the observation depends on, the image's digest among them, by their `repr`.
         """
@@ -48,21 +48,21 @@ class Workplace:
         return self.state / kind / key
 
     def named(self, name: Reference) -> Path:
-        """Where the id of the image is kept that a build from here gave this name last."""
+        """The file with the id of the image that a build from here gave this name last."""
         return self.state / "named" / hashlib.sha256(name.canonical.encode()).hexdigest()
 
     @contextmanager
     def temporary_names(self, engine: Engine) -> Iterator[str]:
-        """What names of images begin with until they are proved: see `naming.temporary_names`."""
+        """The prefix of images' names until they are proved: see `buildtool.engine.tags.temporary_names`."""
         with scratch(self.state) as folder, tags.temporary_names(engine, "weir-building", folder) as start:
             yield start
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock this state directory: other builds would replace contexts that are being read.
+        """Lock this state directory against other builds, which would replace contexts that are being read.
 
-        What is kept here goes into images: whatever the umask, no other user may change what is made during
-        the block. Where one could before, a line reports that.
+        What is kept here goes into images: whatever the umask is, no other user may change what is made
+        during the block. Where one could before, a line of progress says so.
         """
         waiting = "another build is using the same state directory; waiting for it to finish"
         with ExitStack() as held:
@@ -73,7 +73,7 @@ class Workplace:
                 held.enter_context(locked(self.state / "build.lock", lambda: self.progress(waiting)))
             except DataError as error:
                 raise DataError(error.message, "name a directory for caches: WEIR_STATE=DIR") from error
-            if doubt := next(doubts(self.state), None):  # a line a build
+            if doubt := next(writable_by_others(self.state), None):  # one line is enough
                 self.progress(f"warning: {doubt}, who can change what goes into images from {self.state}")
             yield
 
@@ -131,8 +131,8 @@ def default_workplace(progress: Progress, catalog: Path = CATALOG, *, verbose: b
     return Workplace(state_directory(), lock_file(catalog), progress, verbose)
 
 
-def doubts(directory: Path) -> Iterator[str]:
-    """Which of a directory, the folders in it and those above it other users can change, and what to type.
+def writable_by_others(directory: Path) -> Iterator[str]:
+    """Sentences on folders that other users can change: the directory, those in it, and those above it.
 
     In a folder above with the sticky bit, such as /tmp, nobody can replace what another one made.
     """
@@ -140,14 +140,14 @@ def doubts(directory: Path) -> Iterator[str]:
     below = [place, *(path for path in sorted(place.iterdir()) if path.is_dir() and not path.is_symlink())]
     for path in (*below, *place.parents):
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:  # another build's, which has ended
             continue
-        private = found.st_gid in (0, found.st_uid)  # a group of one
-        open_to = found.st_mode & (stat.S_IWOTH if private else OTHERS_WRITE)
-        if found.st_uid not in (0, os.geteuid()):
-            yield f"{path} belongs to another user ({found.st_uid}; another place: WEIR_STATE=DIR)"
-        elif open_to and (path in below or not found.st_mode & stat.S_ISVTX):
+        private = status.st_gid in (0, status.st_uid)  # a group of one
+        open_to = status.st_mode & (stat.S_IWOTH if private else OTHERS_WRITE)
+        if status.st_uid not in (0, os.geteuid()):
+            yield f"{path} belongs to another user ({status.st_uid}; another place: WEIR_STATE=DIR)"
+        elif open_to and (path in below or not status.st_mode & stat.S_ISVTX):
             yield f"{path} can be written by other users ({command('chmod', 'go-w', str(path))})"
 
 

@@ -164,9 +164,9 @@ def test_a_folder_of_another_build_that_ends_meanwhile_is_no_failure(
         return found
 
     monkeypatch.setattr(Path, "stat", gone)
-    assert not [line for line in workplace.doubts(tmp_path) if leaving.name in line]
+    assert not [line for line in workplace.writable_by_others(tmp_path) if leaving.name in line]
 
 
 def test_a_state_directory_of_this_user_alone_raises_no_doubt(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    assert not [line for line in workplace.doubts(tmp_path) if str(tmp_path) in line]
+    assert not [line for line in workplace.writable_by_others(tmp_path) if str(tmp_path) in line]
