@@ -11,7 +11,7 @@ from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import reading, refuse_overwriting, write_text
 from buildtool.doctor import advice as advise
 from buildtool.doctor import gather, text
-from buildtool.doctor.compatibility import Compatibility, compatibility, rules
+from buildtool.doctor.compatibility import Compatibility, compatibility
 from buildtool.doctor.host import Display, Host
 from buildtool.engine import host as engine_host
 from probes.core.codec import encode
@@ -162,6 +162,7 @@ def _lint(args: argparse.Namespace) -> int:
     """Print the faults of files; 1 when one of them is more than a note."""
     from buildtool.doctor.lint import report
     from buildtool.doctor.lint.linter import MOST_BYTES, lint
+    from buildtool.doctor.lint.rules import rules
 
     known = rules()
     refuse_overwriting([args.sarif] if args.sarif else [], inputs=args.lint)

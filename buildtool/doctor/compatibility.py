@@ -11,7 +11,6 @@ from typing import Literal
 
 from buildtool.core.errors import DataError
 from buildtool.core.yaml_text import Limits, parse
-from buildtool.doctor.lint.rules import Rule
 from probes.core.codec import Json, Misfit, decode
 
 Rank = Literal["official", "distribution", "community", "override", "none"]
@@ -194,7 +193,6 @@ def python_range(cell: Cell | None) -> tuple[tuple[int, int], tuple[int, int]] |
 
 
 FILE = Path(__file__).parent / "data" / "compatibility.yaml"
-RULES = FILE.parent / "rules.yaml"
 LIMITS = Limits(depth=8, nodes=50_000)
 
 
@@ -202,10 +200,3 @@ LIMITS = Limits(depth=8, nodes=50_000)
 def compatibility() -> Compatibility:
     """The data. Raises ConfigError or DataError for a damaged installation."""
     return read(parse(FILE.read_text(encoding="utf-8"), str(FILE), LIMITS).data)
-
-
-@cache
-def rules() -> Mapping[str, Rule]:
-    """The linter's rules by id. Raises as `compatibility`."""
-    data = parse(RULES.read_text(encoding="utf-8"), str(RULES), LIMITS).data
-    return {name: decode(Rule, one, name) for name, one in data.items()} if isinstance(data, dict) else {}

@@ -28,12 +28,9 @@ from test_compatibility import FAULTS, whole  # noqa: E402
 from test_hosts import CASES, TODAY, recorded  # noqa: E402
 
 from buildtool.doctor.advice import advise  # noqa: E402
-from buildtool.doctor.compatibility import (  # noqa: E402
-    compatibility,
-    read,
-    rules,
-)
+from buildtool.doctor.compatibility import compatibility, read  # noqa: E402
 from buildtool.doctor.lint.linter import lint  # noqa: E402
+from buildtool.doctor.lint.rules import rules  # noqa: E402
 from buildtool.doctor.text import answer_text  # noqa: E402
 
 DAMAGED = 20_000

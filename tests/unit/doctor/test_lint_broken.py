@@ -3,8 +3,8 @@
 import pytest
 from lint_files import Marked, broken
 
-from buildtool.doctor.compatibility import rules
 from buildtool.doctor.lint.linter import lint
+from buildtool.doctor.lint.rules import rules
 
 BROKEN = broken()
 

@@ -11,9 +11,9 @@ from lint_files import broken
 from lint_good import good
 
 from buildtool.cli.program import main
-from buildtool.doctor.compatibility import rules
 from buildtool.doctor.lint import report, shell_parser
 from buildtool.doctor.lint.linter import MOST_BYTES, kind_of, lint
+from buildtool.doctor.lint.rules import rules
 from buildtool.doctor.lint.shell_parser import commands_in
 
 GOOD = good()
