@@ -9,7 +9,7 @@ from buildtool.audit.audit import Wish, audit_image, audit_path, now_and_then, p
 from buildtool.audit.budget import judge
 from buildtool.audit.report import AuditReport, read_report
 from buildtool.core.errors import ConfigError, DataError
-from buildtool.core.files import Place, means_file, place_at, reading
+from buildtool.core.files import PathKind, kind_of_path, looks_like_file, reading
 from buildtool.core.model import Budget
 from buildtool.core.progress import ProgressLog
 from buildtool.engine.reference import parse_pullable
@@ -33,13 +33,13 @@ def report_of(source: str, wish: Wish, *, pull: bool) -> AuditReport:
     DataError.
     """
     path = Path(source)
-    there = place_at(path)
-    if source.endswith(".json") and there is not Place.DIRECTORY:
+    there = kind_of_path(path)
+    if source.endswith(".json") and there is not PathKind.DIRECTORY:
         return _saved_again(path, wish)
     on_terminal = can_redraw()
     tick = _redrawn(source) if on_terminal else progress_lines(progress, source)
     try:
-        if there is not Place.NOTHING or means_file(source):
+        if there is not PathKind.NOTHING or looks_like_file(source):
             return audit_path(path, wish=wish, tick=tick)
         if wish.image:
             raise ConfigError(
@@ -60,9 +60,9 @@ def require_source(source: str) -> None:
 
     Raises ConfigError for what no image can be called, DataError for a file that isn't there.
     """
-    if place_at(Path(source)) is not Place.NOTHING:
+    if kind_of_path(Path(source)) is not PathKind.NOTHING:
         return
-    if means_file(source) or source.endswith(".json"):
+    if looks_like_file(source) or source.endswith(".json"):
         with reading(source):
             Path(source).stat()
     parse_pullable(source)

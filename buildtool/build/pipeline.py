@@ -20,13 +20,13 @@ from buildtool.build.sources import Sources
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
-from buildtool.core.files import kept, require_writable, scratch, sha256_of, write_text
+from buildtool.core.files import read_cached, require_writable, scratch, sha256_of, write_text
 from buildtool.core.model import BuiltImage, Resolved, Variant, Wheel
 from buildtool.core.progress import Progress, run_parallel
 from buildtool.core.shipped import IMAGES, PROBES
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine
-from buildtool.engine.host import require_engine_room, require_room
+from buildtool.engine.host import require_engine_space, require_free_space
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference
 from buildtool.engine.tags import move_tags
@@ -135,8 +135,8 @@ def require_disk_space(workplace: Workplace, variants: Sequence[Variant], engine
     missing = [variant for variant in variants if lock.get(variant) is None]
     needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
     purpose = f"building {', '.join(variant.name for variant in variants)}"
-    require_room(workplace.state, max(needed, DISK_FLOOR), purpose)
-    require_engine_room(engine, max(needed, DISK_FLOOR), purpose, progress=workplace.progress)
+    require_free_space(workplace.state, max(needed, DISK_FLOOR), purpose)
+    require_engine_space(engine, max(needed, DISK_FLOOR), purpose, progress=workplace.progress)
 
 
 def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
@@ -195,7 +195,7 @@ def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: E
     """
     promise = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
     seal = workplace.seal("proved", image.digest, promise, proof.COMMAND)
-    if earlier := kept(seal, proof.from_seal):
+    if earlier := read_cached(seal, proof.from_seal):
         return earlier
     workplace.progress(f"{image.variant}: proving {image.ref} in a fresh container")
     ran = engine.run(image.digest, proof.COMMAND)
@@ -217,7 +217,7 @@ def audit(
     seal = workplace.seal(
         "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
     )
-    known = kept(seal, _audit_from_seal)
+    known = read_cached(seal, _audit_from_seal)
     if known and known[1] == _digests(reports, known[1]):
         return known[0]
     workplace.progress(f"{variant.name}: auditing {image.ref}")
@@ -263,7 +263,7 @@ def name_all(
     moves = [(image.digest, name) for image, own in names for name in own]
     for name, old, new in move_tags(engine, moves):
         last_given = workplace.named(name)
-        if old not in ("", new, kept(last_given, str)):
+        if old not in ("", new, read_cached(last_given, str)):
             back = command("docker", "tag", old, str(name))
             workplace.progress(
                 f"until now {name} was an image that no build with {workplace.state} made; to have it back: "

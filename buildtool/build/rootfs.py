@@ -16,12 +16,12 @@ from copy import copy
 from fnmatch import translate
 from pathlib import Path
 
-from buildtool.core.command import CommandFailed, find, relay, run, run_loud
+from buildtool.core.command import CommandFailed, find, relay, run, run_streaming
 from buildtool.core.errors import BuildFailed, EnvironmentMissing, SourceUnreachable, ToolError
 from buildtool.core.files import (
     discard,
-    kept,
     locked,
+    read_cached,
     replacing,
     require_sha256,
     scratch,
@@ -120,13 +120,13 @@ class RootfsCache:
                     discard(path)
                 self._make(base, path, epoch)
                 known = self._made[path] = sha256_of(path)
-            if kept(digest, _hex_sha256) != known:
+            if read_cached(digest, _hex_sha256) != known:
                 write_text(digest, known)
             return path, known
 
     def _kept(self, path: Path, locked_as: str | None) -> str | None:
         """The SHA-256 of a tar of an earlier run; None where it isn't known or isn't the locked one."""
-        known = kept(path.with_suffix(".sha256"), _hex_sha256)
+        known = read_cached(path.with_suffix(".sha256"), _hex_sha256)
         if locked_as in (None, known) or sha256_of(path) == locked_as:
             return locked_as or known
         self._progress(f"{path.name} isn't the root file system that is locked; making it again")
@@ -154,7 +154,7 @@ class RootfsCache:
             raw.touch()  # what ends without a tar has made an empty one
             begun = int(time.time())
             try:
-                run_loud(
+                run_streaming(
                     [*_namespace_prefix(), *mmdebstrap_command(base, raw, mirror)],
                     progress=relay(
                         lambda line: self._progress(f"{base.suite}: {line}"), _notable, verbose=self._verbose

@@ -14,7 +14,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from buildtool.build import pip_alone
-from buildtool.core.command import CommandFailed, relay, run, run_loud
+from buildtool.core.command import CommandFailed, relay, run, run_streaming
 from buildtool.core.errors import ConfigError, DataError, SourceUnreachable
 from buildtool.core.files import require_sha256, scratch, sha256_of
 from buildtool.core.model import TorchBuild, TorchSource, Wheel, normalised
@@ -166,7 +166,7 @@ class WheelCache:
         tags = [f"--platform={tag}" for tag in platform_tags(platform.machine())]
         base = [*PIP_ALONE, "download", "--disable-pip-version-check", "--progress-bar=off"]
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
-        run_loud(
+        run_streaming(
             [*base, *target, "--dest", str(into), *arguments],
             progress=relay(
                 lambda line: self._progress(f"python {python}: {line}"),

@@ -16,7 +16,7 @@ from buildtool.cli.arguments import (
     require_platform,
 )
 from buildtool.core.errors import ConfigError, Exit
-from buildtool.core.files import near, require_writable
+from buildtool.core.files import relative_to_cwd, require_writable
 from buildtool.core.model import BuiltImage
 from buildtool.core.progress import Progress, ProgressLog
 from buildtool.core.shipped import reports_directory
@@ -70,7 +70,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     extra = _extra_names(args, options)
     if args.platform:
         require_platform(args.platform, "")
-    reports = args.reports or near(reports_directory())
+    reports = args.reports or relative_to_cwd(reports_directory())
     require_writable(reports, "choose another directory for the reports: --reports DIR")
     workplace = default_workplace(progress, args.catalog, verbose=args.verbose)
     engine = provision.ensure_engine(progress, assume_yes=args.yes, verbose=args.verbose)
@@ -105,7 +105,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     elif args.push:
         _push(images, extra, engine=engine, progress=progress, verbose=args.verbose)
     where = "" if args.no_audit else f"reports are in {reports}/, "
-    progress(f"{where}inputs are pinned in {near(workplace.lock)}; done in {log.seconds:.1f} s")
+    progress(f"{where}inputs are pinned in {relative_to_cwd(workplace.lock)}; done in {log.seconds:.1f} s")
     return Exit.FINDINGS if over_budget else Exit.OK
 
 

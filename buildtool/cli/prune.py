@@ -10,7 +10,7 @@ from buildtool.audit.audit import Wish, audit_image, progress_lines
 from buildtool.audit.kinds import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.build.workplace import default_workplace
 from buildtool.core.errors import ConfigError, DataError, Exit
-from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
+from buildtool.core.files import ARCHIVE_NAME, PathKind, kind_of_path, looks_like_file, path_or_name
 from buildtool.core.progress import ProgressLog
 from buildtool.engine.client import Engine
 from buildtool.gpucode.cut import PrunePlan
@@ -81,17 +81,17 @@ def run(args: argparse.Namespace) -> int:
     override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
     targets = parse_targets(f"{args.targets or ''},{override}")
     path = Path(args.path)
-    there = place_at(path)
-    if there is Place.DIRECTORY:
+    there = kind_of_path(path)
+    if there is PathKind.DIRECTORY:
         return int(_run_tree(path, args, targets))
-    if there is Place.FILE:
+    if there is PathKind.FILE:
         return int(_run_file(path, args, targets))
-    if there is not Place.NOTHING:
+    if there is not PathKind.NOTHING:
         raise DataError(
             f"{path} is {there.value}",
             "give a regular file, a directory or the name of an image: only those are pruned",
         )
-    if means_file(args.path):
+    if looks_like_file(args.path):
         raise DataError(
             f"there is no file or directory {args.path}",
             "check the path; images that there are: docker images",

@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> Completed:
     return _completed(args, process.returncode, out, (out + err).splitlines())
 
 
-def run_loud(
+def run_streaming(
     args: Sequence[str],
     *,
     progress: Progress,
@@ -160,7 +160,7 @@ def _start(
     try:
         return subprocess.Popen(
             args,
-            env=untranslated(os.environ if env is None else env),
+            env=english_environment(os.environ if env is None else env),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -172,7 +172,7 @@ def _start(
         raise _missing(args[0], error) from error
 
 
-def untranslated(env: Mapping[str, str]) -> dict[str, str]:
+def english_environment(env: Mapping[str, str]) -> dict[str, str]:
     """An environment in which programs print what we can parse: English, for any locale of the user. Pure."""
     kept = {name: value for name, value in env.items() if name != "LANGUAGE"}
     return kept | {"LC_ALL": "C.UTF-8" if kept.get("LC_ALL") == "C.UTF-8" else "C"}

@@ -100,7 +100,7 @@ def write_text(path: Path, text: str) -> None:
         files.write_text(path, text)
 
 
-def kept(path: Path, parse: Callable[[str], T]) -> T | None:
+def read_cached(path: Path, parse: Callable[[str], T]) -> T | None:
     """What an earlier run stored in a cache; None where it is missing or damaged and must be made again.
 
     `parse` raises ValueError, LookupError, TypeError, AttributeError or a ToolError for a damaged text.
@@ -182,7 +182,7 @@ def path_or_name(text: str) -> str:
     return text
 
 
-class Place(Enum):
+class PathKind(Enum):
     """What a path leads to, symbolic links followed."""
 
     NOTHING = "nothing"
@@ -195,16 +195,16 @@ class Place(Enum):
 
 
 _PLACES = {
-    stat.S_IFREG: Place.FILE,
-    stat.S_IFDIR: Place.DIRECTORY,
-    stat.S_IFCHR: Place.CHARACTER_DEVICE,
-    stat.S_IFBLK: Place.BLOCK_DEVICE,
-    stat.S_IFIFO: Place.PIPE,
-    stat.S_IFSOCK: Place.SOCKET,
+    stat.S_IFREG: PathKind.FILE,
+    stat.S_IFDIR: PathKind.DIRECTORY,
+    stat.S_IFCHR: PathKind.CHARACTER_DEVICE,
+    stat.S_IFBLK: PathKind.BLOCK_DEVICE,
+    stat.S_IFIFO: PathKind.PIPE,
+    stat.S_IFSOCK: PathKind.SOCKET,
 }
 
 
-def place_at(path: Path) -> Place:
+def kind_of_path(path: Path) -> PathKind:
     """What is there. A name that no file can have leads to nothing.
 
     Raises DataError where that can't be determined, as below a directory that this user can't search.
@@ -214,11 +214,11 @@ def place_at(path: Path) -> Place:
             return _PLACES[stat.S_IFMT(path.stat().st_mode)]
         except OSError as error:
             if error.errno in _NOTHING:
-                return Place.NOTHING
+                return PathKind.NOTHING
             raise
 
 
-def near(path: Path) -> Path:
+def relative_to_cwd(path: Path) -> Path:
     """The path as it is typed from the current directory, where it is below that."""
     try:
         return path.relative_to(Path.cwd())
@@ -231,12 +231,14 @@ def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path])
     read = {os.path.realpath(path) for path in inputs}
     places = [os.path.realpath(path) for path in written]
     for path, place in zip(written, places, strict=True):
-        if place_at(path) in (Place.FILE, Place.NOTHING) and (place in read or places.count(place) > 1):
+        if kind_of_path(path) in (PathKind.FILE, PathKind.NOTHING) and (
+            place in read or places.count(place) > 1
+        ):
             what = "is what this command reads" if place in read else "is named for two reports"
             raise ConfigError(f"{path} {what}", "write the report to another file")
 
 
-def means_file(name: str) -> bool:
+def looks_like_file(name: str) -> bool:
     """Whether a name with nothing at it was meant as a file, not as an image: by its beginning or ending.
 
     Images may be called so too (`x.tar` is a valid name): with its tag, `x.tar:latest` means the image.

@@ -19,7 +19,7 @@ def answer_text(host: Host, advice: Advice, rows: Sequence[Row]) -> str:
     for card, display in zip(advice.cards, host.displays, strict=True):
         lines += [*card_lines(card, display), ""]
     lines += [f"{remark.about}: {remark.text}{_typed(remark.command)}" for remark in advice.remarks]
-    lines += [f"{row.thing}: {row.found}{_typed(row.next_step)}" for row in rows]
+    lines += [f"{row.thing}: {row.state}{_typed(row.next_step)}" for row in rows]
     above = "\n".join(lines).rstrip("\n")
     return f"{above}\n\nnext, type:\n  {advice.next_step}"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from buildtool.core.errors import DataError
-from buildtool.core.files import Place, place_at, reading
+from buildtool.core.files import PathKind, kind_of_path, reading
 from buildtool.image.documents import ImageConfig
 from buildtool.image.faults import (
     LIMITS,
@@ -286,7 +286,7 @@ class DirectoryArchive(_SeekableArchive):
 
 def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
     """The image archive or layout at a path. Raises DataError where there is none, ImageFault."""
-    if place_at(path) is Place.DIRECTORY:
+    if kind_of_path(path) is PathKind.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
     with opened(path) as handle:
         if sniff(os.read(handle, 512)) is Form.TAR:

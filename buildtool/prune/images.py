@@ -21,7 +21,7 @@ from buildtool.core.progress import Progress
 from buildtool.core.shipped import IMAGES
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
-from buildtool.engine.host import require_engine_room, require_room
+from buildtool.engine.host import require_engine_space, require_free_space
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
 from buildtool.engine.tags import temporary_names
 from buildtool.gpucode.source import naming
@@ -349,7 +349,7 @@ class _Job:
         n_bytes = tar.stat().st_size
         layer = pack_layer(tar, path, compress=self.engine.info().containerd_store)
         # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
-        require_engine_room(
+        require_engine_space(
             self.engine, layer.n_bytes + n_bytes, "loading the pruned image", progress=self.progress
         )
         name = f"docker.io/library/{temporary}"
@@ -379,10 +379,10 @@ class _Job:
         if after.exit_code or proof.facts_of(after.stdout) != facts:
             raise ProofFailed(
                 f"pruned, {self.ref} prints something other than before:\n"
-                f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n"
-                f"{proof.last_words(before.stdout)}"
+                f"{proof.output_tail(after.stdout + after.stderr)}\nbefore:\n"
+                f"{proof.output_tail(before.stdout)}"
             )
-        return proof.sentence(facts)
+        return proof.facts_text(facts)
 
 
 def prune_image(
@@ -415,7 +415,7 @@ def prune_image(
         )
     require_writable(state, "name a directory for caches: WEIR_STATE=DIR")
     with scratch(state) as folder, temporary_names(engine, _TEMPORARY, folder) as temporary:
-        room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
+        room = require_free_space(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
         job = _Job(ref, record, tuple(targets), engine, folder, progress)
         config = job.config()
         result = job.prune_files(room)

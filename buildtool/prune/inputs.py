@@ -12,7 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildtool.core.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
+from buildtool.core.files import (
+    discard,
+    lock_if_free,
+    open_lock,
+    read_cached,
+    replacing,
+    sha256_of,
+    write_text,
+)
 from buildtool.core.progress import Progress
 from buildtool.gpucode.target import TargetId
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
@@ -69,7 +77,7 @@ class Inspections:
 
     def known(self, sha256: str) -> frozenset[TargetId] | None:
         """What an earlier inspection found; None before there was one."""
-        return kept(self._place(sha256), _targets_from)
+        return read_cached(self._place(sha256), _targets_from)
 
     def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
         """The targets of a root file system's tar or a wheel, inspected where that hasn't happened yet.
@@ -130,7 +138,7 @@ class PruneCache:
 
     def _read(self, record: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None where it is missing or has changed."""
-        data = kept(record, _recorded)
+        data = read_cached(record, _recorded)
         if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
             return None
         return data

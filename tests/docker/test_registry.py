@@ -64,7 +64,7 @@ def pushed(host: str, image: str) -> Iterator[Reference]:
     if engine.info().containerd_store:
         assert digest == image, "what was pushed is what was built"
     assert any("of 2 layers" in line for line in said) or not said
-    engine.forget(str(name))
+    engine.remove_tag(str(name))
     assert engine.inspect(str(name)) is None
     yield name
     forget(str(name))

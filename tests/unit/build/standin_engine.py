@@ -105,8 +105,8 @@ class StandinEngine:
         self._end()
         return image
 
-    def forget(self, ref: str) -> None:
-        self._call(f"forget {ref}")
+    def remove_tag(self, ref: str) -> None:
+        self._call(f"remove_tag {ref}")
         self.names.pop(parse_reference(ref).canonical, None)
         self._end()
 

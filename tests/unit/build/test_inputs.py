@@ -196,7 +196,7 @@ def making(
     monkeypatch.setattr(rootfs, "host_mirror", lambda: mirror)
     monkeypatch.setattr(rootfs, "find", Path)
     monkeypatch.setattr(rootfs, "_namespace_prefix", tuple)
-    monkeypatch.setattr(rootfs, "run_loud", mmdebstrap)
+    monkeypatch.setattr(rootfs, "run_streaming", mmdebstrap)
     RootfsCache(folder, said.append).bring(base, 1)
     return "\n".join(said)
 
@@ -305,7 +305,7 @@ def test_a_lock_edited_by_hand_is_not_fetched_again_for_ever(
         with zipfile.ZipFile(Path(words[words.index("--dest") + 1]) / "a-1-py3-none-any.whl", "w") as made:
             made.writestr("a.py", "")
 
-    monkeypatch.setattr("buildtool.build.wheels.run_loud", pip)
+    monkeypatch.setattr("buildtool.build.wheels.run_streaming", pip)
     cache = WheelCache(tmp_path, lambda _line: None)
     [honest] = cache.tools()
     cache.fetch([honest], "3.11", index=None)
@@ -322,7 +322,7 @@ def test_a_wheel_whose_metadata_an_index_gave_and_itself_cannot_is_no_traceback(
             made.writestr("a-1.dist-info/METADATA", "Provides-Extra: x")
         path.write_bytes(path.read_bytes().replace(b"Provides", b"provided"))  # another checksum
 
-    monkeypatch.setattr("buildtool.build.wheels.run_loud", pip)
+    monkeypatch.setattr("buildtool.build.wheels.run_streaming", pip)
     cache = WheelCache(tmp_path, lambda _line: None)
     with pytest.raises(DataError, match="is not a wheel, or it is damaged"):
         cache.resolve(TorchSource("base", TorchBuild.CPU), "3.11", ["a[x]"])
@@ -366,7 +366,7 @@ def test_a_requirement_is_no_option_of_pip(tmp_path: Path, monkeypatch: pytest.M
         ran.append(args)
         raise CommandFailed(args, 1, "")
 
-    monkeypatch.setattr("buildtool.build.wheels.run_loud", record)
+    monkeypatch.setattr("buildtool.build.wheels.run_streaming", record)
     monkeypatch.setattr("buildtool.build.wheels._connection_settings", dict)
     cache = WheelCache(tmp_path, lambda _line: None)
     index = "http://example.invalid/simple"

@@ -25,7 +25,7 @@ class Pip:
         self.calls: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
         self.output = ["Collecting torch", "Saved /a/torch.whl"]
-        monkeypatch.setattr(wheels, "run_loud", self.run)
+        monkeypatch.setattr(wheels, "run_streaming", self.run)
         monkeypatch.setattr(wheels, "run", lambda _command: Completed("global.cert='/c.pem'\n", ""))
 
     def run(self, command: Sequence[str], *, progress: Callable[[str], None], env: dict[str, str]) -> None:
@@ -116,7 +116,7 @@ def test_only_missing_wheels_of_a_lock_are_fetched_each_by_its_hash(
     run = pip.run
     monkeypatch.setattr(
         wheels,
-        "run_loud",
+        "run_streaming",
         lambda command, **more: (
             listed.append(Path(command[command.index("-r") + 1]).read_text()),
             run(command, **more),
