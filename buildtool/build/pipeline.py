@@ -22,7 +22,8 @@ from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.files import read_cached, require_writable, scratch, sha256_of, write_text
 from buildtool.core.model import BuiltImage, Resolved, Variant, Wheel
-from buildtool.core.progress import Progress, run_parallel
+from buildtool.core.parallel import run_parallel
+from buildtool.core.progress import Progress
 from buildtool.core.shipped import IMAGES, PROBES
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine

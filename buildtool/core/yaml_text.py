@@ -117,11 +117,11 @@ def _plain_mapping(node: yaml.MappingNode, where: KeyPath, document: Document, *
 
 
 def _merged(value: Json) -> dict[str, Json]:
-    """What a merge key adds: a mapping, or a list of them, of which earlier ones win."""
-    found: dict[str, Json] = {}
-    for one in value if isinstance(value, list) else [value]:
-        found = (one | found) if isinstance(one, dict) else found
-    return found
+    """What a merge key adds: a mapping, or a list of them, in which earlier ones take precedence."""
+    result: dict[str, Json] = {}
+    for mapping in value if isinstance(value, list) else [value]:
+        result = (mapping | result) if isinstance(mapping, dict) else result
+    return result
 
 
 def _scalar(node: yaml.Node, where: KeyPath, document: Document) -> Json:

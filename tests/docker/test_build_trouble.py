@@ -179,14 +179,14 @@ def test_a_second_signal_does_not_end_the_clean_up_after_the_first(shop: Shop, p
 
 STOPPABLE = """
 from functools import partial
-from buildtool import command
-from buildtool import parallel
+from buildtool.core import command
+from buildtool.core.parallel import run_parallel
 from probes.core.entry import interruptible
 
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
 tasks = [partial(command.run, words) for words in programs]
 with interruptible():
-    parallel.at_once(tasks, workers=2, stop=command.stop_children)
+    run_parallel(tasks, workers=2, stop=command.stop_children)
 """
 
 

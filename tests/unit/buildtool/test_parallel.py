@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from buildtool.core.errors import SourceUnreachable
-from buildtool.core.progress import run_parallel
+from buildtool.core.parallel import run_parallel
 
 
 def never() -> None:
@@ -56,7 +56,7 @@ def test_an_interrupted_caller_stops_workers_and_starts_no_queued_task(
 
 
 def test_a_task_that_can_not_be_ended_delays_no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.core.progress.PATIENCE_S", 0.01)
+    monkeypatch.setattr("buildtool.core.parallel.PATIENCE_S", 0.01)
     running, over = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
