@@ -23,22 +23,22 @@ from probes.core.files import read_text
 
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 MAX_BYTES = 4 << 20  # ours has 8 kB
-_FAULTS, _KEYS = 20, 8  # that a message names
-Fields = dict[str, Any]  # an object of the file, of the types that the schema has checked
+_FAULTS, _KEYS = 20, 8  # the most that a message names
+Fields = dict[str, Any]  # an object of the file; the schema has checked its types
 
 
 def load(path: Path = CATALOG) -> Catalog:
     """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message."""
     document = _read(path)
     schema = json.loads((IMAGES / "variants.schema.json").read_text(encoding="utf-8"))
-    found = sorted(
+    faults = sorted(
         jsonschema.Draft202012Validator(schema).iter_errors(document.data),
         key=lambda e: list(map(str, e.path)),
     )
-    if found:
-        complaints = [str(document.error(tuple(error.path), *_explain(error))) for error in found[:_FAULTS]]
-        more = [f"... and {len(found) - _FAULTS} more faults"] if len(found) > _FAULTS else []
-        raise ConfigError("\n".join([*complaints, *more]))
+    if faults:
+        messages = [str(document.error(tuple(error.path), *_explain(error))) for error in faults[:_FAULTS]]
+        more = [f"... and {len(faults) - _FAULTS} more faults"] if len(faults) > _FAULTS else []
+        raise ConfigError("\n".join([*messages, *more]))
     return _catalog(document)
 
 
@@ -61,7 +61,7 @@ def _read(path: Path) -> Document:
 
 
 def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
-    """The error and the remedy for one finding of the schema."""
+    """The message and the hint for one error of the schema's."""
     schema = error.schema if isinstance(error.schema, dict) else {}
     wanted = str(schema.get("description", ""))
     match error.validator:
@@ -74,20 +74,20 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
             more = [f"{len(unknown) - _KEYS} more"] if len(unknown) > _KEYS else []
             return f"unknown key {', '.join([*named, *more])}", hint
         case "type":
-            got = {
+            kinds = {
                 dict: "a mapping",
                 list: "a list",
                 str: "text",
                 bool: "a truth value",
                 type(None): "nothing",
             }
-            said = got.get(type(error.instance), f"the number {error.instance}")
+            kind = kinds.get(type(error.instance), f"the number {error.instance}")
             quote = (
                 "quote it"
                 if error.validator_value == "string" and not isinstance(error.instance, dict | list)
                 else wanted
             )
-            return f"expected {error.validator_value}, found {said}", quote
+            return f"expected {error.validator_value}, found {kind}", quote
         case "pattern":
             return f"{error.instance!r} does not match what may stand here", wanted
         case "required":
@@ -159,18 +159,18 @@ def _dockerfile(folder: str, where: KeyPath, document: Document) -> Path:
 
 def _bases(raw: Sequence[Fields], where: KeyPath, document: Document) -> tuple[Base, ...]:
     """A list of bases. The lock file names a base only by its kind and its reference or suite."""
-    found: list[Base] = []
+    bases: list[Base] = []
     for index, item in enumerate(raw):
         base = _base(item, (*where, index), document)
-        suites = [earlier.suite for earlier in found if isinstance(earlier, Bootstrap)]
+        suites = [earlier.suite for earlier in bases if isinstance(earlier, Bootstrap)]
         if isinstance(base, Bootstrap) and base.suite in suites:
             raise document.error(
                 (*where, index, "bootstrap", "suite"),
                 f"two bases in this list are made from {base.suite!r}",
                 "put the packages of both into one of them, or take another suite",
             )
-        found.append(base)
-    return tuple(found)
+        bases.append(base)
+    return tuple(bases)
 
 
 def _base(raw: Fields, where: KeyPath, document: Document) -> Base:

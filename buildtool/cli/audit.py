@@ -31,7 +31,7 @@ _PAGES = {"html": render_html, "sarif": render_sarif, "junit": render_junit}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument(
         "source",
         type=path_or_name,

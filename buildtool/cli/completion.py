@@ -16,7 +16,7 @@ _SHELLS = ("bash", "zsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the verb's arguments."""
     parser.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
 
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The completion of `weir` for a shell, no matter which command started this process."""
+    """The completion script of `weir` for a shell, whatever command started this process."""
     parser = build_parser(VERBS, PROGRAM)
     for action in _actions(parser):
         if action.type in (Path, path_or_name):
@@ -36,7 +36,7 @@ def script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of a parser and of the verbs below it."""
+    """Every argument of a parser and of its subparsers."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""`weir diff A B`: shows two images side by side, and what differs between them."""
+"""`weir diff A B`: two images side by side, and what differs between them."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ from probes.core.output import flag, option, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     what = "image in the engine, archive, layout directory or saved JSON report"
     parser.add_argument("before", type=path_or_name, metavar="A", help=what)
     parser.add_argument(
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     for name in (args.before, args.after):
         require_source(name)
     before, after = (report_of(name, Wish(), pull=not args.no_pull) for name in (args.before, args.after))
-    found = diff(before, after)
+    difference = diff(before, after)
     if args.markdown:
-        write_text(args.markdown, render_diff_markdown(found))
+        write_text(args.markdown, render_diff_markdown(difference))
     render = render_diff_markdown if args.format == "markdown" else render_diff_table
-    write(render(found, args.top))
+    write(render(difference, args.top))
     return int(Exit.OK)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import reading, refuse_overwriting, write_text
-from buildtool.doctor import advice as advise
 from buildtool.doctor import gather, text
+from buildtool.doctor.advice import Advice, advise, is_target, supposed_host
 from buildtool.doctor.compatibility import Compatibility, compatibility
 from buildtool.doctor.host import Display, Host
 from buildtool.engine import host as engine_host
@@ -26,7 +26,7 @@ ABSENT = Unknown("the card isn't in this machine")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     flag(parser, "--json", "print facts and advice, or with --lint the faults, as JSON; sizes in bytes")
     option(
         parser,
@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_host.gather()
     host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
     if args.card:
-        host = advise.supposed_host(host, display_named(args.card, data), args.on or host.platform)
+        host = supposed_host(host, display_named(args.card, data), args.on or host.platform)
     if args.prove:
         return _prove(args.prove, host)
-    advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    advice = advise(host, data, datetime.datetime.now(datetime.UTC).date())
     if args.variants:
         return _variants(args.variants, advice)
     if args.fix:
@@ -111,8 +111,8 @@ def _refuse_ignored(args: argparse.Namespace) -> None:
         raise ConfigError("--json is for facts, advice and --lint", "leave --json out")
 
 
-def _variants(path: Path, advice: advise.Advice) -> int:
-    """Write the catalog of one variant."""
+def _variants(path: Path, advice: Advice) -> int:
+    """Write a catalog with one variant for the host's card."""
     from buildtool.build import catalog
     from buildtool.doctor.fix import variant_text
 
@@ -121,13 +121,13 @@ def _variants(path: Path, advice: advise.Advice) -> int:
     return int(Exit.OK)
 
 
-def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
+def _fix(host: Host, advice: Advice, *, dry: bool) -> int:
     """Show what changes in this directory, then write it."""
     from buildtool.doctor import fix
 
     if not Path(fix.BASE).is_file():
         raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
-    before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
+    before = {name: settings_text(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
     changed = fix.changes(host, advice, before)
     echo(fix.shown(changed, written=not dry))
     for change in () if dry else changed:
@@ -135,7 +135,8 @@ def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
     return int(Exit.OK)
 
 
-def _text_of(path: Path) -> str | None:
+def settings_text(path: Path) -> str | None:
+    """The text of a file of settings; None where there is none. Raises DataError for what can't be read."""
     try:
         return read_regular(Path(os.path.realpath(path)), most_bytes=_MOST_BYTES).decode()
     except FileNotFoundError:
@@ -147,7 +148,7 @@ def _text_of(path: Path) -> str | None:
 
 
 def _prove(image: str, host: Host) -> int:
-    """Run the doctor of the image's own probes on this host's card; its exit code is 0 when all holds."""
+    """Run the image's own `probes doctor` on this host's card; exit code 0 if every check holds."""
     from buildtool.doctor import prove
     from buildtool.engine.client import Engine
 
@@ -164,16 +165,16 @@ def _lint(args: argparse.Namespace) -> int:
     from buildtool.doctor.lint.linter import MOST_BYTES, lint
     from buildtool.doctor.lint.rules import rules
 
-    known = rules()
+    texts = rules()
     refuse_overwriting([args.sarif] if args.sarif else [], inputs=args.lint)
-    found = [(str(path), lint(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
+    results = [(str(path), lint(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
     if args.sarif:
-        write_text(args.sarif, report.lint_sarif(found, known, version=tool_version()))
+        write_text(args.sarif, report.lint_sarif(results, texts, version=tool_version()))
     if args.json:
-        write(json.dumps(report.lint_json(found, known), indent=1) + "\n")
+        write(json.dumps(report.lint_json(results, texts), indent=1) + "\n")
     else:
-        echo(report.lint_text(found, known))
-    serious = any(known[fault.rule].level != "note" for _, faults in found for fault in faults)
+        echo(report.lint_text(results, texts))
+    serious = any(texts[fault.rule].level != "note" for _, faults in results for fault in faults)
     return int(Exit.FINDINGS if serious else Exit.OK)
 
 
@@ -185,21 +186,21 @@ def _content(path: Path, *, most_bytes: int) -> bytes:
 
 def display_named(words: str, data: Compatibility) -> Display:
     """The card that a user names. Raises ConfigError for none and for several of different targets."""
-    if advise.is_target(words):
+    if is_target(words):
         return _display("", words, words)
     card = data.card(words)
-    found = (card,) if card else data.cards_named(words)
-    if not found:
+    cards = (card,) if card else data.cards_named(words)
+    if not cards:
         close = [f"{card.product} ({card.target})" for card in data.cards_like(words)]
         guess = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
         raise ConfigError(
             f"no card of our list is called {words!r}",
             f"{guess}give its PCI id (lspci -nn shows it) or its target (rocminfo names it)",
         )
-    if len({one.target for one in found}) > 1:
-        names = ", ".join(f"{one.product} ({one.target})" for one in found[:6])
+    if len({card.target for card in cards}) > 1:
+        names = ", ".join(f"{card.product} ({card.target})" for card in cards[:6])
         raise ConfigError(f"{words!r} names several cards: {names}", "write more of the name, or its target")
-    return _display(found[0].pci, found[0].product, found[0].target)
+    return _display(cards[0].pci, cards[0].product, cards[0].target)
 
 
 def _display(product: str, name: str, target: str) -> Display:

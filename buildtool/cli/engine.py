@@ -1,4 +1,4 @@
-"""`weir engine`: makes sure that a Docker engine answers."""
+"""`weir engine`: make sure that a Docker engine answers."""
 
 import argparse
 
@@ -9,12 +9,12 @@ from probes.core.output import echo, flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the verb's arguments."""
     flag(parser, "--yes", "install without asking")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find, or install and start."""
+    """Find an engine, or install and start one."""
     with ProgressLog() as log:
         info = provision.ensure_engine(log.line, assume_yes=args.yes).info()
     store = "containerd" if info.containerd_store else "classic"

@@ -29,7 +29,7 @@ COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the verb's arguments."""
     parser.add_argument(
         "path",
         type=path_or_name,
