@@ -201,6 +201,9 @@ class WheelCache:
         return tuple(kept)
 
 
+# ---- requirements ------------------------------------------------------------------------------------------
+
+
 def name_and_extras(requirement: str) -> tuple[str, set[str]]:
     """The distribution and the extras that a requirement of a catalog names, normalised (PEP 503, 685)."""
     match = _NAMED.match(requirement)
@@ -211,7 +214,9 @@ def name_and_extras(requirement: str) -> tuple[str, set[str]]:
 
 
 def _provided_extras(path: Path) -> Iterator[str]:
-    """The extras that a wheel says it has. Raises DataError: pip may have read an index's copy of that."""
+    """The extras in a wheel's metadata. Raises DataError for a damaged file, of which pip may not have read
+    that: indexes serve copies of the metadata.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -237,6 +242,15 @@ def foreign_to(build: TorchBuild, wheels: Sequence[Wheel]) -> set[str]:
             return rocm
 
 
+def pinned_requirement(requirement: str, torch: Path) -> str:
+    """The requirement, with torch pinned to the version of the wheel at hand (extras kept)."""
+    match = IS_TORCH.match(requirement)
+    return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
+
+
+# ---- pip ---------------------------------------------------------------------------------------------------
+
+
 def platform_tags(machine: str) -> list[str]:
     """Wheel platform tags that a Debian base of this machine runs (PEP 600 and its older names)."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC_BASE, GLIBC_FLOOR - 1, -1)]
@@ -255,12 +269,6 @@ def _connection_settings() -> dict[str, str]:
         if name in CONNECTION:
             kept[f"PIP_{name}"] = value
     return {**kept, "PIP_CONFIG_FILE": os.devnull}
-
-
-def pinned_requirement(requirement: str, torch: Path) -> str:
-    """The requirement, with torch pinned to the version of the wheel at hand (extras kept)."""
-    match = IS_TORCH.match(requirement)
-    return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
 
 
 def failure_reason(error: CommandFailed) -> str:

@@ -29,7 +29,7 @@ EXITS = (
 
 
 def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
-    """The parser of `prog` with every verb; only those in `filled` get their arguments, which imports them."""
+    """The parser of `prog` with every verb; only those in `filled` are imported for their arguments."""
     parser = Parser(
         prog=prog,
         description="Build, audit and prune container images of PyTorch services; measure and plan GPU "

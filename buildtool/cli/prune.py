@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
     override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
     targets = parse_targets(f"{args.targets or ''},{override}")
     path = Path(args.path)
-    there = kind_of_path(path)
-    if there is PathKind.DIRECTORY:
+    kind = kind_of_path(path)
+    if kind is PathKind.DIRECTORY:
         return int(_run_tree(path, args, targets))
-    if there is PathKind.FILE:
+    if kind is PathKind.FILE:
         return int(_run_file(path, args, targets))
-    if there is not PathKind.NOTHING:
+    if kind is not PathKind.NOTHING:
         raise DataError(
-            f"{path} is {there.value}",
+            f"{path} is {kind.value}",
             "give a regular file, a directory or the name of an image: only those are pruned",
         )
     if looks_like_file(args.path):
@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
+    """Raise ConfigError for an option that doesn't apply to this kind of input."""
     for name in names:
         if getattr(args, name):
             raise ConfigError(
@@ -162,9 +163,8 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
         return _preview_image(args.path, targets)
     ref = args.path
     with ProgressLog() as log:
-        progress = log.line
-        state = default_workplace(progress).state
-        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, progress=progress)
+        state = default_workplace(log.line).state
+        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, progress=log.line)
     if made is None:
         echo(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
         return Exit.OK
@@ -178,7 +178,7 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
 
 
 def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
-    """What would be removed, by the audit's figures; nothing is made."""
+    """Print what would be removed, by the audit's figures; nothing is made."""
     with ProgressLog() as log:
         names = tuple(map(str, targets))
         tick = progress_lines(log.line, ref)
@@ -209,7 +209,7 @@ def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
 
 
 def _by_target(result: TreeResult) -> Iterator[str]:
-    """What is removed, by card: bytes of files, and unpacked bytes of code."""
+    """A line for each card: bytes of files removed, and unpacked bytes of code."""
     in_files: Counter[str] = Counter()
     in_libraries: Counter[str] = Counter()
     for file in result.deleted:
@@ -217,12 +217,12 @@ def _by_target(result: TreeResult) -> Iterator[str]:
     for library in result.pruned:
         in_libraries.update(library.removed_bytes)
     for target in sorted({*in_files, *in_libraries}):
-        files, code = (decimal_bytes(counted[target]) for counted in (in_files, in_libraries))
+        files, code = (decimal_bytes(totals[target]) for totals in (in_files, in_libraries))
         yield f"  {target}: {files} in files, {code} of code in libraries"
 
 
 def _counts(result: TreeResult) -> str:
-    """The figures that a prune of a tree and of an image have in common."""
+    """How many files and libraries were deleted, cut, left whole or untouched."""
     return (
         f"{counted(len(result.deleted), 'file')} for other cards,"
         f" {counted(len(result.pruned), 'library')} cut, {len(result.refused)} left whole,"

@@ -31,7 +31,7 @@ class Zlib:
 
     @property
     def unused_data(self) -> bytes:
-        """What it was given beyond the end."""
+        """The input beyond the end of the member."""
         return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:

@@ -72,7 +72,7 @@ class Build:
         return str(self.torch).replace("{target}", target)
 
     def requirement(self, target: str) -> str:
-        """What pip is asked for."""
+        """The requirement to give to pip for a target."""
         version = str(self.torch)
         return f"torch=={version}" if re.match(r"\d", version) else f"torch[device-{target}]"
 

@@ -358,7 +358,7 @@ def _may_install(command: Command) -> bool:
 
 
 def _is_unattended(command: Command) -> bool:
-    """Whether apt asks no question, or can't be said to ask one."""
+    """Whether apt asks no question, or a variable may keep it from asking."""
     texts = [word.text for word in command.arguments()]
     return any(
         re.fullmatch(r"-[a-zA-Z]*y[a-zA-Z]*|-qq+|--yes|--assume-yes|--download-only|-d|-s", text)
