@@ -11,15 +11,15 @@ from buildtool.audit.formats import render
 from buildtool.audit.options import DEFAULT_OPTIONS, AuditOptions
 from buildtool.audit.report import AuditReport, judge, make_report, read_report
 from buildtool.core.errors import ConfigError, DataError
-from buildtool.core.files import Place, means_file, place_at, reading, write_text
+from buildtool.core.files import PathKind, kind_of_path, looks_like_file, reading, write_text
 from buildtool.core.model import Budget
-from buildtool.core.progress import Progress, Say
+from buildtool.core.progress import Progress, ProgressLog
 from buildtool.engine.reference import parse_pullable
 from buildtool.image.archive import StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
 from buildtool.image.reader import ImageContents, read_image
 from probes.core.invocation import tool_version
-from probes.core.output import can_redraw, redraw, say
+from probes.core.output import can_redraw, progress, redraw
 from probes.core.quoting import command
 from probes.core.units import decimal_bytes
 
@@ -45,13 +45,13 @@ def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditRepo
     DataError.
     """
     path = Path(source)
-    place = place_at(path)
-    if source.endswith(".json") and place is not Place.DIRECTORY:
+    place = kind_of_path(path)
+    if source.endswith(".json") and place is not PathKind.DIRECTORY:
         return _saved_report(path, options)
     on_terminal = can_redraw()
-    tick = _progress_in_place(source) if on_terminal else progress_lines(say, source)
+    tick = _progress_in_place(source) if on_terminal else progress_lines(progress, source)
     try:
-        if place is not Place.NOTHING or means_file(source):
+        if place is not PathKind.NOTHING or looks_like_file(source):
             return audit_path(path, options=options, tick=tick)
         if options.image:
             raise ConfigError(
@@ -114,9 +114,9 @@ def require_source(source: str) -> None:
 
     Raises ConfigError for what no image can be called, DataError for a file that isn't there.
     """
-    if place_at(Path(source)) is not Place.NOTHING:
+    if kind_of_path(Path(source)) is not PathKind.NOTHING:
         return
-    if means_file(source) or source.endswith(".json"):
+    if looks_like_file(source) or source.endswith(".json"):
         with reading(source):
             Path(source).stat()
     parse_pullable(source)
@@ -157,15 +157,15 @@ def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, p
         )
     from buildtool.engine import registry
 
-    say(f"the engine doesn't have {ref}; pulling it")
-    with Progress() as progress:
-        registry.pull(name, say=progress.say, platform=str(platform) if platform else None)
+    progress(f"the engine doesn't have {ref}; pulling it")
+    with ProgressLog() as log:
+        registry.pull(name, progress=log.line, platform=str(platform) if platform else None)
 
 
-def progress_lines(say: Say, label: str) -> Tick:
+def progress_lines(progress: Progress, label: str) -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
     return throttled(
-        lambda total: say(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
+        lambda total: progress(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
     )
 
 

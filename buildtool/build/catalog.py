@@ -4,51 +4,41 @@ The published JSON Schema (images/variants.schema.json) does the validation, so 
 agree.
 """
 
-import argparse
 import difflib
 import json
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
 
-from buildtool.build.workplace import Workplace
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Base, Bootstrap, Budget, Catalog, Registry, TorchSource, Variant, parse_size
-from buildtool.core.progress import Say
-from buildtool.core.shipped import CATALOG, IMAGES, lock_file, state_directory
+from buildtool.core.shipped import CATALOG, IMAGES
 from buildtool.core.yaml_text import Document, KeyPath, Limits, parse
-from buildtool.engine import host
-from buildtool.engine.reference import Reference, parse_new_name, parse_reference
-from buildtool.gpucode.target import parse_targets
-from buildtool.image.reader import host_platform, parse_platform
+from buildtool.engine.reference import parse_reference
 from probes.core.codec import decode
 from probes.core.files import read_text
-from probes.core.output import option
 
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 MAX_BYTES = 4 << 20  # ours has 8 kB
-_FAULTS, _KEYS = 20, 8  # that a message names
-Fields = dict[str, Any]  # an object of the file, of the types that the schema has checked
+_FAULTS, _KEYS = 20, 8  # the most that a message names
+Fields = dict[str, Any]  # an object of the file; the schema has checked its types
 
 
 def load(path: Path = CATALOG) -> Catalog:
     """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message."""
     document = _read(path)
     schema = json.loads((IMAGES / "variants.schema.json").read_text(encoding="utf-8"))
-    found = sorted(
+    faults = sorted(
         jsonschema.Draft202012Validator(schema).iter_errors(document.data),
         key=lambda e: list(map(str, e.path)),
     )
-    if found:
-        complaints = [
-            str(document.complain(tuple(error.path), *_explain(error))) for error in found[:_FAULTS]
-        ]
-        more = [f"... and {len(found) - _FAULTS} more faults"] if len(found) > _FAULTS else []
-        raise ConfigError("\n".join([*complaints, *more]))
+    if faults:
+        messages = [str(document.error(tuple(error.path), *_explain(error))) for error in faults[:_FAULTS]]
+        more = [f"... and {len(faults) - _FAULTS} more faults"] if len(faults) > _FAULTS else []
+        raise ConfigError("\n".join([*messages, *more]))
     return _catalog(document)
 
 
@@ -71,7 +61,7 @@ def _read(path: Path) -> Document:
 
 
 def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
-    """The error and the remedy for one finding of the schema."""
+    """The message and the hint for one error of the schema's."""
     schema = error.schema if isinstance(error.schema, dict) else {}
     wanted = str(schema.get("description", ""))
     match error.validator:
@@ -84,20 +74,20 @@ def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
             more = [f"{len(unknown) - _KEYS} more"] if len(unknown) > _KEYS else []
             return f"unknown key {', '.join([*named, *more])}", hint
         case "type":
-            got = {
+            kinds = {
                 dict: "a mapping",
                 list: "a list",
                 str: "text",
                 bool: "a truth value",
                 type(None): "nothing",
             }
-            said = got.get(type(error.instance), f"the number {error.instance}")
+            kind = kinds.get(type(error.instance), f"the number {error.instance}")
             quote = (
                 "quote it"
                 if error.validator_value == "string" and not isinstance(error.instance, dict | list)
                 else wanted
             )
-            return f"expected {error.validator_value}, found {said}", quote
+            return f"expected {error.validator_value}, found {kind}", quote
         case "pattern":
             return f"{error.instance!r} does not match what may stand here", wanted
         case "required":
@@ -113,9 +103,7 @@ def _catalog(document: Document) -> Catalog:
     default = tuple(data.get("default") or raw)
     for index, name in enumerate(default):
         if name not in raw:
-            raise document.complain(
-                ("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}"
-            )
+            raise document.error(("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}")
     # 1.0 is an integer to JSON Schema
     return Catalog(source_date_epoch=int(data["source_date_epoch"]), default=default, variants=variants)
 
@@ -147,11 +135,11 @@ def _check_sources(sources: tuple[TorchSource, ...], where: KeyPath, document: D
     """The lock file names a source only by its name; a build other than the first one's must be declared."""
     for index, source in enumerate(sources):
         if source.name in [earlier.name for earlier in sources[:index]]:
-            raise document.complain(
+            raise document.error(
                 (*where, index, "name"), f"two sources are called {source.name!r}", "rename one of them"
             )
         if source.build is not sources[0].build and not source.fallback:
-            raise document.complain(
+            raise document.error(
                 (*where, index, "build"),
                 f"this source gives a {source.build.value} build, the first one a "
                 f"{sources[0].build.value} build",
@@ -164,25 +152,25 @@ def _dockerfile(folder: str, where: KeyPath, document: Document) -> Path:
     for directory in (Path(document.name).parent, IMAGES):
         if (directory / folder / "Dockerfile").is_file():
             return (directory / folder / "Dockerfile").resolve()
-    raise document.complain(
+    raise document.error(
         (*where, "dockerfile"), f"there is no {folder}/Dockerfile next to the file or in images/"
     )
 
 
 def _bases(raw: Sequence[Fields], where: KeyPath, document: Document) -> tuple[Base, ...]:
     """A list of bases. The lock file names a base only by its kind and its reference or suite."""
-    found: list[Base] = []
+    bases: list[Base] = []
     for index, item in enumerate(raw):
         base = _base(item, (*where, index), document)
-        suites = [earlier.suite for earlier in found if isinstance(earlier, Bootstrap)]
+        suites = [earlier.suite for earlier in bases if isinstance(earlier, Bootstrap)]
         if isinstance(base, Bootstrap) and base.suite in suites:
-            raise document.complain(
+            raise document.error(
                 (*where, index, "bootstrap", "suite"),
                 f"two bases in this list are made from {base.suite!r}",
                 "put the packages of both into one of them, or take another suite",
             )
-        found.append(base)
-    return tuple(found)
+        bases.append(base)
+    return tuple(bases)
 
 
 def _base(raw: Fields, where: KeyPath, document: Document) -> Base:
@@ -191,130 +179,10 @@ def _base(raw: Fields, where: KeyPath, document: Document) -> Base:
     try:
         parse_reference(raw["registry"])
     except ConfigError as error:
-        raise document.complain((*where, "registry"), error.message, error.hint) from error
+        raise document.error((*where, "registry"), error.message, error.hint) from error
     return Registry(raw["registry"])
 
 
 def _torch(raw: Fields, where: KeyPath, document: Document) -> TorchSource:
     source = decode(TorchSource, {**raw, "base": []})
     return replace(source, base=_bases(raw.get("base", ()), (*where, "base"), document))
-
-
-_VARIANT = "{variant}"
-_BASELINE = {"amd64": "v1", "arm64": "v8"}  # the variants that every processor of an architecture runs
-
-
-def add_choices(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name variants, where they are described, and the cards that an image is for."""
-    parser.add_argument(
-        "variants",
-        nargs="*",
-        metavar="VARIANT",
-        help="images to build, by their names in the catalog (default: the catalog's list `default`)",
-    )
-    parser.add_argument(
-        "--catalog",
-        type=Path,
-        default=CATALOG,
-        metavar="FILE",
-        help="catalog of images (default: the images/variants.yaml that comes with weir)",
-    )
-    option(
-        parser,
-        "--targets",
-        "GFX[,GFX...]",
-        "cards to keep GPU code for, e.g. gfx906 (default: this machine's AMD cards; without one, the "
-        "catalog's list)",
-    )
-
-
-def chosen_targets(asked: str | None, say: Say) -> tuple[bool, tuple[str, ...]]:
-    """Whether targets were asked for, and the targets: those, else this host's cards, else none."""
-    if asked is not None:
-        return True, tuple(map(str, parse_targets(asked)))
-    cards = host.amd_targets()
-    if cards:
-        say(f"this machine's cards: {', '.join(cards)}")
-    return False, cards
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a command asks for, and what of the catalog it needs besides."""
-
-    by_name: bool  # whether cards were asked for by name
-    candidates: list[list[Variant]]  # for each image, best first
-    epoch: int  # of the catalog
-    every: tuple[Variant, ...]  # variant that the catalog has
-
-
-def wanted(args: argparse.Namespace, say: Say) -> Wanted:
-    """The variants that the arguments name.
-
-    A variant is built for the cards asked for, else for this machine's, else for those of the catalog.
-    Raises ConfigError for a name that the catalog doesn't have.
-    """
-    asked, cards = chosen_targets(args.targets, say)
-    found = load(args.catalog)  # once: it may be a pipe, and change while it is read
-    choices = [found.for_cards(cards)] if asked else [found.for_cards(cards), found]
-    each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
-    candidates = [list(dict.fromkeys(variants)) for variants in each]
-    return Wanted(asked, candidates, found.source_date_epoch, found.variants)
-
-
-def workplace(say: Say, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
-    """Where builds keep their caches and a catalog's lock: see `buildtool.core.shipped`."""
-    return Workplace(state_directory(), lock_file(catalog), say, verbose)
-
-
-def more_names(
-    tags: Sequence[str], variants: Sequence[Variant], every: Sequence[Variant]
-) -> dict[str, tuple[Reference, ...]]:
-    """The names that each variant's image gets besides its own; `{variant}` in one means the variant's name.
-
-    `every` variant of the catalog keeps its own name, whether it is built now or not. Raises ConfigError for
-    what no image can be called, and for a name that two images would get.
-    """
-    named = {variant.name: _own_names(variant, tags) for variant in variants}
-    kept = {parse_new_name(variant.ref).canonical: variant.name for variant in every}
-    owners: dict[str, str] = {}
-    for variant, names in named.items():
-        for name in names:
-            if kept.get(name.canonical, variant) != variant:
-                raise ConfigError(
-                    f"--tag would give {variant} the name {name}, which is that of the variant "
-                    f"{kept[name.canonical]}",
-                    f"choose another name: --tag HOST/{_VARIANT}:1.0",
-                )
-            if owners.setdefault(name.canonical, variant) != variant:
-                raise ConfigError(
-                    f"--tag would give the name {name} to two images: {owners[name.canonical]} and {variant}",
-                    f"build one of them, or write {_VARIANT} in the name: --tag HOST/{_VARIANT}:1.0",
-                )
-    return named
-
-
-def _own_names(variant: Variant, tags: Sequence[str]) -> tuple[Reference, ...]:
-    """Each name once, no matter in how many ways it is written."""
-    names = (parse_new_name(tag.replace(_VARIANT, variant.name)) for tag in tags)
-    return tuple({name.canonical: name for name in names}.values())
-
-
-def require_platform(asked: str, engine_machine: str) -> None:
-    """Refuse to build for a platform other than this host's. Raises ConfigError.
-
-    Programs on this host make the base, choose the wheels and prove the image, and the engine has to run it.
-    `engine_machine` is the engine's name for its processor (`x86_64`), empty when it isn't known yet.
-    """
-    here, wish = host_platform(), parse_platform(asked)
-    plain = wish.variant in ("", _BASELINE.get(here.architecture))
-    if not (wish.resembles(here) and plain):
-        raise ConfigError(
-            f"can't build for {wish}: bases, wheels and proofs are made on this host, which is {here}",
-            f"run this on a {wish} machine, and push from there; or leave --platform out",
-        )
-    if engine_machine not in ("", platform.machine()):
-        raise ConfigError(
-            f"can't build for {wish}: the engine is on another machine, of type {engine_machine}",
-            f"use an engine on {here}: see `docker context ls`",
-        )

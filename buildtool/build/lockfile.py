@@ -32,18 +32,15 @@ def spec_sha256(variant: Variant) -> str:
 
     Budget, labels, targets and Dockerfile stay out: they change no input.
     """
-    asked = asdict(variant)
+    spec = asdict(variant)
     for name in ("budget", "labels", "summary", "gpu_targets", "prune", "dockerfile"):
-        del asked[name]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+        del spec[name]
+    return hashlib.sha256(json.dumps(spec, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass
 class Lock:
-    """What is pinned.
-
-    Each change is saved at once, completely or not at all, together with those of other builds.
-    """
+    """Pinned inputs by variant. Each change is saved at once, merged with those of other builds."""
 
     path: Path
     entries: dict[str, Resolved] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""Decides a build: the bake file as data. The same input gives the same bytes; nothing is touched."""
+"""What a build will do, as values: plans of images, the bake file, labels, build arguments. Pure.
+
+The same inputs give the same bytes.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,31 +28,32 @@ class Groups:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """One image to build: a variant with the cards decided on, its inputs, the place of its context."""
+    """One image to build: its variant for the cards that were chosen, its inputs, its context directory."""
 
     variant: Variant
     resolved: Resolved
     context: Path
 
     @property
-    def looked_into(self) -> tuple[str, ...]:
-        """SHA-256 of the inputs that GPU code is looked for in, and cut from; none without pruning."""
+    def scanned_inputs(self) -> tuple[str, ...]:
+        """SHA-256 of the inputs that are scanned for GPU code and pruned; none without pruning."""
         if not self.variant.prune:
             return ()
         groups = group_wheels(self.resolved.wheels)
         base = (self.resolved.base.pin,) if self.resolved.base.origin == "bootstrap" else ()
         return (*(wheel.sha256 for wheel in (*groups.torch, *groups.heavy)), *base)
 
-    def decided(self, had: Iterable[TargetId], *, asked: bool) -> tuple["ImagePlan", str]:
-        """The plan for those targets that `had` serves, and a remark about those that are left out.
+    def with_targets(self, available: Iterable[TargetId], *, every_target: bool) -> tuple["ImagePlan", str]:
+        """The plan for those of its targets that have code, and a remark about those that have none.
 
-        Raises TargetMissing where none of them is served or, when they were `asked` for by name, not all.
+        `available` are the targets that the inputs have code for. Raises TargetMissing where that serves
+        none of the plan's or, with `every_target`, not all of them.
         """
         if not self.variant.prune:
             return self, ""
         wanted = tuple(sorted(map(TargetId.parse, self.variant.gpu_targets)))
         with prefix_errors(f"{self.variant.name}: its GPU libraries"):
-            left = served_targets(had, wanted, strict=asked)
+            left = served_targets(available, wanted, strict=every_target)
         remark = ""
         if missing := [str(target) for target in wanted if target not in left]:
             remark = f"{self.variant.name}: its GPU libraries have no code for {', '.join(missing)}"

@@ -1,4 +1,4 @@
-"""Finds a variant's inputs: walks each list of sources until one answers, and records why others didn't."""
+"""Resolves a variant's inputs: tries each list of sources in order, and records why some were skipped."""
 
 import re
 import tarfile
@@ -10,7 +10,7 @@ from buildtool.build.rootfs import RootfsCache
 from buildtool.build.wheels import TOOLS_PYTHON, WheelCache
 from buildtool.core.errors import DataError, SourceUnreachable
 from buildtool.core.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant, Wheel
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
 from probes.core.quoting import command
 
@@ -23,19 +23,19 @@ class _NoBase(SourceUnreachable):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where inputs come from on this host."""
+    """Resolves inputs with this host's engine, caches and lock file."""
 
     engine: Engine
     wheels: WheelCache
     rootfs: RootfsCache
     lock: Lock
     epoch: int
-    say: Say
+    progress: Progress
 
     def resolve(self, variant: Variant, *, update_lock: bool = False) -> Resolved:
-        """Every input of a variant by content: from the lock, else found now and locked.
+        """Every input of a variant by content: from the lock, else resolved now and locked.
 
-        Raises SourceUnreachable when a whole list of sources fails, naming each one's reason.
+        Raises SourceUnreachable, with each source's reason, when all sources of torch or all bases fail.
         """
         locked = None if update_lock else self.lock.get(variant)
         if locked:
@@ -49,16 +49,16 @@ class Sources:
             if bases in baseless:
                 continue
             try:
-                found = self._try(variant, source, bases, notes, update=update_lock)
+                resolved = self._try(variant, source, bases, notes, update=update_lock)
             except _NoBase:
                 baseless.append(bases)
                 continue
             except SourceUnreachable as error:
                 notes.append(_one_line(error))
-                self.say(f"{variant.name}: {notes[-1]}; trying the next source")
+                self.progress(f"{variant.name}: {notes[-1]}; trying the next source")
                 continue
-            self.lock.put(found)
-            return found
+            self.lock.put(resolved)
+            return resolved
         tried = "\n".join(f"  - {note}" for note in notes)
         if baseless:
             raise SourceUnreachable(
@@ -105,7 +105,7 @@ class Sources:
     def _find_base(
         self, variant: Variant, bases: tuple[Base, ...], notes: list[str], *, update: bool
     ) -> PinnedBase:
-        """The first base that answers, none from a cache on an `update`; why others didn't goes into `notes`.
+        """The first base that answers; with `update`, no cache is used. Failures go into `notes`.
 
         Raises _NoBase.
         """
@@ -114,7 +114,7 @@ class Sources:
                 return self._pin(base, variant, update=update)
             except SourceUnreachable as error:
                 notes.append(_one_line(error))
-                self.say(f"{variant.name}: {notes[-1]}; trying the next base")
+                self.progress(f"{variant.name}: {notes[-1]}; trying the next base")
         raise _NoBase(f"{variant.name}: no base answers")
 
     def _pin(self, base: Base, variant: Variant, *, update: bool) -> PinnedBase:
@@ -138,7 +138,7 @@ class Sources:
         _, digest = self.rootfs.bring(recipe, self.epoch, locked_as=locked.base.pin)
         if digest == locked.base.pin:
             return locked
-        self.say(
+        self.progress(
             f"{variant.name}: Debian {recipe.suite}, made again, isn't what was locked: its mirror has other "
             "packages now; locking those"
         )

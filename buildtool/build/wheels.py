@@ -1,7 +1,7 @@
-"""Wheels, resolved and downloaded on the host by its own pip, so that its index, find-links, certificate and
-proxy serve and none of them enters an image. pip runs as `pip_alone`: no package's code runs on this host.
+"""Wheels, resolved and downloaded by the host's own pip into a cache: <cache>/<sha256>/<file name>.
 
-Kept by content in a cache: <cache>/<sha256>/<file name>.
+The host's index, find-links, certificate and proxy serve, and none of them enters an image. pip runs as
+`pip_alone`, so that no package's code runs on this host.
 """
 
 import os
@@ -14,11 +14,11 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from buildtool.build import pip_alone
-from buildtool.core.command import CommandFailed, relay, run, run_loud
+from buildtool.core.command import CommandFailed, relay, run, run_streaming
 from buildtool.core.errors import ConfigError, DataError, SourceUnreachable
 from buildtool.core.files import require_sha256, scratch, sha256_of
 from buildtool.core.model import TorchBuild, TorchSource, Wheel, normalised
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.prune.archives import ZIP_FAULTS
 from probes.core.files import sync_directory
 from probes.core.invocation import host_command
@@ -29,7 +29,7 @@ PIP_ALONE = (sys.executable, "-P", pip_alone.__file__)
 ANSWER_TIMEOUT_S = 5  # an index that hasn't answered by then is skipped
 GLIBC_FLOOR, GLIBC_BASE = 5, 36  # manylinux_2_5 up to the glibc of the oldest base (bookworm, 2.36)
 # pip's messages for a source that doesn't work, the most specific first
-REASONS = (
+CAUSES = (
     re.compile(re.escape(pip_alone.REFUSAL)),
     re.compile(r"Name or service not known|Temporary failure in name|Connection refused|ProxyError|SSLError"),
     re.compile(r"ConnectTimeout|ReadTimeout|NewConnectionError|Max retries exceeded|HTTP error|Client Error"),
@@ -41,17 +41,17 @@ _MAX_METADATA = 4 << 20  # bytes of a wheel's description of itself
 # a requirement of torch itself, with its extras
 IS_TORCH = re.compile(r"\s*torch\s*(\[[^\]]*\])?(?![\w.-])", re.IGNORECASE)
 CONNECTION = {"CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"}  # pip options that set how, not where
-# What a build needs on the host; never installed into an image.
+# wheels that run inside a build; never installed into an image
 TOOLS = ("installer>=0.7", "pip>=23")
 TOOLS_PYTHON = "3.11"  # the oldest that an image has
 
 
 class WheelCache:
-    """Wheels by content, filled by pip. When `verbose`, it prints every line of pip's output."""
+    """Wheels by content, downloaded by pip. `verbose`: print every line of pip's output."""
 
-    def __init__(self, directory: Path, say: Say, *, verbose: bool = False) -> None:
+    def __init__(self, directory: Path, progress: Progress, *, verbose: bool = False) -> None:
         self._directory = directory
-        self._say = say
+        self._progress = progress
         self._verbose = verbose
 
     def path(self, wheel: Wheel) -> Path:
@@ -73,9 +73,9 @@ class WheelCache:
         if not source.require:
             if not requirements:
                 return ()
-            found = self._download(["--", *requirements], python)
-            self._require_all(requirements, found)
-            return found
+            wheels = self._download(["--", *requirements], python)
+            self._require_all(requirements, wheels)
+            return wheels
         with scratch(self._directory) as folder:
             index = [f"--index-url={source.index}"] if source.index else []
             quick = ["--no-deps", "--retries", "0", "--timeout", str(ANSWER_TIMEOUT_S)]
@@ -83,21 +83,21 @@ class WheelCache:
                 alone = [text for text in source.require if IS_TORCH.match(text)]
                 self._pip([*quick, *index, "--", *alone], python, folder, alone=source.index is not None)
             except CommandFailed as error:
-                raise SourceUnreachable(f"torch source {source.name}: {_reason(error)}") from error
+                raise SourceUnreachable(f"torch source {source.name}: {failure_reason(error)}") from error
             torch = next(iter(folder.glob("torch-*.whl")), None)
             if torch is None:
                 raise SourceUnreachable(f"torch source {source.name} gave no torch wheel")
             extra = [f"--extra-index-url={source.index}"] if source.index else []
-            pinned = [_pin(text, torch) for text in source.require]
-            found = self._download([*extra, f"--find-links={folder}", "--", *pinned, *requirements], python)
-        self._require_all([*source.require, *requirements], found)
-        strangers = foreign_to(source.build, found)
-        if strangers:
+            pinned = [pinned_requirement(text, torch) for text in source.require]
+            wheels = self._download([*extra, f"--find-links={folder}", "--", *pinned, *requirements], python)
+        self._require_all([*source.require, *requirements], wheels)
+        foreign = foreign_to(source.build, wheels)
+        if foreign:
             raise SourceUnreachable(
                 f"torch source {source.name} gives a build other than {source.build.value}: it brings "
-                f"{', '.join(sorted(strangers)[:4])}"
+                f"{', '.join(sorted(foreign)[:4])}"
             )
-        return found
+        return wheels
 
     def tools(self) -> tuple[Wheel, ...]:
         """The wheels that run inside the build but stay out of the image."""
@@ -124,7 +124,7 @@ class WheelCache:
                         f"a wheel differs from the locked one:\n{error.tail}",
                         f"if the index really changed, resolve again: {host_command()} build --update-lock",
                     ) from error
-                raise SourceUnreachable(f"locked wheels can't be fetched: {_reason(error)}") from error
+                raise SourceUnreachable(f"locked wheels can't be fetched: {failure_reason(error)}") from error
             self._keep(folder)
         if strange := next((wheel for wheel in missing if not self.holds(wheel)), None):
             raise DataError(
@@ -138,10 +138,11 @@ class WheelCache:
             way_out = "run the same command again to fetch a new one"
             require_sha256(self.path(wheel), wheel.sha256, "the cached wheel", way_out=way_out)
 
-    def _require_all(self, requirements: Sequence[str], found: Sequence[Wheel]) -> None:
-        by_name = {wheel.distribution: wheel for wheel in found}
+    def _require_all(self, requirements: Sequence[str], wheels: Sequence[Wheel]) -> None:
+        """Raise SourceUnreachable for a requirement or an extra that the wheels don't have."""
+        by_name = {wheel.distribution: wheel for wheel in wheels}
         for text in requirements:
-            name, extras = named(text)
+            name, extras = name_and_extras(text)
             if name not in by_name:
                 raise SourceUnreachable(f"pip gave no wheel for {text!r}")
             path = self.path(by_name[name])
@@ -155,7 +156,7 @@ class WheelCache:
             except CommandFailed as error:
                 wanted = " ".join(word for word in arguments if not word.startswith("-"))
                 raise SourceUnreachable(
-                    f"pip can't resolve {wanted}: {_reason(error)}",
+                    f"pip can't resolve {wanted}: {failure_reason(error)}",
                     "check the host's pip configuration: python3 -m pip config list",
                 ) from error
             return self._keep(folder)
@@ -165,10 +166,10 @@ class WheelCache:
         tags = [f"--platform={tag}" for tag in platform_tags(platform.machine())]
         base = [*PIP_ALONE, "download", "--disable-pip-version-check", "--progress-bar=off"]
         target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
-        run_loud(
+        run_streaming(
             [*base, *target, "--dest", str(into), *arguments],
-            say=relay(
-                lambda line: self._say(f"python {python}: {line}"),
+            progress=relay(
+                lambda line: self._progress(f"python {python}: {line}"),
                 lambda line: Path(line).name if line.startswith("Saved") else None,
                 verbose=self._verbose,
             ),
@@ -200,7 +201,10 @@ class WheelCache:
         return tuple(kept)
 
 
-def named(requirement: str) -> tuple[str, set[str]]:
+# ---- requirements ------------------------------------------------------------------------------------------
+
+
+def name_and_extras(requirement: str) -> tuple[str, set[str]]:
     """The distribution and the extras that a requirement of a catalog names, normalised (PEP 503, 685)."""
     match = _NAMED.match(requirement)
     if not match:
@@ -210,7 +214,9 @@ def named(requirement: str) -> tuple[str, set[str]]:
 
 
 def _provided_extras(path: Path) -> Iterator[str]:
-    """The extras that a wheel says it has. Raises DataError: pip may have read an index's copy of that."""
+    """The extras in a wheel's metadata. Raises DataError for a damaged file, of which pip may not have read
+    that: indexes serve copies of the metadata.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -223,7 +229,7 @@ def _provided_extras(path: Path) -> Iterator[str]:
 
 
 def foreign_to(build: TorchBuild, wheels: Sequence[Wheel]) -> set[str]:
-    """Distributions that don't belong with this torch build: they are signs of another one."""
+    """Distributions that belong to another torch build than this one."""
     names = {wheel.distribution for wheel in wheels}
     cuda = {name for name in names if name.startswith(("nvidia-", "cuda-"))}
     rocm = {name for name in names if name.startswith(("rocm-", "amd-torch", "pytorch-triton-rocm"))}
@@ -234,6 +240,15 @@ def foreign_to(build: TorchBuild, wheels: Sequence[Wheel]) -> set[str]:
             return cuda
         case TorchBuild.CUDA:
             return rocm
+
+
+def pinned_requirement(requirement: str, torch: Path) -> str:
+    """The requirement, with torch pinned to the version of the wheel at hand (extras kept)."""
+    match = IS_TORCH.match(requirement)
+    return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
+
+
+# ---- pip ---------------------------------------------------------------------------------------------------
 
 
 def platform_tags(machine: str) -> list[str]:
@@ -256,14 +271,8 @@ def _connection_settings() -> dict[str, str]:
     return {**kept, "PIP_CONFIG_FILE": os.devnull}
 
 
-def _pin(requirement: str, torch: Path) -> str:
-    """The requirement, with torch pinned to the version of the wheel at hand (extras kept)."""
-    match = IS_TORCH.match(requirement)
-    return f"torch{match[1] or ''}=={torch.name.split('-')[1]}" if match else requirement
-
-
-def _reason(error: CommandFailed) -> str:
-    """The line of pip's last output that gives the reason: "no connection" before "no version"."""
+def failure_reason(error: CommandFailed) -> str:
+    """The line of pip's output that gives the reason of its failure: "no connection" before "no version"."""
     lines = error.tail.splitlines() or ["pip printed nothing"]
-    found = [line for reason in REASONS for line in lines if reason.search(line)]
-    return (found or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")[:300]
+    causes = [line for pattern in CAUSES for line in lines if pattern.search(line)]
+    return (causes or lines[-1:])[0].strip().removeprefix("ERROR: ").removeprefix("WARNING: ")[:300]

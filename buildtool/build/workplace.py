@@ -1,4 +1,4 @@
-"""Where a build keeps its things on the host: caches, contexts, the lock, what was observed of images."""
+"""The directory where builds keep caches, contexts, the lock and what was observed of images."""
 
 import functools
 import hashlib
@@ -16,7 +16,8 @@ from buildtool.build.wheels import WheelCache
 from buildtool.core.errors import DataError
 from buildtool.core.files import locked, scratch
 from buildtool.core.model import Resolved, Variant
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
+from buildtool.core.shipped import CATALOG, lock_file, state_directory
 from buildtool.engine import tags
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference
@@ -31,15 +32,15 @@ PACKAGES = tuple(Path(__file__).parents[2] / name for name in ("buildtool", "pro
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a build keeps its things on the host."""
+    """One state directory and one lock file, and the caches in them."""
 
     state: Path
     lock: Path
-    say: Say = field(repr=False)
-    verbose: bool = False  # whether programs that bring inputs are heard in full
+    progress: Progress = field(repr=False)
+    verbose: bool = False  # print every line of the programs that fetch inputs
 
     def seal(self, kind: str, *settings: object) -> Path:
-        """Where observations of an image are kept: one file for each digest, settings and tool.
+        """The file that keeps an observation of an image: one for each `settings` and version of this tool.
 
         `settings` are all that the observation depends on, the image's digest among them, by their `repr`.
         """
@@ -47,21 +48,21 @@ class Workplace:
         return self.state / kind / key
 
     def named(self, name: Reference) -> Path:
-        """Where the id of the image is kept that a build from here gave this name last."""
+        """The file with the id of the image that a build from here gave this name last."""
         return self.state / "named" / hashlib.sha256(name.canonical.encode()).hexdigest()
 
     @contextmanager
     def temporary_names(self, engine: Engine) -> Iterator[str]:
-        """What names of images begin with until they are proved: see `naming.temporary_names`."""
+        """The prefix of images' names until they are proved: see `buildtool.engine.tags.temporary_names`."""
         with scratch(self.state) as folder, tags.temporary_names(engine, "weir-building", folder) as start:
             yield start
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock this state directory: other builds would replace contexts that are being read.
+        """Lock this state directory against other builds, which would replace contexts that are being read.
 
-        What is kept here goes into images: whatever the umask, no other user may change what is made during
-        the block. Where one could before, a line reports that.
+        What is kept here goes into images: whatever the umask is, no other user may change what is made
+        during the block. Where one could before, a line of progress says so.
         """
         waiting = "another build is using the same state directory; waiting for it to finish"
         with ExitStack() as held:
@@ -69,11 +70,11 @@ class Workplace:
             held.callback(os.umask, own)
             os.umask(own | OTHERS_WRITE)
             try:
-                held.enter_context(locked(self.state / "build.lock", lambda: self.say(waiting)))
+                held.enter_context(locked(self.state / "build.lock", lambda: self.progress(waiting)))
             except DataError as error:
                 raise DataError(error.message, "name a directory for caches: WEIR_STATE=DIR") from error
-            if doubt := next(doubts(self.state), None):  # a line a build
-                self.say(f"warning: {doubt}, who can change what goes into images from {self.state}")
+            if doubt := next(writable_by_others(self.state), None):  # one line is enough
+                self.progress(f"warning: {doubt}, who can change what goes into images from {self.state}")
             yield
 
     def sweep(self) -> None:
@@ -84,22 +85,22 @@ class Workplace:
     @property
     def wheels(self) -> WheelCache:
         """The wheel cache."""
-        return WheelCache(self.state / "wheels", self.say, verbose=self.verbose)
+        return WheelCache(self.state / "wheels", self.progress, verbose=self.verbose)
 
     @property
     def rootfs(self) -> RootfsCache:
         """The cache of root file systems."""
-        return RootfsCache(self.state / "rootfs", self.say, verbose=self.verbose)
+        return RootfsCache(self.state / "rootfs", self.progress, verbose=self.verbose)
 
     @property
     def prunes(self) -> PruneCache:
         """The cache of inputs without GPU code for other cards."""
-        return PruneCache(self.state / "pruned", self.say)
+        return PruneCache(self.state / "pruned", self.progress)
 
     @property
     def inspections(self) -> Inspections:
         """Which targets the inputs have code for, as far as known."""
-        return Inspections(self.state / "inspected", self.say)
+        return Inspections(self.state / "inspected", self.progress)
 
     def image(self, variant: Variant, resolved: Resolved) -> ImagePlan:
         """The plan of an image for its variant's cards, with its place for the context."""
@@ -115,7 +116,7 @@ class Workplace:
         places = {wheel.sha256: self.wheels.path(wheel) for wheel in image.resolved.wheels}
         if rootfs := self.rootfs_of(image, epoch):
             places[image.resolved.base.pin] = rootfs
-        return {sha256: places[sha256] for sha256 in image.looked_into}
+        return {sha256: places[sha256] for sha256 in image.scanned_inputs}
 
     def verify(self, image: ImagePlan, path: Path, sha256: str) -> None:
         """Check one of `archives` against its hash. Raises DataError, having removed what is damaged."""
@@ -125,8 +126,13 @@ class Workplace:
             self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
 
 
-def doubts(directory: Path) -> Iterator[str]:
-    """Which of a directory, the folders in it and those above it other users can change, and what to type.
+def default_workplace(progress: Progress, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
+    """Where builds keep their caches and a catalog's lock: see `buildtool.core.shipped`."""
+    return Workplace(state_directory(), lock_file(catalog), progress, verbose)
+
+
+def writable_by_others(directory: Path) -> Iterator[str]:
+    """Sentences on folders that other users can change: the directory, those in it, and those above it.
 
     In a folder above with the sticky bit, such as /tmp, nobody can replace what another one made.
     """
@@ -134,14 +140,14 @@ def doubts(directory: Path) -> Iterator[str]:
     below = [place, *(path for path in sorted(place.iterdir()) if path.is_dir() and not path.is_symlink())]
     for path in (*below, *place.parents):
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:  # another build's, which has ended
             continue
-        private = found.st_gid in (0, found.st_uid)  # a group of one
-        open_to = found.st_mode & (stat.S_IWOTH if private else OTHERS_WRITE)
-        if found.st_uid not in (0, os.geteuid()):
-            yield f"{path} belongs to another user ({found.st_uid}; another place: WEIR_STATE=DIR)"
-        elif open_to and (path in below or not found.st_mode & stat.S_ISVTX):
+        private = status.st_gid in (0, status.st_uid)  # a group of one
+        open_to = status.st_mode & (stat.S_IWOTH if private else OTHERS_WRITE)
+        if status.st_uid not in (0, os.geteuid()):
+            yield f"{path} belongs to another user ({status.st_uid}; another place: WEIR_STATE=DIR)"
+        elif open_to and (path in below or not status.st_mode & stat.S_ISVTX):
             yield f"{path} can be written by other users ({command('chmod', 'go-w', str(path))})"
 
 

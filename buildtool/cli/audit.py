@@ -15,11 +15,11 @@ from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
 from buildtool.image.errors import LIMITS
 from buildtool.image.reader import parse_platform
-from probes.core.output import complain, flag, hand_over, option
+from probes.core.output import error, flag, option, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument(
         "source",
         type=path_or_name,
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
         comparison = compare(baseline, report, label=str(args.baseline), tolerance=tolerance)
     for name, path in files.items():
         write_text(path, render(report, name, RenderOptions(comparison=comparison)))
-    hand_over(render(report, args.format, RenderOptions(args.top, comparison)))
+    write(render(report, args.format, RenderOptions(args.top, comparison)))
     for line in verdict_lines(report, comparison, baseline=str(args.baseline)):
-        complain(line)
+        error(line)
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
 

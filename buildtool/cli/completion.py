@@ -10,24 +10,24 @@ from buildtool.cli.program import VERBS, build_parser
 from buildtool.core.errors import Exit
 from buildtool.core.files import path_or_name
 from probes.core.invocation import PROGRAM
-from probes.core.output import hand_over
+from probes.core.output import write
 
 _SHELLS = ("bash", "zsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the verb's arguments."""
     parser.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    hand_over(script(args.shell))
+    write(script(args.shell))
     return int(Exit.OK)
 
 
 def script(shell: str) -> str:
-    """The completion of `weir` for a shell, no matter which command started this process."""
+    """The completion script of `weir` for a shell, whatever command started this process."""
     parser = build_parser(VERBS, PROGRAM)
     for action in _actions(parser):
         if action.type in (Path, path_or_name):
@@ -36,7 +36,7 @@ def script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of a parser and of the verbs below it."""
+    """Every argument of a parser and of its subparsers."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""`weir diff A B`: shows two images side by side, and what differs between them."""
+"""`weir diff A B`: two images side by side, and what differs between them."""
 
 import argparse
 from pathlib import Path
@@ -8,11 +8,11 @@ from buildtool.audit.diff import DIFF_FORMATS, diff, render_diff_markdown
 from buildtool.audit.options import AuditOptions
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
-from probes.core.output import flag, hand_over, option
+from probes.core.output import flag, option, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     what = "image in the engine, archive, layout directory or saved JSON report"
     parser.add_argument("before", type=path_or_name, metavar="A", help=what)
     parser.add_argument(
@@ -46,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     difference = diff(before, after)
     if args.markdown:
         write_text(args.markdown, render_diff_markdown(difference))
-    hand_over(DIFF_FORMATS[args.format](difference, args.top))
+    write(DIFF_FORMATS[args.format](difference, args.top))
     return int(Exit.OK)

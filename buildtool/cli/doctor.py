@@ -9,15 +9,15 @@ from pathlib import Path
 
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import reading, refuse_overwriting, write_text
-from buildtool.doctor import advice as advise
 from buildtool.doctor import gather, text
-from buildtool.doctor.compatibility import Compatibility, compatibility, rules
+from buildtool.doctor.advice import Advice, advise, is_target, supposed_host
+from buildtool.doctor.compatibility import Compatibility, compatibility
 from buildtool.doctor.host import Display, Host
 from buildtool.engine import host as engine_host
 from probes.core.codec import encode
 from probes.core.files import read_regular
 from probes.core.invocation import tool_version
-from probes.core.output import flag, hand_over, option, tell
+from probes.core.output import echo, flag, option, write
 from probes.core.quoting import command
 from probes.core.unknown import Unknown
 
@@ -26,7 +26,7 @@ ABSENT = Unknown("the card isn't in this machine")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     flag(parser, "--json", "print facts and advice, or with --lint the faults, as JSON; sizes in bytes")
     option(
         parser,
@@ -78,19 +78,19 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_host.gather()
     host = gather.gather(Path("/"), os.environ, engine, cwd=Path.cwd())
     if args.card:
-        host = advise.asked_host(host, display_named(args.card, data), args.on or host.platform)
+        host = supposed_host(host, display_named(args.card, data), args.on or host.platform)
     if args.prove:
         return _prove(args.prove, host)
-    advice = advise.advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    advice = advise(host, data, datetime.datetime.now(datetime.UTC).date())
     if args.variants:
         return _variants(args.variants, advice)
     if args.fix:
         return _fix(host, advice, dry=args.dry_run)
     rows = list(engine_host.diagnose(engine))
     if args.json:
-        hand_over(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
+        write(json.dumps({"host": encode(host), "advice": encode(advice)}, indent=1) + "\n")
     else:
-        tell(text.answer_text(host, advice, rows))
+        echo(text.answer_text(host, advice, rows))
     missing = any(row.fails for row in rows)
     return int(Exit.ENVIRONMENT if missing else Exit.OK)
 
@@ -111,31 +111,32 @@ def _refuse_ignored(args: argparse.Namespace) -> None:
         raise ConfigError("--json is for facts, advice and --lint", "leave --json out")
 
 
-def _variants(path: Path, advice: advise.Advice) -> int:
-    """Write the catalog of one variant."""
+def _variants(path: Path, advice: Advice) -> int:
+    """Write a catalog with one variant for the host's card."""
     from buildtool.build import catalog
     from buildtool.doctor.fix import variant_text
 
     write_text(path, variant_text(advice, catalog.load()))
-    tell(f"wrote {path}\nnext, type:\n  {command('weir', 'build', '--catalog', str(path))}")
+    echo(f"wrote {path}\nnext, type:\n  {command('weir', 'build', '--catalog', str(path))}")
     return int(Exit.OK)
 
 
-def _fix(host: Host, advice: advise.Advice, *, dry: bool) -> int:
+def _fix(host: Host, advice: Advice, *, dry: bool) -> int:
     """Show what changes in this directory, then write it."""
     from buildtool.doctor import fix
 
     if not Path(fix.BASE).is_file():
         raise ConfigError("there is no compose.yaml in this directory", "cd to the directory that has it")
-    before = {name: _text_of(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
+    before = {name: settings_text(Path(name)) for name in (fix.ENV, fix.OVERLAY)}
     changed = fix.changes(host, advice, before)
-    tell(fix.shown(changed, written=not dry))
+    echo(fix.shown(changed, written=not dry))
     for change in () if dry else changed:
         write_text(Path(change.path), change.after)
     return int(Exit.OK)
 
 
-def _text_of(path: Path) -> str | None:
+def settings_text(path: Path) -> str | None:
+    """The text of a file of settings; None where there is none. Raises DataError for what can't be read."""
     try:
         return read_regular(Path(os.path.realpath(path)), most_bytes=_MOST_BYTES).decode()
     except FileNotFoundError:
@@ -147,32 +148,33 @@ def _text_of(path: Path) -> str | None:
 
 
 def _prove(image: str, host: Host) -> int:
-    """Run the doctor of the image's own probes on this host's card; its exit code is 0 when all holds."""
-    from buildtool.doctor import proving
+    """Run the image's own `probes doctor` on this host's card; exit code 0 if every check holds."""
+    from buildtool.doctor import prove
     from buildtool.engine.client import Engine
 
-    passed = proving.passed_on(host)
-    result = Engine().run(image, proving.COMMAND, devices=passed)
-    checks = proving.checks_of(result.exit_code, result.stdout, result.stderr)
-    tell("\n".join(proving.lines(image, passed, checks)))
+    passed = prove.devices_of(host)
+    result = Engine().run(image, prove.COMMAND, devices=passed)
+    checks = prove.checks_of(result.exit_code, result.stdout, result.stderr)
+    echo("\n".join(prove.lines(image, passed, checks)))
     return int(Exit.OK if all(check.holds for check in checks) else Exit.BUILD)
 
 
 def _lint(args: argparse.Namespace) -> int:
     """Print the faults of files; 1 when one of them is more than a note."""
     from buildtool.doctor.lint import report
-    from buildtool.doctor.lint.linter import MOST_BYTES, judged
+    from buildtool.doctor.lint.linter import MOST_BYTES, lint
+    from buildtool.doctor.lint.rules import rules
 
-    known = rules()
+    texts = rules()
     refuse_overwriting([args.sarif] if args.sarif else [], inputs=args.lint)
-    found = [(str(path), judged(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
+    results = [(str(path), lint(str(path), _content(path, most_bytes=MOST_BYTES + 1))) for path in args.lint]
     if args.sarif:
-        write_text(args.sarif, report.lint_sarif(found, known, version=tool_version()))
+        write_text(args.sarif, report.lint_sarif(results, texts, version=tool_version()))
     if args.json:
-        hand_over(json.dumps(report.lint_json(found, known), indent=1) + "\n")
+        write(json.dumps(report.lint_json(results, texts), indent=1) + "\n")
     else:
-        tell(report.lint_text(found, known))
-    serious = any(known[fault.rule].level != "note" for _, faults in found for fault in faults)
+        echo(report.lint_text(results, texts))
+    serious = any(texts[fault.rule].level != "note" for _, faults in results for fault in faults)
     return int(Exit.FINDINGS if serious else Exit.OK)
 
 
@@ -184,21 +186,21 @@ def _content(path: Path, *, most_bytes: int) -> bytes:
 
 def display_named(words: str, data: Compatibility) -> Display:
     """The card that a user names. Raises ConfigError for none and for several of different targets."""
-    if advise.is_target(words):
+    if is_target(words):
         return _display("", words, words)
     card = data.card(words)
-    found = (card,) if card else data.cards_named(words)
-    if not found:
+    cards = (card,) if card else data.cards_named(words)
+    if not cards:
         close = [f"{card.product} ({card.target})" for card in data.cards_like(words)]
         guess = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
         raise ConfigError(
             f"no card of our list is called {words!r}",
             f"{guess}give its PCI id (lspci -nn shows it) or its target (rocminfo names it)",
         )
-    if len({one.target for one in found}) > 1:
-        names = ", ".join(f"{one.product} ({one.target})" for one in found[:6])
+    if len({card.target for card in cards}) > 1:
+        names = ", ".join(f"{card.product} ({card.target})" for card in cards[:6])
         raise ConfigError(f"{words!r} names several cards: {names}", "write more of the name, or its target")
-    return _display(found[0].pci, found[0].product, found[0].target)
+    return _display(cards[0].pci, cards[0].product, cards[0].target)
 
 
 def _display(product: str, name: str, target: str) -> Display:

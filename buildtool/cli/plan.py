@@ -1,27 +1,31 @@
-"""`weir plan`: the bake file that a build would run, printed; nothing is fetched, made or changed."""
+"""`weir plan`: print the bake file that a build would run; nothing is fetched, made or changed."""
 
 import argparse
 
 from buildtool.build import pipeline
-from buildtool.build.catalog import add_choices, wanted, workplace
+from buildtool.build.workplace import default_workplace
+from buildtool.cli.arguments import add_variant_arguments, build_options
 from buildtool.core.errors import Exit, ToolError
-from buildtool.engine.bakefile import render_plan
+from buildtool.engine.buildx import render_plan
 from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
-from probes.core.output import complain, hand_over
+from probes.core.output import error, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
-    add_choices(parser)
+    """Add the verb's arguments."""
+    add_variant_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan as a bake file, as far as earlier builds know the inputs."""
-    chosen = wanted(args, _silent)
+    options = build_options(args, _silent)
     plan = pipeline.locked_plan(
-        workplace(_silent, args.catalog), chosen.candidates, epoch=chosen.epoch, asked=chosen.by_name
+        default_workplace(_silent, args.catalog),
+        options.candidates,
+        epoch=options.epoch,
+        every_target=options.targets_given,
     )
-    hand_over(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
+    write(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
     return int(Exit.OK)
 
 
@@ -29,8 +33,8 @@ def _keeps_zstd() -> bool:
     """Whether the engine's image store keeps layers as zstd, as a build asks it; yes where none answers."""
     try:
         return Engine(timeout_s=ANSWER_TIMEOUT_S).info().containerd_store
-    except ToolError as error:
-        complain(f"{error.message}: this is the plan for one with containerd's image store")
+    except ToolError as failure:
+        error(f"{failure.message}: this is the plan for one with containerd's image store")
         return True
 
 

@@ -1,4 +1,4 @@
-"""The command line: finds the verb's module, runs it, turns failures into messages and exit codes."""
+"""The program `weir`: finds the verb's module, runs it, turns failures into messages and exit codes."""
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ EXITS = (
 
 
 def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
-    """The parser with every verb, of which those `filled` have their arguments (imports stay lazy)."""
+    """The parser of `prog` with every verb; only those in `filled` are imported for their arguments."""
     parser = Parser(
         prog=prog,
         description="Build, audit and prune container images of PyTorch services; measure and plan GPU "

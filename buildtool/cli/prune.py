@@ -9,10 +9,10 @@ from pathlib import Path
 from buildtool.audit.audit import audit_image, progress_lines
 from buildtool.audit.claims import FOREIGN_CODE, FOREIGN_FILES
 from buildtool.audit.options import AuditOptions
-from buildtool.build.catalog import workplace
+from buildtool.build.workplace import default_workplace
 from buildtool.core.errors import ConfigError, DataError, Exit
-from buildtool.core.files import ARCHIVE_NAME, Place, means_file, path_or_name, place_at
-from buildtool.core.progress import Progress
+from buildtool.core.files import ARCHIVE_NAME, PathKind, kind_of_path, looks_like_file, path_or_name
+from buildtool.core.progress import ProgressLog
 from buildtool.engine.client import Engine
 from buildtool.gpucode.plan import PrunePlan
 from buildtool.gpucode.scan import SECTIONS_READ
@@ -27,7 +27,7 @@ from buildtool.gpucode.target import (
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
 from buildtool.prune.trees import prune_file, prune_tree
-from probes.core.output import flag, option, say, tell
+from probes.core.output import echo, flag, option, progress
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -36,7 +36,7 @@ COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the verb's arguments."""
     parser.add_argument(
         "path",
         type=path_or_name,
@@ -88,17 +88,17 @@ def run(args: argparse.Namespace) -> int:
     override = str(target_of_override(args.hsa_override)) if args.hsa_override else ""
     targets = parse_targets(f"{args.targets or ''},{override}")
     path = Path(args.path)
-    there = place_at(path)
-    if there is Place.DIRECTORY:
+    kind = kind_of_path(path)
+    if kind is PathKind.DIRECTORY:
         return int(_run_tree(path, args, targets))
-    if there is Place.FILE:
+    if kind is PathKind.FILE:
         return int(_run_file(path, args, targets))
-    if there is not Place.NOTHING:
+    if kind is not PathKind.NOTHING:
         raise DataError(
-            f"{path} is {there.value}",
+            f"{path} is {kind.value}",
             "give a regular file, a directory or the name of an image: only those are pruned",
         )
-    if means_file(args.path):
+    if looks_like_file(args.path):
         raise DataError(
             f"there is no file or directory {args.path}",
             "check the path; images that there are: docker images",
@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
+    """Raise ConfigError for an option that doesn't apply to this kind of input."""
     for name in names:
         if getattr(args, name):
             raise ConfigError(
@@ -120,9 +121,9 @@ def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
         raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
     with prefix_errors(path):
         plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
-    tell(_describe(path, plan, dry_run=args.dry_run))
+    echo(_describe(path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
-        tell(f"{args.out}: a copy of it")
+        echo(f"{args.out}: a copy of it")
     return Exit.OK
 
 
@@ -154,12 +155,12 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
             targets,
             compress=args.compress,
             dry_run=args.dry_run,
-            say=say,
+            progress=progress,
             announce=written.announce if written else lambda _changes: None,
         )
         if written:
             written.finish(result)
-    tell(_summary(path, result, dry_run=args.dry_run))
+    echo(_summary(path, result, dry_run=args.dry_run))
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
@@ -168,16 +169,15 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     if args.dry_run:
         return _preview_image(args.path, targets)
     ref = args.path
-    with Progress() as progress:
-        say = progress.say
-        state = workplace(say).state
-        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, say=say)
+    with ProgressLog() as log:
+        state = default_workplace(log.line).state
+        made = images.prune_image(ref, targets, args.tag, engine=Engine(), state=state, progress=log.line)
     if made is None:
-        tell(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
+        echo(f"{ref}: nothing to cut; beside what is listed above, {_NOTHING_FOREIGN}")
         return Exit.OK
     done = made.result
-    tell("\n".join(_by_target(done)))
-    tell(
+    echo("\n".join(_by_target(done)))
+    echo(
         f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
         f" {_counts(done)}; {made.proof}"
     )
@@ -185,10 +185,10 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
 
 
 def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
-    """What would be removed, by the audit's figures; nothing is made."""
-    with Progress() as progress:
+    """Print what would be removed, by the audit's figures; nothing is made."""
+    with ProgressLog() as log:
         names = tuple(map(str, targets))
-        tick = progress_lines(progress.say, ref)
+        tick = progress_lines(log.line, ref)
         report = audit_image(ref, engine=Engine(), options=AuditOptions(targets=names), tick=tick)
     had = known_targets(name for key in report.gpu_code.by_target for name in key.split("+"))
     with prefix_errors(ref):
@@ -196,7 +196,7 @@ def _preview_image(ref: str, targets: tuple[TargetId, ...]) -> Exit:
     before = report.totals.unpacked_bytes
     saved = sum(row.bytes for row in report.findings if row.id in (FOREIGN_FILES, FOREIGN_CODE))
     there = ", ".join(map(str, sorted(had)))
-    tell(
+    echo(
         f"{ref}: would save {decimal_bytes(saved)} of {decimal_bytes(before)} unpacked;"
         f" kept for {', '.join(names)}; it has GPU code for {there}"
     )
@@ -216,7 +216,7 @@ def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
 
 
 def _by_target(result: TreeResult) -> Iterator[str]:
-    """What is removed, by card: bytes of files, and unpacked bytes of code."""
+    """A line for each card: bytes of files removed, and unpacked bytes of code."""
     in_files: Counter[str] = Counter()
     in_libraries: Counter[str] = Counter()
     for file in result.deleted:
@@ -224,12 +224,12 @@ def _by_target(result: TreeResult) -> Iterator[str]:
     for library in result.pruned:
         in_libraries.update(library.removed_bytes)
     for target in sorted({*in_files, *in_libraries}):
-        files, code = (decimal_bytes(counted[target]) for counted in (in_files, in_libraries))
+        files, code = (decimal_bytes(totals[target]) for totals in (in_files, in_libraries))
         yield f"  {target}: {files} in files, {code} of code in libraries"
 
 
 def _counts(result: TreeResult) -> str:
-    """The figures that a prune of a tree and of an image have in common."""
+    """How many files and libraries were deleted, cut, left whole or untouched."""
     return (
         f"{counted(len(result.deleted), 'file')} for other cards,"
         f" {counted(len(result.pruned), 'library')} cut, {len(result.refused)} left whole,"

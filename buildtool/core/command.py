@@ -1,4 +1,4 @@
-"""The only place where buildtool runs other programs: runs one, reads its output, maps its failures.
+"""Runs other programs, which buildtool does here alone: their output, their failures as our errors.
 
 Every program gets its own session, so that it can be ended with everything that it started.
 """
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.core.errors import BuildFailed, EnvironmentMissing
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 
 KEPT_LINES = 25  # of a failed program's output, enough to hold the cause
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 
 
 class _Children:
-    """The programs that run now, in any thread. Once stopped, no further one starts."""
+    """The programs that run now, in any thread; once `stopped`, no further one starts."""
 
     def __init__(self) -> None:
         self.running: set[subprocess.Popen[str]] = set()
         self.stopped = False
-        self.gate = threading.Lock()
+        self.lock = threading.Lock()
 
 
 _children = _Children()
@@ -56,12 +56,12 @@ class Completed:
 
 def find(program: str) -> Path | None:
     """The program's path, or None when it isn't installed."""
-    found = shutil.which(program)
-    return Path(found) if found else None
+    path = shutil.which(program)
+    return Path(path) if path else None
 
 
 def run(args: Sequence[str]) -> Completed:
-    """Run to the end in silence and return the output.
+    """Run to the end without showing anything, and return the output.
 
     Raises EnvironmentMissing when the program isn't installed, CommandFailed when it exits non-zero,
     KeyboardInterrupt when `stop_children` ended it or has been called before.
@@ -71,25 +71,25 @@ def run(args: Sequence[str]) -> Completed:
     return _completed(args, process.returncode, out, (out + err).splitlines())
 
 
-def run_loud(
+def run_streaming(
     args: Sequence[str],
     *,
-    say: Say,
+    progress: Progress,
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
 ) -> Completed:
-    """Run to the end, handing every line (both streams, as it comes) to `say`. Raises as `run` does."""
-    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    """Run to the end, passing each line of both streams to `progress` as it comes. Raises as `run` does."""
+    last: deque[str] = deque(maxlen=KEPT_LINES)
     with _child(args, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
         if stdin is not None and process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # its exit code shows why it stopped reading
                 process.stdin.write(stdin)
                 process.stdin.close()
         for line in process.stdout or ():
-            kept.append(line.rstrip("\n"))
-            say(kept[-1])
+            last.append(line.rstrip("\n"))
+            progress(last[-1])
         process.wait()
-    return _completed(args, process.returncode, "", list(kept))
+    return _completed(args, process.returncode, "", list(last))
 
 
 def _completed(args: Sequence[str], code: int, stdout: str, lines: Sequence[str]) -> Completed:
@@ -99,18 +99,18 @@ def _completed(args: Sequence[str], code: int, stdout: str, lines: Sequence[str]
     return Completed(stdout, tail)
 
 
-def relay(say: Say, shorten: Callable[[str], str | None], *, verbose: bool) -> Say:
-    """A function that passes a program's lines on to `say`: all when `verbose`, else what `shorten` returns.
+def relay(progress: Progress, shorten: Callable[[str], str | None], *, verbose: bool) -> Progress:
+    """A function that passes on to `progress` what `shorten` returns for a line; with `verbose`, every line.
 
-    `shorten` returns None for a line that isn't worth saying.
+    `shorten` returns None for a line that is to be left out.
     """
 
-    def hear(line: str) -> None:
+    def pass_on(line: str) -> None:
         shown = line if verbose else shorten(line)
         if shown is not None:
-            say(shown)
+            progress(shown)
 
-    return hear
+    return pass_on
 
 
 def stop_children() -> None:
@@ -118,7 +118,7 @@ def stop_children() -> None:
 
     Threads that wait for one, or want to start one, get a KeyboardInterrupt. Returns after GRACE_S at most.
     """
-    with _children.gate:
+    with _children.lock:
         _children.stopped = True
         running = list(_children.running)
     _end(running)
@@ -133,7 +133,7 @@ def _child(
     stdin: str | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
     """A program that runs during the block, and ends with it if the block fails."""
-    with _children.gate:
+    with _children.lock:
         if _children.stopped:
             raise KeyboardInterrupt
         process = _start(args, env, stdin, stderr=stderr)
@@ -160,7 +160,7 @@ def _start(
     try:
         return subprocess.Popen(
             args,
-            env=untranslated(os.environ if env is None else env),
+            env=english_environment(os.environ if env is None else env),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -172,8 +172,8 @@ def _start(
         raise _missing(args[0], error) from error
 
 
-def untranslated(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which programs print what we can parse: English, for any locale of the user. Pure."""
+def english_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment with a locale in which programs print English, which we parse. Pure."""
     kept = {name: value for name, value in env.items() if name != "LANGUAGE"}
     return kept | {"LC_ALL": "C.UTF-8" if kept.get("LC_ALL") == "C.UTF-8" else "C"}
 
@@ -199,7 +199,7 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def spawn(args: Sequence[str], *, log: Path) -> None:
-    """Start a program that outlives us, in its own session; it writes to a log. Raises as `run`."""
+    """Start a program that outlives this process, in its own session; it writes to a log. Raises as `run`."""
     try:
         with log.open("ab") as stream:
             subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Decompressors under one interface: zstd from wherever Python has it, and zlib with the same methods."""
+"""Decompressors with one interface: zstd from the standard library or its backport, and zlib."""
 
 import sys
 import zlib
@@ -14,7 +14,7 @@ FAULTS = (zlib.error, zstd.ZstdError)  # what they raise for damaged data
 
 
 class Zlib:
-    """zlib's decompressor, keeping what it couldn't take yet as zstd's does."""
+    """zlib's decompressor with the interface of zstd's: it keeps the input that it couldn't take yet."""
 
     def __init__(self, wbits: int = zlib.MAX_WBITS) -> None:
         self._inner = zlib.decompressobj(wbits)
@@ -31,7 +31,7 @@ class Zlib:
 
     @property
     def unused_data(self) -> bytes:
-        """What it was given beyond the end."""
+        """The input beyond the end of the member."""
         return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Buildtool's way to read and write files (by `probes.core.files`), with its failures as our errors."""
+"""Reads and writes files by `probes.core.files`, with failures as our errors; paths on the command line."""
 
 import contextlib
 import errno
@@ -17,6 +17,10 @@ from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, To
 from probes.core import files
 
 T = TypeVar("T")
+
+ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
+_CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
+_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
 @contextmanager
@@ -100,8 +104,8 @@ def write_text(path: Path, text: str) -> None:
         files.write_text(path, text)
 
 
-def kept(path: Path, parse: Callable[[str], T]) -> T | None:
-    """What an earlier run stored in a cache; None where it is missing or damaged and must be made again.
+def read_cached(path: Path, parse: Callable[[str], T]) -> T | None:
+    """A cached file as `parse` reads it; None where it is missing or damaged, and must be made again.
 
     `parse` raises ValueError, LookupError, TypeError, AttributeError or a ToolError for a damaged text.
     """
@@ -172,18 +176,16 @@ def _full_disk(path: Path) -> Iterator[None]:
         raise
 
 
-ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
-_CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
-_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+# ---- paths on the command line -----------------------------------------------------------------------
 
 
 def path_or_name(text: str) -> str:
-    """The type of an argument that a path or an image's name may follow: shells complete it as a path."""
+    """The argparse type of an argument that takes a path or an image's name: shells complete it as a path."""
     return text
 
 
-class Place(Enum):
-    """What a path leads to, symbolic links followed."""
+class PathKind(Enum):
+    """The kind of file at a path, symbolic links followed."""
 
     NOTHING = "nothing"
     FILE = "a regular file"
@@ -194,32 +196,32 @@ class Place(Enum):
     SOCKET = "a socket"
 
 
-_PLACES = {
-    stat.S_IFREG: Place.FILE,
-    stat.S_IFDIR: Place.DIRECTORY,
-    stat.S_IFCHR: Place.CHARACTER_DEVICE,
-    stat.S_IFBLK: Place.BLOCK_DEVICE,
-    stat.S_IFIFO: Place.PIPE,
-    stat.S_IFSOCK: Place.SOCKET,
+_KINDS = {
+    stat.S_IFREG: PathKind.FILE,
+    stat.S_IFDIR: PathKind.DIRECTORY,
+    stat.S_IFCHR: PathKind.CHARACTER_DEVICE,
+    stat.S_IFBLK: PathKind.BLOCK_DEVICE,
+    stat.S_IFIFO: PathKind.PIPE,
+    stat.S_IFSOCK: PathKind.SOCKET,
 }
 
 
-def place_at(path: Path) -> Place:
-    """What is there. A name that no file can have leads to nothing.
+def kind_of_path(path: Path) -> PathKind:
+    """The kind of file at a path. A name that no file can have leads to nothing.
 
     Raises DataError where that can't be determined, as below a directory that this user can't search.
     """
     with reading(path):
         try:
-            return _PLACES[stat.S_IFMT(path.stat().st_mode)]
+            return _KINDS[stat.S_IFMT(path.stat().st_mode)]
         except OSError as error:
             if error.errno in _NOTHING:
-                return Place.NOTHING
+                return PathKind.NOTHING
             raise
 
 
-def near(path: Path) -> Path:
-    """The path as it is typed from the current directory, where it is below that."""
+def relative_to_cwd(path: Path) -> Path:
+    """The path relative to the current directory, where it is below that; else the path itself."""
     try:
         return path.relative_to(Path.cwd())
     except (ValueError, OSError):
@@ -229,16 +231,17 @@ def near(path: Path) -> Path:
 def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path]) -> None:
     """Refuse reports that would replace what this command reads, or one another. Raises ConfigError."""
     read = {os.path.realpath(path) for path in inputs}
-    places = [os.path.realpath(path) for path in written]
-    for path, place in zip(written, places, strict=True):
-        if place_at(path) in (Place.FILE, Place.NOTHING) and (place in read or places.count(place) > 1):
-            what = "is what this command reads" if place in read else "is named for two reports"
+    targets = [os.path.realpath(path) for path in written]
+    for path, target in zip(written, targets, strict=True):
+        is_file = kind_of_path(path) in (PathKind.FILE, PathKind.NOTHING)
+        if is_file and (target in read or targets.count(target) > 1):
+            what = "is what this command reads" if target in read else "is named for two reports"
             raise ConfigError(f"{path} {what}", "write the report to another file")
 
 
-def means_file(name: str) -> bool:
-    """Whether a name with nothing at it was meant as a file, not as an image: by its beginning or ending.
+def looks_like_file(name: str) -> bool:
+    """Whether a name with no file at it was meant as a file, not as an image: by its beginning or ending.
 
-    Images may be called so too (`x.tar` is a valid name): with its tag, `x.tar:latest` means the image.
+    `x.tar` is a valid name of an image, too; with a tag, `x.tar:latest`, it is taken for one.
     """
     return bool(name.startswith((".", "/", "~")) or _CODE_NAME.search(name) or ARCHIVE_NAME.search(name))

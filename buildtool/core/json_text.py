@@ -72,10 +72,10 @@ def merged(earlier: Json, later: Json) -> Json:
     return later
 
 
-def _add(found: dict[str, Json], pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
+def _add(members: dict[str, Json], pairs: Iterable[tuple[str, Json]]) -> dict[str, Json]:
     for key, value in pairs:
-        found[key] = merged(found.pop(key), value) if key in found else value
-    return found
+        members[key] = merged(members.pop(key), value) if key in members else value
+    return members
 
 
 # Go's folding of letter case, for names of fields that are ASCII: K and long s are the only other letters
@@ -83,7 +83,7 @@ _FOLDED = str.maketrans(f"{ascii_uppercase}\u212a\u017f", f"{ascii_lowercase}ks"
 
 
 def folded(key: str) -> str:
-    """The same for all keys that Go's encoding/json takes for one field."""
+    """A key in the form that is equal for all keys that Go's encoding/json takes for one field."""
     return key.translate(_FOLDED)
 
 
@@ -92,10 +92,10 @@ def spellings(names: Iterable[str]) -> dict[str, list[str]]:
 
     Engines take all keys of one form for one field. Keys of maps (labels, annotations) keep their case.
     """
-    found: dict[str, list[str]] = {}
+    by_form: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(folded(name), []).append(name)
-    return found
+        by_form.setdefault(folded(name), []).append(name)
+    return by_form
 
 
 def with_names(value: Json, fields: Mapping[str, Sequence[str]]) -> Json:
@@ -105,9 +105,9 @@ def with_names(value: Json, fields: Mapping[str, Sequence[str]]) -> Json:
     """
     if not isinstance(value, dict):
         return value
-    found = spellings(value)
+    by_form = spellings(value)
     for field, inner in fields.items():
-        names = found.get(folded(field), [])
+        names = by_form.get(folded(field), [])
         if any(name != field for name in names):
             value[field] = reduce(merged, [value.pop(name) for name in names])
         if field in value:
@@ -117,10 +117,10 @@ def with_names(value: Json, fields: Mapping[str, Sequence[str]]) -> Json:
 
 def _parsed(text: str, doubled: list[str]) -> Json:
     def noting(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        found = joined(pairs)
-        if len(found) != len(pairs) and not doubled:
+        members = joined(pairs)
+        if len(members) != len(pairs) and not doubled:
             doubled.append(doubled_key(pairs))
-        return found
+        return members
 
     return parsed(text, noting)
 
@@ -130,11 +130,11 @@ def _cut_below(text: str, depth: int) -> str:
     kept: list[str] = []
     level = at = 0  # `at`: end of what is kept or was cut
     position = 0
-    while found := _TOKEN.search(text, position):
-        position = found.end()
-        if found[0] == '"':
+    while token := _TOKEN.search(text, position):
+        position = token.end()
+        if token[0] == '"':
             position = _after_string(text, position)
-        elif found[0] in "{[":
+        elif token[0] in "{[":
             level += 1
             if level == depth:
                 kept += text[at : position - 1], "null"
@@ -151,10 +151,10 @@ def _cut_below(text: str, depth: int) -> str:
 
 def _after_string(text: str, position: int) -> int:
     """Where a string ends whose first character is at `position`; the text's length if it has no end."""
-    while found := _STRING_END.search(text, position):
-        if found[0] == '"':
-            return found.end()
-        position = found.end() + 1
+    while end := _STRING_END.search(text, position):
+        if end[0] == '"':
+            return end.end()
+        position = end.end() + 1
     return len(text)
 
 
@@ -197,8 +197,8 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 def _blank(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found else at
+    blank = _BLANK.match(text, at)
+    return blank.end() if blank else at
 
 
 def _expect(text: str, at: int, sign: str) -> int:
@@ -222,12 +222,12 @@ def _after_value(text: str, at: int) -> int:
 
 def _after_brackets(text: str, at: int) -> int:
     level = 0
-    while found := _TOKEN.search(text, at):
-        at = found.end()
-        if found[0] == '"':
+    while token := _TOKEN.search(text, at):
+        at = token.end()
+        if token[0] == '"':
             at = _after_string(text, at)
         else:
-            level += 1 if found[0] in "{[" else -1
+            level += 1 if token[0] in "{[" else -1
             if not level:
                 return at
     raise ValueError("an object or array has no end")

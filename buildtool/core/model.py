@@ -1,4 +1,4 @@
-"""The nouns of a build: what a variant asks for, what was found for it, what came out. Values only."""
+"""The values of a build: variants of the catalog, their resolved inputs, the images that come out."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from pathlib import Path
 from buildtool.core.errors import ConfigError
 from probes.core.units import parse_bytes
 
-CARD = "{gpu_target}"
+CARD = "{gpu_target}"  # in a requirement: a card's target
 LABEL = "io.weir"  # what the names of our labels begin with
 # zstd 1: on the CPU image 3 times faster than BuildKit's default gzip and smaller (docs/decisions/0003)
 ZSTD_LEVEL = 1
@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
 
 
 def normalised(name: str) -> str:
-    """A distribution's or an extra's name, the same for every way to write it (PEP 503)."""
+    """The normalised name of a distribution or an extra (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -154,8 +154,8 @@ class Catalog:
         for name in names:
             if name not in known:
                 raise ConfigError(f"no variant {name!r} in the catalog", f"there are: {', '.join(known)}")
-        wanted = set(names or self.default)
-        return tuple(variant for variant in self.variants if variant.name in wanted)
+        selected = set(names or self.default)
+        return tuple(variant for variant in self.variants if variant.name in selected)
 
 
 @dataclass(frozen=True)

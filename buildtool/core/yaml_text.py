@@ -40,7 +40,7 @@ class Document:
         """The line of a key, or of the nearest one around it."""
         return next((self.lines[where[:n]] for n in range(len(where), -1, -1) if where[:n] in self.lines), 1)
 
-    def complain(self, where: KeyPath, what: str, hint: str = "") -> ConfigError:
+    def error(self, where: KeyPath, what: str, hint: str = "") -> ConfigError:
         """An error about a key."""
         key = ".".join(map(str, where)) or "the document"
         return ConfigError(f"{self.name}:{self.line(where)}: {_brief(key)}: {_brief(what)}", hint)
@@ -85,7 +85,7 @@ def _plain(node: yaml.Node, where: KeyPath, document: Document, *, limits: Limit
     document.nodes += 1
     document.lines.setdefault(where, node.start_mark.line + 1)
     if len(where) > limits.depth or document.nodes > limits.nodes:
-        raise document.complain(where, "nested too deep or aliased too often", "write the values out")
+        raise document.error(where, "nested too deep or aliased too often", "write the values out")
     if isinstance(node, yaml.MappingNode):
         return _plain_mapping(node, where, document, limits=limits)
     if isinstance(node, yaml.SequenceNode):
@@ -110,18 +110,18 @@ def _plain_mapping(node: yaml.MappingNode, where: KeyPath, document: Document, *
         if key in result:
             first = document.lines[at]
             document.lines[at] = key_node.start_mark.line + 1
-            raise document.complain(at, f"this key occurs twice (first on line {first})", "keep one of them")
+            raise document.error(at, f"this key occurs twice (first on line {first})", "keep one of them")
         document.lines[at] = key_node.start_mark.line + 1
         result[key] = _plain(value_node, at, document, limits=limits)
     return merged | result if merged else result
 
 
 def _merged(value: Json) -> dict[str, Json]:
-    """What a merge key adds: a mapping, or a list of them, of which earlier ones win."""
-    found: dict[str, Json] = {}
-    for one in value if isinstance(value, list) else [value]:
-        found = (one | found) if isinstance(one, dict) else found
-    return found
+    """What a merge key adds: a mapping, or a list of them, in which earlier ones take precedence."""
+    result: dict[str, Json] = {}
+    for mapping in value if isinstance(value, list) else [value]:
+        result = (mapping | result) if isinstance(mapping, dict) else result
+    return result
 
 
 def _scalar(node: yaml.Node, where: KeyPath, document: Document) -> Json:
@@ -141,6 +141,6 @@ def _scalar(node: yaml.Node, where: KeyPath, document: Document) -> Json:
             case _:
                 return text
     except ValueError:
-        raise document.complain(
+        raise document.error(
             where, f"{text!r} is not a number that this tool reads", "quote it to keep it as text"
         ) from None

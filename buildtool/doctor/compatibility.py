@@ -1,4 +1,4 @@
-"""Which torch runs on which card, as data/compatibility.yaml says: shape and look-ups. Pure."""
+"""Which torch runs on which card: the types of data/compatibility.yaml, and look-ups in it. Pure."""
 
 import datetime
 import difflib
@@ -11,7 +11,6 @@ from typing import Literal
 
 from buildtool.core.errors import DataError
 from buildtool.core.yaml_text import Limits, parse
-from buildtool.doctor.lint.fault import Rule
 from probes.core.codec import Json, Misfit, decode
 
 Rank = Literal["official", "distribution", "community", "override", "none"]
@@ -19,7 +18,9 @@ Runs = Literal["yes", "partly", "no"]
 RANKS: tuple[Rank, ...] = ("official", "distribution", "community", "override", "none")
 STALE_DAYS = 365
 NOT_GIVEN = ""
-_ALIKE = 0.75  # of a name's letters, from which on a card may be the one that was meant
+FILE = Path(__file__).parent / "data" / "compatibility.yaml"
+LIMITS = Limits(depth=8, nodes=50_000)
+_ALIKE = 0.75  # the least similarity of names, from 0 to 1, for "did you mean"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Build:
         return str(self.torch).replace("{target}", target)
 
     def requirement(self, target: str) -> str:
-        """What pip is asked for."""
+        """The requirement to give to pip for a target."""
         version = str(self.torch)
         return f"torch=={version}" if re.match(r"\d", version) else f"torch[device-{target}]"
 
@@ -130,36 +131,34 @@ class Compatibility:
 
     def target(self, name: str) -> Target | None:
         """A target by its id; features such as `:xnack-` are ignored."""
-        return next((one for one in self.targets if one.id == name.partition(":")[0]), None)
+        return next((target for target in self.targets if target.id == name.partition(":")[0]), None)
 
     def card(self, product: str) -> CardName | None:
         """A card by its PCI vendor:device."""
-        return next((one for one in self.cards if one.pci == product.lower()), None)
+        return next((card for card in self.cards if card.pci == product.lower()), None)
 
     def cards_named(self, words: str) -> tuple[CardName, ...]:
         """Cards whose product name holds every word, in any case, or all of them without spaces: wx4100."""
         wanted = words.casefold().split()
-        found = tuple(one for one in self.cards if all(word in one.product.casefold() for word in wanted))
-        run_together = _run_together(words)
-        return found or tuple(
-            one for one in self.cards if run_together and run_together in _run_together(one.product)
-        )
+        cards = [card for card in self.cards if all(word in card.product.casefold() for word in wanted)]
+        letters = _letters(words)
+        return tuple(cards or [card for card in self.cards if letters and letters in _letters(card.product)])
 
     def cards_like(self, words: str) -> tuple[CardName, ...]:
         """The cards, three at most, whose name or end of a name differs by few characters."""
-        wanted = _run_together(words)
+        wanted = _letters(words)
 
         def likeness(card: CardName) -> float:
             parts = card.product.split()
-            ends = (_run_together("".join(parts[n:])) for n in range(len(parts)))
+            ends = (_letters("".join(parts[n:])) for n in range(len(parts)))
             return max(difflib.SequenceMatcher(None, wanted, end).ratio() for end in ends)
 
         close = [(likeness(card), card) for card in self.cards]
         return tuple(card for score, card in sorted(close, key=lambda row: -row[0])[:3] if score >= _ALIKE)
 
 
-def _run_together(words: str) -> str:
-    """Letters and digits only, in small letters."""
+def _letters(words: str) -> str:
+    """The letters and digits of a text, in lower case."""
     return "".join(char for char in words.casefold() if char.isalnum())
 
 
@@ -174,17 +173,17 @@ def read(data: Json) -> Compatibility:
 def cells(answer: Answer, data: Compatibility, target: str) -> dict[str, Cell]:
     """Runtime, torch, python and get of an answer, each with its source; its own come before the build's."""
     build = data.build(answer.build)
-    found: dict[str, Cell] = {}
+    of_build: dict[str, Cell] = {}
     if build:
         getting = f"pip install '{build.requirement(target)}' --index-url {build.index}"
-        found = {
+        of_build = {
             "runtime": build.runtime,
             "torch": Cell(build.torch.source, build.torch_for(target)),
             "python": build.python,
             "get": Cell(build.index.source, getting),
         }
     own = {"runtime": answer.runtime, "torch": answer.torch, "python": answer.python, "get": answer.get}
-    return found | {name: cell for name, cell in own.items() if cell}
+    return of_build | {name: cell for name, cell in own.items() if cell}
 
 
 def python_range(cell: Cell | None) -> tuple[tuple[int, int], tuple[int, int]] | None:
@@ -193,19 +192,7 @@ def python_range(cell: Cell | None) -> tuple[tuple[int, int], tuple[int, int]] |
     return ((3, int(match[1])), (3, int(match[2]))) if match else None
 
 
-FILE = Path(__file__).parent / "data" / "compatibility.yaml"
-RULES = FILE.parent / "rules.yaml"
-LIMITS = Limits(depth=8, nodes=50_000)
-
-
 @cache
 def compatibility() -> Compatibility:
     """The data. Raises ConfigError or DataError for a damaged installation."""
     return read(parse(FILE.read_text(encoding="utf-8"), str(FILE), LIMITS).data)
-
-
-@cache
-def rules() -> Mapping[str, Rule]:
-    """The linter's rules by id. Raises as `compatibility`."""
-    data = parse(RULES.read_text(encoding="utf-8"), str(RULES), LIMITS).data
-    return {name: decode(Rule, one, name) for name, one in data.items()} if isinstance(data, dict) else {}

@@ -1,6 +1,7 @@
-"""What `weir doctor --fix` writes for this host: settings in `.env`, and an overlay for compose. Pure.
+"""The texts that `weir doctor --fix` and `--variants` write for this host. Pure.
 
-Groups are numbers, because an image has other names for them or none.
+`--fix`: settings in `.env` and an overlay for compose, with groups as numbers, because an image has other
+names for them or none. `--variants`: a catalog with one variant.
 """
 
 import json
@@ -19,6 +20,7 @@ from probes.core.unknown import Unknown
 ENV, BASE, OVERLAY = ".env", "compose.yaml", "compose.here.yaml"
 OVERRIDE_COMPOSE = (2, 24, 4)  # the first compose that knows `!override`
 AMD_KIND, NVIDIA_KIND = "amd.com/gpu", "nvidia.com/gpu"
+NAME = "here"  # of the variant
 _VALUE = re.compile(
     r"""\s*(?:export\s+)?(COMPOSE_FILE|COMPOSE_PATH_SEPARATOR)\s*=\s*(["']?)(.*?)\2\s*(?:\s#.*)?"""
 )
@@ -52,10 +54,10 @@ def changes(host: Host, advice: Advice, before: dict[str, str | None]) -> list[C
     values = settings(host, advice)
     if overlay:
         values["COMPOSE_FILE"] = compose_files(before.get(ENV) or "")
-    found = [Change(OVERLAY, before.get(OVERLAY), overlay)] if overlay else []
+    candidates = [Change(OVERLAY, before.get(OVERLAY), overlay)] if overlay else []
     if values:
-        found.append(Change(ENV, before.get(ENV), env_text(before.get(ENV) or "", values)))
-    return [change for change in found if change.is_needed]
+        candidates.append(Change(ENV, before.get(ENV), env_text(before.get(ENV) or "", values)))
+    return [change for change in candidates if change.is_needed]
 
 
 def settings(host: Host, advice: Advice) -> dict[str, str]:
@@ -63,20 +65,20 @@ def settings(host: Host, advice: Advice) -> dict[str, str]:
     render, kfd = host.node("/dev/dri/renderD"), host.node("/dev/kfd")
     if not render or not kfd:
         return {}
-    found = {"RENDER_NODE": render.path, "RENDER_GID": str(render.group), "VIDEO_GID": str(kfd.group)}
+    values = {"RENDER_NODE": render.path, "RENDER_GID": str(render.group), "VIDEO_GID": str(kfd.group)}
     best = best_of([route for card in advice.cards for route in card.routes if route.usable])
-    return found | ({"HSA_OVERRIDE_GFX_VERSION": best.override} if best and best.override else {})
+    return values | ({"HSA_OVERRIDE_GFX_VERSION": best.override} if best and best.override else {})
 
 
 def compose_files(existing: str) -> str:
     """The setting COMPOSE_FILE of an `.env` file with our two files beside those that it names already."""
-    found = {named[1]: named for named in map(_VALUE.fullmatch, existing.split("\n")) if named}
-    between = found["COMPOSE_PATH_SEPARATOR"][3] if "COMPOSE_PATH_SEPARATOR" in found else ":"
-    quote, text = found["COMPOSE_FILE"].group(2, 3) if "COMPOSE_FILE" in found else ("", "")
-    files = [file for file in text.split(between) if file]
+    settings = {match[1]: match for match in map(_VALUE.fullmatch, existing.split("\n")) if match}
+    separator = settings["COMPOSE_PATH_SEPARATOR"][3] if "COMPOSE_PATH_SEPARATOR" in settings else ":"
+    quote, text = settings["COMPOSE_FILE"].group(2, 3) if "COMPOSE_FILE" in settings else ("", "")
+    files = [file for file in text.split(separator) if file]
     known = {file.removeprefix("./") for file in files}
     first, last = ([file] if file not in known else [] for file in (BASE, OVERLAY))
-    return f"{quote}{between.join([*first, *files, *last])}{quote}"
+    return f"{quote}{separator.join([*first, *files, *last])}{quote}"
 
 
 def env_text(existing: str, values: dict[str, str]) -> str:
@@ -137,7 +139,7 @@ def _flow(texts: Sequence[str]) -> str:
 
 
 def shown(changed: Sequence[Change], *, written: bool) -> str:
-    """What is to change, before it does; and what to type then."""
+    """The changes, before they are made."""
     if not changed:
         return "nothing to change: the settings are this host's already"
     lines = []
@@ -145,9 +147,6 @@ def shown(changed: Sequence[Change], *, written: bool) -> str:
         lines += [f"{change.path}{'' if change.before is not None else ' (new)'}:"]
         lines += [f"  {line}" for line in change.lines()]
     return "\n".join([*lines, "writing them" if written else "nothing was written (--dry-run)"])
-
-
-NAME = "here"
 
 
 def variant_text(advice: Advice, shipped: Catalog) -> str:

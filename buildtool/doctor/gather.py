@@ -51,8 +51,8 @@ def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd
     """The host below `root`; `engine` is what `engine.host` found, `cwd` may hold virtual environments."""
     kernel = read_text(root / "proc/sys/kernel/osrelease")
     wsl = is_there(root / "dev/dxg") or (isinstance(kernel, str) and "microsoft" in kernel.lower())
-    found = _engine(engine)
-    directories = found.cdi_directories if isinstance(found, EngineFacts) else ()
+    facts = _engine(engine)
+    directories = facts.cdi_directories if isinstance(facts, EngineFacts) else ()
     return Host(
         name=socket.gethostname(),
         platform="wsl" if wsl else "linux",
@@ -73,7 +73,7 @@ def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd
         cdi_kinds=read_cdi_kinds(root, directories or CDI_DIRECTORIES),
         user=_user(root),
         pythons=read_pythons(root, env, cwd),
-        engine=found,
+        engine=facts,
         override=env.get("HSA_OVERRIDE_GFX_VERSION", ""),
         composed=is_there(cwd / "compose.yaml"),
     )
@@ -107,13 +107,13 @@ def _own_image(name: str, labels: Mapping[str, str]) -> OwnImage:
 
 def read_displays(root: Path, nvidia: tuple[NvidiaCard, ...]) -> tuple[Display, ...]:
     """AMD's and NVIDIA's cards on the PCI bus, with what their drivers say about them."""
-    found = []
+    displays = []
     for device in listed(root / "sys/bus/pci/devices"):
         code, vendor = read_text(device / "class"), read_text(device / "vendor")
         if isinstance(code, str) and code.startswith(DISPLAY_CLASSES) and vendor in VENDORS:
-            found.append(_display(root, device, nvidia))
-    seen = {display.pci_id for display in found}
-    return (*found, *(_by_nvml(card) for card in nvidia if card.pci_id.lower() not in seen))
+            displays.append(_display(root, device, nvidia))
+    seen = {display.pci_id for display in displays}
+    return (*displays, *(_by_nvml(card) for card in nvidia if card.pci_id.lower() not in seen))
 
 
 def _by_nvml(card: NvidiaCard) -> Display:
@@ -138,43 +138,43 @@ def _display(root: Path, device: Path, nvidia: tuple[NvidiaCard, ...]) -> Displa
     revision = read_text(device / "revision")
     driver = read_text(device / "uevent")
     named = re.search(r"^DRIVER=(\S+)$", driver, re.MULTILINE) if isinstance(driver, str) else None
-    mine = next((one for one in nvidia if one.pci_id.lower() == pci_id), None)
+    nvml = next((card for card in nvidia if card.pci_id.lower() == pci_id), None)
     return Display(
         pci_id=pci_id,
-        product=":".join("????" if isinstance(one, Unknown) else one.removeprefix("0x") for one in ids),
+        product=":".join("????" if isinstance(each, Unknown) else each.removeprefix("0x") for each in ids),
         revision=revision if isinstance(revision, Unknown) else revision.removeprefix("0x"),
         driver=named[1] if named else Unknown("no driver is bound to it"),
-        name=mine.name if mine else Unknown("its driver gives no name"),
-        target=mine.target if mine else _kfd_target(root, pci_id),
-        vram_bytes=mine.vram_total_bytes if mine else _vram(root, pci_id),
+        name=nvml.name if nvml else Unknown("its driver gives no name"),
+        target=nvml.target if nvml else _kfd_target(root, pci_id),
+        vram_bytes=nvml.vram_total_bytes if nvml else _vram(root, pci_id),
         link=read_link(root, pci_id),
         max_link=read_link(root, pci_id, "max"),
     )
 
 
 def _kfd_target(root: Path, pci_id: str) -> str | Unknown:
-    found = [node.target for node in read_kfd_nodes(root) if node.pci_id == pci_id]
-    known = [target for target in found if target != UNKNOWN_TARGET]
+    targets = [node.target for node in read_kfd_nodes(root) if node.pci_id == pci_id]
+    known = [target for target in targets if target != UNKNOWN_TARGET]
     return known[0] if known else Unknown("no driver reports it")
 
 
 def _vram(root: Path, pci_id: str) -> int | Unknown:
-    found = [card.vram_total_bytes for card in read_cards(root) if card.pci_id == pci_id]
-    return found[0] if found else Unknown("its driver isn't loaded")
+    sizes = [card.vram_total_bytes for card in read_cards(root) if card.pci_id == pci_id]
+    return sizes[0] if sizes else Unknown("its driver isn't loaded")
 
 
 def read_nodes(root: Path) -> tuple[Node, ...]:
     """The GPUs' device files with owner, group and mode."""
     names = _names(root / "etc/group")
-    found = []
+    nodes = []
     for path in host.device_files(root):
         try:
             status = (root / path.lstrip("/")).stat()
         except OSError:
             continue
         name = names.get(status.st_gid, Unknown("no group of this host has the number"))
-        found.append(Node(path, status.st_uid, status.st_gid, name, f"{status.st_mode & 0o7777:04o}"))
-    return tuple(found)
+        nodes.append(Node(path, status.st_uid, status.st_gid, name, f"{status.st_mode & 0o7777:04o}"))
+    return tuple(nodes)
 
 
 def _names(place: Path) -> dict[int, str]:
@@ -196,8 +196,8 @@ def _user(root: Path) -> User:
 
 def _distribution(root: Path) -> str | Unknown:
     text = read_text(root / "etc/os-release")
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE) if isinstance(text, str) else None
-    return found[1] if found else Unknown("no PRETTY_NAME in /etc/os-release")
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE) if isinstance(text, str) else None
+    return match[1] if match else Unknown("no PRETTY_NAME in /etc/os-release")
 
 
 def _virtual(root: Path) -> str | Unknown:
@@ -231,13 +231,13 @@ def _cdi_kind(place: Path) -> str:
 
 def read_pythons(root: Path, env: Mapping[str, str], cwd: Path) -> tuple[Python, ...]:
     """Pythons in the usual places, the active environment and `cwd`, each with its torch."""
-    found: dict[Path, Python] = {}
+    pythons: dict[Path, Python] = {}
     for program in _programs(root, env, cwd):
         prefix = program.parent.parent
         version = program.name.removeprefix("python")
         place = f"/{program.relative_to(root)}"
-        found.setdefault(prefix / version, Python(place, version, _torch(prefix, version)))
-    return tuple(found.values())[:MOST_PYTHONS]
+        pythons.setdefault(prefix / version, Python(place, version, _torch(prefix, version)))
+    return tuple(pythons.values())[:MOST_PYTHONS]
 
 
 def _programs(root: Path, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
@@ -265,7 +265,7 @@ def _torch(prefix: Path, version: str) -> TorchBuild | Unknown:
 
 def parse_torch_version(text: str) -> TorchBuild | Unknown:
     """The build that a `torch/version.py` describes; it is read, not run."""
-    found = {}
+    values = {}
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last for deep nesting
@@ -280,7 +280,7 @@ def parse_torch_version(text: str) -> TorchBuild | Unknown:
                 and isinstance(value, ast.Constant)
                 and isinstance(value.value, str)
             ):
-                found[target.id] = value.value
-    if not found.get("__version__"):
+                values[target.id] = value.value
+    if not values.get("__version__"):
         return Unknown("its torch/version.py names no version")
-    return TorchBuild(found["__version__"], found.get("cuda", ""), found.get("hip", ""))
+    return TorchBuild(values["__version__"], values.get("cuda", ""), values.get("hip", ""))

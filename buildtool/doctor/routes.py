@@ -92,12 +92,12 @@ def routes_for(target: str, host: Host, data: Compatibility, *, today: datetime.
     """The routes of a target on the host's platform: usable ones, those that need something, and refusals."""
     known = data.target(target)
     answers = known.answers if known else ()
-    found = [
+    routes = [
         _route(answer, target, host, data=data, today=today)
         for answer in answers
         if host.platform in answer.platforms
     ]
-    return sorted(found, key=lambda route: (not route.usable, route.runs == "no", RANKS.index(route.rank)))
+    return sorted(routes, key=lambda route: (not route.usable, route.runs == "no", RANKS.index(route.rank)))
 
 
 def _route(answer: Answer, target: str, host: Host, *, data: Compatibility, today: datetime.date) -> Route:
@@ -146,8 +146,8 @@ def _amd_needs(host: Host) -> Iterable[str]:
 
 
 def _driver_need(wanted: Cell, driver: str | Unknown) -> Iterable[str]:
-    found = re.match(r"nvidia (\d{1,9})\b", driver) if isinstance(driver, str) else None
-    if wanted.value and found and int(found[1]) < int(wanted.value):
+    version = re.match(r"nvidia (\d{1,9})\b", driver) if isinstance(driver, str) else None
+    if wanted.value and version and int(version[1]) < int(wanted.value):
         yield f"driver {wanted.value} or later; this host has {driver}"
 
 

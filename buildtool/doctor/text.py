@@ -1,4 +1,4 @@
-"""The doctor's answer as text. Pure."""
+"""The text that `weir doctor` prints. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ def answer_text(host: Host, advice: Advice, rows: Sequence[Row]) -> str:
     for card, display in zip(advice.cards, host.displays, strict=True):
         lines += [*card_lines(card, display), ""]
     lines += [f"{remark.about}: {remark.text}{_typed(remark.command)}" for remark in advice.remarks]
-    lines += [f"{row.thing}: {row.found}{_typed(row.next_step)}" for row in rows]
+    lines += [f"{row.thing}: {row.state}{_typed(row.next_step)}" for row in rows]
     above = "\n".join(lines).rstrip("\n")
     return f"{above}\n\nnext, type:\n  {advice.next_step}"
 
@@ -49,12 +49,12 @@ def host_lines(host: Host) -> Iterator[str]:
         group = f"group {node.group} ({_text(node.group_name)}), mode {node.mode}"
         yield f"device file: {node.path}, {group}, {may} by {host.user.name}"
     for python in host.pythons:
-        found = (
+        torch = (
             f", torch {python.torch.version} ({python.torch.api})"
             if isinstance(python.torch, TorchBuild)
             else ""
         )
-        yield f"Python: {_text(python.version)} ({python.place}){found}"
+        yield f"Python: {_text(python.version)} ({python.place}){torch}"
 
 
 def engine_text(engine: EngineFacts | Unknown) -> str:

@@ -1,6 +1,6 @@
-"""The Docker engine as buildtool sees it: look at images, run one, stream one. Builds are buildx's.
+"""The Docker engine: inspect, tag, save, load and run images. Builds go through `buildx`.
 
-It and `connection` are the only modules that import the docker package.
+This module and `connection` are the only ones that import the docker package.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from docker.types import DeviceRequest, LogConfig
 from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, ProofFailed, SourceUnreachable
 from buildtool.core.files import scratch
 from buildtool.core.shipped import state_directory
-from buildtool.engine.connection import UNUSABLE, asked_for, connected, translated
+from buildtool.engine.connection import PACKAGE_ERRORS, connect, engine_errors, engine_errors_for
 from buildtool.engine.reference import Reference
 from probes.core.codec import decode
 from probes.core.files import sweep_partials
@@ -29,102 +29,12 @@ from probes.core.quoting import command
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Anything:
-    """An object whose members aren't read."""
-
-
-@dataclass(frozen=True)
-class Info:
-    """The engine about itself."""
-
-    ServerVersion: str = "unknown"
-    DriverStatus: tuple[tuple[str, str], ...] = ()
-    Name: str = ""
-    DockerRootDir: str = "/var/lib/docker"
-    SecurityOptions: tuple[str, ...] = ()
-    Architecture: str = ""
-    Runtimes: Mapping[str, Anything] = field(default_factory=dict)
-    CDISpecDirs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What an image's containers are started with."""
-
-    Volumes: Mapping[str, Anything] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image, inspected."""
-
-    Id: str
-    RepoTags: tuple[str, ...] = ()
-    Size: int = 0
-    Config: RunConfig = RunConfig()
-    Os: str = ""
-    Architecture: str = ""
-    Variant: str = ""
-    Created: str = ""
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """An image in a list."""
-
-    Id: str
-    RepoTags: tuple[str, ...] = ()
-    Size: int = 0
-
-
-@dataclass(frozen=True)
-class ContainerRow:
-    """A container in a list."""
-
-    Id: str
-    Labels: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class ErrorDetail:
-    """Why an image can't be loaded."""
-
-    message: str = "it gives no reason"
-
-
-@dataclass(frozen=True)
-class LoadRow:
-    """A row of progress."""
-
-    errorDetail: ErrorDetail | None = None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A container that has stopped."""
-
-    StatusCode: int
-
-
-def read(shape: type[T], answer: object) -> T:
-    """An answer as a value. Raises Misfit where it is something else than Docker's API has there."""
-    return decode(shape, _without_nulls(answer), "its answer")
-
-
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is skipped
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the engine reports about itself."""
+    """What the engine reports of itself."""
 
     version: str
     containerd_store: bool
@@ -179,14 +89,14 @@ class Engine:
     """A connection to the engine. The constructor connects; every method raises our errors."""
 
     def __init__(self, timeout_s: float = 600) -> None:
-        with translated():
-            self._client = connected(timeout_s)
+        with engine_errors():
+            self._client = connect(timeout_s)
             self._client.ping()
 
     def info(self) -> EngineInfo:
         """Version, image store and root directory. Raises EngineUnavailable."""
-        with translated():
-            info = read(Info, self._client.info())
+        with engine_errors():
+            info = parse_answer(Info, self._client.info())
         return EngineInfo(
             version=info.ServerVersion,
             containerd_store="io.containerd.snapshotter.v1" in dict(info.DriverStatus).values(),
@@ -200,12 +110,12 @@ class Engine:
 
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
         """The engine's own record of an image, or None when it has no such image. Raises ConfigError."""
-        with asked_for(ref):
+        with engine_errors_for(ref):
             try:
                 record = dict(self._client.images.get(ref).attrs)
             except docker.errors.ImageNotFound:
                 return None
-            read(Image, record)
+            parse_answer(Image, record)
             return record
 
     def labels(self, ref: str) -> dict[str, str]:
@@ -214,25 +124,25 @@ class Engine:
         return {str(name): str(text) for name, text in (config.get("Labels") or {}).items()}
 
     def registry_digest(self, ref: str) -> str:
-        """The manifest (or index) digest that a registry now gives for a reference.
+        """The manifest (or index) digest that a registry has for a reference now.
 
-        Asked through the engine, with its mirrors, proxy and credentials. Raises SourceUnreachable,
+        It is asked through the engine, with its mirrors, proxy and credentials. Raises SourceUnreachable,
         ConfigError, and EngineUnavailable when it is the engine that doesn't answer.
         """
-        with asked_for(ref):
-            client = connected(ANSWER_TIMEOUT_S)
+        with engine_errors_for(ref):
+            client = connect(ANSWER_TIMEOUT_S)
         try:
             return str(client.images.get_registry_data(ref).id)
         except docker.errors.APIError as error:
             raise SourceUnreachable(f"registry base {ref}: {error.explanation or error}") from error
         except requests.exceptions.RequestException as error:
             raise SourceUnreachable(f"registry base {ref}: no answer within {ANSWER_TIMEOUT_S} s") from error
-        except UNUSABLE as error:
+        except PACKAGE_ERRORS as error:
             raise SourceUnreachable(f"registry base {ref}: the engine can't say: {error}") from error
 
     def save(self, ref: str) -> Iterator[bytes]:
         """An image as the engine's archive (`docker save`), in chunks. Raises DataError and ConfigError."""
-        with asked_for(ref):
+        with engine_errors_for(ref):
             try:
                 yield from self._client.api.get_image(ref, chunk_size=1 << 20)
             except docker.errors.NotFound as error:  # in words of the image store's own
@@ -242,29 +152,29 @@ class Engine:
                 ) from error
 
     def unpacked_bytes(self, ref: str) -> int:
-        """How much an image's files take on disk, as the engine counts them; an upper bound.
+        """The bytes that an image's files take on disk, as the engine counts them: an upper bound.
 
         With containerd's store the engine adds the compressed layers. Raises DataError for an unknown image.
         """
         record = self.inspect(ref)
         if record is None:
-            raise _unknown(ref)
-        with translated():
+            raise _no_image(ref)
+        with engine_errors():
             rows = self._images()
         return max(record.get("Size") or 0, *(row.Size for row in rows if row.Id == record["Id"]), 0)
 
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
-        with translated():
+        with engine_errors():
             settings = {"healthcheck": _NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
             with self._created(ref, ["true"], settings) as container:
                 yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
     def load(self, chunks: Iterator[bytes]) -> None:
         """Load an image archive (`docker load`). Raises BuildFailed with the engine's reason."""
-        with translated():
+        with engine_errors():
             for row in self._client.api.load_image(chunks):  # type: ignore[no-untyped-call]
-                if fault := read(LoadRow, row).errorDetail:
+                if fault := parse_answer(LoadRow, row).errorDetail:
                     if "no space left" in fault.message.lower():
                         raise EnvironmentMissing(
                             f"the disk filled up while the engine loaded an image: {fault.message}",
@@ -273,23 +183,23 @@ class Engine:
                     raise BuildFailed(f"the engine refused the image: {fault.message}")
 
     def tag(self, image: str, name: Reference) -> str:
-        """Give an image, by its id or digest, another name, which must hold a tag; returns its id.
+        """Give an image, by its id or digest, another name, which must have a tag. Returns the image's id.
 
-        Raises DataError for an unknown image, BuildFailed unless it has the name then.
+        Raises DataError for an unknown image, BuildFailed if the image doesn't have the name afterwards.
         """
-        wanted = self.inspect(image)
-        if wanted is None:
-            raise _unknown(image)
-        with translated():
-            done = self._client.api.tag(str(wanted["Id"]), name.repository, name.tag)
-        record = self.inspect(str(name)) if done else None
-        if record is None or record["Id"] != wanted["Id"]:
+        record = self.inspect(image)
+        if record is None:
+            raise _no_image(image)
+        with engine_errors():
+            done = self._client.api.tag(str(record["Id"]), name.repository, name.tag)
+        tagged = self.inspect(str(name)) if done else None
+        if tagged is None or tagged["Id"] != record["Id"]:
             raise BuildFailed(f"the engine didn't give the image {image[:19]} the name {name}")
-        return str(wanted["Id"])
+        return str(record["Id"])
 
-    def forget(self, ref: str) -> None:
+    def remove_tag(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""
-        with asked_for(ref):
+        with engine_errors_for(ref):
             try:
                 self._client.images.remove(ref)
             except docker.errors.ImageNotFound:
@@ -297,11 +207,11 @@ class Engine:
 
     def tags(self, repository: str) -> tuple[str, ...]:
         """The names `repository:tag` of this repository that the engine holds."""
-        with translated():
+        with engine_errors():
             return tuple(name for row in self._images(repository) for name in row.RepoTags)
 
-    def _images(self, repository: str | None = None) -> tuple[ImageRow, ...]:
-        return read(tuple[ImageRow, ...], self._client.api.images(name=repository))
+    def _images(self, repository: str | None = None) -> "tuple[ImageRow, ...]":
+        return parse_answer(tuple[ImageRow, ...], self._client.api.images(name=repository))
 
     def run(
         self,
@@ -310,17 +220,15 @@ class Engine:
         *,
         env: Mapping[str, str] | None = None,
         limits: RunLimits = RUN_LIMITS,
-        devices: "Devices | None" = None,
+        devices: Devices | None = None,
     ) -> RunResult:
-        """Run a command in a fresh, unprivileged, offline container within limits, and remove it.
-
-        `devices` are those of the host that it gets; none otherwise.
+        """Run a command in a fresh, unprivileged, offline container, and remove that.
 
         The image's own entry point and health check don't run, and all but /tmp is read-only. The last
         `limits.log_bytes` of the command's output are kept. Raises ProofFailed when it takes too long,
         BuildFailed when the engine can't run it.
         """
-        with translated():
+        with engine_errors():
             settings = {
                 "environment": dict(env or {}),
                 "healthcheck": _NO_HEALTHCHECK,
@@ -328,23 +236,23 @@ class Engine:
                 "tmpfs": {**self._closed_volumes(ref), _SCRATCH: f"mode=1777,size={limits.scratch_bytes}"},
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges"],
-                **_limited(limits),
-                **_passed_on(devices),
+                **_limit_options(limits),
+                **device_options(devices),
             }
             with self._created(ref, command, settings) as container:
                 container.start()
-                code = _awaited(container, ref, limits)
-                out, err = (_said(container, stream, limits) for stream in ("stdout", "stderr"))
+                code = _exit_code(container, ref, limits)
+                out, err = (_output(container, stream, limits) for stream in ("stdout", "stderr"))
         return RunResult(code, out, err)
 
     @contextmanager
     def _created(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
-        """A container for the length of the block. Those that killed runs left behind are removed first.
+        """A container for the duration of the block. Those that killed runs left behind are removed first.
 
-        Its label names a directory that this process holds for as long: `files.scratch`.
+        Its label names a scratch directory that this process holds for as long.
         """
         # the package's errors are OSErrors, as scratch's are
-        with scratch(_containers()) as held, translated():
+        with scratch(_containers()) as held, engine_errors():
             self.sweep_containers()
             owner = {_OWNER: f"{socket.gethostname()}:{held}"}
             try:
@@ -352,7 +260,7 @@ class Engine:
                     ref, command, entrypoint=[], network_mode="none", labels=owner, **settings
                 )
             except docker.errors.ImageNotFound as error:
-                raise _unknown(ref) from error
+                raise _no_image(ref) from error
             try:
                 yield container
             finally:
@@ -362,18 +270,19 @@ class Engine:
         """Remove the containers that killed runs of this state directory left behind."""
         sweep_partials(_containers())
         ours = f"{socket.gethostname()}:{_containers()}/"
-        with translated():
+        with engine_errors():
             rows = self._client.api.containers(all=True, filters={"label": _OWNER})
-            for row in read(tuple[ContainerRow, ...], rows):
+            for row in parse_answer(tuple[ContainerRow, ...], rows):
                 owner = row.Labels.get(_OWNER, "")
                 if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
                     with contextlib.suppress(docker.errors.APIError):  # another run was quicker
                         self._client.api.remove_container(row.Id, v=True, force=True)
 
     def _closed_volumes(self, ref: str) -> dict[str, str]:
-        """Empty read-only places over what an image declares as volumes.
+        """Empty read-only mounts in place of the volumes that an image declares.
 
-        The engine would copy their content to the host's disk, and let a container write there without limit.
+        For volumes, the engine would copy their content to the host's disk, where a container can write
+        without limit.
         """
         config = (self.inspect(ref) or {}).get("Config") or {}
         declared = {posixpath.normpath(path) for path in config.get("Volumes") or ()}
@@ -381,11 +290,11 @@ class Engine:
 
 
 def _containers() -> Path:
-    """Where a run holds a directory for each of its containers."""
+    """The directory in which a run holds a scratch directory for each of its containers."""
     return state_directory().resolve() / "containers"
 
 
-def _passed_on(devices: Devices | None) -> dict[str, Any]:
+def device_options(devices: Devices | None) -> dict[str, Any]:
     """The host's devices as settings of a container."""
     if not devices:
         return {}
@@ -398,7 +307,7 @@ def _passed_on(devices: Devices | None) -> dict[str, Any]:
     }
 
 
-def _limited(limits: RunLimits) -> dict[str, Any]:
+def _limit_options(limits: RunLimits) -> dict[str, Any]:
     """Limits as settings of a container; its log is one file that starts over when full."""
     log = LogConfig(type=LogConfig.types.JSON, config={"max-size": str(limits.log_bytes), "max-file": "1"})
     return {
@@ -409,28 +318,120 @@ def _limited(limits: RunLimits) -> dict[str, Any]:
     }
 
 
-def _awaited(container: Container, ref: str, limits: RunLimits) -> int:
+def _exit_code(container: Container, ref: str, limits: RunLimits) -> int:
     """The exit code. Raises ProofFailed when the container still runs at the end of its time."""
     begun = time.monotonic()
     try:
-        return read(Ended, container.wait(timeout=limits.seconds)).StatusCode
+        return parse_answer(ExitStatus, container.wait(timeout=limits.seconds)).StatusCode
     except requests.exceptions.RequestException as error:
         if time.monotonic() - begun < limits.seconds:
             raise
         raise ProofFailed(f"{ref} was stopped: its command took more than {limits.seconds} s") from error
 
 
-def _said(container: Container, stream: str, limits: RunLimits) -> str:
-    """A stream's output. The engine's log file is bounded; so is this, were the engine to keep more."""
-    kept, left = [], limits.log_bytes
-    wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
-    for chunk in container.logs(stream=True, follow=False, **wanted):
-        kept.append(chunk[:left])
-        left -= len(kept[-1])
+def _output(container: Container, stream: str, limits: RunLimits) -> str:
+    """The output on one stream, at most `limits.log_bytes`, whatever the engine keeps."""
+    chunks, left = [], limits.log_bytes
+    streams = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
+    for chunk in container.logs(stream=True, follow=False, **streams):
+        chunks.append(chunk[:left])
+        left -= len(chunks[-1])
         if not left:
             break
-    return b"".join(kept).decode(errors="replace")
+    return b"".join(chunks).decode(errors="replace")
 
 
-def _unknown(ref: str) -> DataError:
+def _no_image(ref: str) -> DataError:
     return DataError(f"the engine has no image {ref}", "list the images: docker images")
+
+
+# ---- Docker's API: of each answer, the fields that are read ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unread:
+    """An object none of whose members are read."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """The engine about itself."""
+
+    ServerVersion: str = "unknown"
+    DriverStatus: tuple[tuple[str, str], ...] = ()
+    Name: str = ""
+    DockerRootDir: str = "/var/lib/docker"
+    SecurityOptions: tuple[str, ...] = ()
+    Architecture: str = ""
+    Runtimes: Mapping[str, Unread] = field(default_factory=dict)
+    CDISpecDirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What an image's containers are started with."""
+
+    Volumes: Mapping[str, Unread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image, inspected."""
+
+    Id: str
+    RepoTags: tuple[str, ...] = ()
+    Size: int = 0
+    Config: RunConfig = RunConfig()
+    Os: str = ""
+    Architecture: str = ""
+    Variant: str = ""
+    Created: str = ""
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """An image in a list."""
+
+    Id: str
+    RepoTags: tuple[str, ...] = ()
+    Size: int = 0
+
+
+@dataclass(frozen=True)
+class ContainerRow:
+    """A container in a list."""
+
+    Id: str
+    Labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ErrorDetail:
+    """Why an image can't be loaded."""
+
+    message: str = "it gives no reason"
+
+
+@dataclass(frozen=True)
+class LoadRow:
+    """A row of progress."""
+
+    errorDetail: ErrorDetail | None = None
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """A container that has stopped."""
+
+    StatusCode: int
+
+
+def parse_answer(shape: type[T], answer: object) -> T:
+    """An answer of Docker's API as a value. Raises Misfit where it has another form."""
+    return decode(shape, _without_nulls(answer), "its answer")
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A connection to the engine that the Docker CLI talks to, and the docker package's failures as ours."""
+"""Connects to the engine that the Docker CLI would use, and turns the docker package's errors into ours."""
 
 import hashlib
 import json
@@ -28,14 +28,69 @@ from buildtool.core.errors import (
 from buildtool.engine.reference import parse_pullable
 from probes.core.invocation import host_command
 from probes.core.quoting import command
-from probes.core.unknown import Unknown
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+INSTALL = f"as root on Debian or Ubuntu: {host_command()} engine"
+NEXT_STEP = f"start one (`sudo systemctl start docker`), or {INSTALL}"
+_MALFORMED_NAME = (
+    "invalid reference format",
+    "repository name must",
+)  # the engine's messages for a malformed name
+# what the docker package raises for a configuration, or an answer, of another shape
+PACKAGE_ERRORS = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    docker.errors.DockerException,
+    requests.exceptions.RequestException,
+)
+
+
+def connect(timeout_s: float) -> docker.DockerClient:
+    """A connection to the engine that the Docker CLI uses; the docker package by itself may find another.
+
+    Raises ConfigError, EngineUnavailable, and what `engine_errors` turns into our errors.
+    """
+    endpoint = endpoint_here()
+    require_configuration()
+    tls: docker.tls.TLSConfig | bool = False
+    if files := endpoint.tls:
+        client = (str(files.client[0]), str(files.client[1])) if files.client else None
+        ca = str(files.ca) if files.ca else None
+        tls = docker.tls.TLSConfig(client_cert=client, ca_cert=ca, verify=files.verify)
+    try:
+        return docker.DockerClient(
+            base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
+        )
+    except ValueError as error:  # for a malformed address
+        raise docker.errors.DockerException(str(error)) from error
+
+
+def require_configuration() -> None:
+    """Raise ConfigError for a configuration of the Docker CLI that the docker package can't use.
+
+    The package would fail in many ways, also as if no engine answered, and one would be installed in vain.
+    """
+    path = cast(str, find_config_file())
+    try:
+        headers = load_general_config().get("HttpHeaders")
+        requests.Request("GET", "http://localhost", headers).prepare()
+        docker.APIClient(base_url=DEFAULT_HOST, version=MINIMUM_DOCKER_API_VERSION).close()  # asks nothing
+    except PACKAGE_ERRORS as error:
+        raise ConfigError(
+            f"{path} isn't a configuration that the Docker CLI can have written",
+            f"correct it, or move it away: {command('mv', '--', path, f'{path}.old')}",
+        ) from error
+
+
+# ---- which engine: the Docker CLI's rules ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tls:
-    """A context's certificates; None for one that it hasn't."""
+    """An endpoint's certificate files; None for those that it doesn't have."""
 
     ca: Path | None
     client: tuple[Path, Path] | None  # certificate and key
@@ -53,6 +108,15 @@ class Endpoint:
     builder: str = "default"  # buildx's name for the builder inside this engine: its context's
 
 
+def endpoint_here() -> Endpoint:
+    """The engine that this process's environment names. Raises EngineUnavailable."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a name and without $HOME, as in a container: no settings
+        home = Path("/nonexistent")
+    return current_endpoint(os.environ, home)
+
+
 def current_endpoint(env: Mapping[str, str], home: Path) -> Endpoint:
     """The endpoint of this environment. Raises EngineUnavailable for a context that can't be read."""
     if host := env.get("DOCKER_HOST"):
@@ -61,38 +125,23 @@ def current_endpoint(env: Mapping[str, str], home: Path) -> Endpoint:
         tls = _tls(folder, verify=True) if verify else None
         return Endpoint(host, "DOCKER_HOST", "unset DOCKER_HOST", tls)
     folder = Path(env.get("DOCKER_CONFIG") or home / ".docker")
-    name = env.get("DOCKER_CONTEXT") or _chosen(folder / "config.json")
+    name = env.get("DOCKER_CONTEXT") or _current_context(folder / "config.json")
     if name == "default":
         return Endpoint(DEFAULT_HOST)
     back = "unset DOCKER_CONTEXT" if env.get("DOCKER_CONTEXT") else "docker context use default"
-    return _of_context(folder / "contexts", name, back)
+    return _context_endpoint(folder / "contexts", name, back)
 
 
-def disk_of(
-    endpoint: Endpoint, root: Path, *, engine_host: str, this_host: str, is_seen: bool
-) -> Path | Unknown:
-    """The engine's directory if it is on this host, else the reason why its disk can't be measured.
-
-    `root` is the engine's name for it; `is_seen` says whether this host has a directory of that name,
-    which may be another one. A socket alone proves nothing: ssh forwards them, containers are given them.
-    """
-    if not endpoint.host.startswith("unix://"):
-        return Unknown(f"the engine is at {endpoint.host}, and its disk can't be measured from here")
-    if engine_host != this_host:
-        return Unknown(f"the engine runs on {engine_host or 'a host without a name'}, not on {this_host}")
-    return root if is_seen else Unknown(f"the engine's directory {root} can't be seen from here")
-
-
-def _chosen(config: Path) -> str:
+def _current_context(config: Path) -> str:
     """The name of the context in the CLI's configuration; like the CLI, ignores what it can't read."""
     try:
-        found = json.loads(config.read_text(encoding="utf-8")).get("currentContext")
+        name = json.loads(config.read_text(encoding="utf-8")).get("currentContext")
     except (OSError, ValueError, AttributeError, RecursionError):
         return "default"
-    return found if isinstance(found, str) and found else "default"
+    return name if isinstance(name, str) and name else "default"
 
 
-def _of_context(folder: Path, name: str, back: str) -> Endpoint:
+def _context_endpoint(folder: Path, name: str, back: str) -> Endpoint:
     key = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
     try:
         meta = json.loads((folder / "meta" / key / "meta.json").read_text(encoding="utf-8"))
@@ -116,34 +165,22 @@ def _tls(folder: Path, *, verify: bool) -> Tls:
     return Tls(ca if ca.exists() else None, client, verify)
 
 
-INSTALL = f"as root on Debian or Ubuntu: {host_command()} engine"
-NEXT_STEP = f"start one (`sudo systemctl start docker`), or {INSTALL}"
-_NO_NAME = ("invalid reference format", "repository name must")  # the engine's messages for a malformed name
-# what the docker package raises for a configuration, or an answer, of another shape
-UNUSABLE = (
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    docker.errors.DockerException,
-    requests.exceptions.RequestException,
-)
+# ---- errors ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Turn the docker package's and its transport's exceptions into ours; and an odd answer's."""
+def engine_errors() -> Iterator[None]:
+    """Turn exceptions of the docker package and its transport, and those for odd answers, into our errors."""
     try:
         yield
     except docker.errors.APIError as error:
-        if any(sign in str(error.explanation) for sign in _NO_NAME):
+        if any(sign in str(error.explanation) for sign in _MALFORMED_NAME):
             raise ConfigError(
                 f"no image can have that name: {error.explanation}", "write NAME[:TAG], NAME in lower case"
             ) from error
         raise BuildFailed(f"the engine refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, ConnectionError) as error:
-        raise unavailable(error, endpoint_here()) from error
+        raise unavailable_error(error, endpoint_here()) from error
     except (ToolError, OSError):
         raise
     except Exception as error:  # the package raises all kinds for JSON of another shape, even a bare one
@@ -154,63 +191,17 @@ def translated() -> Iterator[None]:
 
 
 @contextmanager
-def asked_for(ref: str) -> Iterator[None]:
-    """A request in whose address a name stands: the engine would take `x/../../images` for another request.
+def engine_errors_for(ref: str) -> Iterator[None]:
+    """`engine_errors` for a request with an image's name in its URL.
 
-    Raises ConfigError for what no image can be called; else translates as `translated` does.
+    Raises ConfigError for what no image can be called: `x/../../images` would become another request.
     """
     parse_pullable(ref)
-    with translated():
+    with engine_errors():
         yield
 
 
-def endpoint_here() -> Endpoint:
-    """The engine that this process's environment names. Raises EngineUnavailable."""
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user without a name and without $HOME, as in a container: no settings
-        home = Path("/nonexistent")
-    return current_endpoint(os.environ, home)
-
-
-def connected(timeout_s: float) -> docker.DockerClient:
-    """A connection to the engine that the Docker CLI uses; the package by itself may find another one.
-
-    Raises ConfigError, EngineUnavailable and what `translated` translates.
-    """
-    endpoint = endpoint_here()
-    require_configuration()
-    tls: docker.tls.TLSConfig | bool = False
-    if found := endpoint.tls:
-        client = (str(found.client[0]), str(found.client[1])) if found.client else None
-        ca = str(found.ca) if found.ca else None
-        tls = docker.tls.TLSConfig(client_cert=client, ca_cert=ca, verify=found.verify)
-    try:
-        return docker.DockerClient(
-            base_url=endpoint.host, tls=tls, timeout=int(timeout_s), version="auto", use_ssh_client=True
-        )
-    except ValueError as error:  # for a malformed address
-        raise docker.errors.DockerException(str(error)) from error
-
-
-def require_configuration() -> None:
-    """Refuse a configuration of the Docker CLI that the docker package can't use. Raises ConfigError.
-
-    The package would fail in many ways, or as if no engine answered, and one might be installed in vain.
-    """
-    path = cast(str, find_config_file())
-    try:
-        headers = load_general_config().get("HttpHeaders")
-        requests.Request("GET", "http://localhost", headers).prepare()
-        docker.APIClient(base_url=DEFAULT_HOST, version=MINIMUM_DOCKER_API_VERSION).close()  # asks nothing
-    except UNUSABLE as error:
-        raise ConfigError(
-            f"{path} isn't a configuration that the Docker CLI can have written",
-            f"correct it, or move it away: {command('mv', '--', path, f'{path}.old')}",
-        ) from error
-
-
-def unavailable(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:
+def unavailable_error(error: BaseException, endpoint: Endpoint) -> EngineUnavailable:
     """The reason why an engine doesn't answer, and what to type. Pure."""
     if any(isinstance(cause, PermissionError) for cause in _causes(error)):
         return EngineForbidden(
@@ -229,10 +220,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     """An exception and all that led to it; urllib3 keeps some of them among the arguments."""
     waiting, seen = [error], set[int]()
     while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [
-                e for e in (one.__cause__, one.__context__, *one.args) if isinstance(e, BaseException)
-            ]
+        cause = waiting.pop()
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            below = (cause.__cause__, cause.__context__, *cause.args)
+            waiting += [each for each in below if isinstance(each, BaseException)]

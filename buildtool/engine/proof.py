@@ -1,4 +1,4 @@
-"""Judges what a fresh container reported about itself (images/smoke.py). Pure: the engine runs it."""
+"""The proof of an image: judges what images/smoke.py printed in a fresh container. Pure."""
 
 import json
 from dataclasses import astuple, dataclass
@@ -55,7 +55,7 @@ class Proof:
 
 
 def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, stderr: str) -> Proof:
-    """The proof; raises ProofFailed naming the broken promise."""
+    """The proof of an image. Raises ProofFailed, which names what isn't as the variant promises."""
     new = f"{variant.ref} stays as it was: the new image"
     try:
         facts = facts_of(stdout)
@@ -64,14 +64,14 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
     if exit_code or facts is None:
         raise ProofFailed(
             f"{new} doesn't run: `{' '.join(COMMAND)}` exited with {exit_code}\n"
-            + last_words(stdout + stderr),
+            + output_tail(stdout + stderr),
             _look_inside(variant.name),
         )
-    found = build_of(facts.hip, facts.cuda)
+    build = build_of(facts.hip, facts.cuda)
     version = terminal(facts.torch_version)
-    if found is not resolved.torch_build:
+    if build is not resolved.torch_build:
         raise ProofFailed(
-            f"{new} holds torch {version}, a {found.value} build; "
+            f"{new} holds torch {version}, a {build.value} build; "
             f"source {resolved.torch_source} promises a {resolved.torch_build.value} build",
             f"a requirement replaced torch: pin it in `wheels`, or look at the plan: {host_command()} plan",
         )
@@ -82,7 +82,7 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
     missing = [name for name in ("service", "probes") if not getattr(facts, name)]
     if missing:
         raise ProofFailed(f"{new} lacks its payload: {', '.join(missing)} can't be imported")
-    return Proof(facts.python, facts.torch_version, found, facts.rocminfo)
+    return Proof(facts.python, facts.torch_version, build, facts.rocminfo)
 
 
 def facts_of(stdout: str) -> Facts | None:
@@ -97,8 +97,8 @@ def facts_of(stdout: str) -> Facts | None:
         raise MalformedFacts(f"its smoke test answers with {len(line):,} characters")
     try:
         top: Any = load(line.removeprefix(MARK))
-        said = {"torch_version": top["torch"]["version"], "rocminfo": _rocminfo(top["rocminfo"])}
-        facts = decode(Facts, {**top, **top["torch"], **said}, "answer")
+        renamed = {"torch_version": top["torch"]["version"], "rocminfo": _rocminfo(top["rocminfo"])}
+        facts = decode(Facts, {**top, **top["torch"], **renamed}, "answer")
         if any(isinstance(fact, str) and len(fact) > _MAX_TEXT for fact in astuple(facts)):
             raise ValueError("a fact of more characters than any has")
     except (ValueError, TypeError, LookupError) as error:
@@ -107,13 +107,13 @@ def facts_of(stdout: str) -> Facts | None:
     return facts
 
 
-def sentence(facts: Facts) -> str:
-    """The facts in a line for people."""
+def facts_text(facts: Facts) -> str:
+    """The facts in one line."""
     return f"torch {terminal(facts.torch_version)} computes, rocminfo {terminal(facts.rocminfo)}"
 
 
-def last_words(output: str) -> str:
-    """The end of what a container said, for a terminal: the image's maker chose the characters."""
+def output_tail(output: str) -> str:
+    """The last lines of a container's output, quoted: the image's maker chose the characters."""
     lines = output.strip().splitlines()[-SHOWN_LINES:]
     return "\n".join(terminal(line[:SHOWN_CHARACTERS]) for line in lines)
 
@@ -135,15 +135,15 @@ def build_of(hip: str | None, cuda: str | None) -> TorchBuild:
     return TorchBuild.CUDA if cuda else TorchBuild.CPU
 
 
-def _rocminfo(said: object) -> str:
-    found = decode(_Rocminfo, said, "rocminfo")
-    if not found.present:
+def _rocminfo(answer: object) -> str:
+    report = decode(_Rocminfo, answer, "rocminfo")
+    if not report.present:
         return "not installed"
-    return f"runs (exit {found.exit_code}: {found.said.splitlines()[0] if found.said else 'silent'})"
+    return f"runs (exit {report.exit_code}: {report.said.splitlines()[0] if report.said else 'silent'})"
 
 
 def _look_inside(variant: str) -> str:
-    """A failed image has no name that somebody could start it by; this gives it one."""
+    """The commands that start a failed image, which has no name of its own."""
     bake = command("docker", "buildx", "bake", "-f", "-", "--set", f"{variant}.tags=look")
     run = command("docker", "run", "--rm", "-it", "--entrypoint", "sh", "look")
     return f"look inside: {host_command()} plan {variant} | {bake} && {run}"

@@ -1,6 +1,6 @@
 """Provides an engine on this host: finds one, or installs and starts Debian's or Ubuntu's.
 
-What to do is decided first, as a value (`plan_install`), and announced before it is done.
+`plan_install` decides what to do, as a value; it is announced before it is done.
 """
 
 import os
@@ -11,23 +11,23 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildtool.core.command import CommandFailed, find, relay, run, run_loud, spawn
+from buildtool.core.command import CommandFailed, find, relay, run, run_streaming, spawn
 from buildtool.core.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, ToolError
 from buildtool.core.files import scratch, write_text
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP, endpoint_here
 
 START_TIMEOUT_S = 60
 DAEMON_JSON = Path("/etc/docker/daemon.json")
-MODERN_STORE = '{"features": {"containerd-snapshotter": true, "cdi": true}}\n'
+DAEMON_SETTINGS = '{"features": {"containerd-snapshotter": true, "cdi": true}}\n'
 DOCKERD_LOG = Path("/var/log/dockerd.log")
 
 # Debian's releases in order: where one lacks docker-buildx, the next one's packages install on it
 DEBIAN_SUITES = ("bullseye", "bookworm", "trixie", "forky")
 DEBIAN = ("docker.io", "docker-cli", "docker-buildx", "docker-compose")
 UBUNTU = ("docker.io", "docker-buildx", "docker-compose-v2")
-BESIDE = ("mmdebstrap",)  # makes base images where no registry answers
+ALSO_NEEDED = ("mmdebstrap",)  # beside the engine: makes base images where no registry answers
 
 
 @dataclass(frozen=True)
@@ -60,30 +60,30 @@ def plan_install(host: Host) -> InstallPlan:
     if not host.is_root:
         raise EngineUnavailable("no Docker engine answers, and only root may install or start one", NEXT_STEP)
     if host.has_engine:
-        return InstallPlan(BESIDE, None)
+        return InstallPlan(ALSO_NEEDED, None)
     if host.distribution == "ubuntu":
-        return InstallPlan(UBUNTU + BESIDE, None)
+        return InstallPlan(UBUNTU + ALSO_NEEDED, None)
     if host.buildx_in_suite:
-        return InstallPlan(DEBIAN + BESIDE, None)
+        return InstallPlan(DEBIAN + ALSO_NEEDED, None)
     if host.codename not in DEBIAN_SUITES[:-1]:
         raise EngineUnavailable(f"Debian {host.codename} has no docker-buildx package", NEXT_STEP)
     following = DEBIAN_SUITES[max(DEBIAN_SUITES.index(host.codename) + 1, DEBIAN_SUITES.index("trixie"))]
-    return InstallPlan(DEBIAN + BESIDE, following)
+    return InstallPlan(DEBIAN + ALSO_NEEDED, following)
 
 
-def chooses_store(host: Host) -> bool:
-    """Whether this tool may write the engine's settings: nobody else has, and no images can be hidden by it.
+def may_choose_store(host: Host) -> bool:
+    """Whether this tool may choose the engine's image store, by writing its settings.
 
-    Another image store doesn't show the images of the first, so an engine that was here before keeps its own.
+    Not where there are settings or images: another store wouldn't show the images of the first.
     """
     return not (host.has_engine or host.has_settings or host.has_images)
 
 
-def ensure_engine(say: Say, *, assume_yes: bool = False, verbose: bool = False) -> Engine:
+def ensure_engine(progress: Progress, *, assume_yes: bool = False, verbose: bool = False) -> Engine:
     """A connection to a working engine, after installing and starting one if need be.
 
-    When `verbose`, `say` gets every line of apt's. Raises EngineUnavailable with the next step where this
-    tool can't do that.
+    When `verbose`, `progress` gets every line of apt's. Raises EngineUnavailable with the next step where
+    this tool can't do that.
     """
     try:
         return Engine()
@@ -96,22 +96,22 @@ def ensure_engine(say: Say, *, assume_yes: bool = False, verbose: bool = False) 
     plan = plan_install(host)
     if not (host.has_engine and find("mmdebstrap")):
         where = f" (from Debian {plan.suite})" if plan.suite else ""
-        say(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
-        if not (assume_yes or _agreed()):
+        progress(f"no Docker engine answers; installing {', '.join(plan.packages)}{where} with apt")
+        if not (assume_yes or _confirmed()):
             raise EngineUnavailable("no Docker engine answers, and you declined to install one", NEXT_STEP)
-        _install_on(host, plan, say, verbose=verbose)
-    start(say)
+        _install_on(host, plan, progress, verbose=verbose)
+    start(progress)
     return Engine()
 
 
-def _install_on(host: Host, plan: InstallPlan, say: Say, *, verbose: bool) -> None:
-    """Install; a new engine's settings come first, since its package may start it at once."""
-    ours = chooses_store(host)
+def _install_on(host: Host, plan: InstallPlan, progress: Progress, *, verbose: bool) -> None:
+    """Install; a new engine's settings are written first, since its package may start it at once."""
+    ours = may_choose_store(host)
     if ours:
-        say(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
-        write_text(DAEMON_JSON, MODERN_STORE)
+        progress(f"writing {DAEMON_JSON} (containerd image store, CDI devices)")
+        write_text(DAEMON_JSON, DAEMON_SETTINGS)
     try:
-        install(plan, say, verbose=verbose)
+        install(plan, progress, verbose=verbose)
     except BaseException:
         if ours:
             DAEMON_JSON.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def describe_host() -> Host:
     )
 
 
-def install(plan: InstallPlan, say: Say, *, verbose: bool = False) -> None:
+def install(plan: InstallPlan, progress: Progress, *, verbose: bool = False) -> None:
     """Install with apt; another suite's packages come through our own configuration."""
     with scratch() as folder:
         options = _borrow_suite(folder, plan.suite) if plan.suite else []
@@ -143,21 +143,27 @@ def install(plan: InstallPlan, say: Say, *, verbose: bool = False) -> None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *options]
         try:
-            run_loud([*quiet, "update"], say=relay(say, lambda _line: None, verbose=verbose), env=environment)
+            run_streaming(
+                [*quiet, "update"],
+                progress=relay(progress, lambda _line: None, verbose=verbose),
+                env=environment,
+            )
             command = [*quiet, "install", "-y", "--no-install-recommends", *packages]
-            run_loud(
+            run_streaming(
                 command,
-                say=relay(say, lambda line: line if line.startswith("Setting up") else None, verbose=verbose),
+                progress=relay(
+                    progress, lambda line: line if line.startswith("Setting up") else None, verbose=verbose
+                ),
                 env=environment,
             )
         except CommandFailed as error:
             raise EnvironmentMissing(f"apt can't install the engine:\n{error.tail}", NEXT_STEP) from error
 
 
-def start(say: Say) -> None:
+def start(progress: Progress) -> None:
     """Start the engine and wait until it answers. Raises EngineUnavailable with the last lines of its log."""
     if Path("/run/systemd/system").is_dir():
-        say("starting docker with systemd")
+        progress("starting docker with systemd")
         try:
             run(["systemctl", "start", "docker"])
         except CommandFailed as error:
@@ -165,12 +171,12 @@ def start(say: Say) -> None:
                 f"systemd can't start docker:\n{error.tail}", "see why: journalctl -u docker"
             ) from error
     else:
-        say(f"starting dockerd (its log: {DOCKERD_LOG})")
+        progress(f"starting dockerd (its log: {DOCKERD_LOG})")
         spawn(["dockerd"], log=DOCKERD_LOG)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            say(f"engine {Engine(timeout_s=5).info().version} answers")
+            progress(f"engine {Engine(timeout_s=5).info().version} answers")
         except ToolError:
             time.sleep(0.3)
         else:
@@ -224,8 +230,8 @@ def _borrow_suite(directory: Path, suite: str) -> list[str]:
     return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
 
 
-def _agreed() -> bool:
-    """Prompt on a terminal; elsewhere proceed."""
+def _confirmed() -> bool:
+    """Ask on a terminal; elsewhere true."""
     if sys.stdin is None or not sys.stdin.isatty():  # None: started with no standard input at all
         return True
     try:
@@ -237,5 +243,5 @@ def _agreed() -> bool:
 def _has_candidate(package: str) -> bool:
     if not find("apt-cache"):
         return False
-    said = run(["apt-cache", "policy", package]).stdout
-    return "Candidate:" in said and "Candidate: (none)" not in said
+    policy = run(["apt-cache", "policy", package]).stdout
+    return "Candidate:" in policy and "Candidate: (none)" not in policy

@@ -33,7 +33,7 @@ class Reference:
 
     @property
     def canonical(self) -> str:
-        """The same for every way to write the same name: host, namespace and tag are filled in."""
+        """The full name, with host, namespace and tag filled in: equal for all spellings of a name."""
         host, slash, path = self.repository.partition("/")
         if not (slash and _is_host(host)):
             host, path = _DEFAULT_HOST, self.repository

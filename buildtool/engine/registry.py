@@ -1,12 +1,11 @@
-"""The gate to image registries: `docker push` and `docker pull`, whose credentials are the CLI's own.
+"""Pushes and pulls images, by `docker push` and `docker pull`, and tells apart why they fail.
 
-The engine moves the layers. We run the CLI rather than call the SDK because only the CLI supports every
-kind of login: credential files, helpers and tokens.
+The CLI rather than the SDK: only it supports every kind of login (credential files, helpers, tokens).
 """
 
 import re
 
-from buildtool.core.command import CommandFailed, relay, run_loud
+from buildtool.core.command import CommandFailed, relay, run_streaming
 from buildtool.core.errors import (
     BuildFailed,
     DataError,
@@ -15,7 +14,7 @@ from buildtool.core.errors import (
     SourceUnreachable,
     ToolError,
 )
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP
 from buildtool.engine.reference import Reference
@@ -26,20 +25,20 @@ _DONE = ("Pull complete", "Download complete", "Already exists", "Pushed", "Laye
 _DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})")
 _PREFIX = "Error response from daemon: "
 
-# phrases that the CLI, engines and registries use, in lower case
+# phrases of the CLI, engines and registries, in lower case
 _NO_ENGINE = ("cannot connect to the docker daemon", "is the docker daemon running")
 _NO_HELPER = ("error getting credentials",)
-_FULL = ("no space left",)
-_SILENT = (
+_DISK_FULL = ("no space left",)
+_NO_ANSWER = (
     *("connection refused", "connection reset", "no such host", "i/o timeout", "deadline exceeded"),
     *("tls handshake", "unreachable", "server misbehaving", "name resolution", "client.timeout"),
     *("http response to https client", "x509:", "proxyconnect", "closed network connection"),
     *("broken pipe", ": eof", "unexpected eof", "redirects"),
 )
-_BUSY = ("toomanyrequests", "too many requests")
-_BROKEN = re.compile(r"\b5\d\d [a-z]+")  # 500 internal server error, 504 gateway timeout
+_RATE_LIMITED = ("toomanyrequests", "too many requests")
+_SERVER_ERROR = re.compile(r"\b5\d\d [a-z]+")  # 500 internal server error, 504 gateway timeout
 _FORBIDDEN = ("denied", "unauthorized", "authentication required", "no basic auth", "forbidden")
-_ABSENT = ("not found", "manifest unknown", "name unknown", "no matching manifest")
+_NOT_FOUND = ("not found", "manifest unknown", "name unknown", "no matching manifest")
 _ADDRESS = re.compile(r"\"[^\"]*\"|https?://\S+")  # what the user or the registry chose; it holds no signs
 
 
@@ -64,7 +63,7 @@ class _Layers:
         return f"{self._label}: {len(self._done)} of {len(self._seen)} layers"
 
 
-def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool = False) -> str:
+def push(image: str, name: Reference, *, engine: Engine, progress: Progress, verbose: bool = False) -> str:
     """Tag an image, given by its digest, and push that tag.
 
     Returns the digest that the registry now has for that name, empty where the CLI doesn't print one.
@@ -72,16 +71,16 @@ def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool
     SourceUnreachable when it doesn't answer or can't take it now, BuildFailed for any other reason, such as
     another image under that name.
     """
-    ours = engine.tag(image, name)  # right before the push: somebody may have moved the tag
-    hear = relay(say, _Layers(f"push {name}").line, verbose=verbose)
+    image_id = engine.tag(image, name)  # right before the push: somebody may have moved the tag
+    lines = relay(progress, _Layers(f"push {name}").line, verbose=verbose)
     try:
-        done = run_loud(["docker", "push", str(name)], say=hear)
+        done = run_streaming(["docker", "push", str(name)], progress=lines)
     except CommandFailed as error:
-        raise push_fault(name, error.tail) from error
-    found = _DIGEST.findall(done.tail)
-    digest = str(found[-1]) if found else ""
-    there = engine.inspect(f"{name.repository}@{digest}") if digest else None
-    if there and there["Id"] != ours:
+        raise push_error(name, error.tail) from error
+    digests = _DIGEST.findall(done.tail)
+    digest = str(digests[-1]) if digests else ""
+    pushed = engine.inspect(f"{name.repository}@{digest}") if digest else None
+    if pushed and pushed["Id"] != image_id:
         raise BuildFailed(
             f"{name} was pushed as another image, {digest}: somebody moved that tag meanwhile",
             "run the same command again when no other build pushes that name",
@@ -89,83 +88,80 @@ def push(image: str, name: Reference, *, engine: Engine, say: Say, verbose: bool
     return digest
 
 
-def pull(name: Reference, *, say: Say, platform: str | None = None) -> None:
+def pull(name: Reference, *, progress: Progress, platform: str | None = None) -> None:
     """Pull an image into the engine, for `platform` or else for the engine's own.
 
     Raises DataError when the registry has no such image for this user, SourceUnreachable when it doesn't
     answer, EnvironmentMissing when the disk is full.
     """
-    wish = [f"--platform={platform}"] if platform else []
+    options = [f"--platform={platform}"] if platform else []
     try:
-        run_loud(
-            ["docker", "pull", *wish, str(name)],
-            say=relay(say, _Layers(f"pull {name}").line, verbose=False),
+        run_streaming(
+            ["docker", "pull", *options, str(name)],
+            progress=relay(progress, _Layers(f"pull {name}").line, verbose=False),
         )
     except CommandFailed as error:
-        raise pull_fault(name, error.tail) from error
+        raise pull_error(name, error.tail) from error
 
 
-def push_fault(name: Reference, tail: str) -> ToolError:
+def push_error(name: Reference, tail: str) -> ToolError:
     """Why a push failed, by the CLI's last lines. Pure."""
-    words, signs = _said(tail, name)
-    if fault := _common_fault(words, signs, name):
-        return fault
-    if _says(signs, _FORBIDDEN):
+    words, signs = _reason(tail, name)
+    if error := _common_error(words, signs, name):
+        return error
+    if _contains(signs, _FORBIDDEN):
         return EnvironmentMissing(
             f"{name.host} refuses to take {name}: {words}",
             f"log in, as someone who may push there: {_login(name)}",
         )
-    if _says(signs, _SILENT):
+    if _contains(signs, _NO_ANSWER):
         return SourceUnreachable(f"{name.host} doesn't take {name}: {words}", _reach(name))
     return BuildFailed(
         f"{name} wasn't pushed: {words}", f"see all of it: {command('docker', 'push', str(name))}"
     )
 
 
-def pull_fault(name: Reference, tail: str) -> ToolError:
+def pull_error(name: Reference, tail: str) -> ToolError:
     """Why a pull failed, by the CLI's last lines. Pure."""
-    words, signs = _said(tail, name)
-    if fault := _common_fault(words, signs, name):
-        return fault
-    if _says(signs, _SILENT):
+    words, signs = _reason(tail, name)
+    if error := _common_error(words, signs, name):
+        return error
+    if _contains(signs, _NO_ANSWER):
         return SourceUnreachable(
             f"the engine has no image {name}, and {name.host} doesn't answer: {words}", _reach(name)
         )
     why = f"the engine has no image {name}, and can't pull it from {name.host}: {words}"
-    if _says(signs, (*_FORBIDDEN, *_ABSENT)):
+    if _contains(signs, (*_FORBIDDEN, *_NOT_FOUND)):
         return DataError(why, f"check the name; log in for a private image: {_login(name)}")
     return DataError(why, f"see all of it: {command('docker', 'pull', str(name))}")
 
 
-def _said(tail: str, name: Reference) -> tuple[str, str]:
-    """The last line, in which the CLI says what happened; and what of it shows that, without names.
-
-    An image may be called `team/denied`.
-    """
+def _reason(tail: str, name: Reference) -> tuple[str, str]:
+    """The CLI's last line; and that line in lower case without names, since an image may be `team/denied`."""
     lines = [line.strip() for line in tail.splitlines() if line.strip()] or ["it gave no reason"]
     words = lines[-1].removeprefix(_PREFIX)
     return words, _ADDRESS.sub("", words).replace(str(name), "").replace(name.repository, "").lower()
 
 
-def _common_fault(words: str, signs: str, name: Reference) -> ToolError | None:
-    """The failure, if it isn't the registry's, or one of a registry that answers and may pass by itself."""
-    if _says(signs, _NO_ENGINE):
+def _common_error(words: str, signs: str, name: Reference) -> ToolError | None:
+    """The error for what isn't the registry's fault, or may pass by itself; None for anything else."""
+    if _contains(signs, _NO_ENGINE):
         return EngineUnavailable("no Docker engine answers", NEXT_STEP)
-    if _says(signs, _NO_HELPER):
+    if _contains(signs, _NO_HELPER):
         return EnvironmentMissing(
             f"the docker CLI can't read its credentials: {words}",
             "install the helper that ~/.docker/config.json names as credsStore or in credHelpers",
         )
-    if _says(signs, _FULL):
+    if _contains(signs, _DISK_FULL):
         return EnvironmentMissing(
             f"the engine's disk is full: {words}", "docker system df; docker image prune"
         )
-    if _says(signs, _BUSY):
+    if _contains(signs, _RATE_LIMITED):
         return SourceUnreachable(
             f"{name.host} takes no more requests for now: {words}",
             f"wait some minutes and run the same command again; logged in, you may do more: {_login(name)}",
         )
-    if _BROKEN.search(signs):
+    if _SERVER_ERROR.search(signs):
         return SourceUnreachable(
             f"{name.host} is broken or under maintenance: {words}",
             "run the same command again later; layers that it has are not sent again",
@@ -173,7 +169,7 @@ def _common_fault(words: str, signs: str, name: Reference) -> ToolError | None:
     return None
 
 
-def _says(words: str, signs: tuple[str, ...]) -> bool:
+def _contains(words: str, signs: tuple[str, ...]) -> bool:
     return any(sign in words for sign in signs)
 
 

@@ -1,4 +1,4 @@
-"""Names of images: a temporary one until an image is proved, then tags, all of them or none."""
+"""Tags of images: temporary ones until an image is proved, then the final ones, all of them or none."""
 
 import contextlib
 import hashlib
@@ -16,56 +16,56 @@ from probes.core.files import sweep_partials
 
 @contextmanager
 def temporary_names(engine: Engine, repository: str, folder: Path) -> Iterator[str]:
-    """What the temporary names of this run begin with; what has such a name at its end loses it.
+    """A prefix for names of this run's images; names that begin so are removed at the end of the block.
 
-    `folder` is a scratch directory that this run holds: by it, the next run beside it knows that this one has
-    ended, and removes what it left. Each directory above has names of its own, on each host: an engine may
-    serve several, or containers that have their state at the same path.
+    `folder` is a scratch directory that this run holds: once it is gone, later runs with the same state
+    directory know that this run has ended, and remove the names that it left. The prefix differs by host and
+    state directory: one engine may serve several of them, also containers with the same path.
     """
     state = folder.parent
     sweep_partials(state)
-    ours = temporary_prefix(repository, state)
-    alive = tuple(f"{ours}{_token(path)}" for path in state.iterdir())
+    prefix = temporary_prefix(repository, state)
+    alive = tuple(f"{prefix}{_token(path)}" for path in state.iterdir())
     engine.sweep_containers()  # an image that one of them uses keeps its names
-    _forget(engine, repository, lambda name: name.startswith(ours) and not name.startswith(alive))
-    mine = f"{ours}{_token(folder)}"
+    _remove_tags(engine, repository, lambda name: name.startswith(prefix) and not name.startswith(alive))
+    of_this_run = f"{prefix}{_token(folder)}"
     try:
-        yield mine
+        yield of_this_run
     finally:
-        _forget(engine, repository, lambda name: name.startswith(mine))
+        _remove_tags(engine, repository, lambda name: name.startswith(of_this_run))
 
 
 def temporary_prefix(repository: str, state: Path) -> str:
-    """What temporary names of a directory's runs begin with: each directory of each host has its own."""
+    """The prefix of the temporary names of all runs with a state directory on this host."""
     place = socket.gethostname().encode() + b"\0" + os.fsencode(state.resolve())
     return f"{repository}:{hashlib.sha256(place).hexdigest()[:10]}-"
 
 
-def move_tags(engine: Engine, wanted: Sequence[tuple[str, Reference]]) -> list[tuple[Reference, str, str]]:
-    """Give images, by digest, their names: all of them or, where that fails or is interrupted, none.
+def move_tags(engine: Engine, names: Sequence[tuple[str, Reference]]) -> list[tuple[Reference, str, str]]:
+    """Give images, by digest, their names: all of them or, if that fails or is interrupted, none.
 
-    Returns each name with the ids of the images that it named before, empty for none, and names now.
-    Raises as `Engine.tag` does.
+    Returns for each name the id of the image that had it before, empty for none, and of the one that has it
+    now. Raises as `Engine.tag` does.
     """
-    before = {name: str((engine.inspect(str(name)) or {}).get("Id", "")) for _, name in wanted}
+    before = {name: str((engine.inspect(str(name)) or {}).get("Id", "")) for _, name in names}
     try:
-        return [(name, before[name], engine.tag(image, name)) for image, name in wanted]
+        return [(name, before[name], engine.tag(image, name)) for image, name in names]
     except BaseException:
         for name, old in before.items():
             with contextlib.suppress(ToolError):
                 if old:
                     engine.tag(old, name)
                 else:
-                    engine.forget(str(name))
+                    engine.remove_tag(str(name))
         raise
 
 
-def _forget(engine: Engine, repository: str, is_chosen: Callable[[str], bool]) -> None:
-    """Remove the chosen names of a repository; what an engine that went away keeps, a later run removes."""
+def _remove_tags(engine: Engine, repository: str, is_chosen: Callable[[str], bool]) -> None:
+    """Remove a repository's names that are chosen. Errors are ignored: a later run removes what is left."""
     with contextlib.suppress(ToolError):
         for name in filter(is_chosen, engine.tags(repository)):
             with contextlib.suppress(ToolError):
-                engine.forget(name)
+                engine.remove_tag(name)
 
 
 def _token(folder: Path) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from buildtool.core.errors import DataError
-from buildtool.core.files import Place, place_at, reading
+from buildtool.core.files import PathKind, kind_of_path, reading
 from buildtool.image.errors import (
     LIMITS,
     ImageError,
@@ -130,7 +130,7 @@ class Archive(Protocol):
 
 def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
     """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
-    if place_at(path) is Place.DIRECTORY:
+    if kind_of_path(path) is PathKind.DIRECTORY:
         return DirectoryArchive(path, limits=limits, tick=tick)
     with open_file(path) as handle:
         if sniff(os.read(handle, 512)) is Form.TAR:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from buildtool.core.errors import DataError
 from buildtool.core.files import scratch
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.elf import HEADER_BYTES
 from buildtool.gpucode.plan import PrunePlan
@@ -61,7 +61,7 @@ class _Run:
     """A prune of an archive: what to keep, where progress goes, what was done."""
 
     targets: Sequence[TargetId]
-    say: Say
+    progress: Progress
     result: TreeResult
 
     def cut(self, path: str, source: Source, plan: Callable[[], PrunePlan]) -> PrunePlan | None:
@@ -75,10 +75,10 @@ class _Run:
             return None
         if not change.changed:
             if foreign := foreign_targets(source, self.targets):
-                self.say(self.result.add_untouched(path, foreign))
+                self.progress(self.result.add_untouched(path, foreign))
             return None
         sizes = f"{decimal_bytes(change.bytes_before)} to {decimal_bytes(change.bytes_after)}"
-        self.say(f"prune {path}: {sizes}")
+        self.progress(f"prune {path}: {sizes}")
         self.result.pruned.append(Pruned.by(change, path))
         return change
 
@@ -94,7 +94,7 @@ def prune_tar(
     latest: int | None = None,
     dropped: Sequence[str] = (),
     added: Callable[[TreeResult], Mapping[str, bytes]] = lambda _result: {},
-    say: Say = lambda _line: None,
+    progress: Progress = lambda _line: None,
 ) -> TreeResult:
     """Write the tar `original` to `out` without what none of the targets can run.
 
@@ -104,7 +104,7 @@ def prune_tar(
     anything is written; VerifyFailed, and OSError when `out` can't be written.
     """
     result = TreeResult(tuple(map(str, targets)))
-    run = _Run(targets, say, result)
+    run = _Run(targets, progress, result)
     with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
         members = members_of(original)
         removed = {*dropped} | _foreign(members, targets, result)
@@ -276,14 +276,14 @@ def _add(handle: io.FileIO, path: str, content: bytes, mtime: int) -> None:
 
 
 def prune_wheel(
-    original: Path, out: Path, targets: Sequence[TargetId], *, say: Say = lambda _line: None
+    original: Path, out: Path, targets: Sequence[TargetId], *, progress: Progress = lambda _line: None
 ) -> TreeResult:
     """Write the wheel `original` to `out` without what none of the targets can run.
 
     Its changed files are in a temporary folder next to `out`, one at a time. RECORD stays
     as it is: installers write their own. Raises as `prune_tar` does.
     """
-    run = _Run(targets, say, TreeResult(tuple(map(str, targets))))
+    run = _Run(targets, progress, TreeResult(tuple(map(str, targets))))
     with _readable(original) as old, zipfile.ZipFile(out, "w") as new, scratch(out.parent) as folder:
         for info in old.infolist():
             _wheel_member(old, new, info, folder=folder, run=run)

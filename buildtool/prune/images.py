@@ -17,11 +17,11 @@ from buildtool.core.compression import zstd
 from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
 from buildtool.core.files import replacing, require_writable, scratch
 from buildtool.core.model import ZSTD_LEVEL
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.core.shipped import IMAGES
 from buildtool.engine import proof
 from buildtool.engine.client import Engine
-from buildtool.engine.host import require_engine_room, require_room
+from buildtool.engine.host import require_engine_space, require_free_space
 from buildtool.engine.reference import Reference, parse_new_name, parse_reference
 from buildtool.engine.tags import temporary_names
 from buildtool.gpucode.source import prefix_errors
@@ -64,7 +64,7 @@ def prune_image(
     *,
     engine: Engine,
     state: Path,
-    say: Say,
+    progress: Progress,
 ) -> PrunedImage | None:
     """Make a pruned copy of an image under the name `tag`; None when there is nothing to cut.
 
@@ -87,8 +87,8 @@ def prune_image(
         )
     require_writable(state, "name a directory for caches: WEIR_STATE=DIR")
     with scratch(state) as folder, temporary_names(engine, _TEMPORARY, folder) as temporary:
-        room = require_room(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
-        job = _Job(ref, record, tuple(targets), engine, folder, say)
+        room = require_free_space(state, engine.unpacked_bytes(record["Id"]) * _TARS, "pruning the image")
+        job = _Job(ref, record, tuple(targets), engine, folder, progress)
         config = job.config()
         result = job.prune_files(room)
         if not result.changed:
@@ -136,7 +136,7 @@ class _Job:
     targets: tuple[TargetId, ...]
     engine: Engine
     folder: Path  # on disk for this prune alone
-    say: Say
+    progress: Progress
 
     @property
     def image_id(self) -> str:
@@ -144,7 +144,7 @@ class _Job:
 
     def config(self) -> bytes:
         """The image's config, byte for byte. Raises DataError before anything is written."""
-        self.say(f"reading the configuration of {self.ref}")
+        self.progress(f"reading the configuration of {self.ref}")
         platform = Platform(*(str(self.record.get(key) or "") for key in ("Os", "Architecture", "Variant")))
         config = config_of(self.engine.save(self.image_id), self.image_id, platform=platform)
         read_config(config)
@@ -153,7 +153,7 @@ class _Job:
     def prune_files(self, room: int) -> TreeResult:
         """Write the pruned files to `rootfs.tar`; what is on disk at once may take `room` bytes."""
         whole = self.folder / "whole.tar"
-        self.say(f"taking the files out of {self.ref}")
+        self.progress(f"taking the files out of {self.ref}")
         with replacing(whole) as part, part.open("wb") as file:
             for chunk in self.engine.export(self.image_id):
                 file.write(chunk)
@@ -165,7 +165,7 @@ class _Job:
                     )
         with prefix_errors(self.ref):
             served_targets(archive_targets(whole, folder=self.folder), self.targets, strict=True)
-        self.say(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, self.targets))}")
+        self.progress(f"pruning {decimal_bytes(whole.stat().st_size)} to {', '.join(map(str, self.targets))}")
 
         def manifest(result: TreeResult) -> dict[str, bytes]:
             runs = [*_earlier_runs(whole), manifest_entry(self.ref, result)]
@@ -179,22 +179,24 @@ class _Job:
                 latest=created_at(self.record),
                 dropped=(*_ENGINES_OWN, IMAGE_PATH),
                 added=manifest,
-                say=self.say,
+                progress=self.progress,
             )
         whole.unlink()
         return result
 
     def load_copy(self, config: bytes, temporary: str) -> str:
         """Put the pruned image into the engine, under a temporary name, and return its id."""
-        self.say("making the pruned image")
+        self.progress("making the pruned image")
         path, tar = self.folder / "layer", self.folder / "rootfs.tar"
         n_bytes = tar.stat().st_size
         layer = pack_layer(tar, path, compress=self.engine.info().containerd_store)
         # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
-        require_engine_room(self.engine, layer.n_bytes + n_bytes, "loading the pruned image", say=self.say)
+        require_engine_space(
+            self.engine, layer.n_bytes + n_bytes, "loading the pruned image", progress=self.progress
+        )
         name = f"docker.io/library/{temporary}"
         image = flat_image(config, layer, name=name, targets=",".join(map(str, self.targets)))
-        self.say(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
+        self.progress(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
         with path.open("rb") as file:
             self.engine.load(archive_chunks(image, iter(partial(file.read, _CHUNK), b"")))
         path.unlink()
@@ -205,7 +207,7 @@ class _Job:
 
     def prove(self, copy_id: str) -> str:
         """Run both images' self-test (images/smoke.py); both must report the same."""
-        self.say("proving the pruned image in a fresh container")
+        self.progress("proving the pruned image in a fresh container")
         script = (IMAGES / "smoke.py").read_text(encoding="utf-8")
         smoke_test = ["python3", "-B", "-c", script]
         try:
@@ -219,10 +221,10 @@ class _Job:
         if after.exit_code or proof.facts_of(after.stdout) != facts:
             raise ProofFailed(
                 f"pruned, {self.ref} prints something other than before:\n"
-                f"{proof.last_words(after.stdout + after.stderr)}\nbefore:\n"
-                f"{proof.last_words(before.stdout)}"
+                f"{proof.output_tail(after.stdout + after.stderr)}\nbefore:\n"
+                f"{proof.output_tail(before.stdout)}"
             )
-        return proof.sentence(facts)
+        return proof.facts_text(facts)
 
 
 def created_at(record: Mapping[str, Any]) -> int:

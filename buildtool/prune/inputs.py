@@ -12,8 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildtool.core.files import discard, kept, lock_if_free, open_lock, replacing, sha256_of, write_text
-from buildtool.core.progress import Say
+from buildtool.core.files import (
+    discard,
+    lock_if_free,
+    open_lock,
+    read_cached,
+    replacing,
+    sha256_of,
+    write_text,
+)
+from buildtool.core.progress import Progress
 from buildtool.gpucode.target import TargetId
 from buildtool.prune.archives import archive_targets, prune_tar, prune_wheel
 from buildtool.prune.manifest import TreeResult, image_manifest, manifest_entry
@@ -63,13 +71,13 @@ class PrunedInputs:
 class Inspections:
     """Which targets an archive has code for, kept by its content: reading one takes seconds."""
 
-    def __init__(self, directory: Path, say: Say) -> None:
+    def __init__(self, directory: Path, progress: Progress) -> None:
         self._directory = directory
-        self._say = say
+        self._progress = progress
 
     def known(self, sha256: str) -> frozenset[TargetId] | None:
         """What an earlier inspection found; None before there was one."""
-        return kept(self._record(sha256), _targets_from)
+        return read_cached(self._record(sha256), _targets_from)
 
     def targets(self, original: Path, sha256: str, *, verify: Verify) -> frozenset[TargetId]:
         """The targets of a root file system's tar or a wheel, inspected where that hasn't happened yet.
@@ -78,7 +86,7 @@ class Inspections:
         """
         targets = self.known(sha256)
         if targets is None:
-            self._say(f"looking for GPU code in {original.name}")
+            self._progress(f"looking for GPU code in {original.name}")
             verify(original, sha256)
             targets = frozenset(archive_targets(original, folder=self._directory))
             write_text(self._record(sha256), json.dumps(sorted(map(str, targets))))
@@ -97,9 +105,9 @@ def _targets_from(text: str) -> frozenset[TargetId]:
 class PruneCache:
     """Pruned archives, each with the list of what was removed."""
 
-    def __init__(self, directory: Path, say: Say) -> None:
+    def __init__(self, directory: Path, progress: Progress) -> None:
         self._directory = directory
-        self._say = say
+        self._progress = progress
 
     def bring(
         self,
@@ -130,7 +138,7 @@ class PruneCache:
 
     def _read(self, record: Path, out: Path) -> dict[str, Any] | None:
         """What is known of an archive pruned earlier; None where it is missing or has changed."""
-        data = kept(record, _recorded)
+        data = read_cached(record, _recorded)
         if data and data["changed"] and not (out.is_file() and sha256_of(out) == data["sha256"]):
             return None
         return data
@@ -138,7 +146,7 @@ class PruneCache:
     def _make(
         self, original: Path, out: Path, record: Path, *, targets: Sequence[TargetId]
     ) -> dict[str, Any]:
-        self._say(f"pruning {original.name} to {', '.join(map(str, targets))}")
+        self._progress(f"pruning {original.name} to {', '.join(map(str, targets))}")
         prune = prune_wheel if original.suffix == ".whl" else prune_tar
         if not out.is_file():
             discard(out)
@@ -152,7 +160,7 @@ class PruneCache:
             write_text(record, json.dumps(data))  # before the archive: what isn't recorded is never removed
         if not result.changed:
             out.unlink()
-        self._say(_summary(original, result))
+        self._progress(_summary(original, result))
         # the newest stay, and those in use; what a context links keeps its bytes until the next build
         for old in sorted(self._directory.glob("*.json"), key=_used_at)[:-KEPT_PRUNES]:
             _evict(old)

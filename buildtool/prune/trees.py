@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import link_over, replacing
-from buildtool.core.progress import Say
+from buildtool.core.progress import Progress
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.plan import Copy, PrunePlan, chunks_of
 from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
@@ -166,10 +166,10 @@ def prune_tree(
     *,
     compress: int | None = None,
     dry_run: bool = False,
-    say: Say = lambda _line: None,
+    progress: Progress = lambda _line: None,
     announce: Announce = lambda _changes: None,
 ) -> TreeResult:
-    """Prune everything below `root` to what `targets` can run; `say` receives a line for each change.
+    """Prune everything below `root` to what `targets` can run; `progress` receives a line for each change.
 
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
@@ -179,7 +179,7 @@ def prune_tree(
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a directory", "give the directory that holds the libraries")
-    job = _Job(root, tuple(targets), compress, dry_run, say, announce)
+    job = _Job(root, tuple(targets), compress, dry_run, progress, announce)
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
@@ -201,7 +201,7 @@ class _Job:
     targets: tuple[TargetId, ...]
     compress: int | None
     dry_run: bool
-    say: Say
+    progress: Progress
     announce: Announce
 
     def relative(self, path: Path) -> str:
@@ -317,7 +317,7 @@ def _delete_all(job: _Job, foreign: Mapping[Path, int], result: TreeResult) -> N
     if changes and not job.dry_run:
         job.announce(changes)
     for path, change in zip(foreign, changes, strict=True):
-        job.say(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
+        job.progress(f"{'would delete' if job.dry_run else 'delete'} {change.path}")
         if not job.dry_run:
             with _as_environment_missing(path, "deleted"):
                 path.unlink()
@@ -337,19 +337,19 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
             announce=lambda plan: job.announce([Pruned.by(plan, relative)]),
         )
     except (GpuCodeError, PruneRefused, VerifyFailed) as error:
-        job.say(f"left whole: {relative}: {error.message}")
+        job.progress(f"left whole: {relative}: {error.message}")
         result.refused.append(Refused(relative, error.message))
         return
     if plan.changed:
         verb = "would prune" if job.dry_run else "prune"
         sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
-        job.say(f"{verb} {relative}: {sizes}")
+        job.progress(f"{verb} {relative}: {sizes}")
         result.add([Pruned.by(plan, relative)])
         return
     nothing: tuple[str, ...] = ()
     foreign = _inspect(names[0], partial(foreign_targets, targets=job.targets), nothing)
     if foreign:
-        job.say(result.add_untouched(relative, foreign))
+        job.progress(result.add_untouched(relative, foreign))
 
 
 # Symbolic links.

@@ -3,7 +3,8 @@
 import datetime
 from collections.abc import Iterator
 
-from buildtool.doctor.compatibility import Answer, Compatibility, Target, cells, compatibility, rules
+from buildtool.doctor.compatibility import Answer, Compatibility, Target, cells, compatibility
+from buildtool.doctor.lint.rules import rules
 from probes.core.quoting import markdown
 
 RUNS = {"yes": "runs", "partly": "in part", "no": "doesn't run"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from probes.core import files
 from probes.core.errors import ReportError, UsageError
-from probes.core.output import option, say
+from probes.core.output import option, progress
 from probes.core.quoting import command
 from probes.core.units import binary_bytes, parse_bytes, typed_bytes
 from probes.records.files import word_under, writing
@@ -135,11 +135,11 @@ def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Consta
         )
 
 
-def write(path: Path, text: str, *, place: Path | None = None) -> None:
+def write_file(path: Path, text: str, *, place: Path | None = None) -> None:
     """Write an answer, at a place that was reserved for it if any, and say so. Raises ReportError."""
     with writing(path, PLACE):
         files.write_text(place or path, text)
-    say(f"wrote {path}")
+    progress(f"wrote {path}")
 
 
 def add_compute(verb: argparse.ArgumentParser) -> None:

@@ -17,11 +17,11 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     whole,
-    write,
+    write_file,
 )
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
-from probes.core.output import flag, hand_over, option, say, tell
+from probes.core.output import echo, flag, option, progress, write
 from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.files import reserving
 
@@ -126,9 +126,9 @@ def _fit(args: argparse.Namespace) -> Exit:
             _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
             if kept:
-                write(args.json, to_json(report), place=kept)
+                write_file(args.json, to_json(report), place=kept)
             if place:
-                write(args.picture, draw(report), place=place)
+                write_file(args.picture, draw(report), place=place)
     return _exit(report)
 
 
@@ -136,9 +136,9 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
     from probes.reports.fit import lines
 
     if as_json:
-        hand_over(to_json(report))
+        write(to_json(report))
     else:
-        tell(lines(report))
+        echo(lines(report))
 
 
 def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
@@ -159,7 +159,7 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
         if not args.measure:
             raise ModelUnknown(unknown.message, f"{unknown.hint}; or try it for real: {TRY_IT}") from unknown
         config = config_of(args.model)
-        say(f"{unknown.message}; so two small trials say what a larger one takes")
+        progress(f"{unknown.message}; so two small trials say what a larger one takes")
         budget = room(machine, args.budget, CPU)
         found = _measured(_ask(args, config, asked, budget))
         try:
@@ -212,7 +212,7 @@ def _measured(ask: "Ask") -> "Measured":
     from probes.fit.question import VERDICTS
     from probes.fit.worker import measure
 
-    return measure(ask, lambda trial: say(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
+    return measure(ask, lambda trial: progress(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
 
 
 def _exit(report: "FitReport") -> Exit:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from probes.cli.arguments import PROFILES, Verbs, add_compute, add_verb, seed, size, whole
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
-from probes.core.output import option, tell
+from probes.core.output import echo, option
 from probes.core.units import binary_bytes, duration, typed_bytes
 from probes.core.unknown import Unknown
 from probes.measure.worker import require_torch
@@ -149,10 +149,10 @@ def _place(args: argparse.Namespace) -> Exit:
         given=given,
     )
     found = placement_baselines.run(asked, tuple(args.compare))
-    tell(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")
-    tell("\n".join(found.report.splitlines()))
+    echo(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")
+    echo("\n".join(found.report.splitlines()))
     for ran in found.ways:
-        tell(line(ran, found.ways[0]))
+        echo(line(ran, found.ways[0]))
     return Exit.OK
 
 

@@ -17,10 +17,10 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     whole,
-    write,
+    write_file,
 )
 from probes.core.errors import Exit
-from probes.core.output import flag, hand_over, option, tell
+from probes.core.output import echo, flag, option, write
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
@@ -98,13 +98,13 @@ def _plan(args: argparse.Namespace) -> Exit:
     text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
-        hand_over(document())
+        write(document())
     else:
-        tell(text)
+        echo(text)
     if args.json and not printed:
-        write(args.json, document())
+        write_file(args.json, document())
     if args.picture:
-        write(args.picture, drawn())
+        write_file(args.picture, drawn())
     return Exit.OK
 
 

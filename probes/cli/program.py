@@ -16,7 +16,7 @@ from probes.core.codec import encode, to_json
 from probes.core.entry import delivered
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_command, probe_line, tool_version
-from probes.core.output import Parser, complain, flag, hand_over, option, tell
+from probes.core.output import Parser, echo, error, flag, option, write
 from probes.core.quoting import command
 from probes.hardware.expectation import expect
 from probes.hardware.snapshot import machine_lines
@@ -65,16 +65,16 @@ class ProgressPrinter(session.Listener):
         self._printed_s = self._now()
         if self._plan:
             at = progress(self._plan, self._done, self._ended, elapsed_s=self._printed_s - self._planned_s)
-            tell(f"-- {sentence(at, so_far_s=self._printed_s - self._began_s)}")
+            echo(f"-- {sentence(at, so_far_s=self._printed_s - self._began_s)}")
 
     def machine(self, found: Machine) -> None:
         """The machine, one line per fact."""
         for text in machine_lines(found):
-            tell(text)
+            echo(text)
 
     def unfinished(self, report: Path) -> None:
         """How to resume an earlier run."""
-        tell(f"an earlier run was cut short; to resume it: {probe_line('run', '--resume', report)}")
+        echo(f"an earlier run was cut short; to resume it: {probe_line('run', '--resume', report)}")
 
     def kept(self, path: Path) -> None:
         """Where the report is: a run may be interrupted."""
@@ -84,13 +84,13 @@ class ProgressPrinter(session.Listener):
         """The probe's name, before it can hang."""
         self._probe, self._round = probe.name, turn
         again = f"round {turn + 1}, in a fresh process" if turn else probe.summary
-        tell(f"{probe.name}: {again}")
+        echo(f"{probe.name}: {again}")
 
     def record(self, record: Told) -> None:
         """A line for each record that has one."""
         text = "" if isinstance(record, Aside) else render.record_line(record)
         if text:
-            tell(f"  {text}")
+            echo(f"  {text}")
         self._done.add((self._probe, self._round, BEGINNING))
         if isinstance(record, Case):
             self._done.add((self._probe, self._round, record.case))
@@ -100,7 +100,7 @@ class ProgressPrinter(session.Listener):
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
         self._ended.add((run.probe, run.round))
-        tell(f"{run.probe}: {render.ended_line(run)}")
+        echo(f"{run.probe}: {render.ended_line(run)}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -197,19 +197,19 @@ def _add_run(verbs: Verbs) -> None:
 
 def _list(_args: argparse.Namespace) -> Exit:
     for probe in catalog.PROBES:
-        tell(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
+        echo(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
     return Exit.OK
 
 
 def _machine(args: argparse.Namespace) -> Exit:
     found = this_machine.look()
     if args.json:
-        hand_over(to_json(found))
+        write(to_json(found))
     else:
-        tell("\n".join(machine_lines(found)))
-        tell(f"a request for more VRAM than there is, {render.expectation_line(expect(found))}")
+        echo("\n".join(machine_lines(found)))
+        echo(f"a request for more VRAM than there is, {render.expectation_line(expect(found))}")
         if next_step(found):
-            tell(next_step(found))
+            echo(next_step(found))
     return Exit.OK
 
 
@@ -217,9 +217,9 @@ def _doctor(args: argparse.Namespace) -> Exit:
     found, checks = this_machine.check_machine()
     if args.json:
         shown = {"machine": encode(found), "checks": encode(checks)}
-        hand_over(json.dumps(shown, indent=1, allow_nan=False) + "\n")
+        write(json.dumps(shown, indent=1, allow_nan=False) + "\n")
     else:
-        tell("\n".join(this_machine.lines(found, checks)))
+        echo("\n".join(this_machine.lines(found, checks)))
     return this_machine.exit_code(found, checks)
 
 
@@ -231,9 +231,7 @@ def _run(args: argparse.Namespace) -> Exit:
         except KeyboardInterrupt:
             if listener.path is None:
                 raise
-            complain(
-                f"interrupted; the two reports in {listener.path.parent} hold the pairs that were measured"
-            )
+            error(f"interrupted; the two reports in {listener.path.parent} hold the pairs that were measured")
             return Exit.INTERRUPTED
     try:
         report, path = _resumed(args, listener) if args.resume else _measured(args, listener)
@@ -241,7 +239,7 @@ def _run(args: argparse.Namespace) -> Exit:
         if listener.path is None:
             raise
         go_on = probe_line("run", "--resume", listener.path)
-        complain(f"interrupted; what was measured is kept, to go on: {go_on}")
+        error(f"interrupted; what was measured is kept, to go on: {go_on}")
         return Exit.INTERRUPTED
     return _print_answer(args, report, path)
 
@@ -274,8 +272,8 @@ def _run_in_turns(args: argparse.Namespace, listener: session.Listener) -> Exit:
     (a, path_a), (b, path_b) = session.measure_in_turns(
         probes, _settings(args), args.against, folder=args.out, listener=listener, longest_s=args.longest
     )
-    tell(f"\nthis Python's report: {path_a}\nthe other's: {path_b}")
-    tell(f"how they differ: {probe_line('compare', path_a, path_b)}")
+    echo(f"\nthis Python's report: {path_a}\nthe other's: {path_b}")
+    echo(f"how they differ: {probe_line('compare', path_a, path_b)}")
     needs_gpu = args.require == "gpu"
     return max(session.exit_code(a, require_gpu=needs_gpu), session.exit_code(b, require_gpu=needs_gpu))
 
@@ -288,12 +286,12 @@ def _resumed(args: argparse.Namespace, listener: session.Listener) -> tuple[Prob
 
 
 def _print_answer(args: argparse.Namespace, report: ProbeReport, path: Path) -> Exit:
-    tell("\nThe answer")
+    echo("\nThe answer")
     for text in headline(report):
-        tell(f"- {text}")
-    tell(f"\nreport: {path}")
-    tell(f"tables: {probe_line('show', path)}")
-    tell(_page_line(path, in_container=report.machine.container is True))
+        echo(f"- {text}")
+    echo(f"\nreport: {path}")
+    echo(f"tables: {probe_line('show', path)}")
+    echo(_page_line(path, in_container=report.machine.container is True))
     return session.exit_code(report, require_gpu=args.require == "gpu")
 
 
@@ -308,9 +306,9 @@ def _page_line(path: Path, *, in_container: bool) -> str:
 def _show(args: argparse.Namespace) -> Exit:
     text = shown(args.file, markdown=args.markdown)
     if args.markdown:
-        hand_over(text + "\n")
+        write(text + "\n")
     else:
-        tell(text)
+        echo(text)
     return Exit.OK
 
 

@@ -13,7 +13,7 @@ from probes.cli.arguments import PLACE, Verbs, add_verb
 from probes.core import files
 from probes.core.errors import Exit, LibraryMissing, ReportError, UsageError
 from probes.core.invocation import probe_command
-from probes.core.output import flag, hand_over, option, tell
+from probes.core.output import echo, flag, option, write
 from probes.core.quoting import markdown_block
 from probes.records.files import reading, reserving, writing
 from probes.records.schema import ProbeReport, named_report
@@ -94,7 +94,7 @@ def _html(args: argparse.Namespace) -> Exit:
         page = _page(report, raw=raw, name=source.name)
         with writing(out, PLACE):
             files.write_text(place or out, page)
-    tell(f"wrote {out}")
+    echo(f"wrote {out}")
     return Exit.OK
 
 
@@ -155,9 +155,9 @@ def _compare(args: argparse.Namespace) -> Exit:
     a, b = (_read(path, makers=COMPARED)[0] for path in (args.a, args.b))
     names = str(args.a), str(args.b)
     if isinstance(a, ProbeReport) and isinstance(b, ProbeReport):
-        hand_over(render_markdown(compare(a, b, names=names, force=args.force)))
+        write(render_markdown(compare(a, b, names=names, force=args.force)))
     elif isinstance(a, ThroughputReport) and isinstance(b, ThroughputReport):
-        hand_over(render_scan_markdown(compare_scans(a, b, names=names, force=args.force)))
+        write(render_scan_markdown(compare_scans(a, b, names=names, force=args.force)))
     else:
         raise ReportError(
             f"{args.a} and {args.b} can't be compared: {_kind(a)} and {_kind(b)}",
@@ -188,9 +188,9 @@ def _prometheus(args: argparse.Namespace) -> Exit:
             f"{probe_command()} watch --listen HOST:PORT",
         )
     if isinstance(report, ProbeReport):
-        hand_over(exposition(report))
+        write(exposition(report))
     elif isinstance(report, ThroughputReport):
-        hand_over(scan_exposition(report))
+        write(scan_exposition(report))
     else:
         raise ReportError(f"{args.report} has no metrics: {_kind(report)}", "show it, or write a page: html")
     return Exit.OK
@@ -211,5 +211,5 @@ def _schema(args: argparse.Namespace) -> Exit:
         "watch": watch_schema,
         "fit": fit_schema,
     }
-    hand_over(made[args.of]())
+    write(made[args.of]())
     return Exit.OK

@@ -9,7 +9,7 @@ from probes.cli.arguments import Verbs, add_verb, number, whole
 from probes.core import files
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
-from probes.core.output import complain, flag, option, tell
+from probes.core.output import echo, error, flag, option
 from probes.core.unknown import Unknown
 from probes.records.facts import Machine
 from probes.records.files import reading
@@ -151,17 +151,17 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
         write_scan(replace(report, served=found), path)  # before a level is shown: what was seen is kept
         finished, seen = found.levels[seen:], len(found.levels)
         for level in finished:
-            tell(level_line(level))
+            echo(level_line(level))
 
     try:
         found = scan(target, asking, _settings(args), keep)
     except KeyboardInterrupt:
-        complain(f"interrupted; {path} holds what was measured, levels: {seen}")
+        error(f"interrupted; {path} holds what was measured, levels: {seen}")
         return Exit.INTERRUPTED
-    tell("")
+    echo("")
     for said in served_answer(found):
-        tell(f"- {said}")
-    tell(f"report: {path}")
+        echo(f"- {said}")
+    echo(f"report: {path}")
     return Exit.OK if found.complete else Exit.BROKEN
 
 
@@ -276,11 +276,11 @@ def _throughput(args: argparse.Namespace) -> Exit:
     except KeyboardInterrupt:
         if listener.path is None:
             raise
-        complain(f"interrupted; {listener.path} holds what was measured")
+        error(f"interrupted; {listener.path} holds what was measured")
         return Exit.INTERRUPTED
-    tell(f"\n{render_scan(report)}")
-    tell(f"\nreport: {path}")
-    tell(f"tables: {probe_line('show', path)}")
+    echo(f"\n{render_scan(report)}")
+    echo(f"\nreport: {path}")
+    echo(f"tables: {probe_line('show', path)}")
     return directscan.exit_code(report)
 
 
@@ -324,28 +324,28 @@ def _progress() -> "directscan.Listener":
 
         def machine(self, found: Machine) -> None:
             """The machine, one line per fact."""
-            tell("\n".join(machine_lines(found)))
+            echo("\n".join(machine_lines(found)))
 
         def kept(self, path: Path) -> None:
             """Where the report is: a scan may be interrupted."""
             super().kept(path)
-            tell(f"report: {path}, written after every row")
+            echo(f"report: {path}, written after every row")
 
         def ceilings(self, found: Ceilings | Unknown) -> None:
             """The ceilings."""
             tables = [drawn_table(one, markdown=False) for one in ceiling_tables(found)]
-            tell("\n\n".join(tables) or f"ceilings: {found}")
+            echo("\n\n".join(tables) or f"ceilings: {found}")
 
         def started(self, way: Way) -> None:
             """The way's name."""
-            tell(f"{way.label} ...")
+            echo(f"{way.label} ...")
 
         def row(self, row: BatchRow) -> None:
             """A batch size."""
-            tell(f"  batch {row.batch}: {rate(row)} inputs/s, {len(row.wall_s)} trials so far")
+            echo(f"  batch {row.batch}: {rate(row)} inputs/s, {len(row.wall_s)} trials so far")
 
         def ended(self, series: Series) -> None:
             """How it ended."""
-            tell(f"  {series.end}" + (f": {series.reason}" if series.reason not in ("", series.end) else ""))
+            echo(f"  {series.end}" + (f": {series.reason}" if series.reason not in ("", series.end) else ""))
 
     return Progress()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from probes.cli.arguments import Verbs, add_verb, number
 from probes.core.errors import Exit, ReportError, UsageError
-from probes.core.output import complain, flag, option, tell
+from probes.core.output import echo, error, flag, option
 from probes.core.unknown import Unknown
 from probes.records.files import reserving
 
@@ -72,7 +72,7 @@ def _watch(args: argparse.Namespace) -> int:
     if args.longest and words:
         raise UsageError("--for ends a watch without a command", "leave it out: the command ends the watch")
     if args.listen and not _is_loopback(args.listen[0]):
-        complain(f"note: everyone who reaches {args.listen[0]} can read the metrics")
+        error(f"note: everyone who reaches {args.listen[0]} can read the metrics")
     require_distinct(
         {"--ceilings": args.ceilings, "--report": args.report, "--jsonl": args.jsonl, "--csv": args.csv}
     )
@@ -91,10 +91,10 @@ def _watch(args: argparse.Namespace) -> int:
         watching = Watching(asked)
         report = watching.run(tops)
         lacks = [*watching.lacks, *_written(report, place, args.report)]
-    say = complain if words else tell  # standard output is the command's
-    say("\n".join(report_lines(report)))
+    summary_to = error if words else echo  # standard output is the command's
+    summary_to("\n".join(report_lines(report)))
     for text in lacks:
-        complain(f"error: {text}")
+        error(f"error: {text}")
     return int(Exit.DATA) if lacks and not words else _exit_code(report)
 
 

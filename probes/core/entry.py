@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from probes.core.errors import Failure
-from probes.core.output import OutputLost, complain, complain_from_handler, harden
+from probes.core.output import OutputLost, error, error_from_handler, harden
 
 # Longer than an orderly exit takes: 3 s for programs to end (buildtool.core.command), 3 s for threads that
 # wait for them (buildtool.core.progress).
@@ -38,7 +38,7 @@ class Interrupts:
             raise KeyboardInterrupt
         if not self._said:
             self._said = True
-            complain_from_handler(_STOPPING)
+            error_from_handler(_STOPPING)
 
     def ignored(self, what: "sys.UnraisableHookArgs") -> None:
         """Stands in for sys.unraisablehook. Python calls finalisers and weak references' callbacks anywhere.
@@ -82,25 +82,21 @@ def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, inter
     try:
         try:
             return int(run(argv))
-        except Failure as error:
-            complain(f"error: {error}")
-            return int(error.exit_code)
-        except OSError as error:  # about a file in the way that no module expects
-            unnamed = " the current directory" if isinstance(error, FileNotFoundError) else ""  # it is gone
-            where = f" {error.filename}" if error.filename else unnamed
-            complain(
-                f"error: can't use{where}: {error.strerror or error}\n  check the path and its permissions"
-            )
+        except Failure as failure:
+            error(f"error: {failure}")
+            return int(failure.exit_code)
+        except OSError as fault:  # about a file in the way that no module expects
+            unnamed = " the current directory" if isinstance(fault, FileNotFoundError) else ""  # it is gone
+            where = f" {fault.filename}" if fault.filename else unnamed
+            error(f"error: can't use{where}: {fault.strerror or fault}\n  check the path and its permissions")
             return DATA
         except KeyboardInterrupt:
-            complain(f"interrupted; {interrupted}")
+            error(f"interrupted; {interrupted}")
             return INTERRUPTED
         finally:
             sys.stdout.flush()  # also after --help, whose SystemExit passes by here
-    except OutputLost as error:
-        complain(
-            f"error: can't write standard output: {error}\n  free space there, or write elsewhere: > FILE"
-        )
+    except OutputLost as fault:
+        error(f"error: can't write standard output: {fault}\n  free space there, or write elsewhere: > FILE")
         return DATA
 
 

@@ -1,11 +1,11 @@
 """Standard output and error of both programs, which write through this module alone.
 
-Text for people holds no control characters: names and messages come from images, trees and drivers.
-Lost output is an error of its own, never a traceback.
+`echo` and `write` go to standard output, `error`, `progress` and `redraw` to standard error. All but `write`
+quote control characters: names and messages come from images, trees and drivers.
 
-A reader that goes away (`| head`) wants no more: what follows is dropped and the exit code stays the
-verb's own. A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding
-lacks are written as escapes.
+A reader that goes away (`| head`) wants no more: what follows is dropped, and the exit code stays the verb's.
+A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding lacks are
+written as escapes.
 """
 
 import argparse
@@ -109,29 +109,29 @@ def option(
     to.add_argument(name, metavar=metavar, help=f"{what}{end}", type=read, default=default)
 
 
-def tell(text: str) -> None:
-    """Lines for people, on standard output."""
+def echo(text: str) -> None:
+    """Print lines of text on standard output."""
     print(log_text(text, keep=_LAYOUT), flush=True)
 
 
-def complain(text: str) -> None:
-    """Lines for people, on standard error."""
+def error(text: str) -> None:
+    """Print lines of text on standard error: errors, warnings, notes."""
     print(log_text(text, keep=_LAYOUT), file=sys.stderr, flush=True)
 
 
-def complain_from_handler(text: str) -> None:
-    """A line on standard error from a signal handler: the stream may be in the middle of a write."""
+def error_from_handler(text: str) -> None:
+    """`error` from a signal handler, where the stream may be in the middle of a write."""
     with contextlib.suppress(OSError):
         os.write(_ERR, f"{log_text(text)}\n".encode("ascii", "backslashreplace"))
 
 
-def say(line: str) -> None:
-    """One line of progress, on standard error; a line break in a name doesn't make it two."""
+def progress(line: str) -> None:
+    """Print one line of progress on standard error; a line break in it is quoted."""
     print(log_text(line), file=sys.stderr, flush=True)
 
 
 def redraw(line: str) -> None:
-    """A line of progress in place of the one before, on a terminal; an empty one takes it away.
+    """Replace the line of progress on a terminal; an empty one removes it.
 
     It is cut to the terminal's width: only the last row of a line that goes over several can be cleared.
     """
@@ -151,8 +151,8 @@ def _columns() -> int:
         return _USUAL_COLUMNS
 
 
-def hand_over(document: str) -> None:
-    """A whole document (JSON, Markdown) on standard output, as it is: its maker has quoted for its form."""
+def write(document: str) -> None:
+    """Write a document (JSON, Markdown) to standard output as it is; it must be quoted for its format."""
     sys.stdout.write(document)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import LibraryMissing, PlacementError, Unsupported, UsageError
-from probes.core.output import say
+from probes.core.output import progress
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
 from probes.hardware.torch_build import refusals
@@ -180,7 +180,9 @@ def wall_s(one: Callable[[], object]) -> float:
     times = max(1, min(1000, int(LEAST_S / max(first, 1e-6))))
     samples = max(0, min(SAMPLES, int(MOST_S / (first * times))))
     if samples * times * first >= NOTABLE_S:
-        say(f"a pass takes {duration(first)}; {samples} more are timed, about {duration(samples * first)}")
+        progress(
+            f"a pass takes {duration(first)}; {samples} more are timed, about {duration(samples * first)}"
+        )
     found = [_timed(one, times) for _ in range(samples)]
     return statistics.median(found or [first])
 
@@ -197,7 +199,7 @@ def _timed(one: Callable[[], object], times: int) -> float:
 def announce(what: str, expected_s: float) -> None:
     """Say what is done now and about how long it takes, unless that is soon."""
     if expected_s >= NOTABLE_S:
-        say(f"{what}: about {duration(expected_s)}")
+        progress(f"{what}: about {duration(expected_s)}")
 
 
 def drawing_s(numbers: int, dtype: torch.dtype) -> float:

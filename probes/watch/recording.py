@@ -19,7 +19,7 @@ from probes.core.codec import Misfit, check_figures, decode, encode, load
 from probes.core.errors import ReportError
 from probes.core.files import lock_now
 from probes.core.invocation import probe_command, tool_version
-from probes.core.output import complain
+from probes.core.output import error
 from probes.core.unknown import Unknown
 from probes.records.files import reading, reason
 from probes.records.samples import (
@@ -244,10 +244,10 @@ class Recorder:
         while self._rest:
             self._rest = self._rest[os.write(self._descriptor, self._rest) :]
 
-    def _note(self, error: OSError) -> None:
+    def _note(self, fault: OSError) -> None:
         if not self._why:
-            complain(f"note: {self._path} doesn't take every sample: {reason(error)}; the watch goes on")
-        self._why = reason(error)
+            error(f"note: {self._path} doesn't take every sample: {reason(fault)}; the watch goes on")
+        self._why = reason(fault)
 
     def close(self) -> str:
         """Close the file. What it lacks, in words; empty where it has everything."""

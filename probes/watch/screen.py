@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from probes.core.output import can_redraw, tell
+from probes.core.output import can_redraw, echo
 from probes.core.quoting import terminal
 from probes.core.unknown import Unknown
 from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
@@ -40,16 +40,16 @@ class Silent:
 class PlainLines:
     """A line at most every second."""
 
-    def __init__(self, subject: Subject, say: Callable[[str], None] = tell) -> None:
-        self._say, self._shown_s = say, -EVERY_S
+    def __init__(self, subject: Subject, write_line: Callable[[str], None] = echo) -> None:
+        self._write_line, self._shown_s = write_line, -EVERY_S
         for line in subject_lines(subject):
-            say(line)
+            write_line(line)
 
     def show(self, sample: Sample) -> None:
         """Print a line."""
         if sample.at_s - self._shown_s >= EVERY_S * 0.99:
             self._shown_s = sample.at_s
-            self._say(sample_line(sample))
+            self._write_line(sample_line(sample))
 
     def close(self) -> None:
         """Nothing."""

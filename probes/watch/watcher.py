@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 
 from probes.core.errors import UsageError
-from probes.core.output import OutputLost, complain, tell
+from probes.core.output import OutputLost, echo, error
 from probes.core.unknown import Unknown
 from probes.hardware.nvml import Nvml, open_nvml
 from probes.hardware.sysfs import read_cards
@@ -191,7 +191,7 @@ class Watching:
             endpoint = Endpoint(self.subject, *asked.listen) if asked.listen else None
             if endpoint:
                 stack.callback(endpoint.close)
-                (complain if asked.command else tell)(f"metrics: {endpoint.address}")
+                (error if asked.command else echo)(f"metrics: {endpoint.address}")
             # Last: what an earlier watch wrote there isn't lost over a command that isn't there
             recorders = open_recorders(self.subject, jsonl=asked.jsonl, csv=asked.csv)
             stack.callback(self._close, recorders)

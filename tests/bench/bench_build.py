@@ -81,7 +81,7 @@ def build_theirs(image: plan.ImagePlan, engine: Engine, *, fair: bool) -> None:
     if fair:
         asked["args"]["PIP_OPTIONS"] = "--no-compile"
         asked["output"] = [plan.image_output()]
-    buildx.bake_plan(baked, engine=engine, say=lambda _line: None, no_cache=True)
+    buildx.bake_plan(baked, engine=engine, progress=lambda _line: None, no_cache=True)
 
 
 def digest_of(engine: Engine, ref: str) -> str:

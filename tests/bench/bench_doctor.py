@@ -28,12 +28,9 @@ from test_compatibility import FAULTS, whole  # noqa: E402
 from test_hosts import CASES, TODAY, recorded  # noqa: E402
 
 from buildtool.doctor.advice import advise  # noqa: E402
-from buildtool.doctor.compatibility import (  # noqa: E402
-    compatibility,
-    read,
-    rules,
-)
-from buildtool.doctor.lint.linter import judged  # noqa: E402
+from buildtool.doctor.compatibility import compatibility, read  # noqa: E402
+from buildtool.doctor.lint.linter import lint  # noqa: E402
+from buildtool.doctor.lint.rules import rules  # noqa: E402
 from buildtool.doctor.text import answer_text  # noqa: E402
 
 DAMAGED = 20_000
@@ -102,7 +99,7 @@ def files(board: Board) -> None:
     marked = broken()
     missed = surplus = 0
     for file in marked:
-        found = {(fault.line, fault.rule) for fault in judged(file.name, file.text.encode())}
+        found = {(fault.line, fault.rule) for fault in lint(file.name, file.text.encode())}
         missed += len(set(file.faults) - found)
         surplus += len(found - set(file.faults))
     board.bar("rules", len(rules()), 40, "rules", at_least=True)
@@ -111,7 +108,7 @@ def files(board: Board) -> None:
     board.bar("faults missed", missed, 0, "faults")
     board.bar("faults named that nobody marked", surplus, 0, "faults")
     sound = good()
-    alarms = [name for name, text in sound if judged(name, text.encode())]
+    alarms = [name for name, text in sound if lint(name, text.encode())]
     board.bar("good files", len({text for _, text in sound}), 200, "files", at_least=True)
     board.bar("good files that raise an alarm", 100 * len(alarms) / len(sound), 2, "%", alarms=alarms)
 
@@ -127,7 +124,7 @@ def hostile(board: Board) -> None:
         name, text = rng.choice(sources)
         damaged = damage(text, rng)
         try:
-            judged(name, damaged)
+            lint(name, damaged)
         except Exception as error:  # whatever it is, it is a miss
             raised.append(f"{name}: {type(error).__name__}: {error}"[:200])
     board.bar(f"tracebacks in {DAMAGED} damaged files", len(raised), 0, "tracebacks", first=raised[:3])
@@ -185,12 +182,12 @@ def growth(board: Board) -> None:
     for name, (file, make) in LONG.items():
         lines = 60_000 * 1_000 // len(make(1_000).encode())
         small, large = (make(n).encode() for n in (lines, 2 * lines))
-        once, twice = shortest_in_turns(partial(judged, file, small), partial(judged, file, large))
+        once, twice = shortest_in_turns(partial(lint, file, small), partial(lint, file, large))
         board.bar(f"time of twice as much: {name}", twice / once, 3, "times", seconds=round(twice, 3))
     vast_heredoc = ("FROM a:1\nRUN <<E\n" + "x\n" * 100_000 + "E\n").encode()
-    board.bar("a heredoc of 100,000 lines", timed(partial(judged, "Dockerfile", vast_heredoc)), 1, "s")
+    board.bar("a heredoc of 100,000 lines", timed(partial(lint, "Dockerfile", vast_heredoc)), 1, "s")
     endless = ("FROM a:1\nRUN a" + " \\\n  b" * 40_000).encode()
-    board.bar("an instruction of 40,000 lines", timed(partial(judged, "Dockerfile", endless)), 1, "s")
+    board.bar("an instruction of 40,000 lines", timed(partial(lint, "Dockerfile", endless)), 1, "s")
     with tempfile.TemporaryDirectory() as folder:
         vast = Path(folder) / "Dockerfile"
         with vast.open("wb") as file_:

@@ -30,7 +30,7 @@ from prune_fuzz import fuzz_bars
 from prune_images import image_bars
 
 from buildtool.build.rootfs import environment, mmdebstrap_command
-from buildtool.core.command import run_loud
+from buildtool.core.command import run_streaming
 from buildtool.core.errors import ToolError
 from buildtool.core.model import Bootstrap
 from buildtool.engine.provision import host_mirror
@@ -186,7 +186,9 @@ def bring_tree(bootstrap: Bootstrap) -> Path:
             command = ["--format=directory" if word == "--format=tar" else word for word in made]
             command[1:1] = OPTIONS
             surroundings = environment(bootstrap, os.environ, 0)
-            run_loud(command, say=lambda line: tell(line) if line[:2] == "I:" else None, env=surroundings)
+            run_streaming(
+                command, progress=lambda line: tell(line) if line[:2] == "I:" else None, env=surroundings
+            )
             partial.rename(tree)
     return tree
 

@@ -210,7 +210,7 @@ def _image(engine: Engine, staged: ImagePlan, *, no_cache: bool = False) -> Iter
     with _cache_given_back():
         try:
             plan = BuildPlan((staged,), epoch)
-            yield pipeline.bake(plan, engine=engine, say=tell, no_cache=no_cache)[0]
+            yield pipeline.bake(plan, engine=engine, progress=tell, no_cache=no_cache)[0]
         finally:
             engine.forget(ref)
 
@@ -218,7 +218,7 @@ def _image(engine: Engine, staged: ImagePlan, *, no_cache: bool = False) -> Iter
 def _prepared(place: Workplace, engine: Engine, variant: Variant) -> ImagePlan:
     _lock_as_rocm(place, variant)
     epoch = catalog.load().source_date_epoch
-    plan = pipeline.make_plan(place, [[variant]], engine=engine, epoch=epoch, asked=True)
+    plan = pipeline.make_plan(place, [[variant]], engine=engine, epoch=epoch, every_target=True)
     pipeline.stage(place, plan)
     [image] = plan.images
     return image

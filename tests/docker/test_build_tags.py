@@ -40,7 +40,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     yield made
     engine = Engine()
     for name in [*REFS.values(), *given()]:
-        engine.forget(name)
+        engine.remove_tag(name)
 
 
 def variant(
@@ -73,7 +73,7 @@ def given() -> list[str]:
 def old(shop: Shop, index: Index) -> dict[str, str]:
     """The images of an earlier build, by variant; names of --tag are those of the test alone."""
     for name in given():
-        Engine().forget(name)
+        Engine().remove_tag(name)
     shop.write(variant(ONE, index, "old") + variant(TWO, index, "old, too"))
     done = shop.build("--no-audit")
     assert done.returncode == Exit.OK, done.stderr

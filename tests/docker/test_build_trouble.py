@@ -286,7 +286,7 @@ def cached_base(tmp_path: Path) -> Iterator[str]:
     name = f"weir-test-{os.getpid()}:base"
     subprocess.run(["docker", "import", str(rootfs), name], check=True, capture_output=True)
     yield name
-    Engine().forget(name)
+    Engine().remove_tag(name)
 
 
 def containers_of(ref: str) -> list[str]:
@@ -316,7 +316,7 @@ def test_programs_whose_output_is_parsed_speak_english(monkeypatch: pytest.Monke
     said = command.run(["sh", "-c", "echo $LC_ALL,$LANGUAGE"]).stdout
     assert said == "C,\n"
     lines: list[str] = []
-    command.run_loud(["sh", "-c", "echo $LC_ALL,$LANGUAGE"], say=lines.append, env=dict(os.environ))
+    command.run_streaming(["sh", "-c", "echo $LC_ALL,$LANGUAGE"], progress=lines.append, env=dict(os.environ))
     assert lines == ["C,"]
 
 
@@ -364,10 +364,10 @@ def bake_one(folder: Path, engine: Engine) -> bool:
     tag = f"weir-test-{os.getpid()}:latest"
     baked = {"group": {"default": {"targets": ["one"]}}, "target": {"one": {**target, "tags": [tag]}}}
     try:
-        digest = bake_plan(baked, engine=engine, say=lambda _line: None)["one"]
+        digest = bake_plan(baked, engine=engine, progress=lambda _line: None)["one"]
         return engine.inspect(digest) is not None
     finally:
-        engine.forget(tag)
+        engine.remove_tag(tag)
 
 
 BECOME_NOBODY = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from buildtool.doctor.fix import OVERLAY, overlay_text
 from buildtool.doctor.host import EngineFacts, Host, Node, User
-from buildtool.doctor.proving import COMMAND
+from buildtool.doctor.prove import COMMAND
 from buildtool.engine.client import Engine
 from probes.core.unknown import Unknown
 

@@ -62,7 +62,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield Installed(folder / "venv/bin/weir", folder)
     engine = Engine()
     for ref in (FAT, f"weir/{VARIANT}:gfx906", f"weir/{VARIANT}:latest"):
-        engine.forget(ref)
+        engine.remove_tag(ref)
 
 
 def pip(python: str, *words: str) -> None:

@@ -63,7 +63,7 @@ def _clean(
     yield
     for name in left(engine, tmp_path_factory) - before:
         if name.startswith(OURS):
-            engine.forget(name)
+            engine.remove_tag(name)
     assert left(engine, tmp_path_factory) == before
 
 
@@ -203,7 +203,7 @@ def test_an_image_goes_by_its_id_and_by_its_digest(engine: Engine, plain: Handma
         assert done.returncode == 0, done.stderr
         assert "t-prune/plain:gfx906" in done.stdout
         assert engine.inspect("t-prune/plain:gfx906")
-        engine.forget("t-prune/plain:gfx906")
+        engine.remove_tag("t-prune/plain:gfx906")
 
 
 def test_what_is_pruned_proved_and_named_is_one_image_though_its_tag_moves(
@@ -212,12 +212,12 @@ def test_what_is_pruned_proved_and_named_is_one_image_though_its_tag_moves(
     docker("tag", plain.name, "t-prune/kept:1")  # so that the original stays an image with a name
     other = load_image("t-prune/other:1", {"Labels": {"other": "yes"}}, KERNELS)
 
-    def say(line: str) -> None:
+    def progress(line: str) -> None:
         if line.startswith(("reading", "taking", "making", "proving")):
             docker("tag", other.name, plain.name)
 
     made = imageprune.prune_image(
-        plain.name, parse_targets("gfx906"), "t-prune/x:1", engine=engine, state=tmp_path, say=say
+        plain.name, parse_targets("gfx906"), "t-prune/x:1", engine=engine, state=tmp_path, progress=progress
     )
     assert made
     assert "other" not in json.loads(saved_config("t-prune/x:1"))["config"]["Labels"]

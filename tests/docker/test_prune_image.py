@@ -68,7 +68,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _clean() -> object:
     yield
-    Engine().forget(COPY)
+    Engine().remove_tag(COPY)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def few() -> Iterator[str]:
     subprocess.run(make, input=FEW_OF, text=True, check=True, capture_output=True)
     yield FEW
     for name in (FEW, name_of(CARD), name_of("never")):
-        Engine().forget(name)
+        Engine().remove_tag(name)
 
 
 def name_of(tag: str) -> str:

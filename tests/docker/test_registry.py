@@ -59,12 +59,12 @@ def pushed(host: str, image: str) -> Iterator[Reference]:
     name = parse_new_name(f"{host}/team/tiny:1")
     said = list[str]()
     engine = Engine()
-    digest = gate.push(image, name, engine=engine, say=said.append)
+    digest = gate.push(image, name, engine=engine, progress=said.append)
     assert digest == engine.registry_digest(str(name))
     if engine.info().containerd_store:
         assert digest == image, "what was pushed is what was built"
     assert any("of 2 layers" in line for line in said) or not said
-    engine.forget(str(name))
+    engine.remove_tag(str(name))
     assert engine.inspect(str(name)) is None
     yield name
     forget(str(name))
@@ -108,7 +108,7 @@ def test_a_registry_that_does_not_answer_is_told_apart_from_a_wrong_name(image: 
     assert "doesn't answer" in done.stderr
     try:
         with pytest.raises(SourceUnreachable):
-            gate.push(image, parse_new_name(name), engine=Engine(), say=lambda _line: None)
+            gate.push(image, parse_new_name(name), engine=Engine(), progress=lambda _line: None)
     finally:
         forget(name)
 
@@ -121,7 +121,7 @@ def test_a_registry_that_wants_a_login_is_told_with_the_command(image: str) -> N
         assert f"docker login {host}" in done.stderr
         try:
             with pytest.raises(EnvironmentMissing, match=f"docker login {host}"):
-                gate.push(image, parse_new_name(name), engine=Engine(), say=lambda _line: None)
+                gate.push(image, parse_new_name(name), engine=Engine(), progress=lambda _line: None)
         finally:
             forget(name)
 
@@ -143,7 +143,7 @@ def test_a_registry_that_fails_for_now_is_neither_a_wrong_name_nor_a_broken_buil
         assert way_out in done.stderr
         try:
             with pytest.raises(SourceUnreachable, match=way_out):
-                gate.push(image, parse_new_name(name), engine=Engine(), say=lambda _line: None)
+                gate.push(image, parse_new_name(name), engine=Engine(), progress=lambda _line: None)
         finally:
             forget(name)
 
@@ -175,7 +175,7 @@ def test_of_two_pushes_under_one_name_none_passes_the_others_image_for_its_own(
 
     def push(own: str) -> None:
         try:
-            ended[own] = gate.push(own, name, engine=Engine(), say=lambda _line: None)
+            ended[own] = gate.push(own, name, engine=Engine(), progress=lambda _line: None)
         except (BuildFailed, SourceUnreachable):  # registries answer 500 where one file of theirs is replaced
             ended[own] = "refused"
 

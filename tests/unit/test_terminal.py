@@ -19,7 +19,7 @@ from buildtool.audit.text import SummaryRow
 from buildtool.build import pipeline
 from buildtool.cli.program import main
 from buildtool.core.errors import BuildFailed, Exit
-from buildtool.core.progress import Progress
+from buildtool.core.progress import ProgressLog
 from probes.cli.program import main as probes_main
 from probes.core import output
 
@@ -32,8 +32,8 @@ def harmless(text: str) -> bool:
 
 def test_the_three_ways_to_speak_quote_every_hostile_text(capsys: pytest.CaptureFixture[str]) -> None:
     for text in CHOSEN:
-        breaks = {output.tell: text.count("\n") + 1, output.complain: text.count("\n") + 1, output.say: 1}
-        for speak in (output.tell, output.complain, output.say, output.redraw):
+        breaks = {output.echo: text.count("\n") + 1, output.error: text.count("\n") + 1, output.progress: 1}
+        for speak in (output.echo, output.error, output.progress, output.redraw):
             speak(text)
             told = capsys.readouterr()
             said = (told.out + told.err).removeprefix("\r\x1b[K")
@@ -48,13 +48,13 @@ def test_the_three_ways_to_speak_quote_every_hostile_text(capsys: pytest.Capture
 def test_no_line_is_a_command_to_the_ci_that_shows_the_output(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress = io.StringIO()
-    Progress(stream=progress).say(command)
-    output.tell(f"first\n{command}\n\n{command}")
-    output.complain(command)
-    output.say(command)
+    shown = io.StringIO()
+    ProgressLog(stream=shown).line(command)
+    output.echo(f"first\n{command}\n\n{command}")
+    output.error(command)
+    output.progress(command)
     told = capsys.readouterr()
-    for line in (told.out + told.err + progress.getvalue()).splitlines():
+    for line in (told.out + told.err + shown.getvalue()).splitlines():
         assert not line.lstrip().startswith("::")
         assert not re.search(r"##(vso|teamcity)?\[", line)
     assert "::" not in command or "\\x3a:" in told.out
@@ -74,7 +74,7 @@ def test_a_linted_file_is_named_without_beginning_a_command_to_a_ci(
 
 def test_lines_of_an_engine_or_of_apt_are_relayed_without_their_escape_sequences() -> None:
     out = io.StringIO()
-    Progress(stream=out).say(f"#5 0.2 {EVIL}\nforged")
+    ProgressLog(stream=out).line(f"#5 0.2 {EVIL}\nforged")
     assert harmless(out.getvalue())
     assert out.getvalue().count("\n") == 1
     assert "\\x1b]0;owned\\x07" in out.getvalue()

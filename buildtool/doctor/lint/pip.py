@@ -1,11 +1,11 @@
-"""What pip is asked for, on a command line or in a requirements file: which torch comes of it."""
+"""Rules for what pip is asked to install, on a command line or in a requirements file."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint.fault import Fault, Word, extra_needed
+from buildtool.doctor.lint.rules import Checks, Fault, Word, extra_needed
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -45,7 +45,8 @@ OPTIONS_WITH_VALUE = {
     "--report", "--log", "-p", "--python", "--index", "--default-index", "--config-settings", "-C",
     "--index-strategy", "--torch-backend",
 }  # fmt: skip
-SAME = {
+# other spellings of an option -> the one that the rules look for
+SYNONYMS = {
     "-i": "--index-url",
     "--default-index": "--index-url",
     "-f": "--find-links",
@@ -54,30 +55,35 @@ SAME = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one pip command or file asks for."""
+class PipRequest:
+    """What one pip command or requirements file asks for."""
 
     line: int
     requirements: tuple[tuple["Requirement", Word], ...]
     options: tuple[tuple[str, Word], ...]
-    unreadable: tuple[Word, ...] = ()
+    unreadable: tuple[Word, ...] = ()  # lines of a file that pip would refuse
 
     def all(self, name: str) -> list[Word]:
         """The values of an option."""
-        return [word for one, word in self.options if one == name]
+        return [value for option, value in self.options if option == name]
 
     def torch(self) -> list[tuple["Requirement", Word]]:
-        """What of torch's family is asked for."""
-        return [(one, word) for one, word in self.requirements if one.name.lower() in TORCH]
+        """The requirements of torch, torchvision and torchaudio."""
+        return [(each, word) for each, word in self.requirements if each.name.lower() in TORCH]
 
     @property
     def flavours(self) -> set[str]:
-        """cpu, cu130, rocm7.2: of the indexes and of local versions."""
-        found = {match[1] for _, word in self.options for match in INDEX.finditer(word.text)}
-        for one, _ in self.requirements:
-            local = re.search(r"\+(cpu|cu\d{2,3}|rocm[\d.]+)", f"{one.specifier} {one.url or ''}")
-            found |= {local[1]} if local else set()
-        return found
+        """The builds that indexes and local versions name: cpu, cu130, rocm7.2."""
+        flavours = {match[1] for _, value in self.options for match in INDEX.finditer(value.text)}
+        for each, _ in self.requirements:
+            local = re.search(r"\+(cpu|cu\d{2,3}|rocm[\d.]+)", f"{each.specifier} {each.url or ''}")
+            flavours |= {local[1]} if local else set()
+        return flavours
+
+    @property
+    def apis(self) -> set[str]:
+        """The flavours without their versions: cpu, cu, rocm, xpu."""
+        return {re.sub(r"[\d.]+", "", flavour) for flavour in self.flavours}
 
 
 def requirement(text: str) -> "Requirement | None":
@@ -90,135 +96,158 @@ def requirement(text: str) -> "Requirement | None":
         return None
 
 
-def asked_by(words: Sequence[Word]) -> Asked | None:
+def request_of_command(words: Sequence[Word]) -> PipRequest:
     """What `pip install ...` asks for, from the words after `install`."""
     options: list[tuple[str, Word]] = []
-    found = []
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
+    requirements = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
         name, equals, value = word.text.partition("=")
         if not word.text.startswith("-"):
             parsed = requirement(word.text)
-            found += [(parsed, word)] if parsed else []
+            requirements += [(parsed, word)] if parsed else []
         elif equals and name.startswith("--"):
-            options.append((SAME.get(name, name), Word(value, word.line)))
-        elif word.text in OPTIONS_WITH_VALUE and place < len(words):
-            options.append((SAME.get(word.text, word.text), words[place]))
-            place += 1
+            options.append((SYNONYMS.get(name, name), Word(value, word.line)))
+        elif word.text in OPTIONS_WITH_VALUE and index < len(words):
+            options.append((SYNONYMS.get(word.text, word.text), words[index]))
+            index += 1
         else:
             options.append((word.text, Word("", word.line)))
-    return Asked(words[0].line if words else 0, tuple(found), tuple(options))
+    return PipRequest(words[0].line if words else 0, tuple(requirements), tuple(options))
 
 
-def judged(asked: Asked) -> Iterator[Fault]:
-    """Faults that don't depend on where it is asked."""
-    torch = asked.torch()
-    indexes, extra = asked.all("--index-url"), asked.all("--extra-index-url")
-    exact = all(_is_exact(str(one.specifier)) or one.url for one, _ in torch)
-    if torch and indexes and extra and not exact:
+def line_of(request: PipRequest, text: str) -> int:
+    """The line of the first requirement or option that contains a text; the request's own otherwise."""
+    texts = [(str(each), word.line) for each, word in request.requirements]
+    texts += [(value.text, value.line) for _, value in request.options]
+    return next((line for candidate, line in texts if text in candidate), request.line)
+
+
+# ---- rules, wherever pip is asked --------------------------------------------------------------------
+
+request_checks = Checks[[PipRequest]]()
+
+
+@request_checks.add
+def _several_indexes(request: PipRequest) -> Iterator[Fault]:
+    torch = request.torch()
+    indexes, extra = request.all("--index-url"), request.all("--extra-index-url")
+    exact = all(re.fullmatch(r"==[\w.]+\+[\w.]+", str(each.specifier)) or each.url for each, _ in torch)
+    if not torch or not extra or exact:
+        return
+    if indexes:
         yield Fault(extra[0].line, "indexes-mixed", extra[0].text)
-    elif torch and extra and not indexes and not exact and INDEX.search(" ".join(w.text for w in extra)):
+    elif INDEX.search(" ".join(word.text for word in extra)):
         yield Fault(extra[0].line, "extra-index-for-torch", extra[0].text)
-    kinds = {re.sub(r"[\d.]+", "", flavour) for flavour in asked.flavours}
-    if {"cu", "rocm"} <= kinds or _package_kinds(asked) >= {"cu", "rocm"}:
-        yield Fault(_line_of(asked, "rocm"), "builds-mixed", ", ".join(sorted(asked.flavours)) or "packages")
-    yield from _index_faults(asked, torch)
-    yield from _pair_faults(torch)
 
 
-def _is_exact(specifier: str) -> bool:
-    return bool(re.fullmatch(r"==[\w.]+\+[\w.]+", specifier))
+@request_checks.add
+def _builds_mixed(request: PipRequest) -> Iterator[Fault]:
+    names = [each.name for each, _ in request.requirements]
+    apis = request.apis
+    apis |= {"cu"} if any(map(CUDA_PACKAGES.match, names)) else set()
+    apis |= {"rocm"} if any(map(ROCM_PACKAGES.match, names)) else set()
+    if {"cu", "rocm"} <= apis:
+        flavours = ", ".join(sorted(request.flavours))
+        yield Fault(line_of(request, "rocm"), "builds-mixed", flavours or "packages")
 
 
-def _package_kinds(asked: Asked) -> set[str]:
-    names = " ".join(one.name for one, _ in asked.requirements)
-    local = {re.sub(r"[\d.]+", "", flavour) for flavour in asked.flavours} & {"cu", "rocm"}
-    found = {"cu"} if any(CUDA_PACKAGES.match(name) for name in names.split()) else set()
-    return found | ({"rocm"} if any(ROCM_PACKAGES.match(name) for name in names.split()) else set()) | local
+@request_checks.add
+def _not_in_index(request: PipRequest) -> Iterator[Fault]:
+    """A torch that is newer than the newest in the only index."""
+    indexes = {match[1] for word in request.all("--index-url") for match in INDEX.finditer(word.text)}
+    if len(indexes) != 1 or request.all("--extra-index-url"):
+        return
+    (index,) = indexes
+    newest = NEWEST.get(index)
+    for each, word in request.torch():
+        least = least_version(str(each.specifier))
+        if newest and each.name.lower() == "torch" and least and least > newest:
+            yield Fault(word.line, "torch-not-in-index", f"{word.text} from {index}")
 
 
-def _line_of(asked: Asked, text: str) -> int:
-    texts = [(str(one), word.line) for one, word in asked.requirements]
-    texts += [(word.text, word.line) for _, word in asked.options]
-    return next((line for one, line in texts if text in one), asked.line)
-
-
-def _index_faults(asked: Asked, torch: list[tuple["Requirement", Word]]) -> Iterator[Fault]:
-    """A version that the only index doesn't have."""
-    only = {match[1] for word in asked.all("--index-url") for match in INDEX.finditer(word.text)}
-    newest = NEWEST.get(next(iter(only))) if len(only) == 1 and not asked.all("--extra-index-url") else None
-    for one, word in torch:
-        least = least_version(str(one.specifier))
-        if newest and one.name.lower() == "torch" and least and least > newest:
-            yield Fault(word.line, "torch-not-in-index", f"{word.text} from {next(iter(only))}")
-
-
-def least_version(specifier: str) -> tuple[int, int] | None:
-    """The lowest major and minor that a specifier accepts, where it has a lower bound."""
-    found = re.search(r"(?:==|>=|~=|>)\s*(\d{1,9})\.(\d{1,9})(?!\d)", specifier)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _pair_faults(torch: list[tuple["Requirement", Word]]) -> Iterator[Fault]:
+@request_checks.add
+def _pairs(request: PipRequest) -> Iterator[Fault]:
+    """A torchvision or torchaudio of another release than torch."""
     pinned = {}
-    for one, word in torch:
-        match = re.match(r"==(\d{1,9}\.\d{1,9})(?!\d)", str(one.specifier))
+    for each, word in request.torch():
+        match = re.match(r"==(\d{1,9}\.\d{1,9})(?!\d)", str(each.specifier))
         if match:
-            pinned[one.name.lower()] = (match[1], word)
+            pinned[each.name.lower()] = (match[1], word)
     if "torch" not in pinned:
         return
     release = pinned["torch"][0]
-    wanted = {"torchvision": VISION.get(release), "torchaudio": release if _minor(release) <= 11 else None}
-    for name, right in wanted.items():
+    audio = release if int(release.partition(".")[2]) <= 11 else None
+    for name, right in {"torchvision": VISION.get(release), "torchaudio": audio}.items():
         if right and name in pinned and pinned[name][0] != right:
-            yield Fault(
-                pinned[name][1].line,
-                "torch-pair",
-                f"torch {release} with {name} {pinned[name][0]}, not {right}",
-            )
+            version, word = pinned[name]
+            yield Fault(word.line, "torch-pair", f"torch {release} with {name} {version}, not {right}")
 
 
-def _minor(release: str) -> int:
-    return int(release.partition(".")[2])
-
-
-def python_faults(asked: Asked, minor: int) -> Iterator[Fault]:
+def python_faults(request: PipRequest, minor: int) -> Iterator[Fault]:
     """A torch without wheels for Python 3.`minor`."""
-    for one, word in asked.torch():
-        least = least_version(str(one.specifier))
-        bounds = PYTHONS.get(least) if least and one.name.lower() == "torch" else None
-        pinned = str(one.specifier).startswith("==")
+    for each, word in request.torch():
+        least = least_version(str(each.specifier))
+        bounds = PYTHONS.get(least) if least and each.name.lower() == "torch" else None
+        pinned = str(each.specifier).startswith("==")
         if bounds and (minor < bounds[0] or (pinned and minor > bounds[1])):
             yield Fault(word.line, "python-without-wheel", f"{word.text} on Python 3.{minor}")
+
+
+def least_version(specifier: str) -> tuple[int, int] | None:
+    """The lowest major and minor that a specifier accepts; None where it has no lower bound."""
+    match = re.search(r"(?:==|>=|~=|>)\s*(\d{1,9})\.(\d{1,9})(?!\d)", specifier)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 # ---- requirements files ------------------------------------------------------------------------------
 
 
-def asked_by_file(text: str) -> Asked:
-    """What a requirements file asks for; `unreadable` are the lines that pip would refuse."""
+def lint_requirements(text: str, *, for_cpu: bool) -> Iterator[Fault]:
+    """Every fault of a requirements file; `for_cpu` where its name says that it is for CPUs."""
+    request = request_of_file(text)
+    for word in request.unreadable:
+        yield Fault(word.line, "requirement-unreadable", word.text[:80])
+    yield from request_checks(request)
+    if for_cpu:
+        yield from _gpu_builds(request)
+
+
+def _gpu_builds(request: PipRequest) -> Iterator[Fault]:
+    """What doesn't belong in a file for CPUs."""
+    for flavour in sorted(request.flavours - {"cpu"}):
+        yield Fault(line_of(request, flavour), "gpu-wheel-in-cpu-file", flavour)
+    for each, word in request.requirements:
+        if CUDA_PACKAGES.match(each.name) or ROCM_PACKAGES.match(each.name):
+            yield Fault(word.line, "gpu-wheel-in-cpu-file", word.text)
+        elif each.name.lower() == "torch" and not request.flavours and not each.url:
+            yield Fault(word.line, "plain-torch", word.text)
+
+
+def request_of_file(text: str) -> PipRequest:
+    """What a requirements file asks for."""
     options: list[tuple[str, Word]] = []
-    found, refused = [], []
+    requirements, refused = [], []
     for word in _joined(text):
         line = re.sub(r"(^|\s)#.*$", "", word.text).strip()
         if not line:
             continue
         if line.startswith("-"):
             name, value = [*re.split(r"[=\s]\s*", line, maxsplit=1), ""][:2]
-            options.append((SAME.get(name, name), Word(value, word.line)))
+            options.append((SYNONYMS.get(name, name), Word(value, word.line)))
             continue
         parsed = requirement(re.split(r"\s--?\w", line, maxsplit=1)[0].strip())
         if parsed:
-            found.append((parsed, Word(line, word.line)))
+            requirements.append((parsed, Word(line, word.line)))
         elif not re.match(r"[\w+.-]*://|\.{0,2}/|\.$|[\w./-]+\.(whl|zip|tar\.gz)(\[|$)|git\+|\$\{", line):
             refused.append(Word(line, word.line))
-    return Asked(1, tuple(found), tuple(options), tuple(refused))
+    return PipRequest(1, tuple(requirements), tuple(options), tuple(refused))
 
 
 def _joined(text: str) -> Iterator[Word]:
-    """Lines, with those that end in a backslash put together."""
+    """Lines, those that end in a backslash joined with what follows."""
     waiting, start = "", 0
     for number, line in enumerate(text.split("\n"), 1):
         start = start if waiting else number
@@ -229,20 +258,3 @@ def _joined(text: str) -> Iterator[Word]:
         waiting = ""
     if waiting:
         yield Word(waiting, start)
-
-
-def judged_file(text: str, *, for_cpu: bool) -> Iterator[Fault]:
-    """Every fault of a requirements file."""
-    asked = asked_by_file(text)
-    for word in asked.unreadable:
-        yield Fault(word.line, "requirement-unreadable", word.text[:80])
-    yield from judged(asked)
-    if not for_cpu:
-        return
-    for flavour in sorted(asked.flavours - {"cpu"}):
-        yield Fault(_line_of(asked, flavour), "gpu-wheel-in-cpu-file", flavour)
-    for one, word in asked.requirements:
-        if CUDA_PACKAGES.match(one.name) or ROCM_PACKAGES.match(one.name):
-            yield Fault(word.line, "gpu-wheel-in-cpu-file", word.text)
-        elif one.name.lower() == "torch" and not asked.flavours and not one.url:
-            yield Fault(word.line, "plain-torch", word.text)

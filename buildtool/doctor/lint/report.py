@@ -5,21 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from buildtool.core.sarif import SarifTool, fitting_results, sarif_document
-from buildtool.doctor.lint.fault import Fault, Rule
+from buildtool.doctor.lint.rules import Fault, Rule
 from probes.core.codec import Json
 from probes.core.quoting import sarif, terminal
 from probes.core.units import counted
 
-Found = tuple[str, Sequence[Fault]]  # a file's name and its faults
+FileFaults = tuple[str, Sequence[Fault]]  # a file's name and its faults
 
 
-def lint_text(found: Sequence[Found], rules: Mapping[str, Rule]) -> str:
+def lint_text(files: Sequence[FileFaults], rules: Mapping[str, Rule]) -> str:
     """A paragraph for each fault; the last line counts them."""
-    lines = [text for name, faults in found for fault in faults for text in _paragraph(name, fault, rules)]
-    count = sum(len(faults) for _, faults in found)
-    files = len([name for name, faults in found if faults])
-    all_files = counted(len(found), "file")
-    summary = f"{counted(count, 'fault')} in {files} of {all_files}" if count else f"no faults in {all_files}"
+    lines = [text for name, faults in files for fault in faults for text in _paragraph(name, fault, rules)]
+    count = sum(len(faults) for _, faults in files)
+    n_faulty = len([name for name, faults in files if faults])
+    all_files = counted(len(files), "file")
+    summary = (
+        f"{counted(count, 'fault')} in {n_faulty} of {all_files}" if count else f"no faults in {all_files}"
+    )
     return "\n".join([*lines, summary])
 
 
@@ -30,7 +32,7 @@ def _paragraph(name: str, fault: Fault, rules: Mapping[str, Rule]) -> Iterator[s
     yield f"  fix: {rule.fix}"
 
 
-def lint_json(found: Sequence[Found], rules: Mapping[str, Rule]) -> list[Json]:
+def lint_json(files: Sequence[FileFaults], rules: Mapping[str, Rule]) -> list[Json]:
     """One object for each fault."""
     return [
         {
@@ -43,14 +45,14 @@ def lint_json(found: Sequence[Found], rules: Mapping[str, Rule]) -> list[Json]:
             "reason": rules[fault.rule].reason,
             "fix": rules[fault.rule].fix,
         }
-        for name, faults in found
+        for name, faults in files
         for fault in faults
     ]
 
 
-def lint_sarif(found: Sequence[Found], rules: Mapping[str, Rule], *, version: str) -> str:
+def lint_sarif(files: Sequence[FileFaults], rules: Mapping[str, Rule], *, version: str) -> str:
     """SARIF 2.1.0, within what code scanning accepts."""
-    pairs = [(name, fault) for name, faults in found for fault in faults]
+    pairs = [(name, fault) for name, faults in files for fault in faults]
     used = sorted({fault.rule for _, fault in pairs})
     kept = fitting_results([_result(name, fault, rules, used=used) for name, fault in pairs])
     shown: list[Json] = [_rule(name, rules[name]) for name in used]

@@ -34,7 +34,7 @@ def test_reports_of_every_form_are_written_once_and_again_when_one_is_gone(tmp_p
     built = BuiltImage("tiny", "weir/tiny:latest", "sha256:" + 64 * "0")
 
     def audited() -> pipeline.SummaryRow:
-        return pipeline.audited(place, target, built, cast(Engine, engine), tmp_path / "reports")
+        return pipeline.audit(place, target, built, cast(Engine, engine), tmp_path / "reports")
 
     first = audited()
     assert first.verdict == "pass"

@@ -31,7 +31,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     engine.held = set()
     asked = list[tuple[str, str | None]]()
 
-    def pull(name: Reference, *, say: Any, platform: str | None) -> None:
+    def pull(name: Reference, *, progress: Any, platform: str | None) -> None:
         asked.append((str(name), platform))
         engine.held.add(str(name))
 

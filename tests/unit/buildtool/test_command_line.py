@@ -14,7 +14,7 @@ from sources import nodes
 
 from buildtool.cli import program
 from buildtool.core.errors import DataError, Exit
-from buildtool.core.files import Place, place_at
+from buildtool.core.files import PathKind, kind_of_path
 from probes import __main__ as probes_main
 from probes.core import output
 
@@ -152,7 +152,7 @@ def test_a_name_of_300_characters_is_an_error_and_no_traceback(
 ) -> None:
     assert program.main(words) == Exit.DATA
     assert "File name too long" in capsys.readouterr().err
-    assert place_at(Path(LONG)) is Place.NOTHING
+    assert kind_of_path(Path(LONG)) is PathKind.NOTHING
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_path_below_a_directory_that_cannot_be_searched_is_no_traceback(
     assert program.main([verb, str(unsearchable / "image.tar"), *more]) == Exit.DATA
     assert "Permission denied" in capsys.readouterr().err
     with pytest.raises(DataError, match="Permission denied"):
-        place_at(unsearchable / "x")
+        kind_of_path(unsearchable / "x")
 
 
 def test_a_deeply_nested_manifest_of_a_prune_is_no_traceback(
@@ -260,7 +260,7 @@ def test_a_current_directory_that_is_gone_is_named(
     def gone(_catalog: Path) -> Path:
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr("buildtool.build.catalog.lock_file", gone)
+    monkeypatch.setattr("buildtool.build.workplace.lock_file", gone)
     assert program.main(["plan", "cpu"]) == Exit.DATA
     assert "can't use the current directory: No such file" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from buildtool.core.errors import DataError
-from buildtool.core.files import Place, place_at
+from buildtool.core.files import PathKind, kind_of_path
 
 
 def test_each_kind_of_place_is_reported_with_links_followed(tmp_path: Path) -> None:
@@ -17,17 +17,17 @@ def test_each_kind_of_place_is_reported_with_links_followed(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe")
     for name, to in (("to-file", "file"), ("to-folder", "."), ("to-pipe", "pipe"), ("to-nothing", "gone")):
         (tmp_path / name).symlink_to(to)
-    assert {path.name: place_at(path) for path in (*tmp_path.iterdir(), tmp_path / "file/below")} == {
-        "file": Place.FILE,
-        "to-file": Place.FILE,
-        "to-folder": Place.DIRECTORY,
-        "pipe": Place.PIPE,
-        "to-pipe": Place.PIPE,
-        "to-nothing": Place.NOTHING,
-        "below": Place.NOTHING,
+    assert {path.name: kind_of_path(path) for path in (*tmp_path.iterdir(), tmp_path / "file/below")} == {
+        "file": PathKind.FILE,
+        "to-file": PathKind.FILE,
+        "to-folder": PathKind.DIRECTORY,
+        "pipe": PathKind.PIPE,
+        "to-pipe": PathKind.PIPE,
+        "to-nothing": PathKind.NOTHING,
+        "below": PathKind.NOTHING,
     }
-    assert place_at(tmp_path) is Place.DIRECTORY
-    assert place_at(tmp_path / ("x" * 5000)) is Place.NOTHING
+    assert kind_of_path(tmp_path) is PathKind.DIRECTORY
+    assert kind_of_path(tmp_path / ("x" * 5000)) is PathKind.NOTHING
 
 
 def test_a_place_that_can_not_be_looked_at_is_not_taken_for_an_empty_one(
@@ -38,7 +38,7 @@ def test_a_place_that_can_not_be_looked_at_is_not_taken_for_an_empty_one(
 
     monkeypatch.setattr(Path, "stat", closed)
     with pytest.raises(DataError, match=f"{tmp_path}: Permission denied"):
-        place_at(tmp_path)
+        kind_of_path(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_place_that_can_not_be_looked_at_is_not_taken_for_an_empty_one(
 )
 def test_no_kind_of_file_is_called_another(kind: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "stat", lambda _path: SimpleNamespace(st_mode=kind | 0o644))
-    assert place_at(Path("x")).value == words
+    assert kind_of_path(Path("x")).value == words

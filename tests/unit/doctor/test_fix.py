@@ -9,7 +9,7 @@ import pytest
 import yaml
 from host_trees import ENGINE, Card, Case, host_of
 
-from buildtool.cli.doctor import _text_of
+from buildtool.cli.doctor import settings_text
 from buildtool.core.errors import DataError
 from buildtool.doctor.advice import advise
 from buildtool.doctor.compatibility import compatibility
@@ -119,7 +119,7 @@ def test_a_value_with_an_unusual_line_separator_stays_one_value() -> None:
 )
 def test_settings_that_cannot_be_read_are_named_in_words(content: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    assert _text_of(file) is None
+    assert settings_text(file) is None
     if content is None:
         file.mkdir()
     elif content == b"pipe":
@@ -127,7 +127,7 @@ def test_settings_that_cannot_be_read_are_named_in_words(content: bytes | None, 
     else:
         file.write_bytes(content)
     with pytest.raises(DataError, match=r"\.env: ") as refused:
-        _text_of(file)
+        settings_text(file)
     assert "Errno" not in str(refused.value)
     assert "codec" not in str(refused.value)
 

@@ -12,7 +12,7 @@ from buildtool.build.catalog import load
 from buildtool.cli.doctor import display_named
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Bootstrap
-from buildtool.doctor.advice import advise, asked_host
+from buildtool.doctor.advice import advise, supposed_host
 from buildtool.doctor.compatibility import compatibility
 from buildtool.doctor.fix import variant_text
 from buildtool.doctor.gather import gather
@@ -588,7 +588,7 @@ def test_an_image_of_this_host_does_not_answer_for_a_card_that_is_not_here(tmp_p
     host = host_of(next(case for case in CASES if case.name == "rx7900"), tmp_path)
     assert isinstance(host.engine, EngineFacts)
     here = replace(host, engine=replace(host.engine, images=(ROCM_IMAGE,)))
-    asked = asked_host(here, host.displays[0], "linux")
+    asked = supposed_host(here, host.displays[0], "linux")
     assert advise(asked, compatibility(), TODAY).next_step == "weir build rocm --targets gfx1100"
 
 
@@ -612,7 +612,7 @@ def test_a_host_without_a_route_has_no_variant(tmp_path: Path) -> None:
 
 def test_a_card_that_is_not_here_can_be_asked_about(tmp_path: Path) -> None:
     data = compatibility()
-    host = asked_host(host_of(CASES[0], tmp_path), display_named("wx 4100", data), "windows")
+    host = supposed_host(host_of(CASES[0], tmp_path), display_named("wx 4100", data), "windows")
     text = answer_text(host, advise(host, data, TODAY), [])
     assert "torch-directml" in text
     assert "Vulkan" in text

@@ -3,8 +3,8 @@
 import pytest
 from lint_files import Marked, broken
 
-from buildtool.doctor.compatibility import rules
-from buildtool.doctor.lint.linter import judged
+from buildtool.doctor.lint.linter import lint
+from buildtool.doctor.lint.rules import rules
 
 BROKEN = broken()
 
@@ -12,7 +12,7 @@ BROKEN = broken()
 @pytest.mark.parametrize("file", BROKEN, ids=lambda file: file.name)
 def test_a_broken_file_has_its_faults_named_by_line(file: Marked) -> None:
     assert file.faults
-    found = [(fault.line, fault.rule) for fault in judged(file.name, file.text.encode())]
+    found = [(fault.line, fault.rule) for fault in lint(file.name, file.text.encode())]
     assert sorted(found) == list(file.faults), file.source
 
 

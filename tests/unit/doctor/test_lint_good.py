@@ -11,10 +11,10 @@ from lint_files import broken
 from lint_good import good
 
 from buildtool.cli.program import main
-from buildtool.doctor.compatibility import rules
-from buildtool.doctor.lint import report, shell_words
-from buildtool.doctor.lint.linter import MOST_BYTES, judged, kind_of
-from buildtool.doctor.lint.shell_words import commands_in
+from buildtool.doctor.lint import report, shell_parser
+from buildtool.doctor.lint.linter import MOST_BYTES, kind_of, lint
+from buildtool.doctor.lint.rules import rules
+from buildtool.doctor.lint.shell_parser import commands_in
 
 GOOD = good()
 
@@ -22,7 +22,7 @@ GOOD = good()
 @pytest.mark.thorough
 def test_at_most_one_good_file_in_fifty_raises_an_alarm() -> None:
     assert len({text for _, text in GOOD}) >= 200
-    alarms = {name: judged(name, text.encode()) for name, text in GOOD}
+    alarms = {name: lint(name, text.encode()) for name, text in GOOD}
     assert len([name for name, faults in alarms.items() if faults]) <= len(GOOD) // 50
 
 
@@ -30,7 +30,7 @@ def test_at_most_one_good_file_in_fifty_raises_an_alarm() -> None:
 def test_a_good_file_that_is_spoilt_raises_an_alarm() -> None:
     for name, text in GOOD:
         if name.endswith("Dockerfile"):
-            assert judged(name, (text + "\nRUN pip install torch\n").encode()), name
+            assert lint(name, (text + "\nRUN pip install torch\n").encode()), name
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -69,14 +69,14 @@ _LONG_NUMBERS = {
 
 @pytest.mark.parametrize("name", _LONG_NUMBERS)
 def test_a_number_of_6000_digits_is_read_without_a_traceback(name: str) -> None:
-    found = [(name, judged(name, _LONG_NUMBERS[name].encode()))]
+    found = [(name, lint(name, _LONG_NUMBERS[name].encode()))]
     assert report.lint_text(found, rules())
     assert report.lint_json(found, rules()) is not None
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_ends_in_a_fault(name: str) -> None:
-    faults = judged(*HOSTILE[name])
+    faults = lint(*HOSTILE[name])
     assert faults
     assert {fault.rule for fault in faults} & {"unreadable", "compose-wrong-type"}, faults
 
@@ -102,24 +102,24 @@ def test_a_hostile_file_ends_in_a_fault(name: str) -> None:
     ],
 )
 def test_long_and_deep_files_are_read_to_their_end(name: str, text: str) -> None:
-    judged(name, text.encode())
+    lint(name, text.encode())
 
 
 def test_a_file_that_is_too_large_is_not_read() -> None:
-    assert [fault.rule for fault in judged("Dockerfile", b"a" * (MOST_BYTES + 1))] == ["too-large"]
+    assert [fault.rule for fault in lint("Dockerfile", b"a" * (MOST_BYTES + 1))] == ["too-large"]
 
 
 def test_an_instruction_that_is_too_long_for_the_parser_is_named() -> None:
     text = "FROM a:1\nRUN x\nRUN a" + " \\\n b" * 2_500
-    assert [(fault.line, fault.rule) for fault in judged("Dockerfile", text.encode())] == [(3, "too-large")]
-    assert judged("Dockerfile", text.replace(" \\\n b" * 1_000, "").encode()) == []
+    assert [(fault.line, fault.rule) for fault in lint("Dockerfile", text.encode())] == [(3, "too-large")]
+    assert lint("Dockerfile", text.replace(" \\\n b" * 1_000, "").encode()) == []
 
 
 @pytest.mark.parametrize("file", broken()[:20], ids=lambda file: file.name)
 def test_windows_line_ends_and_a_byte_order_mark_change_no_line(file: object) -> None:
     name, text, faults = file.name, file.text, file.faults  # type: ignore[attr-defined]
     data = "\ufeff".encode() + text.replace("\n", "\r\n").encode()
-    assert sorted((fault.line, fault.rule) for fault in judged(name, data)) == list(faults)
+    assert sorted((fault.line, fault.rule) for fault in lint(name, data)) == list(faults)
 
 
 def test_a_turkish_locale_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_turkish_locale_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         locale.setlocale(locale.LC_ALL, "tr_TR.UTF-8")
     try:
         text = b'from debian:bookworm-slim\nrun apt-get INSTALL\ncmd ["a"]\nONBUILD run pip install x\n'
-        assert [(f.line, f.rule) for f in judged("DOCKERFILE", text)] == [(4, "pip-cache")]
+        assert [(f.line, f.rule) for f in lint("DOCKERFILE", text)] == [(4, "pip-cache")]
         assert kind_of("REQUIREMENTS.TXT", "torch") == "requirements"
     finally:
         locale.setlocale(locale.LC_ALL, before)
@@ -156,7 +156,7 @@ def test_damaged_files_end_without_a_traceback() -> None:
                 case _:
                     data += data[place : place + 50]
             data = data or bytearray(b"x")
-        judged(name, bytes(data))
+        lint(name, bytes(data))
 
 
 # ---- reading -----------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_a_missing_parser_is_named_with_the_command_that_installs_it(
 ) -> None:
     import sys
 
-    shell_words._parser.cache_clear()
+    shell_parser._parser.cache_clear()
     monkeypatch.setitem(sys.modules, "tree_sitter", None)
     (tmp_path / "run.sh").write_text("ls\n")
     assert main(["doctor", "--lint", str(tmp_path / "run.sh")]) == 3
@@ -299,12 +299,12 @@ def test_every_rule_says_why_and_what_to_write() -> None:
     ],
 )
 def test_what_may_do_more_than_its_words_say_is_no_fault(run: str) -> None:
-    assert judged("Dockerfile", f"FROM ubuntu:24.04\nRUN {run}\n".encode()) == []
+    assert lint("Dockerfile", f"FROM ubuntu:24.04\nRUN {run}\n".encode()) == []
 
 
 @pytest.mark.parametrize("run", ["apt-get update && pip list", "apt-get update", "/usr/bin/apt-get update"])
 def test_an_update_beside_what_installs_nothing_is_alone(run: str) -> None:
-    [fault] = judged("Dockerfile", f"FROM ubuntu:24.04\nRUN {run}\n".encode())
+    [fault] = lint("Dockerfile", f"FROM ubuntu:24.04\nRUN {run}\n".encode())
     assert fault.rule == "apt-update-alone"
 
 
@@ -322,7 +322,7 @@ FROM other
 COPY --from=build /a /a
 RUN cd /opt
 """
-    details = {fault.line: fault.detail for fault in judged("Dockerfile", text.encode())}
+    details = {fault.line: fault.detail for fault in lint("Dockerfile", text.encode())}
     assert details == {
         3: "apt-get update",
         5: "cd /opt (stage build: not part of the final image)",
@@ -335,11 +335,11 @@ RUN cd /opt
 def test_a_heredoc_of_more_lines_than_its_parser_reads_in_linear_time_is_too_large() -> None:
     body = "echo x\n" * 1990
     short = f"RUN <<E\n{body}E\n"
-    assert judged("Dockerfile", f"FROM a:1\n{short}{short}".encode()) == []
+    assert lint("Dockerfile", f"FROM a:1\n{short}{short}".encode()) == []
     for begin in ("RUN <<E", "RUN cat <<-'E' > x", 'COPY <<"E" /x', "ONBUILD run <<E"):
-        found = judged("Dockerfile", f"FROM a:1\n{short}{begin}\n{body}{body}E\n".encode())
+        found = lint("Dockerfile", f"FROM a:1\n{short}{begin}\n{body}{body}E\n".encode())
         assert [(fault.line, fault.rule) for fault in found] == [(1994, "too-large")], begin
     two = f"FROM a:1\nRUN cat <<A <<B\n{body}A\n{body}B\n"
-    assert [fault.rule for fault in judged("Dockerfile", two.encode())] == ["too-large"]
+    assert [fault.rule for fault in lint("Dockerfile", two.encode())] == ["too-large"]
     never = 'FROM a:1\nLABEL x="a <<b"\n' + "RUN true\n" * 3000
-    assert judged("Dockerfile", never.encode()) == []
+    assert lint("Dockerfile", never.encode()) == []

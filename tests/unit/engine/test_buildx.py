@@ -23,7 +23,7 @@ def bake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[object, list[st
     def run(*failures: str) -> tuple[object, list[str]]:
         waiting, said = list(failures), list[str]()
 
-        def run_loud(command: list[str], **_more: object) -> Completed:
+        def run_streaming(command: list[str], **_more: object) -> Completed:
             said.append("run")
             if waiting:
                 raise CommandFailed(command, 1, waiting.pop(0))
@@ -31,10 +31,10 @@ def bake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[object, list[st
             Path(path).write_text(json.dumps({"one": {"containerimage.digest": "sha256:1"}}))
             return Completed("", "")
 
-        monkeypatch.setattr(buildx, "run_loud", run_loud)
+        monkeypatch.setattr(buildx, "run_streaming", run_streaming)
         engine: Any = SimpleNamespace(inspect=lambda _digest: {}, info=lambda: None)
         try:
-            return buildx.bake_plan(PLAN, engine=engine, say=said.append), said
+            return buildx.bake_plan(PLAN, engine=engine, progress=said.append), said
         except (BuildFailed, EnvironmentMissing) as error:
             return error, said
 
@@ -74,15 +74,15 @@ def test_a_verbose_build_hides_no_line_of_buildkit(monkeypatch: pytest.MonkeyPat
     lines = ["#1 [internal] load build definition", "#2 [base 1/2] FROM scratch", "#2 sha256:00 1.2MB / 4MB"]
     said = list[str]()
 
-    def run_loud(command: list[str], *, say: Callable[[str], None], **_more: object) -> Completed:
+    def run_streaming(command: list[str], *, progress: Callable[[str], None], **_more: object) -> Completed:
         for line in lines:
-            say(line)
+            progress(line)
         raise CommandFailed(command, 1, "ERROR: step failed")
 
-    monkeypatch.setattr(buildx, "run_loud", run_loud)
+    monkeypatch.setattr(buildx, "run_streaming", run_streaming)
     engine: Any = SimpleNamespace(info=lambda: None)
     with pytest.raises(BuildFailed, match="build VARIANT --verbose"):
-        buildx.bake_plan(PLAN, engine=engine, say=said.append, verbose=verbose)
+        buildx.bake_plan(PLAN, engine=engine, progress=said.append, verbose=verbose)
     assert said == (lines if verbose else lines[1:2])
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from buildtool.core.errors import EngineForbidden, EngineUnavailable
-from buildtool.engine.connection import DEFAULT_HOST, Endpoint, current_endpoint, disk_of, unavailable
+from buildtool.engine.connection import DEFAULT_HOST, Endpoint, current_endpoint, unavailable_error
+from buildtool.engine.host import disk_of
 from probes.core.unknown import Unknown
 
 
@@ -71,14 +72,14 @@ def test_permission_denied_is_not_reported_as_no_engine() -> None:
     deep = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
     outer = RuntimeError("Error while fetching server API version")
     outer.__cause__ = deep
-    said = unavailable(outer, Endpoint(DEFAULT_HOST))
+    said = unavailable_error(outer, Endpoint(DEFAULT_HOST))
     assert isinstance(said, EngineForbidden)
     assert DEFAULT_HOST in said.message
     assert "permission denied" in said.message
 
 
 def test_an_engine_named_by_a_setting_is_reported_with_that_setting() -> None:
-    said = unavailable(RuntimeError(), Endpoint("tcp://a:1", "DOCKER_HOST", "unset DOCKER_HOST"))
+    said = unavailable_error(RuntimeError(), Endpoint("tcp://a:1", "DOCKER_HOST", "unset DOCKER_HOST"))
     assert "tcp://a:1" in said.message
     assert "DOCKER_HOST" in said.message
     assert "unset DOCKER_HOST" in said.hint

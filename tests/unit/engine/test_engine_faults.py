@@ -52,6 +52,6 @@ def test_a_name_that_no_image_can_have_makes_no_other_request_of_an_engine(name:
     made: Any = Engine.__new__(Engine)
     api = SimpleNamespace(get_image=refuse)
     made._client = SimpleNamespace(api=api, images=SimpleNamespace(get=refuse, remove=refuse))
-    for ask in (made.inspect, made.forget, made.unpacked_bytes, lambda ref: list(made.save(ref))):
+    for ask in (made.inspect, made.remove_tag, made.unpacked_bytes, lambda ref: list(made.save(ref))):
         with pytest.raises(ConfigError, match="no image can be called"):
             ask(name)

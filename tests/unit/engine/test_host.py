@@ -6,7 +6,7 @@ import pytest
 
 from buildtool.core.errors import EngineUnavailable
 from buildtool.engine.client import EngineInfo
-from buildtool.engine.host import Facts, _free_for, diagnose
+from buildtool.engine.host import Facts, diagnose, free_image_bytes
 from probes.core.unknown import Unknown
 
 WELL = Facts(
@@ -36,15 +36,15 @@ def test_what_only_some_need_is_a_note() -> None:
 
 def test_a_disk_that_cannot_be_measured_is_neither_roomy_nor_full() -> None:
     (row,) = diagnose(replace(WELL, free_disk_bytes=Unknown("it is far")))
-    assert (row.thing, row.fails, row.found) == ("disk", False, "unknown: it is far")
+    assert (row.thing, row.fails, row.state) == ("disk", False, "unknown: it is far")
 
 
 def test_no_engine_at_an_address_says_nothing_about_this_hosts_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
-    assert isinstance(_free_for(EngineUnavailable("no engine")), Unknown)
-    assert isinstance(_free_for(EngineInfo("26.1", True, "here", "/", ())), Unknown)
+    assert isinstance(free_image_bytes(EngineUnavailable("no engine")), Unknown)
+    assert isinstance(free_image_bytes(EngineInfo("26.1", True, "here", "/", ())), Unknown)
 
 
 def test_the_classic_image_store_is_named() -> None:

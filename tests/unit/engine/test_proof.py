@@ -107,8 +107,8 @@ def test_an_answer_with_one_odd_value_is_a_failed_proof(key: str, value: object)
 def test_what_an_image_says_of_itself_brings_no_escape_sequence_to_the_terminal() -> None:
     facts = proof.facts_of(smoke("\x1b[2J", rocminfo={"present": True, "exit_code": 1, "said": "\x1b[2J"}))
     assert facts
-    assert "\x1b" not in proof.sentence(facts)
-    assert "\x1b" not in proof.last_words("\x1b[2J\n" * 3)
+    assert "\x1b" not in proof.facts_text(facts)
+    assert "\x1b" not in proof.output_tail("\x1b[2J\n" * 3)
     for answer in ("\x1b[2J", json.dumps({"x": "\x1b[2J"})):
         with pytest.raises(ProofFailed) as caught:
             judge(f"SMOKE {answer}")
@@ -146,8 +146,8 @@ def test_a_proof_says_exactly_what_the_container_said() -> None:
 def test_what_a_container_said_is_shown_in_one_line() -> None:
     facts = proof.facts_of(smoke("2.13.0+cpu"))
     assert facts
-    assert "2.13.0+cpu" in proof.sentence(facts)
-    assert "not installed" in proof.sentence(facts)
+    assert "2.13.0+cpu" in proof.facts_text(facts)
+    assert "not installed" in proof.facts_text(facts)
 
 
 @pytest.mark.parametrize(

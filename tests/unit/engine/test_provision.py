@@ -8,7 +8,7 @@ import pytest
 
 from buildtool.core.errors import EngineForbidden, EngineUnavailable, EnvironmentMissing, Exit
 from buildtool.engine import provision
-from buildtool.engine.provision import BESIDE, Host, InstallPlan, chooses_store, plan_install
+from buildtool.engine.provision import ALSO_NEEDED, Host, InstallPlan, may_choose_store, plan_install
 
 
 def host(distribution: str = "debian", codename: str = "bookworm", **changes: bool) -> Host:
@@ -119,12 +119,12 @@ def test_an_install_that_fails_leaves_no_settings_behind(
 
 @pytest.mark.parametrize("had", ["has_engine", "has_settings", "has_images"])
 def test_settings_are_written_only_where_there_was_never_an_engine(had: str) -> None:
-    assert chooses_store(host())
-    assert not chooses_store(host(**{had: True}))
+    assert may_choose_store(host())
+    assert not may_choose_store(host(**{had: True}))
 
 
 def test_for_a_stopped_engine_no_other_engine_is_installed() -> None:
-    assert plan_install(host(has_engine=True)) == InstallPlan(BESIDE, None)
+    assert plan_install(host(has_engine=True)) == InstallPlan(ALSO_NEEDED, None)
 
 
 @pytest.mark.parametrize("name", ["DOCKER_HOST", "DOCKER_CONTEXT"])
@@ -158,7 +158,7 @@ def test_ctrl_d_at_the_question_is_a_no(
 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", answer)
-    assert provision._agreed() is agreed
+    assert provision._confirmed() is agreed
 
 
 @pytest.mark.parametrize("said", [{"ID": "debian", "VERSION_CODENAME": "trixie"}, {"ID": "arch"}, None])

@@ -42,7 +42,7 @@ REFUSED = "Error response from daemon: "
     ],
 )
 def test_a_failed_push_says_what_to_type(words: str, kind: type[ToolError], way_out: str) -> None:
-    fault = registry.push_fault(OURS, f"The push refers to repository [x]\n{REFUSED}{words}\n")
+    fault = registry.push_error(OURS, f"The push refers to repository [x]\n{REFUSED}{words}\n")
     assert isinstance(fault, kind)
     assert way_out in str(fault)
 
@@ -60,7 +60,7 @@ def test_a_failed_push_says_what_to_type(words: str, kind: type[ToolError], way_
     ],
 )
 def test_a_failed_pull_says_what_to_type(words: str, kind: type[ToolError], way_out: str) -> None:
-    fault = registry.pull_fault(OURS, f"{REFUSED}{words}")
+    fault = registry.pull_error(OURS, f"{REFUSED}{words}")
     assert isinstance(fault, kind)
     assert way_out in str(fault)
     assert REFUSED not in str(fault)
@@ -88,7 +88,7 @@ HEAD = "failed to do request: unexpected status from HEAD request to http://ghcr
 def test_a_registry_that_fails_for_now_is_not_a_wrong_name_nor_a_broken_build(
     words: str, way_out: str
 ) -> None:
-    for fault in (registry.push_fault(OURS, f"{REFUSED}{words}"), registry.pull_fault(OURS, words)):
+    for fault in (registry.push_error(OURS, f"{REFUSED}{words}"), registry.pull_error(OURS, words)):
         assert isinstance(fault, SourceUnreachable)
         assert way_out in fault.hint
 
@@ -99,8 +99,8 @@ def test_a_name_that_reads_like_a_failure_is_not_taken_for_one(repository: str) 
     words = (
         f'failed to push "https://{repository}/denied": {name}: manifest invalid, http://h/no%20space%20left'
     )
-    assert isinstance(registry.push_fault(name, words), BuildFailed)
-    fault = registry.pull_fault(name, words)
+    assert isinstance(registry.push_error(name, words), BuildFailed)
+    fault = registry.pull_error(name, words)
     assert isinstance(fault, DataError)
     assert "see all of it" in fault.hint
 
@@ -108,15 +108,15 @@ def test_a_name_that_reads_like_a_failure_is_not_taken_for_one(repository: str) 
 def test_a_push_under_a_name_that_somebody_moved_meanwhile_is_no_success(cli: list[list[str]]) -> None:
     engine: Any = SimpleNamespace(tag=lambda *_: "ours", inspect=lambda _ref: {"Id": "theirs"})
     with pytest.raises(BuildFailed, match="pushed as another image, sha256:aaaa"):
-        registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None)
+        registry.push(DIGEST, OURS, engine=engine, progress=lambda _line: None)
 
 
 def test_a_cli_that_gives_no_reason_is_told_as_such() -> None:
-    assert "it gave no reason" in str(registry.push_fault(OURS, "\n"))
+    assert "it gave no reason" in str(registry.push_error(OURS, "\n"))
 
 
 def test_a_login_at_docker_hub_names_no_registry_as_its_cli_wants_it() -> None:
-    assert str(registry.push_fault(HUB, "denied")).endswith("docker login")
+    assert str(registry.push_error(HUB, "denied")).endswith("docker login")
 
 
 @pytest.mark.parametrize(
@@ -142,22 +142,22 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A docker CLI that says what it says of two layers; the commands that it got."""
     commands = list[list[str]]()
 
-    def run_loud(command: list[str], *, say: Any) -> Completed:
+    def run_streaming(command: list[str], *, progress: Any) -> Completed:
         commands.append(command)
         states = ("Pulling fs layer", "Download complete", "Pull complete")
         lines = [f"{layer * 12}: {state}" for layer in "ab" for state in ("Pulling fs layer",)]
         lines += [f"{layer * 12}: {state}" for layer in "ab" for state in states[1:]]
         for line in ("1.0: Pulling from team/bert", *lines, f"1.0: digest: {DIGEST} size: 528"):
-            say(line)
+            progress(line)
         return Completed("", f"{lines[-1]}\n1.0: digest: {DIGEST} size: 528")
 
-    monkeypatch.setattr(registry, "run_loud", run_loud)
+    monkeypatch.setattr(registry, "run_streaming", run_streaming)
     return commands
 
 
 def test_a_pull_of_many_layers_is_not_silent(cli: list[list[str]]) -> None:
     said = list[str]()
-    registry.pull(OURS, say=said.append, platform="linux/arm64")
+    registry.pull(OURS, progress=said.append, platform="linux/arm64")
     assert cli == [["docker", "pull", "--platform=linux/arm64", "ghcr.example/team/bert:1.0"]]
     assert said == [f"pull {OURS}: {done} of 2 layers" for done in (1, 2)]
 
@@ -167,7 +167,7 @@ def test_a_push_pushes_the_image_that_was_built_and_gives_its_digest(cli: list[l
     engine: Any = SimpleNamespace(
         tag=lambda image, name: tagged.append((image, str(name))) or "id", inspect=lambda _ref: {"Id": "id"}
     )
-    assert registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None) == DIGEST
+    assert registry.push(DIGEST, OURS, engine=engine, progress=lambda _line: None) == DIGEST
     assert tagged == [(DIGEST, str(OURS))]
     assert cli == [["docker", "push", str(OURS)]]
 
@@ -175,17 +175,17 @@ def test_a_push_pushes_the_image_that_was_built_and_gives_its_digest(cli: list[l
 def test_a_verbose_push_hides_no_line(cli: list[list[str]]) -> None:
     said = list[str]()
     engine: Any = SimpleNamespace(tag=lambda *_: "id", inspect=lambda _ref: None)
-    registry.push(DIGEST, OURS, engine=engine, say=said.append, verbose=True)
+    registry.push(DIGEST, OURS, engine=engine, progress=said.append, verbose=True)
     assert len(said) == 8
 
 
 def test_a_cli_that_fails_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_loud(command: list[str], **_more: object) -> Completed:
+    def run_streaming(command: list[str], **_more: object) -> Completed:
         raise CommandFailed(command, 1, "denied: no")
 
-    monkeypatch.setattr(registry, "run_loud", run_loud)
+    monkeypatch.setattr(registry, "run_streaming", run_streaming)
     engine: Any = SimpleNamespace(tag=lambda *_: "id", inspect=lambda _ref: None)
     with pytest.raises(EnvironmentMissing, match="refuses to take"):
-        registry.push(DIGEST, OURS, engine=engine, say=lambda _line: None)
+        registry.push(DIGEST, OURS, engine=engine, progress=lambda _line: None)
     with pytest.raises(DataError, match="can't pull it"):
-        registry.pull(OURS, say=lambda _line: None)
+        registry.pull(OURS, progress=lambda _line: None)

@@ -43,7 +43,7 @@ class FakeEngine:
 
 def prune(engine: FakeEngine, state: Path, tag: str | None = None) -> None:
     fake: Any = engine
-    images.prune_image("weir/rocm", GFX906, tag, engine=fake, state=state, say=lambda _line: None)
+    images.prune_image("weir/rocm", GFX906, tag, engine=fake, state=state, progress=lambda _line: None)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(4399, False), (4400, True)])

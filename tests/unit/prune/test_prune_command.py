@@ -11,7 +11,7 @@ from gpucode.maker import Spec, bundles, code, make_library, nv_fatbin
 
 from buildtool.cli.program import main
 from buildtool.core.errors import Exit
-from buildtool.core.files import means_file
+from buildtool.core.files import looks_like_file
 from buildtool.prune.manifest import FILE_NAME
 
 LIBRARY = make_library(Spec(bundles(["gfx906", "gfx803", "gfx1100"]))).data
@@ -162,7 +162,7 @@ def test_an_image_takes_only_what_is_for_images(option: str, capsys: pytest.Capt
     ],
 )
 def test_a_missing_file_is_distinguished_from_an_image_by_its_name(name: str, is_file: bool) -> None:
-    assert means_file(name) == is_file
+    assert looks_like_file(name) == is_file
 
 
 @pytest.mark.parametrize("name", ["./weir", "./weir/cpu", "../cpu:latest"])

@@ -97,7 +97,7 @@ def test_failed_check_of_a_cut_member_stops_the_prune(tar: Path, monkeypatch: py
 
 def test_each_cut_of_an_archive_is_said_once(tar: Path) -> None:
     lines: list[str] = []
-    result = prune_tar(tar, tar.with_name("out.tar"), GFX906, say=lines.append)
+    result = prune_tar(tar, tar.with_name("out.tar"), GFX906, progress=lines.append)
     (cut,) = result.pruned
     sizes = f"{decimal_bytes(len(LIBRARY))} to {decimal_bytes(cut.bytes_after)}"
     assert lines == [f"prune lib/liba.so: {sizes}"], "in the words that a tree's prune has"
@@ -122,7 +122,7 @@ def wheel(tmp_path: Path) -> Path:
 def test_wheel_keeps_directories_large_files_and_what_it_has_of_the_cards(wheel: Path) -> None:
     out = wheel.with_name("out.whl")
     lines: list[str] = []
-    result = prune_wheel(wheel, out, TWO_CARDS, say=lines.append)
+    result = prune_wheel(wheel, out, TWO_CARDS, progress=lines.append)
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(out) as new:
         assert new.namelist() == ["pkg/", "pkg/liba.so", "pkg/libb.so", "pkg/large.bin"]
         assert new.read("pkg/large.bin") == old.read("pkg/large.bin")
@@ -170,7 +170,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_prune_of_a_tree_says_each_change_in_its_mood(tree: Path, dry_run: bool) -> None:
     lines: list[str] = []
-    result = prune_tree(tree, TWO_CARDS, dry_run=dry_run, say=lines.append)
+    result = prune_tree(tree, TWO_CARDS, dry_run=dry_run, progress=lines.append)
     would = "would " if dry_run else ""
     assert [line for line in lines if line.startswith(f"{would}delete lib/K_gfx803.co")]
     assert [line for line in lines if line.startswith(f"{would}prune lib/liba.so: ")]

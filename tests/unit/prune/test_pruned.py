@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from buildtool.build import pipeline
-from buildtool.build.catalog import chosen_targets, load
+from buildtool.build.catalog import load
 from buildtool.build.lockfile import Lock, spec_sha256
 from buildtool.build.plan import ImagePlan, labels, unresolved
 from buildtool.build.rootfs import recipe_sha256
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
+from buildtool.cli.arguments import chosen_targets
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, EngineUnavailable, Exit
 from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
@@ -174,28 +175,28 @@ def test_a_target_asked_for_by_name_must_be_there() -> None:
     with pytest.raises(
         TargetMissing, match=r"rocm: .*no code for gfx1201, but .*gfx1100, gfx803, gfx906"
     ) as told:
-        planned("gfx906,gfx1201").decided(HAD, asked=True)
+        planned("gfx906,gfx1201").with_targets(HAD, every_target=True)
     assert "--targets gfx1100" in told.value.hint
 
 
 def test_a_target_that_nobody_asked_for_is_left_out_aloud() -> None:
-    found, remark = planned("gfx906,gfx1036").decided(HAD, asked=False)
+    found, remark = planned("gfx906,gfx1036").with_targets(HAD, every_target=False)
     assert found.variant.gpu_targets == ("gfx906",)
     assert "gfx1036" in remark
     with pytest.raises(TargetMissing):
-        planned("gfx1036").decided(HAD, asked=False)
+        planned("gfx1036").with_targets(HAD, every_target=False)
 
 
 def test_generic_code_serves_its_family() -> None:
     generic = (TargetId("gfx11-generic"),)
-    found, remark = planned("gfx906,gfx1103").decided((*HAD, *generic), asked=True)
+    found, remark = planned("gfx906,gfx1103").with_targets((*HAD, *generic), every_target=True)
     assert (found.variant.gpu_targets, remark) == (("gfx1103", "gfx906"), "")
 
 
 def test_without_pruning_nothing_is_left_out_or_inspected() -> None:
     whole = planned("gfx906,gfx1036", prune=False)
-    assert whole.decided((), asked=True) == (whole, "")
-    assert whole.looked_into == ()
+    assert whole.with_targets((), every_target=True) == (whole, "")
+    assert whole.scanned_inputs == ()
 
 
 def test_an_archive_is_inspected_once_for_its_content(rootfs: Path, tmp_path: Path) -> None:
@@ -218,8 +219,8 @@ def test_an_archive_is_inspected_once_for_its_content(rootfs: Path, tmp_path: Pa
 
 def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1100",))
-    assert chosen_targets("gfx906;gfx803", print) == (True, ("gfx803", "gfx906"))
-    assert chosen_targets(None, print) == (False, ("gfx1100",))
+    assert chosen_targets("gfx906;gfx803", print) == ("gfx803", "gfx906")
+    assert chosen_targets(None, print) == ("gfx1100",)
     rocm, cpu = (load().for_cards(("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
     assert rocm.gpu_targets == ("gfx1100",)
     by_card = next(source for source in rocm.torch if source.is_by_card)
@@ -344,7 +345,7 @@ def test_a_locked_stack_with_nothing_to_cut_fails_in_the_plan_as_in_the_build(
     resolved = Resolved("one", spec_sha256(variant), "t", TorchBuild.ROCM, "3.11", base)
     Lock.load(workplace.lock).put(resolved)
     with pytest.raises(TargetMissing):
-        workplace.image(variant, resolved).decided(frozenset(), asked=False)
+        workplace.image(variant, resolved).with_targets(frozenset(), every_target=False)
     capsys.readouterr()
     assert main(["plan", "--catalog", str(file)]) == Exit.USAGE
     assert "there is no GPU code at all" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_a_damaged_library_is_left_whole_and_reported_with_its_fault(tmp_path: P
     (tmp_path / "liba.so").write_bytes(LIBRARY[:5000])
     (tmp_path / "libb.so").write_bytes(LIBRARY)
     lines: list[str] = []
-    result = prune_tree(tmp_path, GFX906, say=lines.append)
+    result = prune_tree(tmp_path, GFX906, progress=lines.append)
     assert [item.path for item in result.refused] == ["liba.so"]
     assert "past the end" in result.refused[0].reason
     assert [item.path for item in result.pruned] == ["libb.so"]

@@ -499,7 +499,7 @@ def test_a_lost_output_does_not_cost_the_files(tmp_path: Path, monkeypatch: pyte
     def lose(_text: str) -> None:
         raise OutputLost("No space left on device")
 
-    monkeypatch.setattr("probes.cli.fit.tell", lose)
+    monkeypatch.setattr("probes.cli.fit.echo", lose)
     kept, picture = tmp_path / "fit.json", tmp_path / "fit.svg"
     assert run("bert-base", "--tokens", "8", "--json", str(kept), "--picture", str(picture)) == 5
     assert load(kept.read_text(encoding="utf-8"))

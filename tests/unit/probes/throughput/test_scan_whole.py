@@ -148,7 +148,7 @@ def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) 
             kept.append(only(tmp_path).direct.series[-1])
 
     played(good)
-    monkeypatch.setattr(throughput, "tell", tell)
+    monkeypatch.setattr(throughput, "echo", tell)
     assert run("--backend pytorch --precision fp32", tmp_path) == Exit.OK
     assert [len(series.rows) for series in kept] == list(range(1, len(ROWS) + 1))
     assert {(series.end, series.reason) for series in kept} == {("interrupted", scan.CUT_OFF)}

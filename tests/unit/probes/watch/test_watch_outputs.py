@@ -310,7 +310,7 @@ def test_a_watch_writes_its_report_before_it_says_it(tmp_path: Path, monkeypatch
     def lose(_text: str) -> None:
         raise OutputLost("No space left on device")
 
-    monkeypatch.setattr("probes.cli.watch.tell", lose)
+    monkeypatch.setattr("probes.cli.watch.echo", lose)
     kept = tmp_path / "kept.json"
     assert main(["watch", "--for", "0.05", "--interval", "0.02", "--plain", "--report", str(kept)]) == 5
     assert named_watch(kept)[0].pace.samples

@@ -18,7 +18,7 @@ from buildtool.core.model import (
     Variant,
     Wheel,
 )
-from buildtool.engine.bakefile import render_plan
+from buildtool.engine.buildx import render_plan
 
 DIGEST = "sha256:" + "a" * 64
 

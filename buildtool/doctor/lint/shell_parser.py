@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from buildtool.doctor.lint.fault import Word, extra_needed
+from buildtool.doctor.lint.rules import Word, extra_needed
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -35,6 +35,11 @@ class Command:
     words: tuple[Word, ...]
     heredocs: tuple[Heredoc, ...] = ()
     piped_into: str = ""  # the name of the next command of a pipeline
+
+    @property
+    def line(self) -> int:
+        """Where its first word stands; 0 for a command that only sets variables."""
+        return self.words[0].line if self.words else 0
 
     @property
     def name(self) -> str:
@@ -65,8 +70,9 @@ def _parser() -> "Parser":
 
 @dataclass(frozen=True)
 class _Tree:
-    """A script's nodes in order. Parents and what follows in a pipeline are noted on the way: asking a node
-    for its parent takes as long as its siblings are many.
+    """A script's nodes in order, their parents, and what follows each in a pipeline.
+
+    These are collected in one pass: asking a node for its parent takes time in proportion to its siblings.
     """
 
     nodes: list["Node"]
@@ -76,13 +82,13 @@ class _Tree:
 
 def commands_in(text: str, first_line: int = 1) -> list[Command]:
     """Every command of a script, in order, also those inside functions, branches and substitutions."""
-    tree, found = _read(text), []
+    tree, commands = _read(text), []
     for node in tree.nodes:
         if node.type == "command":
-            found.append(_command(node, tree))
+            commands.append(_command(node, tree))
         elif node.type == "declaration_command":
-            found.append(_declaration(node))
-    return [_moved(command, first_line - 1) for command in found]
+            commands.append(_declaration(node))
+    return [_moved(command, first_line - 1) for command in commands]
 
 
 def comments_in(text: str) -> list[Word]:
@@ -102,7 +108,7 @@ def _read(text: str) -> _Tree:
         tree.parents.update((child.id, node) for child in children)
         if node.type == "pipeline":
             named = [child for child in children if child.is_named]
-            tree.following.update((one.id, after) for one, after in itertools.pairwise(named))
+            tree.following.update((before.id, after) for before, after in itertools.pairwise(named))
         waiting.extend(reversed(children))
     return tree
 
@@ -111,7 +117,7 @@ def _moved(command: Command, by: int) -> Command:
     def moved(words: tuple[Word, ...]) -> tuple[Word, ...]:
         return tuple(Word(word.text, word.line + by) for word in words)
 
-    heredocs = tuple(Heredoc(one.text, one.line + by) for one in command.heredocs)
+    heredocs = tuple(Heredoc(heredoc.text, heredoc.line + by) for heredoc in command.heredocs)
     return Command(moved(command.settings), moved(command.words), heredocs, command.piped_into)
 
 
@@ -152,7 +158,7 @@ def _heredocs(redirects: Sequence["Node"]) -> Iterator[Heredoc]:
 
 def _piped_into(holder: "Node", redirects: Sequence["Node"], tree: _Tree) -> str:
     """The name of the command after this one in a pipeline."""
-    pipes = [child for one in redirects for child in one.children if child.type == "pipeline"]
+    pipes = [child for redirect in redirects for child in redirect.children if child.type == "pipeline"]
     if pipes:  # the grammar puts what follows `<<EOF |` inside the redirection
         return _first_name(pipes[0].children)
     after = tree.following.get(holder.id)

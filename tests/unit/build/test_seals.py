@@ -56,18 +56,18 @@ def test_building_a_then_b_then_a_again_shows_the_report_of_a(
 ) -> None:
     reports = tmp_path / "reports"
     for image in (A, B, A):
-        pipeline.audited(place, TARGET, image, ENGINE, reports)
+        pipeline.audit(place, TARGET, image, ENGINE, reports)
         assert {path.read_text() for path in reports.iterdir()} == {image.digest}
-    pipeline.audited(place, TARGET, A, ENGINE, reports)
+    pipeline.audit(place, TARGET, A, ENGINE, reports)
     assert audits == [A.digest, B.digest, A.digest]  # the last one had nothing to do
 
 
 def test_a_report_that_somebody_changed_is_written_again(
     place: Workplace, audits: list[str], tmp_path: Path
 ) -> None:
-    pipeline.audited(place, TARGET, A, ENGINE, tmp_path / "reports")
+    pipeline.audit(place, TARGET, A, ENGINE, tmp_path / "reports")
     (tmp_path / "reports/cpu.md").write_text("torn")
-    pipeline.audited(place, TARGET, A, ENGINE, tmp_path / "reports")
+    pipeline.audit(place, TARGET, A, ENGINE, tmp_path / "reports")
     assert (tmp_path / "reports/cpu.md").read_text() == A.digest
 
 
@@ -75,10 +75,10 @@ def test_other_settings_and_another_tool_look_again(
     place: Workplace, audits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(TARGET, variant=replace(VARIANT, gpu_targets=("gfx906",)))
-    pipeline.audited(place, TARGET, A, ENGINE, tmp_path)
-    pipeline.audited(place, other, A, ENGINE, tmp_path)
+    pipeline.audit(place, TARGET, A, ENGINE, tmp_path)
+    pipeline.audit(place, other, A, ENGINE, tmp_path)
     monkeypatch.setattr(workplace, "tool_fingerprint", lambda: "another")
-    pipeline.audited(place, other, A, ENGINE, tmp_path)
+    pipeline.audit(place, other, A, ENGINE, tmp_path)
     assert audits == [A.digest] * 3
 
 
@@ -164,9 +164,9 @@ def test_a_folder_of_another_build_that_ends_meanwhile_is_no_failure(
         return found
 
     monkeypatch.setattr(Path, "stat", gone)
-    assert not [line for line in workplace.doubts(tmp_path) if leaving.name in line]
+    assert not [line for line in workplace.writable_by_others(tmp_path) if leaving.name in line]
 
 
 def test_a_state_directory_of_this_user_alone_raises_no_doubt(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    assert not [line for line in workplace.doubts(tmp_path) if str(tmp_path) in line]
+    assert not [line for line in workplace.writable_by_others(tmp_path) if str(tmp_path) in line]

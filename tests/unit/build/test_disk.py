@@ -30,11 +30,11 @@ def test_a_remote_engines_build_is_not_refused_for_this_hosts_disk(
     place = Workplace(tmp_path / "state", tmp_path / "lock.json", said.append)
     lock = Lock.load(place.lock)
     monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
-    pipeline.require_disk(place, [CPU], engine, lock)
+    pipeline.require_disk_space(place, [CPU], engine, lock)
     assert said == [
         "the engine's disk isn't checked: the engine is at tcp://far:2376, and its disk can't be measured"
         " from here"
     ]
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
     with pytest.raises(EnvironmentMissing, match="has 0 B free"):
-        pipeline.require_disk(place, [CPU], engine, lock)
+        pipeline.require_disk_space(place, [CPU], engine, lock)

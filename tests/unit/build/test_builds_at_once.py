@@ -38,7 +38,7 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
         if "another build is using" in line:
             waiting.set()
 
-    monkeypatch.setattr("buildtool.core.progress.Progress.say", said)
+    monkeypatch.setattr("buildtool.core.progress.ProgressLog.line", said)
     monkeypatch.setattr("buildtool.build.pipeline.make_plan", make_plan)
     monkeypatch.setattr("buildtool.build.pipeline.stage", stage)
     monkeypatch.setattr("buildtool.build.pipeline.bake", build)

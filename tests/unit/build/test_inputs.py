@@ -15,13 +15,13 @@ from buildtool.build import rootfs
 from buildtool.build.rootfs import (
     PURGE,
     RootfsCache,
-    _cause,
-    _tree_place,
+    bootstrap_error,
     environment,
     mmdebstrap_command,
     recipe_sha256,
+    tree_directory,
 )
-from buildtool.build.wheels import WheelCache, _pin, _reason, foreign_to, platform_tags
+from buildtool.build.wheels import WheelCache, failure_reason, foreign_to, pinned_requirement, platform_tags
 from buildtool.core.command import CommandFailed
 from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable, ToolError
 from buildtool.core.model import Bootstrap, TorchBuild, TorchSource, Wheel
@@ -50,16 +50,16 @@ def test_marks_of_another_build_are_seen(
 
 def test_torch_is_pinned_to_the_file_at_hand_and_keeps_its_extras() -> None:
     torch = Path("torch-2.12.0+rocm10.0-cp311-cp311-linux_x86_64.whl")
-    assert _pin("torch[device-gfx1100]", torch) == "torch[device-gfx1100]==2.12.0+rocm10.0"
-    assert _pin("torch>=2", torch) == "torch==2.12.0+rocm10.0"
+    assert pinned_requirement("torch[device-gfx1100]", torch) == "torch[device-gfx1100]==2.12.0+rocm10.0"
+    assert pinned_requirement("torch>=2", torch) == "torch==2.12.0+rocm10.0"
     for other in ("torch-extras>=2", "torch.extras>=2", "torchvision"):
-        assert _pin(other, torch) == other
+        assert pinned_requirement(other, torch) == other
 
 
 @pytest.mark.parametrize("written", ["Torch>=2", "TORCH", "torch [x] >=2"])
 def test_torch_is_torch_however_it_is_written(written: str) -> None:
     """`require: [Torch]` asked pip for nothing, and wasn't pinned."""
-    pinned = _pin(written, Path("torch-2.12.0-cp311-cp311-linux_x86_64.whl"))
+    pinned = pinned_requirement(written, Path("torch-2.12.0-cp311-cp311-linux_x86_64.whl"))
     assert pinned.replace("[x]", "") == "torch==2.12.0"
 
 
@@ -71,8 +71,8 @@ def test_platform_tags_go_from_the_bases_glibc_down() -> None:
 
 def test_the_decisive_line_of_pips_failure_is_kept() -> None:
     tail = "WARNING: Retrying: Name or service not known\nERROR: No matching distribution found for torch"
-    assert _reason(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
-    assert _reason(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
+    assert failure_reason(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
+    assert failure_reason(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
 
 
 def test_a_damaged_cached_wheel_is_named_and_removed(tmp_path: Path) -> None:
@@ -160,7 +160,9 @@ def test_a_host_whose_apt_names_no_debian_mirror_is_told_so(
 def test_debians_missing_keys_are_what_a_host_without_them_is_told_to_install() -> None:
     """As on Ubuntu, where the hint was `apt-get update`, which works there."""
     line = "E: The repository 'http://x bookworm InRelease' is not signed."
-    assert "debian-archive-keyring" in _cause(CommandFailed(["mmdebstrap"], 1, line), "bookworm").hint
+    assert (
+        "debian-archive-keyring" in bootstrap_error(CommandFailed(["mmdebstrap"], 1, line), "bookworm").hint
+    )
 
 
 def test_a_catalogs_names_that_remove_and_cut_nothing_are_said(
@@ -184,17 +186,17 @@ def making(
 ) -> str:
     """What is said while a stand-in of mmdebstrap prints that and makes a tree with perl in it."""
 
-    def mmdebstrap(words: list[str], *, say: Callable[[str], None], env: Mapping[str, str]) -> None:
+    def mmdebstrap(words: list[str], *, progress: Callable[[str], None], env: Mapping[str, str]) -> None:
         assert env["TMPDIR"]
-        say(printed)
+        progress(printed)
         with tarfile.open(words[words.index("--") + 2], "w:") as tar:
             tar.addfile(tarfile.TarInfo("./usr/bin/perl"))
 
     said: list[str] = []
     monkeypatch.setattr(rootfs, "host_mirror", lambda: mirror)
     monkeypatch.setattr(rootfs, "find", Path)
-    monkeypatch.setattr(rootfs, "_container", tuple)
-    monkeypatch.setattr(rootfs, "run_loud", mmdebstrap)
+    monkeypatch.setattr(rootfs, "_namespace_prefix", tuple)
+    monkeypatch.setattr(rootfs, "run_streaming", mmdebstrap)
     RootfsCache(folder, said.append).bring(base, 1)
     return "\n".join(said)
 
@@ -232,7 +234,7 @@ FAILED = (
 def test_what_mmdebstrap_died_of_is_what_is_shown(
     code: int, said: tuple[str, ...], kind: type[ToolError], shown: str
 ) -> None:
-    error = _cause(CommandFailed(["mmdebstrap"], code, "\n".join([*said, *FAILED])), "bookworm")
+    error = bootstrap_error(CommandFailed(["mmdebstrap"], code, "\n".join([*said, *FAILED])), "bookworm")
     assert type(error) is kind
     assert shown in error.message
     assert "removing tempdir" not in error.message
@@ -245,7 +247,7 @@ def test_a_folders_group_and_default_acl_decide_no_mode_of_the_tree(
     removed: list[str] = []
     monkeypatch.setattr("os.removexattr", lambda _path, name: removed.append(name))
     tmp_path.chmod(0o2770)
-    with _tree_place(tmp_path) as place:
+    with tree_directory(tmp_path) as place:
         assert place.resolve() == tmp_path
     assert tmp_path.stat().st_mode & 0o7777 == 0o755
     assert removed == ["system.posix_acl_default", "system.posix_acl_access"] * 2
@@ -263,7 +265,7 @@ def test_a_home_that_is_closed_to_others_does_not_keep_a_user_from_making_a_tree
         folder = Path(home) / "state"
         folder.mkdir()
         Path(home).chmod(above)
-        with _tree_place(folder) as place:
+        with tree_directory(folder) as place:
             assert (place.resolve() == folder.resolve()) is inside
             assert place.stat().st_mode & 0o777 == 0o755
 
@@ -303,7 +305,7 @@ def test_a_lock_edited_by_hand_is_not_fetched_again_for_ever(
         with zipfile.ZipFile(Path(words[words.index("--dest") + 1]) / "a-1-py3-none-any.whl", "w") as made:
             made.writestr("a.py", "")
 
-    monkeypatch.setattr("buildtool.build.wheels.run_loud", pip)
+    monkeypatch.setattr("buildtool.build.wheels.run_streaming", pip)
     cache = WheelCache(tmp_path, lambda _line: None)
     [honest] = cache.tools()
     cache.fetch([honest], "3.11", index=None)
@@ -320,7 +322,7 @@ def test_a_wheel_whose_metadata_an_index_gave_and_itself_cannot_is_no_traceback(
             made.writestr("a-1.dist-info/METADATA", "Provides-Extra: x")
         path.write_bytes(path.read_bytes().replace(b"Provides", b"provided"))  # another checksum
 
-    monkeypatch.setattr("buildtool.build.wheels.run_loud", pip)
+    monkeypatch.setattr("buildtool.build.wheels.run_streaming", pip)
     cache = WheelCache(tmp_path, lambda _line: None)
     with pytest.raises(DataError, match="is not a wheel, or it is damaged"):
         cache.resolve(TorchSource("base", TorchBuild.CPU), "3.11", ["a[x]"])
@@ -364,7 +366,7 @@ def test_a_requirement_is_no_option_of_pip(tmp_path: Path, monkeypatch: pytest.M
         ran.append(args)
         raise CommandFailed(args, 1, "")
 
-    monkeypatch.setattr("buildtool.build.wheels.run_loud", record)
+    monkeypatch.setattr("buildtool.build.wheels.run_streaming", record)
     monkeypatch.setattr("buildtool.build.wheels._connection_settings", dict)
     cache = WheelCache(tmp_path, lambda _line: None)
     index = "http://example.invalid/simple"

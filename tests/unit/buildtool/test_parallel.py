@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from buildtool.core.errors import SourceUnreachable
-from buildtool.core.progress import at_once
+from buildtool.core.parallel import run_parallel
 
 
 def never() -> None:
@@ -15,7 +15,7 @@ def never() -> None:
 
 def test_results_come_in_the_order_of_tasks() -> None:
     tasks: list[Callable[[], int]] = [lambda i=i: i for i in range(9)]  # type: ignore[misc]
-    assert at_once(tasks, workers=4, stop=never) == list(range(9))
+    assert run_parallel(tasks, workers=4, stop=never) == list(range(9))
 
 
 def test_the_first_failure_is_reported_and_no_queued_task_starts() -> None:
@@ -26,7 +26,7 @@ def test_the_first_failure_is_reported_and_no_queued_task_starts() -> None:
         raise SourceUnreachable("no answer")
 
     with pytest.raises(SourceUnreachable, match="no answer"):
-        at_once([fail, lambda: begun.append("queued")], workers=1, stop=never)
+        run_parallel([fail, lambda: begun.append("queued")], workers=1, stop=never)
     assert begun == ["fail"]
 
 
@@ -51,12 +51,12 @@ def test_an_interrupted_caller_stops_workers_and_starts_no_queued_task(
 
     monkeypatch.setattr(threading.Thread, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        at_once([long, lambda: begun.append("queued")], workers=1, stop=ended.set)
+        run_parallel([long, lambda: begun.append("queued")], workers=1, stop=ended.set)
     assert begun == ["long"]
 
 
 def test_a_task_that_can_not_be_ended_delays_no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.core.progress.PATIENCE_S", 0.01)
+    monkeypatch.setattr("buildtool.core.parallel.PATIENCE_S", 0.01)
     running, over = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
@@ -75,6 +75,6 @@ def test_a_task_that_can_not_be_ended_delays_no_exit(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(threading.Thread, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        at_once([stuck], workers=1, stop=lambda: None)
+        run_parallel([stuck], workers=1, stop=lambda: None)
     assert threads[0].daemon
     over.set()

@@ -7,6 +7,7 @@ import pytest
 from standin_engine import StandinEngine, build_on
 
 from buildtool.build import catalog
+from buildtool.cli.arguments import extra_names
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, EnvironmentMissing, Exit
 from buildtool.core.model import Variant
@@ -17,7 +18,7 @@ NAME = "ghcr.example/team/cpu:1"
 
 
 def names(*tags: str, variants: tuple[Variant, ...] = (CPU,)) -> dict[str, list[str]]:
-    found = catalog.more_names(tags, variants, (CPU, ROCM))
+    found = extra_names(tags, variants, (CPU, ROCM))
     return {variant: [str(name) for name in each] for variant, each in found.items()}
 
 

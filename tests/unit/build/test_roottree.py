@@ -37,7 +37,7 @@ def settled(tmp_path: Path) -> Callable[..., Path]:
         with tarfile.TarFile(raw, "w", format=tarfile.PAX_FORMAT, **names) as tar:
             for info, content in (member("", None), *map(member, PACKAGED), *members):
                 tar.addfile(info, io.BytesIO(content))
-        rootfs.settle(raw, out, cut=cut, begun=BEGUN, epoch=EPOCH)
+        rootfs.write_clean_tar(raw, out, cut=cut, begun=BEGUN, epoch=EPOCH)
         return out
 
     return make
@@ -101,7 +101,7 @@ def test_times_of_a_bootstrap_are_those_of_the_catalog_even_one_in_the_future(
 ) -> None:
     with tarfile.open(tmp_path / "raw", "w:") as tar:
         tar.addfile(member("new", b"", mtime=begun + 1)[0])
-    rootfs.settle(tmp_path / "raw", tmp_path / "out", cut=(), begun=begun, epoch=EPOCH)
+    rootfs.write_clean_tar(tmp_path / "raw", tmp_path / "out", cut=(), begun=begun, epoch=EPOCH)
     assert read(tmp_path / "out")["new"].mtime == EPOCH
 
 
@@ -171,7 +171,7 @@ def test_names_and_attributes_are_bytes_whatever_the_hosts_locale(
     monkeypatch.setattr(tarfile, "ENCODING", "iso8859-1")
     two = one.with_name("two.tar")
     monkeypatch.setattr(tarfile.TarFile, "encoding", "iso8859-1")
-    rootfs.settle(raw, two, cut=(), begun=BEGUN, epoch=EPOCH)
+    rootfs.write_clean_tar(raw, two, cut=(), begun=BEGUN, epoch=EPOCH)
     assert one.read_bytes() == two.read_bytes()
     monkeypatch.undo()
     with tarfile.open(two, encoding="utf-8", errors="surrogateescape") as opened:
@@ -184,7 +184,7 @@ def test_names_and_attributes_are_bytes_whatever_the_hosts_locale(
 def test_patterns_that_match_nothing_are_named(settled: Callable[..., Path], tmp_path: Path) -> None:
     settled(member("usr/share/x/y"))
     patterns = ("usr/share/x", "usr/share/X", "etc/hosts", "usr/*/passwd")
-    found = rootfs.settle(tmp_path / "a.raw", tmp_path / "b", cut=patterns, begun=BEGUN, epoch=EPOCH)
+    found = rootfs.write_clean_tar(tmp_path / "a.raw", tmp_path / "b", cut=patterns, begun=BEGUN, epoch=EPOCH)
     assert found == ["usr/share/X", "etc/hosts", "usr/*/passwd"]
 
 
@@ -193,4 +193,4 @@ def test_a_tar_cut_short_becomes_no_root_file_system(settled: Callable[..., Path
     for bytes_left in (0, 512, whole.stat().st_size - 11_000):
         (tmp_path / "short").write_bytes(whole.read_bytes()[:bytes_left])
         with pytest.raises(DataError):
-            rootfs.settle(tmp_path / "short", tmp_path / "out", cut=(), begun=BEGUN, epoch=EPOCH)
+            rootfs.write_clean_tar(tmp_path / "short", tmp_path / "out", cut=(), begun=BEGUN, epoch=EPOCH)

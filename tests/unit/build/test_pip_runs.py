@@ -25,10 +25,10 @@ class Pip:
         self.calls: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
         self.output = ["Collecting torch", "Saved /a/torch.whl"]
-        monkeypatch.setattr(wheels, "run_loud", self.run)
+        monkeypatch.setattr(wheels, "run_streaming", self.run)
         monkeypatch.setattr(wheels, "run", lambda _command: Completed("global.cert='/c.pem'\n", ""))
 
-    def run(self, command: Sequence[str], *, say: Callable[[str], None], env: dict[str, str]) -> None:
+    def run(self, command: Sequence[str], *, progress: Callable[[str], None], env: dict[str, str]) -> None:
         self.calls.append(list(command))
         self.environments.append(env)
         folder = Path(self.after("--dest"))
@@ -40,7 +40,7 @@ class Pip:
                 with zipfile.ZipFile(folder / name, "w") as wheel:
                     wheel.writestr("a", "a")
         for line in self.output:
-            say(line)
+            progress(line)
 
     def after(self, word: str) -> str:
         return self.calls[-1][self.calls[-1].index(word) + 1]
@@ -116,7 +116,7 @@ def test_only_missing_wheels_of_a_lock_are_fetched_each_by_its_hash(
     run = pip.run
     monkeypatch.setattr(
         wheels,
-        "run_loud",
+        "run_streaming",
         lambda command, **more: (
             listed.append(Path(command[command.index("-r") + 1]).read_text()),
             run(command, **more),

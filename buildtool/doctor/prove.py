@@ -1,4 +1,4 @@
-"""Proof in an image: what its torch promises, tried on this host's card by the probes inside."""
+"""`weir doctor --prove`: what an image's torch promises, tried on this host's card by the probes in it."""
 
 import json
 import re
@@ -26,8 +26,11 @@ class Check:
     said: str
 
 
-def passed_on(host: Host) -> Devices:
-    """Device files with their groups, a CDI device, or NVIDIA's runtime. Raises EnvironmentMissing."""
+def devices_of(host: Host) -> Devices:
+    """How a container gets this host's cards: device files and groups, a CDI device, or NVIDIA's runtime.
+
+    Raises EnvironmentMissing where there is no card.
+    """
     nodes = [node for node in host.nodes if NODES.fullmatch(node.path)]
     if nodes:
         groups = tuple(sorted({str(node.group) for node in nodes}))
@@ -46,8 +49,8 @@ def checks_of(exit_code: int, stdout: str, stderr: str) -> tuple[Check, ...]:
     """The checks that the container reported. Raises ProofFailed where it reported none."""
     begin = stdout.find("{")
     try:
-        found = json.loads(stdout[begin:]) if begin >= 0 else None
-        rows = found["checks"] if isinstance(found, dict) else []
+        report = json.loads(stdout[begin:]) if begin >= 0 else None
+        rows = report["checks"] if isinstance(report, dict) else []
         checks = tuple(decode(Check, row, "checks") for row in rows[:MOST_CHECKS])
     except (ValueError, KeyError, TypeError, RecursionError, Misfit):
         checks = ()

@@ -9,8 +9,8 @@ import pytest
 
 from buildtool.audit.text import SummaryRow
 from buildtool.build import pipeline, plan
-from buildtool.build.catalog import Wanted
 from buildtool.cli import build
+from buildtool.cli.arguments import BuildOptions
 from buildtool.cli.program import main
 from buildtool.core.errors import DataError
 from buildtool.core.model import Variant
@@ -105,8 +105,8 @@ class StandinEngine:
         self._end()
         return image
 
-    def forget(self, ref: str) -> None:
-        self._call(f"forget {ref}")
+    def remove_tag(self, ref: str) -> None:
+        self._call(f"remove_tag {ref}")
         self.names.pop(parse_reference(ref).canonical, None)
         self._end()
 
@@ -136,13 +136,13 @@ def build_on(
         return SummaryRow(**cells | {"verdict": verdict, "ref": planned.variant.ref})
 
     targets = tuple(plan.ImagePlan(each, plan.unresolved(each), folder) for each in variants)
-    wanted = Wanted(False, [[each] for each in variants], 0, tuple(variants))
+    options = BuildOptions(False, [[each] for each in variants], 0, tuple(variants))
     patch.setenv("WEIR_STATE", str(folder / "state"))
-    patch.setattr(build, "wanted", lambda *_: wanted)
+    patch.setattr(build, "build_options", lambda *_: options)
     patch.setattr(build.provision, "ensure_engine", lambda *_, **__: engine)
     patch.setattr(pipeline, "make_plan", lambda *_, **__: plan.BuildPlan(targets, 0))
     patch.setattr(pipeline, "stage", lambda *_: None)
     patch.setattr(buildx, "bake_plan", engine.build)
-    patch.setattr(pipeline, "audited", audited)
+    patch.setattr(pipeline, "audit", audited)
     names = [each.name for each in variants]
     return main(["build", *names, "--reports", str(folder / "reports"), *words])

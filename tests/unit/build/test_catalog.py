@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from buildtool.build import catalog
-from buildtool.build.catalog import wanted
+from buildtool.cli.arguments import build_options
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.model import Bootstrap, Catalog, Registry, TorchBuild, parse_size
 from buildtool.core.shipped import IMAGES
@@ -321,8 +321,8 @@ def test_a_catalog_is_read_once_for_all_candidates(tmp_path: Path, monkeypatch: 
         file.write_text(MINIMAL.replace("one:", "two:"))  # somebody saves another one
         return found
 
-    monkeypatch.setattr(catalog, "load", once)
+    monkeypatch.setattr("buildtool.cli.arguments.load", once)
     args = argparse.Namespace(catalog=file, targets=None, variants=[])
-    candidates = wanted(args, lambda _line: None).candidates
+    candidates = build_options(args, lambda _line: None).candidates
     assert [[variant.gpu_targets for variant in each] for each in candidates] == [[("gfx1036",), ("gfx906",)]]
     assert times == [file]

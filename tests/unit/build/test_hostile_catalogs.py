@@ -86,7 +86,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         lines.append(list(words))
         return Completed("", "")
 
-    monkeypatch.setattr(wheels, "run_loud", run)
+    monkeypatch.setattr(wheels, "run_streaming", run)
     return lines
 
 
@@ -110,7 +110,7 @@ def test_what_pip_brings_besides_wheels_is_an_error(monkeypatch: pytest.MonkeyPa
         (Path(words[list(words).index("--dest") + 1]) / "p-1.0.zip").write_bytes(b"")
         return Completed("", "")
 
-    monkeypatch.setattr(wheels, "run_loud", run)
+    monkeypatch.setattr(wheels, "run_streaming", run)
     with pytest.raises(DataError, match=r"pip brought p-1\.0\.zip, which isn't a wheel"):
         WheelCache(tmp_path, lambda _line: None).resolve(BASE_HAS_TORCH, "3.11", ["p"])
 

@@ -44,7 +44,7 @@ def test_an_edit_of_the_same_length_changes_a_files_time(tmp_path: Path) -> None
     times = []
     for text in ("x = 1", "x = 2", "x = 1"):
         file.write_text(text)
-        pipeline._settle(tmp_path, 1_000_000)
+        pipeline._set_modes_and_times(tmp_path, 1_000_000)
         times.append(file.stat().st_mtime_ns)
     assert times[0] == times[2] != times[1]
 

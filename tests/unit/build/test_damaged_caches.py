@@ -33,16 +33,16 @@ def silent(_line: str) -> None:
 def test_a_damaged_seal_means_another_proof_and_no_traceback(tmp_path: Path, text: bytes) -> None:
     seal = tmp_path / "seal"
     seal.write_bytes(text)
-    assert files.kept(seal, proof.from_seal) is None
-    assert files.kept(seal, pipeline._audit_of_seal) is None
+    assert files.read_cached(seal, proof.from_seal) is None
+    assert files.read_cached(seal, pipeline._audit_from_seal) is None
 
 
 def test_a_whole_seal_is_read(tmp_path: Path) -> None:
     seen = proof.Proof("3.11.2", "2.9", TorchBuild.CPU, "not installed")
     (tmp_path / "seal").write_text(proof.to_seal(seen))
-    assert files.kept(tmp_path / "seal", proof.from_seal) == seen
-    assert files.kept(tmp_path, proof.from_seal) is None  # a directory
-    assert files.kept(tmp_path / "nothing", proof.from_seal) is None
+    assert files.read_cached(tmp_path / "seal", proof.from_seal) == seen
+    assert files.read_cached(tmp_path, proof.from_seal) is None  # a directory
+    assert files.read_cached(tmp_path / "nothing", proof.from_seal) is None
 
 
 @pytest.mark.parametrize("text", [*DAMAGED, b'{"changed": 0, "run": {"targets": []}, "sha256": ""}'])

@@ -11,9 +11,9 @@ from host_trees import ENGINE, Card, Case, host_of
 from buildtool.cli import doctor
 from buildtool.core.errors import EnvironmentMissing, ProofFailed
 from buildtool.doctor.host import Node
-from buildtool.doctor.proving import Check, checks_of, lines, passed_on
+from buildtool.doctor.prove import Check, checks_of, devices_of, lines
 from buildtool.engine import client
-from buildtool.engine.client import Devices, RunResult, _passed_on
+from buildtool.engine.client import Devices, RunResult, device_options
 from probes.core.unknown import Unknown
 
 NODES = (Node("/dev/kfd", 0, 992, "render", "0660"), Node("/dev/dri/renderD128", 0, 993, "render", "0660"))
@@ -21,9 +21,9 @@ ANSWER = {"machine": {}, "checks": [{"name": "a copy", "holds": True, "said": "1
 
 
 def test_an_amd_card_is_passed_on_with_numeric_groups(tmp_path: Path) -> None:
-    passed = passed_on(host_of(Case("x", (Card("1002:744c", 110000),), nodes=NODES), tmp_path))
+    passed = devices_of(host_of(Case("x", (Card("1002:744c", 110000),), nodes=NODES), tmp_path))
     assert passed == Devices(paths=("/dev/kfd", "/dev/dri/renderD128"), groups=("992", "993"))
-    assert _passed_on(passed)["devices"][0] == "/dev/kfd:/dev/kfd"
+    assert device_options(passed)["devices"][0] == "/dev/kfd:/dev/kfd"
 
 
 @pytest.mark.parametrize(("runtimes", "driver"), [(("nvidia", "runc"), ""), (("runc",), "cdi")])
@@ -37,7 +37,7 @@ def test_nvidia_is_passed_on_by_its_runtime_or_by_cdi(
         engine=replace(ENGINE, runtimes=runtimes),
         files={"etc/cdi/n.json": '{"kind": "nvidia.com/gpu"}'},
     )
-    (request,) = _passed_on(passed_on(host_of(case, tmp_path)))["device_requests"]
+    (request,) = device_options(devices_of(host_of(case, tmp_path)))["device_requests"]
     assert request.driver == driver
     assert (request.count, request.capabilities) == ((0, []) if driver else (-1, [["gpu"]]))  # all of them
     assert bool(request.device_ids) == bool(driver)
@@ -51,12 +51,12 @@ def test_without_an_engines_answer_a_card_is_passed_on_by_cdi_where_that_names_i
         engine=Unknown("no answer"),
         files={"etc/cdi/n.json": '{"kind": "nvidia.com/gpu"}'},
     )
-    assert passed_on(host_of(case, tmp_path)) == Devices(cdi=("nvidia.com/gpu=all",))
+    assert devices_of(host_of(case, tmp_path)) == Devices(cdi=("nvidia.com/gpu=all",))
 
 
 def test_no_card_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing, match="no card is here"):
-        passed_on(host_of(Case("x", ()), tmp_path))
+        devices_of(host_of(Case("x", ()), tmp_path))
 
 
 def test_checks_are_read_after_what_libraries_print() -> None:
@@ -72,7 +72,7 @@ def test_an_answer_without_checks_is_a_failed_proof(text: str) -> None:
 
 
 def test_hostile_texts_are_shown_escaped(tmp_path: Path) -> None:
-    passed = passed_on(host_of(Case("x", (Card("1002:744c", 110000),), nodes=NODES), tmp_path))
+    passed = devices_of(host_of(Case("x", (Card("1002:744c", 110000),), nodes=NODES), tmp_path))
     shown = lines("i:1", passed, [Check("a\x1b[2J", holds=False, said="b\u202e")])
     assert shown[1] == r"  a\x1b[2J: FAILS: b\u202e"
 
