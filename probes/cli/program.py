@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from probes.cli import fit, place, plan, throughput, watch
+from probes.cli import fit, place, plan, reports, throughput, watch
 from probes.cli.arguments import Verbs, add_verb, number, seed, size
-from probes.cli.reports import add_verbs, shown
 from probes.core.codec import encode, to_json
 from probes.core.entry import delivered
 from probes.core.errors import Exit, UsageError
@@ -129,11 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(doctor, "--json", "print JSON instead of text")
     doctor.set_defaults(do=_doctor)
     _add_run(verbs)
-    show = add_verb(verbs, "show", "print a saved report as tables")
-    show.add_argument("file", type=Path, metavar="FILE", help="JSON report of run, throughput, watch or fit")
-    flag(show, "--markdown", "print Markdown, to paste into an issue")
-    show.set_defaults(do=_show)
-    add_verbs(verbs)
+    reports.add_verbs(verbs)
     plan.add_verbs(verbs)
     place.add_verbs(verbs)
     watch.add_verbs(verbs)
@@ -303,15 +298,6 @@ def _page_line(path: Path, *, in_container: bool) -> str:
         words = command("weir", "probe", "html", path.name)
         return f"page with plots, on the host, in the folder that is {path.parent.absolute()} here: {words}"
     return f"page with plots, on the host: {command('weir', 'probe', 'html', str(path))}"
-
-
-def _show(args: argparse.Namespace) -> Exit:
-    text = shown(args.file, markdown=args.markdown)
-    if args.markdown:
-        hand_over(text + "\n")
-    else:
-        tell(text)
-    return Exit.OK
 
 
 def main(argv: Sequence[str]) -> int:

@@ -532,7 +532,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(
 ) -> None:
     kept = tmp_path / "fit.json"
     kept.write_text(to_json(_report()), encoding="utf-8")
-    monkeypatch.setattr("probes.cli.reports._page", None)
+    monkeypatch.setattr("probes.reports.kinds.render_fit", None)
     for place in (tmp_path, kept / "page.html"):
         assert program.main(["html", str(kept), "--out", str(place)]) == 5
         assert f"can't write {place}" in capsys.readouterr().err

@@ -16,12 +16,13 @@ from probes.core.errors import ReportError, UsageError
 from probes.core.unknown import Unknown
 from probes.records.samples import ProcessUse, Sample
 from probes.records.watched import from_json, watch_schema, write_watch
-from probes.reports.watch import report_lines, sample_line
+from probes.reports.watch import report_lines
 from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
 from probes.watch import recording
 from probes.watch.allocator import AllocatorTally, hooked
 from probes.watch.metrics_server import exposition
 from probes.watch.recording import named_watch, open_recorders
+from probes.watch.screen import sample_line
 from probes.watch.watcher import Tops, saturation
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "schema" / "watch-report.schema.json"

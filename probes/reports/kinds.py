@@ -1,0 +1,186 @@
+"""The kinds of reports, in one table: how each is read, shown, drawn, exported and compared.
+
+The verbs `show`, `html`, `prometheus`, `compare` and `schema` know no kind: they go through `KINDS`. A new
+kind is one entry here; a new form of output is one field of `ReportKind`, None for the kinds that lack it.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from probes.core import files
+from probes.core.errors import LibraryMissing, ReportError
+from probes.core.invocation import probe_command
+from probes.core.quoting import markdown_block
+from probes.fit.answer import fit_schema, is_fit, named_fit
+from probes.fit.question import FitReport
+from probes.placement.plan_file import cards_schema, plan_schema
+from probes.records.files import reading
+from probes.records.json_schema import report_schema
+from probes.records.schema import ProbeReport, named_report
+from probes.records.watched import WatchReport, watch_schema
+from probes.reports.compare import compare, render_markdown
+from probes.reports.fit import lines
+from probes.reports.fit_page import render_fit
+from probes.reports.html import render_page
+from probes.reports.prometheus import exposition
+from probes.reports.scan import render_scan
+from probes.reports.scan_compare import compare_scans, render_scan_markdown
+from probes.reports.scan_metrics import scan_exposition
+from probes.reports.text import render
+from probes.reports.watch import report_lines
+from probes.throughput.document import MOST_BYTES, ThroughputReport, is_scan, named_scan, throughput_schema
+from probes.watch.recording import is_watch_file, named_watch
+
+ANY_MAKER: Final = "run, throughput, watch, fit"  # the verbs that write a report
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ReportKind(Generic[R]):
+    """What can be done with the reports of one kind; `metrics` and `compare` are None where it has none."""
+
+    name: str  # as `schema` takes it
+    called: str  # in messages
+    schema: Callable[[], str]
+    holds: Callable[[Path], bool]  # whether a file is of this kind, also where the rest of it is broken
+    load: Callable[[Path, Path, str], tuple[R, str]]  # file, its name in messages, hint -> report, its text
+    text: Callable[[R, bool], str]  # report, whether as Markdown
+    html: Callable[[R, str, str], str]  # report, its text, its file's name -> page. Raises LibraryMissing
+    metrics: Callable[[R], str] | None = None
+    no_metrics: tuple[str, str] = (
+        "has no metrics: {called}",
+        "show it, or write a page: html",
+    )  # error, hint
+    compare: Callable[[R, R, tuple[str, str], bool], str] | None = None  # A, B, names, force -> Markdown
+
+
+@dataclass(frozen=True)
+class LoadedReport:
+    """A report with its kind and the text that it was read from."""
+
+    kind: ReportKind[Any]
+    report: Any
+    raw: str
+
+
+def load_report(source: Path, *, makers: str = ANY_MAKER) -> LoadedReport:
+    """The report in a file, of whichever kind. Raises ReportError.
+
+    `makers` are the verbs that the error names. What can be read only once, a pipe, is copied first: a file's
+    kind is seen by reading it.
+    """
+    make_one = f"name a report that one of these has written: {probe_command()} {makers}"
+    with ExitStack() as stack:
+        with reading(source, make_one):
+            path = stack.enter_context(files.rereadable(source, most_bytes=MOST_BYTES))
+        kind = next(kind for kind in KINDS if kind.holds(path))
+        return LoadedReport(kind, *kind.load(path, source, make_one))
+
+
+def _run_page(report: ProbeReport, raw: str, name: str) -> str:
+    try:
+        from probes.reports.charts import draw_plots
+    except ImportError as error:
+        raise _no_drawing(error) from error
+    return render_page(report, draw_plots(report), raw=raw, name=name)
+
+
+def _scan_page(report: ThroughputReport, raw: str, name: str) -> str:
+    try:
+        from probes.reports.scan_charts import draw_scan, render_scan_page
+    except ImportError as error:
+        raise _no_drawing(error) from error
+    return render_scan_page(report, draw_scan(report), raw=raw, name=name)
+
+
+def _watch_page(report: WatchReport, raw: str, name: str) -> str:
+    try:
+        from probes.reports.watch_page import draw_watch, render_watch
+    except ImportError as error:
+        raise _no_drawing(error) from error
+    return render_watch(report, draw_watch(report), raw=raw, name=name)
+
+
+def _no_drawing(error: ImportError) -> LibraryMissing:
+    """Matplotlib is on the host alone."""
+    return LibraryMissing(
+        f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
+    )
+
+
+def _block(text: str, *, markdown: bool) -> str:
+    return markdown_block(text) if markdown else text
+
+
+WATCH: Final = ReportKind[WatchReport](
+    name="watch",
+    called="a watch",
+    schema=watch_schema,
+    holds=is_watch_file,
+    load=lambda path, name, _: named_watch(path, name=name),
+    text=lambda report, markdown: _block("\n".join(report_lines(report)), markdown=markdown),
+    html=_watch_page,
+    no_metrics=(
+        "is a watch, whose samples Prometheus takes while it runs",
+        "{command} watch --listen HOST:PORT",
+    ),
+)
+FIT: Final = ReportKind[FitReport](
+    name="fit",
+    called="an answer of `fit`",
+    schema=fit_schema,
+    holds=is_fit,
+    load=lambda path, name, _: named_fit(path, name=name),
+    text=lambda report, markdown: _block(lines(report), markdown=markdown),
+    html=lambda report, raw, name: render_fit(report, raw=raw, name=name),
+)
+THROUGHPUT: Final = ReportKind[ThroughputReport](
+    name="throughput",
+    called="a throughput report",
+    schema=throughput_schema,
+    holds=is_scan,
+    load=lambda path, name, _: named_scan(path, name=name),
+    text=lambda report, markdown: render_scan(report, markdown=markdown),
+    html=_scan_page,
+    metrics=scan_exposition,
+    compare=lambda a, b, names, force: render_scan_markdown(compare_scans(a, b, names=names, force=force)),
+)
+RUN: Final = ReportKind[ProbeReport](
+    name="report",
+    called="a probe report",
+    schema=report_schema,
+    holds=lambda _: True,  # the last one: what is no report at all is refused as no report of a run
+    load=lambda path, name, make_one: named_report(path, name=name, make_one=make_one),
+    text=lambda report, markdown: render(report, markdown=markdown),
+    html=_run_page,
+    metrics=exposition,
+    compare=lambda a, b, names, force: render_markdown(compare(a, b, names=names, force=force)),
+)
+KINDS: Final[tuple[ReportKind[Any], ...]] = (WATCH, FIT, THROUGHPUT, RUN)
+SCHEMAS: Final[dict[str, Callable[[], str]]] = {
+    **{kind.name: kind.schema for kind in KINDS},
+    "plan": plan_schema,
+    "cards": cards_schema,
+}
+
+
+def metrics_of(loaded: LoadedReport, path: Path) -> str:
+    """The report in Prometheus' text format. Raises ReportError, naming the file, where it has no metrics."""
+    kind = loaded.kind
+    if kind.metrics:
+        return kind.metrics(loaded.report)
+    message, hint = (text.format(called=kind.called, command=probe_command()) for text in kind.no_metrics)
+    raise ReportError(f"{path} {message}", hint)
+
+
+def compared(a: LoadedReport, b: LoadedReport, paths: tuple[Path, Path], *, force: bool) -> str:
+    """Two reports side by side as Markdown. Raises ReportError where they can't be compared."""
+    if a.kind is not b.kind or a.kind.compare is None:
+        raise ReportError(
+            f"{paths[0]} and {paths[1]} can't be compared: {a.kind.called} and {b.kind.called}",
+            "name two probe reports, or two throughput reports",
+        )
+    return a.kind.compare(a.report, b.report, (str(paths[0]), str(paths[1])), force)
