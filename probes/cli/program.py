@@ -26,8 +26,8 @@ from probes.placement.types import DTYPES, MODELS
 from probes.records.facts import Machine
 from probes.records.rows import Case
 from probes.records.schema import ProbeReport, ProbeRun, Settings
-from probes.reports import text as render
 from probes.reports.headline import headline, next_step
+from probes.reports.run import ended_line, expectation_line, record_line
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
@@ -87,7 +87,7 @@ class ProgressPrinter(session.Listener):
 
     def record(self, record: Told) -> None:
         """A line for each record that has one."""
-        text = "" if isinstance(record, Aside) else render.record_line(record)
+        text = "" if isinstance(record, Aside) else record_line(record)
         if text:
             tell(f"  {text}")
         self._done.add((self._probe, self._round, BEGINNING))
@@ -99,7 +99,7 @@ class ProgressPrinter(session.Listener):
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
         self._ended.add((run.probe, run.round))
-        tell(f"{run.probe}: {render.ended_line(run)}")
+        tell(f"{run.probe}: {ended_line(run)}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -202,7 +202,7 @@ def _machine(args: argparse.Namespace) -> Exit:
         hand_over(to_json(found))
     else:
         tell("\n".join(machine_lines(found)))
-        tell(f"a request for more VRAM than there is, {render.expectation_line(expect(found))}")
+        tell(f"a request for more VRAM than there is, {expectation_line(expect(found))}")
         if next_step(found):
             tell(next_step(found))
     return Exit.OK

@@ -53,7 +53,7 @@ def _show(args: argparse.Namespace) -> Exit:
     from probes.reports.kinds import load_report
 
     loaded = load_report(args.file)
-    text = loaded.kind.text(loaded.report, args.markdown)
+    text = loaded.kind.text(loaded.report, markdown=args.markdown)
     if args.markdown:
         hand_over(text + "\n")
     else:
@@ -72,7 +72,7 @@ def _html(args: argparse.Namespace) -> Exit:
     if os.path.realpath(out) == os.path.realpath(source):
         raise UsageError(f"the page would replace {source}", "choose another file: --out FILE.html")
     with reserving(out, PLACE) as place:  # an unwritable file is reported before seconds of drawing
-        page = loaded.kind.html(loaded.report, loaded.raw, source.name)
+        page = loaded.kind.page(loaded.report, raw=loaded.raw, name=source.name)
         with writing(out, PLACE):
             files.write_text(place or out, page)
     tell(f"wrote {out}")

@@ -265,7 +265,8 @@ def _shape(text: str) -> tuple[int, ...]:
 def _throughput(args: argparse.Namespace) -> Exit:
     if args.url:
         return served(args, args.out)
-    from probes.reports.scan import render_scan
+    from probes.reports.scan import scan_document
+    from probes.reports.text import render_text
     from probes.throughput.direct import scan as directscan
 
     asked = _asked(args)
@@ -278,7 +279,7 @@ def _throughput(args: argparse.Namespace) -> Exit:
             raise
         complain(f"interrupted; {listener.path} holds what was measured")
         return Exit.INTERRUPTED
-    tell(f"\n{render_scan(report)}")
+    tell(f"\n{render_text(scan_document(report))}")
     tell(f"\nreport: {path}")
     tell(f"tables: {probe_line('show', path)}")
     return directscan.exit_code(report)
@@ -316,7 +317,7 @@ def _asked(args: argparse.Namespace) -> "directscan.Asked":
 def _progress() -> "directscan.Listener":
     from probes.hardware.snapshot import machine_lines
     from probes.reports.scan import ceiling_tables, rate
-    from probes.reports.text import drawn_table
+    from probes.reports.text import render_table
     from probes.throughput.direct import scan as directscan
 
     class Progress(directscan.Listener):
@@ -333,7 +334,7 @@ def _progress() -> "directscan.Listener":
 
         def ceilings(self, found: Ceilings | Unknown) -> None:
             """The ceilings."""
-            tables = [drawn_table(one, markdown=False) for one in ceiling_tables(found)]
+            tables = [render_table(one) for one in ceiling_tables(found)]
             tell("\n\n".join(tables) or f"ceilings: {found}")
 
         def started(self, way: Way) -> None:

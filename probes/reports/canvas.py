@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from probes.core.unknown import Unknown
-from probes.reports.html import Plot
+from probes.reports.document import Plot
 from probes.reports.svg import embed, light
 from probes.reports.tables import size
 

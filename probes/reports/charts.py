@@ -28,8 +28,8 @@ from probes.reports.canvas import (
     svg_of,
 )
 from probes.reports.crossover import fit, points_of
+from probes.reports.document import Plot
 from probes.reports.headline import missing
-from probes.reports.html import Plot
 from probes.reports.svg import HALO, light
 from probes.reports.tables import Rate, rate, size, span
 

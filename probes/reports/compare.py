@@ -15,7 +15,7 @@ from probes.records.stats import MEDIAN_ERROR, Times, median, median_errs, pair_
 from probes.reports import answers
 from probes.reports.answers import all_records, disturbed, pick
 from probes.reports.tables import figure, size, text, with_error
-from probes.reports.text import plain_table
+from probes.reports.text import plain_grid
 
 # Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
 # of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
@@ -401,7 +401,7 @@ def _listed(title: str, items: Sequence[object]) -> list[str]:
 def _table(lines: Sequence[Line]) -> str:
     headers = ("", "row", "size or case", "A", "B", "B is faster by", "")
     rows = [[*map(markdown, (*line.key, line.a, line.b, *_speed(line.speed)))] for line in lines]
-    return plain_table(headers, rows, markdown=True)
+    return plain_grid(headers, rows, markdown=True)
 
 
 def _speed(speed: Ratio | Unknown) -> tuple[str, str]:

@@ -1,13 +1,15 @@
-"""The answer of `fit` as text: what fits, bars of what takes the bytes, the knobs, the trials. Pure."""
+"""The answer of `fit`: as text, as a document for a page, and as a picture of what takes the bytes. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from probes.core.quoting import html, terminal
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
 from probes.fit.question import VERDICTS, FitReport, Largest, Measured, Parts, Taken
-from probes.reports.text import table
+from probes.reports.document import Document, PageSection, Plot, Table
+from probes.reports.svg import COLOURS as PALETTE
+from probes.reports.text import draw_grid
 
 BAR: Final = 32  # characters of the longest bar
 MOST_WORDS: Final = 100  # characters of an error in the table; the JSON has more
@@ -91,7 +93,7 @@ def bars(report: FitReport) -> str:
     most = max((n for _, n in parts), default=1)
     rows = [[name, binary_bytes(n), "#" * max(round(BAR * n / most), 1)] for name, n in parts]
     rows.append(["in all", binary_bytes(report.predicted.total), ""])
-    return table([f"at the peak ({report.moment})", "predicted", ""], rows, markdown=False)
+    return draw_grid([f"at the peak ({report.moment})", "predicted", ""], rows)
 
 
 def shares(taken: Taken) -> list[tuple[str, int]]:
@@ -138,14 +140,14 @@ def _beside(report: FitReport, found: Measured) -> str:
     parts = largest_parts(found)
     more = ""
     if isinstance(parts, Parts):
-        more = "\n\n" + table(["while", "measured peak"], phases(parts), markdown=False)
-    return table(headers, rows, markdown=False) + more
+        more = "\n\n" + draw_grid(["while", "measured peak"], phases(parts))
+    return draw_grid(headers, rows) + more
 
 
 def _knobs(report: FitReport) -> str:
     if not report.knobs:
         return ""
-    return f"{buys_most(report)}\n{table(KNOBS, knob_rows(report), markdown=False)}"
+    return f"{buys_most(report)}\n{draw_grid(KNOBS, knob_rows(report))}"
 
 
 def buys_most(report: FitReport) -> str:
@@ -208,7 +210,7 @@ def _measured(found: Measured) -> str:
             f"{binary_bytes(found.peak_bytes)} measured ({error:+.1%})"
         )
     parts += [f"note: {terminal(note)}" for note in found.notes]
-    parts.append(table(TRIALS, list(trials(found)), markdown=False))
+    parts.append(draw_grid(TRIALS, list(trials(found))))
     return "\n".join(parts)
 
 
@@ -223,6 +225,91 @@ def trials(found: Measured) -> Iterator[list[str]]:
         if trial.verdict == "crashed" and trial.said:
             words += f": {terminal(trial.said[:MOST_WORDS])}"
         yield [str(trial.size), words, peak, duration(trial.seconds)]
+
+
+WORDS: Final = frozenset({"verdict", "what it costs", "one change"})  # columns of words, but for the first
+
+
+def fit_document(report: FitReport) -> Document:
+    """What fits, what takes the bytes, what changes would save; the text has a layout of its own."""
+    title = f"{report.question.model}: what fits into {binary_bytes(report.budget_bytes)}"
+    size_of_batch = f"batch {report.question.batch} x {report.question.tokens} tokens"
+    return Document(
+        kicker="What fits",
+        title=title,
+        subject=title,
+        details=(described(report), size_of_batch, report.machine),
+        headline=_headline(report),
+        page_sections=(_parts_section(report), _knobs_section(report), _trials_section(report)),
+        notes=(
+            f"the card's figures: {report.constants.rpartition(': ')[2]}",
+            *report.notes,
+            *(report.measured.notes if isinstance(report.measured, Measured) else ()),
+        ),
+        layout=lines(report),
+    )
+
+
+def _headline(report: FitReport) -> tuple[str, ...]:
+    measured = ""
+    if isinstance(report.measured, Measured):
+        largest = report.measured.largest
+        measured = f"Largest {largest.axis}, measured: {size(largest)}."
+    sentences = (
+        verdict(report),
+        f"Largest batch, predicted: {size(report.predicted_largest_batch)}; "
+        f"longest sequence, predicted: {size(report.predicted_largest_tokens)}.",
+        measured,
+        buys_most(report),
+    )
+    return tuple(filter(None, sentences))
+
+
+def _parts_section(report: FitReport) -> PageSection:
+    rows = [[part, binary_bytes(n_bytes)] for part, n_bytes in shares(report.predicted)]
+    rows.append(["in all", binary_bytes(report.predicted.total)])
+    headers = [f"as asked, at the peak ({report.moment})", f"predicted by {report.predicted_by}"]
+    tables = [_table(headers, rows)]
+    after: tuple[str, ...] = ()
+    if isinstance(report.measured, Measured):
+        headers, compared = beside(report, report.measured)
+        parts = largest_parts(report.measured)
+        tables += [_table(headers, compared)] if len(headers) > 1 else []
+        tables += [_table(["while", "measured peak"], phases(parts))] if isinstance(parts, Parts) else []
+    else:
+        after = (f"Not measured: {report.measured.reason}.",)
+    return PageSection("parts", "What takes the bytes", tables=tuple(tables), after=after)
+
+
+def _knobs_section(report: FitReport) -> PageSection:
+    title = "What one change saves"
+    if not report.knobs:
+        return PageSection("knobs", title, ("Not known: there are no rules for this architecture.",))
+    return PageSection("knobs", title, tables=(_table(KNOBS, knob_rows(report)),))
+
+
+def _trials_section(report: FitReport) -> PageSection:
+    found = report.measured
+    if not isinstance(found, Measured):
+        return PageSection("trials", "Trials", (found.reason,))
+    measured = f"Measured on {found.device}, in {duration(found.seconds)}. {found.cap}"
+    ended = (f"Ended early: {found.ended}",) if found.ended else ()
+    return PageSection("trials", "Trials", (measured, *ended), (_table(TRIALS, list(trials(found))),))
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column and those of words are set left."""
+    words = WORDS | {headers[0]}
+    return Table("", (), tuple(headers), tuple(map(tuple, rows)), words)
+
+
+def fit_picture(report: FitReport) -> Plot:
+    """The picture for a page, in the page's own colours for light and dark."""
+    svg = drawn(report, "")
+    for colour, (light, _) in PALETTE.items():
+        svg = svg.replace(f'fill="{light}"', f'fill="var(--{colour})"')
+    caption = "Predicted. First bar: what takes the bytes as asked; other bars: the total after one change."
+    return Plot("picture", "", caption, (("scroll", svg),))
 
 
 WIDTH, LEFT, RIGHT = 1100, 210, 130  # of the drawing and its margins

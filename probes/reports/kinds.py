@@ -1,7 +1,8 @@
 """The kinds of reports, in one table: how each is read, shown, drawn, exported and compared.
 
 The verbs `show`, `html`, `prometheus`, `compare` and `schema` know no kind: they go through `KINDS`. A new
-kind is one entry here; a new form of output is one field of `ReportKind`, None for the kinds that lack it.
+kind is one entry. A new form of output is a function of `Document`, which every kind has, and a method of
+`ReportKind`; or a field of it, where kinds differ in more than words, and None for those that lack it.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any, Final, Generic, TypeVar
 from probes.core import files
 from probes.core.errors import LibraryMissing, ReportError
 from probes.core.invocation import probe_command
-from probes.core.quoting import markdown_block
 from probes.fit.answer import fit_schema, is_fit, named_fit
 from probes.fit.question import FitReport
 from probes.placement.plan_file import cards_schema, plan_schema
@@ -22,15 +22,16 @@ from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport, watch_schema
 from probes.reports.compare import compare, render_markdown
-from probes.reports.fit import lines
-from probes.reports.fit_page import render_fit
+from probes.reports.document import Document, Plot
+from probes.reports.fit import fit_document, fit_picture
 from probes.reports.html import render_page
 from probes.reports.prometheus import exposition
-from probes.reports.scan import render_scan
+from probes.reports.run import run_document
+from probes.reports.scan import scan_document
 from probes.reports.scan_compare import compare_scans, render_scan_markdown
 from probes.reports.scan_metrics import scan_exposition
-from probes.reports.text import render
-from probes.reports.watch import report_lines
+from probes.reports.text import render_text
+from probes.reports.watch import watch_document
 from probes.throughput.document import MOST_BYTES, ThroughputReport, is_scan, named_scan, throughput_schema
 from probes.watch.recording import is_watch_file, named_watch
 
@@ -47,14 +48,30 @@ class ReportKind(Generic[R]):
     schema: Callable[[], str]
     holds: Callable[[Path], bool]  # whether a file is of this kind, also where the rest of it is broken
     load: Callable[[Path, Path, str], tuple[R, str]]  # file, its name in messages, hint -> report, its text
-    text: Callable[[R, bool], str]  # report, whether as Markdown
-    html: Callable[[R, str, str], str]  # report, its text, its file's name -> page. Raises LibraryMissing
+    document: Callable[[R], Document]
+    plots: Callable[
+        [R], tuple[Plot, ...]
+    ]  # raises ImportError without matplotlib, which is on the host alone
     metrics: Callable[[R], str] | None = None
     no_metrics: tuple[str, str] = (
         "has no metrics: {called}",
         "show it, or write a page: html",
     )  # error, hint
     compare: Callable[[R, R, tuple[str, str], bool], str] | None = None  # A, B, names, force -> Markdown
+
+    def text(self, report: R, *, markdown: bool = False) -> str:
+        """A report as text, or as Markdown."""
+        return render_text(self.document(report), markdown=markdown)
+
+    def page(self, report: R, *, raw: str, name: str) -> str:
+        """A report as an HTML page, which holds its file `raw` under its name. Raises LibraryMissing."""
+        try:
+            plots = self.plots(report)
+        except ImportError as error:
+            raise LibraryMissing(
+                f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
+            ) from error
+        return render_page(self.document(report), plots, raw=raw, name=name)
 
 
 @dataclass(frozen=True)
@@ -80,39 +97,22 @@ def load_report(source: Path, *, makers: str = ANY_MAKER) -> LoadedReport:
         return LoadedReport(kind, *kind.load(path, source, make_one))
 
 
-def _run_page(report: ProbeReport, raw: str, name: str) -> str:
-    try:
-        from probes.reports.charts import draw_plots
-    except ImportError as error:
-        raise _no_drawing(error) from error
-    return render_page(report, draw_plots(report), raw=raw, name=name)
+def _run_plots(report: ProbeReport) -> tuple[Plot, ...]:
+    from probes.reports.charts import draw_plots
+
+    return draw_plots(report)
 
 
-def _scan_page(report: ThroughputReport, raw: str, name: str) -> str:
-    try:
-        from probes.reports.scan_charts import draw_scan, render_scan_page
-    except ImportError as error:
-        raise _no_drawing(error) from error
-    return render_scan_page(report, draw_scan(report), raw=raw, name=name)
+def _scan_plots(report: ThroughputReport) -> tuple[Plot, ...]:
+    from probes.reports.scan_charts import draw_scan
+
+    return draw_scan(report)
 
 
-def _watch_page(report: WatchReport, raw: str, name: str) -> str:
-    try:
-        from probes.reports.watch_page import draw_watch, render_watch
-    except ImportError as error:
-        raise _no_drawing(error) from error
-    return render_watch(report, draw_watch(report), raw=raw, name=name)
+def _watch_plots(report: WatchReport) -> tuple[Plot, ...]:
+    from probes.reports.watch_charts import draw_watch
 
-
-def _no_drawing(error: ImportError) -> LibraryMissing:
-    """Matplotlib is on the host alone."""
-    return LibraryMissing(
-        f"the page needs {error.name}, which is not installed", "pip install 'gpu-weir[report]'"
-    )
-
-
-def _block(text: str, *, markdown: bool) -> str:
-    return markdown_block(text) if markdown else text
+    return draw_watch(report)
 
 
 WATCH: Final = ReportKind[WatchReport](
@@ -121,8 +121,8 @@ WATCH: Final = ReportKind[WatchReport](
     schema=watch_schema,
     holds=is_watch_file,
     load=lambda path, name, _: named_watch(path, name=name),
-    text=lambda report, markdown: _block("\n".join(report_lines(report)), markdown=markdown),
-    html=_watch_page,
+    document=watch_document,
+    plots=_watch_plots,
     no_metrics=(
         "is a watch, whose samples Prometheus takes while it runs",
         "{command} watch --listen HOST:PORT",
@@ -134,8 +134,8 @@ FIT: Final = ReportKind[FitReport](
     schema=fit_schema,
     holds=is_fit,
     load=lambda path, name, _: named_fit(path, name=name),
-    text=lambda report, markdown: _block(lines(report), markdown=markdown),
-    html=lambda report, raw, name: render_fit(report, raw=raw, name=name),
+    document=fit_document,
+    plots=lambda report: (fit_picture(report),),
 )
 THROUGHPUT: Final = ReportKind[ThroughputReport](
     name="throughput",
@@ -143,8 +143,8 @@ THROUGHPUT: Final = ReportKind[ThroughputReport](
     schema=throughput_schema,
     holds=is_scan,
     load=lambda path, name, _: named_scan(path, name=name),
-    text=lambda report, markdown: render_scan(report, markdown=markdown),
-    html=_scan_page,
+    document=scan_document,
+    plots=_scan_plots,
     metrics=scan_exposition,
     compare=lambda a, b, names, force: render_scan_markdown(compare_scans(a, b, names=names, force=force)),
 )
@@ -154,8 +154,8 @@ RUN: Final = ReportKind[ProbeReport](
     schema=report_schema,
     holds=lambda _: True,  # the last one: what is no report at all is refused as no report of a run
     load=lambda path, name, make_one: named_report(path, name=name, make_one=make_one),
-    text=lambda report, markdown: render(report, markdown=markdown),
-    html=_run_page,
+    document=run_document,
+    plots=_run_plots,
     metrics=exposition,
     compare=lambda a, b, names, force: render_markdown(compare(a, b, names=names, force=force)),
 )

@@ -9,7 +9,7 @@ from probes.core.units import binary_bytes, counted, duration
 from probes.placement.planner.multi_gpu import PART
 from probes.placement.planner.simulation import Lane, Span, Timeline
 from probes.placement.types import TIERS, BlockPlan, CardsPlan, Plan, Tier
-from probes.reports.text import table
+from probes.reports.text import draw_grid
 
 BOUND_WORDS: Final = {
     "vram": "reading weights in VRAM",
@@ -106,7 +106,7 @@ def _by_tier(plan: Plan) -> str:
     used = dict.fromkeys(tier for tier, *_ in ordered)
     words = [f"{tier}: {TIER_WORDS[tier]}" for tier in used]
     words += [TABLE_WORDS] if any(block.table for block in plan.blocks) else []
-    return "\n".join([table(headers, rows, markdown=False), *words])
+    return "\n".join([draw_grid(headers, rows), *words])
 
 
 def _tier_row(plan: Plan, mine: Sequence[BlockPlan]) -> list[str]:
@@ -161,7 +161,7 @@ def _by_memory(plan: Plan) -> str:
         ["read from disk in each pass", binary_bytes(host.disk)],
     ]
     shown = [row for row in rows if row[1] != "0 B"]
-    return table(["memory", "predicted"], shown, markdown=False)
+    return draw_grid(["memory", "predicted"], shown)
 
 
 def _notes(plan: Plan) -> Iterable[str]:

@@ -1,15 +1,15 @@
-"""A throughput report as text or Markdown. Pure."""
+"""A throughput report as a document: its answer in sentences, its tables. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probes.core.units import binary_bytes, decimal_bytes, duration
 from probes.core.unknown import Unknown
-from probes.hardware.snapshot import machine_lines
 from probes.records.facts import Surroundings
 from probes.records.stats import median
-from probes.reports.tables import Table, span, with_error
-from probes.reports.text import bullets, drawn_table, heading
+from probes.reports.document import Document, Section, Table
+from probes.reports.run import moment, subject_of
+from probes.reports.tables import span, with_error
 from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.knee import (
     Flat,
@@ -80,7 +80,7 @@ def _of_way(series: Series, ceilings: Ceilings | Unknown, *, note: str) -> Table
     ended = [] if series.end == "finished" else [f"Ended: {series.end}, {series.reason}."]
     note = " ".join(part for part in [note, *ended, *(f"{reason}." for reason in _missing(series))] if part)
     rows = tuple(_cells(row, series.way, ceilings) for row in series.rows)
-    return Table(f"Direct, {series.way.label}", note, HEADERS, rows, WORDS)
+    return Table(f"Direct, {series.way.label}", (note,) if note else (), HEADERS, rows, WORDS)
 
 
 def _cells(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def _all_ways(shown: list[Series]) -> Table:
     by_way = [{row.batch: rate(row) for row in series.rows} for series in shown]
     rows = tuple((str(batch), *(rates.get(batch, "") for rates in by_way)) for batch in batches)
     headers = ("batch", *(series.way.label for series in shown))
-    return Table("Direct, inputs/s side by side", "", headers, rows, frozenset())
+    return Table("Direct, inputs/s side by side", (), headers, rows, frozenset())
 
 
 def ceiling_tables(ceilings: Ceilings | Unknown) -> tuple[Table, ...]:
@@ -147,7 +147,7 @@ def _ceilings_of(on: DeviceCeilings) -> Table:
     ]
     return Table(
         f"Ceilings of {on.name} ({on.device})",
-        "Measured in the same run, each with nothing else going on; the largest rate over sizes counts.",
+        ("Measured in the same run, each with nothing else going on; the largest rate over sizes counts.",),
         ("what", "rate", "n", "by", "of"),
         tuple((what, *_ceiling(found, unit)) for what, found, unit in rates),
         frozenset({"what", "by", "of"}),
@@ -256,7 +256,7 @@ def _slo(served: ServedScan) -> list[str]:
 def _closed(served: ServedScan) -> Table:
     return Table(
         "Served, closed loop",
-        _CLOSED_NOTE,
+        (_CLOSED_NOTE,),
         ("callers", "answers/s", *(_inputs(served)), "p50", "p90", "p99", *_slo_header(served), "n",
          "refused", "failed", "doubts"),
         tuple(
@@ -271,7 +271,7 @@ def _closed(served: ServedScan) -> Table:
 def _open(served: ServedScan) -> Table:
     return Table(
         "Served, open loop",
-        _OPEN_NOTE,
+        (_OPEN_NOTE,),
         ("asked/s", "answers/s", "p50", "p90", "p99", "naive p99", *_slo_header(served), "n", "queued",
          "refused", "failed", "doubts"),
         tuple(
@@ -287,8 +287,10 @@ def _odd(served: ServedScan) -> Table:
     """What the client cost: how busy it was, and how late it sent."""
     return Table(
         "What the client cost",
-        "A client that is busy or late measures itself. Late: between when a request was due, or its caller "
-        "answered, and when it was sent, though a connection was free.",
+        (
+            "A client that is busy or late measures itself. Late: between when a request was due, or its "
+            "caller answered, and when it was sent, though a connection was free.",
+        ),
         ("level", "client busy", "late, p50", "late, p99", "windows"),
         tuple(
             (
@@ -395,7 +397,7 @@ def _table(series: Series, served: ServedScan, note: str) -> Table:
     rows = served.settings.rows
     return Table(
         f"Direct and served, {series.way.label}",
-        note,
+        (note,),
         ("callers", "inputs under way", "direct batch", "direct inputs/s", "served inputs/s", "served/direct",
          "direct median", "served p50", "difference"),
         tuple(_cells_beside(one, rows) for one in beside(series, served)),
@@ -546,14 +548,33 @@ def _knee(found: Found) -> str:
     return f"knee {found}"
 
 
-def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
-    """The whole report: what follows, the machine, then the tables of each half and of both."""
-    parts = [
-        heading("The answer", markdown=markdown) + bullets(answer(report), markdown=markdown),
-        heading("Machine", markdown=markdown) + bullets(machine_lines(report.machine), markdown=markdown),
-    ]
-    parts += [drawn_table(table, markdown=markdown) for table in scan_tables(report)]
-    return "\n\n".join(parts)
+def scan_document(report: ThroughputReport) -> Document:
+    """What a throughput scan found: what follows, the machine, then the tables of each half and of both."""
+    title = f"{name_of_model(report.direct, report.served)} on {subject_of(report.machine)}: throughput"
+    return Document(
+        kicker="Throughput, measured",
+        title=title,
+        subject=title,
+        details=_details(report),
+        headline=answer(report),
+        machine=report.machine,
+        sections=(Section(tables=scan_tables(report)),),
+    )
+
+
+def _details(report: ThroughputReport) -> tuple[str, ...]:
+    details = (moment(report.started), f"Weir {report.tool_version}")
+    if report.served is None:
+        return details
+    by = report.served.by
+    return (*details, by.url, *([by.server] if by.server else []), by.request)
+
+
+def name_of_model(direct: DirectScan | None, served: ServedScan | None) -> str:
+    """What was measured, for a title."""
+    if direct is not None and not isinstance(direct.model, Unknown):
+        return direct.model.name
+    return served.by.model or served.by.url if served else "a model"
 
 
 def answer(report: ThroughputReport) -> tuple[str, ...]:

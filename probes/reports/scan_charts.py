@@ -1,4 +1,4 @@
-"""What each plot of a throughput report shows, as values. Pure."""
+"""The plots of a throughput report: what each shows, as values, and how it is drawn."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,23 +21,11 @@ from probes.reports.canvas import (
     plot_of,
     svg_of,
 )
-from probes.reports.html import (
-    Plot,
-    answer_section,
-    figure,
-    framed,
-    header,
-    machine_section,
-    moment,
-    raw_section,
-    subject,
-    table_section,
-)
-from probes.reports.scan import answer, scan_tables
+from probes.reports.document import Plot
 from probes.reports.svg import HALO, light
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
-from probes.throughput.direct.scanned import DirectScan, Series, latency_s, throughput
+from probes.throughput.direct.scanned import Series, latency_s, throughput
 from probes.throughput.document import ThroughputReport
 from probes.throughput.served import scanned
 from probes.throughput.served.scanned import Level, Percentile, ServedScan
@@ -187,13 +175,6 @@ def _load(served: ServedScan) -> LoadChart | Unknown:
     return LoadChart(
         closed, None if isinstance(bend, Unknown) else bend.callers, tuple(rates), served.settings.slo_s
     )
-
-
-def name_of_model(direct: DirectScan | None, served: ServedScan | None) -> str:
-    """What was measured, for a title."""
-    if direct is not None and not isinstance(direct.model, Unknown):
-        return direct.model.name
-    return served.by.model or served.by.url if served else "a model"
 
 
 STYLES = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("purple", "D"), ("amber", "P"), ("muted", "X"))
@@ -402,26 +383,3 @@ def _load_in_words(chart: LoadChart) -> str:
     closed = [f"{dot.inputs} callers {dot.value:.4g} answers/s" for dot in chart.callers]
     opened = [f"{dot.rate_per_s:.4g}/s p99 {dot.percentiles[-1].value * 1e3:.4g} ms" for dot in chart.rates]
     return "; ".join([*closed, *opened])
-
-
-def render_scan_page(report: ThroughputReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
-    """The whole page. `raw` is the report's file, which the page includes; `name` what to call that."""
-    tables = "".join(map(table_section, scan_tables(report)))
-    title = f"{name_of_model(report.direct, report.served)} on {subject(report.machine)}: throughput"
-    return framed(
-        title,
-        header("Throughput, measured", title, _details(report)),
-        answer_section(answer(report)),
-        *map(figure, plots),
-        machine_section(report.machine),
-        f'<section id="tables"><h2>Tables</h2>{tables}</section>',
-        raw_section(raw, name),
-    )
-
-
-def _details(report: ThroughputReport) -> list[str]:
-    details = [moment(report.started), f"Weir {report.tool_version}"]
-    if report.served:
-        by = report.served.by
-        details += [by.url, *([by.server] if by.server else []), by.request]
-    return details

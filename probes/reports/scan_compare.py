@@ -10,7 +10,7 @@ from probes.records.facts import TorchFacts
 from probes.reports.compare import NOTABLE, Difference, differences, heading, only_in_one, refuse_unlike
 from probes.reports.scan import callers
 from probes.reports.tables import span, text, with_error
-from probes.reports.text import plain_table
+from probes.reports.text import plain_grid
 from probes.throughput.direct.scanned import throughput as direct_throughput
 from probes.throughput.document import ThroughputReport
 from probes.throughput.served import scanned
@@ -188,7 +188,7 @@ def render_scan_markdown(found: ScanComparison) -> str:
     headers = ("", "where", "figure", "A", "B", "B over A", "B is")
     parts = [
         *heading(found.names, found.unlike),
-        plain_table(headers, [[*map(markdown, _cells(row))] for row in found.rows], markdown=True),
+        plain_grid(headers, [[*map(markdown, _cells(row))] for row in found.rows], markdown=True),
         "*Better* or *worse* only where the 95 % intervals of A and B don't overlap and the figures differ "
         f"by {NOTABLE:.1%} or more. Each report is one run, and another run of the same machine can differ "
         "by more than its intervals say: repeat both before you conclude.",

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from probes.core.units import binary_bytes
@@ -30,6 +30,7 @@ from probes.records.stats import Doubt, Summary, doubts, median, summarize
 from probes.reports import answers, crossover
 from probes.reports.answers import pick
 from probes.reports.crossover import Fit, fit, points_of
+from probes.reports.document import Table
 
 ERROR_DIGITS = 2  # significant digits of an error; its value is written to the same place
 MOST_DECIMALS = 9
@@ -121,18 +122,6 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Table:
-    """Cells ready to be shown. `words` columns are set left, others are figures; `wide` ones need a page."""
-
-    title: str
-    note: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: frozenset[str]
-    wide: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
 class Column:
     """One column: its header, the cell for a record, whether it holds words, whether only a page has room."""
 
@@ -140,16 +129,6 @@ class Column:
     cell: Callable[..., str]
     words: bool = False
     wide: bool = False
-
-
-def tables(run: ProbeRun, every: Sequence[Record]) -> tuple[Table, ...]:
-    """All tables of a probe's run, those with rows. `every` are the records of all runs."""
-    records = run.records
-    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, answers.place(pick(records, Block)))
-    kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
-    fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
-    small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)
-    return (*run_tables(records, every), *(table for table in (small, blocks, *fields) if table.rows))
 
 
 def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Table, ...]:
@@ -167,6 +146,16 @@ def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Tabl
     return tuple(table for table in found if table.rows)
 
 
+def page_tables(run: ProbeRun) -> tuple[Table, ...]:
+    """The tables of all other records of a run, which only a page has room for, those with rows."""
+    records = run.records
+    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, answers.place(pick(records, Block)))
+    kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
+    fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
+    small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)
+    return tuple(replace(table, only="page") for table in (small, blocks, *fields) if table.rows)
+
+
 def break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads]) -> Table:
     """k* by size, predicted and measured side by side, each in a column that says which."""
     advice = crossover.adviser(rows)
@@ -180,7 +169,7 @@ def break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads]) -> Tab
         off = f"{known[0] / known[1] - 1:+.1%}" if both else ""
         cells.append((size(n_bytes), _reads(foretold), _reads(seen), off))
     note = "Full reads of a buffer from which copying it to VRAM first is faster, ± standard error."
-    return Table("Break-even", note, headers, tuple(cells), frozenset())
+    return Table("Break-even", (note,), headers, tuple(cells), frozenset())
 
 
 def _reads(found: crossover.BreakEven | Unknown) -> str:
@@ -211,7 +200,7 @@ def fits_table(rows: Sequence[Measurement]) -> Table:
     note = (
         "A model and no measurement: t(S) = α + S/β on each piece, fitted to the figures of the rows above."
     )
-    return Table("Fits, from the model", note, headers, tuple(cells), frozenset({"path", "sizes"}))
+    return Table("Fits, from the model", (note,), headers, tuple(cells), frozenset({"path", "sizes"}))
 
 
 def _pieces(name: str, found: Fit) -> list[tuple[str, ...]]:
@@ -248,7 +237,7 @@ def _table(title: str, note: str, columns: Sequence[Column], rows: Iterable[obje
     words, wide = (
         frozenset(column.header for column in columns if getattr(column, name)) for name in ("words", "wide")
     )
-    return Table(title, note, tuple(column.header for column in columns), cells, words, wide)
+    return Table(title, (note,), tuple(column.header for column in columns), cells, words, wide)
 
 
 def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
@@ -389,7 +378,7 @@ def _field_table(kind: type[Record], rows: Sequence[Record]) -> Table:
     fields = [field.name for field in dataclasses.fields(kind)]
     cells = tuple(tuple(_cell(name, getattr(row, name)) for name in fields) for row in rows)
     words = frozenset(_words(name) for name in fields if not name.endswith("_bytes"))
-    return Table(TITLES.get(kind, kind.__name__), "", tuple(map(_words, fields)), cells, words)
+    return Table(TITLES.get(kind, kind.__name__), (), tuple(map(_words, fields)), cells, words)
 
 
 def facts(value: object, name: str = "") -> list[tuple[str, str]]:

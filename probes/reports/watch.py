@@ -15,6 +15,8 @@ from probes.records.watched import (
     Track,
     WatchReport,
 )
+from probes.reports.document import Document, PageSection
+from probes.reports.run import moment
 from probes.watch.screen import figure, subject_lines
 
 MOST_PROCESSES = 8
@@ -53,6 +55,22 @@ def _card_summary(card: CardWatch) -> str:
 def report_lines(report: WatchReport) -> list[str]:
     """The whole report as text."""
     return [*summary(report), "", *figure_lines(report)]
+
+
+def watch_document(report: WatchReport) -> Document:
+    """What a watch came to, and every figure; the text has a layout of its own."""
+    subject = report.subject
+    title = f"{subject.host}, watched for {report.duration_s:.0f} s"
+    command = (f"during {' '.join(subject.command)}",) if subject.command else ()
+    return Document(
+        kicker="Watched",
+        title=title,
+        subject=title,
+        details=(moment(subject.started), *command, f"Weir {report.tool_version}"),
+        headline=tuple(summary(report)),
+        page_sections=(PageSection("figures", "Every figure", layout="\n".join(figure_lines(report))),),
+        layout="\n".join(report_lines(report)),
+    )
 
 
 def figure_lines(report: WatchReport) -> list[str]:

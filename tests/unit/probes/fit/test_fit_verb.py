@@ -20,7 +20,7 @@ from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phas
 from probes.fit.search import Hint
 from probes.fit.worker import NOT_BEGUN, Ask, Began, Found, assembled, refuse_what_the_host_lacks
 from probes.reports.fit import draw, lines
-from probes.reports.fit_page import render_fit
+from probes.reports.kinds import FIT
 
 NO = Unknown("not here")
 MIB = 1 << 20
@@ -309,7 +309,7 @@ def test_a_page_has_predicted_and_measured_in_columns_of_their_own() -> None:
     began = Began(Built(100 * MIB, 100 * MIB), "a cap")
     found = assembled(ask(), list(tried), Found(taken=taken), began, seconds=3.0, why="")
     report = replace(_report(), measured=found, predicted_at_largest=taken)
-    page = render_fit(report, raw="{}", name="fit.json")
+    page = FIT.page(report, raw="{}", name="fit.json")
     for text in (lines(report), page):
         assert "predicted by rules" in text
         assert "predicted by a trace" in text
@@ -532,7 +532,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(
 ) -> None:
     kept = tmp_path / "fit.json"
     kept.write_text(to_json(_report()), encoding="utf-8")
-    monkeypatch.setattr("probes.reports.kinds.render_fit", None)
+    monkeypatch.setattr("probes.reports.kinds.render_page", None)
     for place in (tmp_path, kept / "page.html"):
         assert program.main(["html", str(kept), "--out", str(place)]) == 5
         assert f"can't write {place}" in capsys.readouterr().err

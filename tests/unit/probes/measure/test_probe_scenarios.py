@@ -18,7 +18,7 @@ from probes.records.schema import Settings
 from probes.reports.answers import answers, is_faster
 from probes.reports.crossover import Timed, k_star
 from probes.reports.headline import headline
-from probes.reports.text import render
+from probes.reports.kinds import RUN
 
 MIB, GIB = 2**20, 2**30
 
@@ -219,7 +219,7 @@ def test_wall_time_leads_for_passes_and_device_time_stands_beside_it() -> None:
     assert "and 1 ms with everything in VRAM, 16 times less" in fastest
     assert "device time alone, without launching: 8 ms against 500 us" in fastest
     assert "Device time alone, without launching: mlp float16 batch 1 500 us all in VRAM, 8 ms" in said(TIMES)
-    assert "One forward pass by the wall clock." in render(kept)
+    assert "One forward pass by the wall clock." in RUN.text(kept)
     one = passes(1, TIMES)[0]
     assert one.samples_s == one.wall_s
 

@@ -17,7 +17,7 @@ from probes.hardware import host
 from probes.measure.supervisor import Ended
 from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
-from probes.reports.scan import render_scan
+from probes.reports.kinds import THROUGHPUT
 from probes.throughput.direct import scan, worker
 from probes.throughput.direct.repeats import SeriesEnd
 from probes.throughput.direct.scan import powers, ways
@@ -136,7 +136,7 @@ def test_a_cpu_limit_that_holds_the_scan_back_is_in_the_answer(
 ) -> None:
     around = replace(host.describe(tmp_path), cpu_limit=limit)
     report = replace(make.report(), machine=replace(CPU, surroundings=around))
-    found = "A CPU limit of 0.5 of 2 processors holds this container back" in render_scan(report)
+    found = "A CPU limit of 0.5 of 2 processors holds this container back" in THROUGHPUT.text(report)
     assert found == said
 
 
@@ -249,7 +249,7 @@ def test_every_model_that_the_command_line_offers_is_named_once() -> None:
 
 def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:
     series = Series(make.WAY, ROWS, "out of memory", "batch 64: refused")
-    text = render_scan(replace(make.report(), direct=DirectScan(make.direct().model, (series,))))
+    text = THROUGHPUT.text(replace(make.report(), direct=DirectScan(make.direct().model, (series,))))
     assert "Ended: out of memory, batch 64: refused" in text
     assert "? J/input: made without it" in text
 
