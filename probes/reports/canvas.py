@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from probes.core.unknown import Unknown
 from probes.reports.document import Plot
+from probes.reports.formats import size
 from probes.reports.svg import embed, light
-from probes.reports.tables import size
 
 C = TypeVar("C")
 P = TypeVar("P")

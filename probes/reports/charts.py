@@ -29,9 +29,9 @@ from probes.reports.canvas import (
 )
 from probes.reports.crossover import fit, points_of
 from probes.reports.document import Plot
+from probes.reports.formats import Rate, rate, size, span
 from probes.reports.headline import missing
 from probes.reports.svg import HALO, light
-from probes.reports.tables import Rate, rate, size, span
 
 STEPS = 60  # of a drawn line
 FAMILIES = (  # panel title, how its paths begin

@@ -24,7 +24,7 @@ from probes.reports.answers import (
     took_s,
 )
 from probes.reports.crossover import BreakEven
-from probes.reports.tables import size
+from probes.reports.formats import size
 
 SPILLED: dict[Scenario, str] = {
     "streamed": "streaming those through two VRAM buffers",

@@ -10,8 +10,8 @@ from probes.core.unknown import Unknown
 from probes.hardware.snapshot import limit_text
 from probes.records.facts import Link, Machine, TorchFacts
 from probes.reports.document import Document, PageSection, Plot, Section, Table
+from probes.reports.formats import facts, size, text
 from probes.reports.svg import css_variables
-from probes.reports.tables import facts, size, text
 
 # nothing but what is in the file; browsers enforce it
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

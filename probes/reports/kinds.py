@@ -21,12 +21,12 @@ from probes.records.files import reading
 from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport, watch_schema
-from probes.reports.compare import compare, render_markdown
 from probes.reports.document import Document, Plot
 from probes.reports.fit import fit_document, fit_picture
 from probes.reports.html import render_page
-from probes.reports.prometheus import exposition
 from probes.reports.run import run_document
+from probes.reports.run_compare import compare, render_markdown
+from probes.reports.run_metrics import exposition
 from probes.reports.scan import scan_document
 from probes.reports.scan_compare import compare_scans, render_scan_markdown
 from probes.reports.scan_metrics import scan_exposition

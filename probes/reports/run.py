@@ -29,8 +29,9 @@ from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived
 from probes.reports import answers as residency
 from probes.reports.answers import all_records, answers, pick, timing
 from probes.reports.document import Document, Section, Table
+from probes.reports.formats import size
 from probes.reports.headline import headline
-from probes.reports.tables import doubts_of, page_tables, row_doubts, run_tables, size
+from probes.reports.tables import doubts_of, page_tables, row_doubts, run_tables
 
 
 def run_document(report: ProbeReport) -> Document:

@@ -7,9 +7,10 @@ from probes.core.errors import ReportError
 from probes.core.quoting import markdown
 from probes.core.unknown import Unknown
 from probes.records.facts import TorchFacts
-from probes.reports.compare import NOTABLE, Difference, differences, heading, only_in_one, refuse_unlike
+from probes.reports.compare import Difference, differences, heading, only_in_one, refuse_unlike
+from probes.reports.formats import span, text, with_error
+from probes.reports.run_compare import NOTABLE
 from probes.reports.scan import callers
-from probes.reports.tables import span, text, with_error
 from probes.reports.text import plain_grid
 from probes.throughput.direct.scanned import throughput as direct_throughput
 from probes.throughput.document import ThroughputReport

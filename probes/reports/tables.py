@@ -1,4 +1,4 @@
-"""The figures of a report as tables: measured rows with their errors and n; models apart. Pure."""
+"""The tables of a run of the probes: measured rows with their errors and n; models apart. Pure."""
 
 import dataclasses
 import math
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.records.rows import (
     Block,
@@ -26,89 +25,12 @@ from probes.records.rows import (
 )
 from probes.records.samples import Samples
 from probes.records.schema import ProbeRun
-from probes.records.stats import Doubt, Summary, doubts, median, summarize
+from probes.records.stats import Doubt, doubts, median, summarize
 from probes.reports import answers, crossover
 from probes.reports.answers import pick
 from probes.reports.crossover import Fit, fit, points_of
 from probes.reports.document import Table
-
-ERROR_DIGITS = 2  # significant digits of an error; its value is written to the same place
-MOST_DECIMALS = 9
-
-
-def with_error(value: float, error: float | None) -> str:
-    """`4.8520 ± 0.0064`, both to the error's second digit; a value without error says why it has none."""
-    if error is None:
-        return f"{value:.4g} (one sample: no error)"
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.4g} ± {error:.2g}"
-    decimals = min(MOST_DECIMALS, max(0, ERROR_DIGITS - 1 - math.floor(math.log10(error))))
-    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
-
-
-def span(seconds: float, error_s: float | None = None, *, bare: bool = False) -> str:
-    """A time with the unit that reads best; with its standard error unless `bare`."""
-    factor, unit = next(
-        ((f, name) for f, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if abs(seconds) * f >= 1.0),
-        (1e9, "ns"),
-    )
-    if bare:
-        return f"{seconds * factor:.3g} {unit}"
-    return f"{with_error(seconds * factor, None if error_s is None else error_s * factor)} {unit}"
-
-
-def figure(summary: Summary) -> str:
-    """The figure of a row and its standard error, from samples in seconds."""
-    return span(summary.median, summary.error)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A bandwidth in GB/s (10^9 bytes/s), from a row's figure; `low` and `high` from its p95 and p5."""
-
-    value: float
-    error: float | None
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return with_error(self.value, self.error)
-
-
-def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
-    """The bandwidth of moving this many bytes in the times that each process measured, error to first order.
-
-    Raises ValueError for no samples.
-    """
-    summary = summarize(times_s)
-    value = n_bytes / summary.median / 1e9
-    return Rate(
-        value=value,
-        error=None if summary.error is None else value * summary.error / summary.median,
-        low=n_bytes / summary.p95 / 1e9,
-        high=n_bytes / summary.p5 / 1e9,
-    )
-
-
-def size(value: int | Unknown) -> str:
-    """Bytes with a binary unit, whole numbers without decimals; or why they are unknown."""
-    return str(value) if isinstance(value, Unknown) else binary_bytes(value).replace(".00 ", " ")
-
-
-def text(value: object) -> str:
-    """A plain value as a cell; unknown with its reason."""
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.4g}"
-        case None:
-            return "none"
-        case tuple():
-            return ", ".join(map(text, value)) or "none"
-        case _:
-            return str(value)
-
+from probes.reports.formats import field_text, figure, rate, size, span, text, with_error
 
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are listed field by field
 TITLES = {
@@ -376,25 +298,9 @@ _PASS = (
 
 def _field_table(kind: type[Record], rows: Sequence[Record]) -> Table:
     fields = [field.name for field in dataclasses.fields(kind)]
-    cells = tuple(tuple(_cell(name, getattr(row, name)) for name in fields) for row in rows)
+    cells = tuple(tuple(field_text(name, getattr(row, name)) for name in fields) for row in rows)
     words = frozenset(_words(name) for name in fields if not name.endswith("_bytes"))
     return Table(TITLES.get(kind, kind.__name__), (), tuple(map(_words, fields)), cells, words)
-
-
-def facts(value: object, name: str = "") -> list[tuple[str, str]]:
-    """Every field of a dataclass and of those in it, as name and text."""
-    if isinstance(value, tuple) and any(dataclasses.is_dataclass(item) for item in value):
-        return [fact for i, item in enumerate(value) for fact in facts(item, f"{name} {i}")]
-    if isinstance(value, Unknown) or not dataclasses.is_dataclass(value):
-        return [(name, _cell(name, value))]
-    inner = ((f"{name} {field.name}".strip(), field.name) for field in dataclasses.fields(value))
-    return [fact for named, field in inner for fact in facts(getattr(value, field), named)]
-
-
-def _cell(name: str, value: object) -> str:
-    if name.endswith("_bytes") and isinstance(value, int | Unknown):
-        return size(value)
-    return text(value)
 
 
 def _words(name: str) -> str:

@@ -11,7 +11,8 @@ from probes.core.unknown import Unknown
 from probes.records.rows import Measurement, Pass, Reads, Record
 from probes.records.schema import ProbeReport, ProbeRun, read_report
 from probes.reports.answers import all_records, pick
-from probes.reports.compare import Comparison, Key, compare
+from probes.reports.compare import Key
+from probes.reports.run_compare import Comparison, compare
 
 LARGE = 2**20
 SLOWDOWN = 1.05

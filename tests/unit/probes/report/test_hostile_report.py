@@ -9,8 +9,8 @@ import strict_readers as read
 from probes.records.rows import Pass
 from probes.records.schema import ProbeReport
 from probes.reports.html import render_page
-from probes.reports.prometheus import exposition
 from probes.reports.run import run_document
+from probes.reports.run_metrics import exposition
 
 EVIL = "$\\frac{a$ \x1b[2J </style><script>x</script> \u202e `y` ${A} &amp; \udce9"
 

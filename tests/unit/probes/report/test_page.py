@@ -11,14 +11,15 @@ from probes.records.rows import Measurement
 from probes.records.schema import ProbeRun
 from probes.records.stats import summarize
 from probes.reports.answers import all_records, pick
-from probes.reports.compare import compare
 from probes.reports.document import Plot, Table
+from probes.reports.formats import facts, rate, span
 from probes.reports.html import render_page
 from probes.reports.kinds import RUN
-from probes.reports.prometheus import exposition
 from probes.reports.run import run_document
+from probes.reports.run_compare import compare
+from probes.reports.run_metrics import exposition
 from probes.reports.svg import COLOURS, embed
-from probes.reports.tables import facts, page_tables, rate, run_tables, span
+from probes.reports.tables import page_tables, run_tables
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (
