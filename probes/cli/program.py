@@ -26,8 +26,8 @@ from probes.placement.types import DTYPES, MODELS
 from probes.records.facts import Machine
 from probes.records.rows import Case
 from probes.records.schema import ProbeReport, ProbeRun, Settings
-from probes.reports.headline import headline, next_step
 from probes.reports.run import ended_line, expectation_line, record_line
+from probes.reports.run_headline import headline, next_step
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "

@@ -135,7 +135,7 @@ def _settings(args: argparse.Namespace) -> "ServedSettings":
 
 def served(args: argparse.Namespace, folder: Path) -> Exit:
     """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
-    from probes.reports.scan import level_line, served_answer
+    from probes.reports.scan import level_line, served_findings
     from probes.throughput.document import named_scan, write_new_scan, write_scan
     from probes.throughput.served.client import parse_url
     from probes.throughput.served.scan import Asking, scan
@@ -159,7 +159,7 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
         complain(f"interrupted; {path} holds what was measured, levels: {seen}")
         return Exit.INTERRUPTED
     tell("")
-    for said in served_answer(found):
+    for said in served_findings(found):
         tell(f"- {said}")
     tell(f"report: {path}")
     return Exit.OK if found.complete else Exit.BROKEN

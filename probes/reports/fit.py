@@ -107,7 +107,7 @@ def largest_parts(found: Measured) -> Parts | Unknown:
     return at or Unknown("nothing fits")
 
 
-def beside(report: FitReport, found: Measured) -> tuple[list[str], list[list[str]]]:
+def parts_compared(report: FitReport, found: Measured) -> tuple[list[str], list[list[str]]]:
     """Headers and rows: what takes the bytes at the largest size measured to fit, predicted and measured."""
     predicted = [
         (name, taken)
@@ -134,7 +134,7 @@ def phases(parts: Parts) -> list[list[str]]:
 
 
 def _beside(report: FitReport, found: Measured) -> str:
-    headers, rows = beside(report, found)
+    headers, rows = parts_compared(report, found)
     if len(headers) == 1:
         return ""
     parts = largest_parts(found)
@@ -272,7 +272,7 @@ def _parts_section(report: FitReport) -> PageSection:
     tables = [_table(headers, rows)]
     after: tuple[str, ...] = ()
     if isinstance(report.measured, Measured):
-        headers, compared = beside(report, report.measured)
+        headers, compared = parts_compared(report, report.measured)
         parts = largest_parts(report.measured)
         tables += [_table(headers, compared)] if len(headers) > 1 else []
         tables += [_table(["while", "measured peak"], phases(parts))] if isinstance(parts, Parts) else []
@@ -305,7 +305,7 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 def fit_picture(report: FitReport) -> Plot:
     """The picture for a page, in the page's own colours for light and dark."""
-    svg = drawn(report, "")
+    svg = svg_element(report, "")
     for colour, (light, _) in PALETTE.items():
         svg = svg.replace(f'fill="{light}"', f'fill="var(--{colour})"')
     caption = "Predicted. First bar: what takes the bytes as asked; other bars: the total after one change."
@@ -330,10 +330,10 @@ STYLE: Final = (
 
 def draw(report: FitReport) -> str:
     """The SVG document."""
-    return drawn(report, f"<style>{STYLE}</style>") + "\n"
+    return svg_element(report, f"<style>{STYLE}</style>") + "\n"
 
 
-def drawn(report: FitReport, style: str) -> str:
+def svg_element(report: FitReport, style: str) -> str:
     """The SVG element. A page has a style of its own."""
     height = TOP + (len(report.knobs) + 1) * ROW + 24
     title = f"{report.question.model}, {described(report)}: what takes the bytes, predicted"

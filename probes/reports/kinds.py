@@ -98,7 +98,7 @@ def load_report(source: Path, *, makers: str = ANY_MAKER) -> LoadedReport:
 
 
 def _run_plots(report: ProbeReport) -> tuple[Plot, ...]:
-    from probes.reports.charts import draw_plots
+    from probes.reports.run_charts import draw_plots
 
     return draw_plots(report)
 

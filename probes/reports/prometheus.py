@@ -22,7 +22,7 @@ class Metric:
     value: float
 
 
-def written(metrics: Iterable[Metric], helps: Mapping[str, str]) -> str:
+def render_metrics(metrics: Iterable[Metric], helps: Mapping[str, str]) -> str:
     """The text of some metrics; of two samples with the same labels the later one stands."""
     found: dict[tuple[str, Labels], float] = {}
     for metric in metrics:
@@ -41,7 +41,7 @@ def _braces(labels: Labels) -> str:
     return "{" + ",".join(f'{key}="{prometheus(value)}"' for key, value in labels) + "}" if labels else ""
 
 
-def known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
+def if_known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
     """The metric, if its value is known."""
     if isinstance(value, int | float):
         yield Metric(name, labels, value)

@@ -26,12 +26,12 @@ from probes.records.rows import (
     Timed,
 )
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived
-from probes.reports import answers as residency
-from probes.reports.answers import all_records, answers, pick, timing
+from probes.reports import run_findings as residency
 from probes.reports.document import Document, Section, Table
 from probes.reports.formats import size
-from probes.reports.headline import headline
-from probes.reports.tables import doubts_of, page_tables, row_doubts, run_tables
+from probes.reports.run_findings import all_records, figure_text, findings, pick
+from probes.reports.run_headline import headline
+from probes.reports.run_tables import doubts_of, page_tables, row_doubts, run_tables
 
 
 def run_document(report: ProbeReport) -> Document:
@@ -44,7 +44,7 @@ def run_document(report: ProbeReport) -> Document:
         subject=subject,
         details=_details(report),
         headline=headline(report),
-        follows=answers(report),
+        follows=findings(report),
         machine=report.machine,
         settings=_settings_line(report),
         doubts=_doubts(records),
@@ -154,7 +154,7 @@ def _block_digest(records: Sequence[Record]) -> tuple[Table, ...]:
     if not blocks:
         return ()
     placed = sorted(
-        residency.place(blocks), key=lambda p: (p.block.asked, not p.block.control, p.block.index)
+        residency.label_blocks(blocks), key=lambda p: (p.block.asked, not p.block.control, p.block.index)
     )
     alike = groupby(placed, key=lambda p: (p.block.asked, p.block.control, p.by_timing, p.by_counters))
     headers = ("asked as", "blocks", "bytes", "read GB/s", "first read", "by timing", "by counters", "doubts")
@@ -162,7 +162,7 @@ def _block_digest(records: Sequence[Record]) -> tuple[Table, ...]:
     return (Table("", _gauge_lines(pick(records, Reading)), headers, rows, only="text"),)
 
 
-def _block_row(alike: Sequence[residency.Placed]) -> tuple[str, ...]:
+def _block_row(alike: Sequence[residency.LabelledBlock]) -> tuple[str, ...]:
     """A row for neighbouring blocks of one kind and one outcome."""
     first = alike[0]
     return (
@@ -204,10 +204,10 @@ def record_line(record: Record) -> str:
         case Measurement():
             summary = stats.summarize(record.times_s)
             rate = f"{gb_per_s(record.moved_bytes, summary.median):9.3g} GB/s"
-            text = f"{_row_name(record)} {rate}  {timing(record)}  n={summary.n}"
+            text = f"{_row_name(record)} {rate}  {figure_text(record)}  n={summary.n}"
         case Reads():
             size = f"{binary_bytes(record.payload_bytes):>10}"
-            text = f"{record.way:<16} {size} k={record.reads} {timing(record)}"
+            text = f"{record.way:<16} {size} k={record.reads} {figure_text(record)}"
         case Gap():
             text = f"{_row_name(record)} not measured: {record.reason}"
         case Expectation():
@@ -219,7 +219,7 @@ def record_line(record: Record) -> str:
             text = f"asked the driver for {binary_bytes(record.asked_bytes)}: {answer}"
         case Pass():
             name = f"{record.model} {record.dtype}"
-            took = f"{timing(record)}  n={stats.summarize(record.times_s).n}"
+            took = f"{figure_text(record)}  n={stats.summarize(record.times_s).n}"
             text = f"{name:<22} {record.scenario:<18} batch {record.rows:<4} {took}"
         case NumaPlaces():
             text = numa_line(record)

@@ -11,10 +11,10 @@ from probes.records.facts import TorchFacts
 from probes.records.rows import Block, Measurement, Pass, Reads, Request, Stop, Timed
 from probes.records.schema import ProbeReport
 from probes.records.stats import MEDIAN_ERROR, Times, median, median_errs, pair_ratios, summarize
-from probes.reports import answers
-from probes.reports.answers import all_records, disturbed, pick
+from probes.reports import run_findings
 from probes.reports.compare import Difference, Key, differences, heading, listed, only_in_one, refuse_unlike
 from probes.reports.formats import figure, size, text, with_error
+from probes.reports.run_findings import all_records, disturbed, pick
 from probes.reports.text import plain_grid
 
 # Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
@@ -332,7 +332,7 @@ def _verdict(report: ProbeReport) -> str:
     stops = pick(records, Stop)
     if not stops:
         return "unknown (`spill` holds no result)"
-    return answers.verdict(pick(records, Request), pick(records, Block), stops[-1])
+    return run_findings.verdict(pick(records, Request), pick(records, Block), stops[-1])
 
 
 def render_markdown(found: Comparison) -> str:

@@ -8,10 +8,10 @@ from probes.records.rounds import merged
 from probes.records.rows import Block, Measurement, Pass, Reading, Reads, Record, Stop
 from probes.records.schema import ProbeReport
 from probes.records.stats import median, summarize
-from probes.reports import answers, crossover
-from probes.reports.answers import all_records, device_time_s, pick
+from probes.reports import crossover, run_findings
 from probes.reports.formats import rate
-from probes.reports.prometheus import Metric, known, written
+from probes.reports.prometheus import Metric, if_known, render_metrics
+from probes.reports.run_findings import all_records, device_time_s, pick
 
 HELP = {
     "weir_report_info": "What was measured and with what; always 1.",
@@ -50,7 +50,7 @@ HELP = {
 
 def exposition(report: ProbeReport) -> str:
     """All metrics of a report."""
-    return written(_metrics(report), HELP)
+    return render_metrics(_metrics(report), HELP)
 
 
 def _metrics(report: ProbeReport) -> Iterator[Metric]:
@@ -85,25 +85,25 @@ def _about(report: ProbeReport) -> Iterator[Metric]:
         outcome = (("probe", run.probe), ("outcome", type(run.outcome).__name__.lower()))
         yield Metric("weir_probe_outcome_info", outcome, 1)
         yield Metric("weir_probe_duration_seconds", (("probe", run.probe),), run.seconds)
-    yield from known("weir_host_memory_total_bytes", (), machine.ram_total_bytes)
-    yield from known("weir_host_memory_available_bytes", (), machine.ram_available_bytes)
+    yield from if_known("weir_host_memory_total_bytes", (), machine.ram_total_bytes)
+    yield from if_known("weir_host_memory_available_bytes", (), machine.ram_available_bytes)
     for index, gpu in enumerate(torch.gpus if isinstance(torch, TorchFacts) else ()):
         labels = (("index", str(index)), ("gpu", gpu.name))
-        yield from known("weir_gpu_vram_total_bytes", labels, gpu.vram_total_bytes)
-        yield from known("weir_gpu_vram_free_bytes", labels, gpu.vram_free_bytes)
+        yield from if_known("weir_gpu_vram_total_bytes", labels, gpu.vram_total_bytes)
+        yield from if_known("weir_gpu_vram_free_bytes", labels, gpu.vram_free_bytes)
 
 
 def _transfer(row: Measurement) -> Iterator[Metric]:
     labels = (("path", row.name), ("payload_bytes", str(row.payload_bytes)), ("clock", row.clock))
     summary, speed = summarize(row.times_s), rate(row.moved_bytes, row.times_s)
     yield Metric("weir_transfer_time_seconds", labels, summary.median)
-    yield from known("weir_transfer_time_error_seconds", labels, summary.error)
-    yield from known("weir_transfer_time_within_seconds", labels, summary.within)
-    yield from known("weir_transfer_time_between_seconds", labels, summary.between)
+    yield from if_known("weir_transfer_time_error_seconds", labels, summary.error)
+    yield from if_known("weir_transfer_time_within_seconds", labels, summary.within)
+    yield from if_known("weir_transfer_time_between_seconds", labels, summary.between)
     yield Metric("weir_transfer_samples", labels, summary.n)
     yield Metric("weir_transfer_processes", labels, summary.processes)
     yield Metric("weir_transfer_bandwidth_gigabytes_per_second", labels, speed.value)
-    yield from known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
+    yield from if_known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
 
 
 def _break_even(records: Iterable[Record]) -> Iterator[Metric]:
@@ -126,7 +126,7 @@ def _spill(records: Iterable[Record]) -> Iterator[Metric]:
     rows = list(records)
     for stop in pick(rows, Stop):
         yield Metric("weir_spill_granted_bytes", (), stop.held_bytes)
-    placed = [p for p in answers.place(pick(rows, Block)) if not p.block.control]
+    placed = [p for p in run_findings.label_blocks(pick(rows, Block)) if not p.block.control]
     for label in sorted({p.by_timing for p in placed}):
         n_bytes = sum(p.block.n_bytes for p in placed if p.by_timing == label)
         yield Metric("weir_spill_label_bytes", (("label", label),), n_bytes)
@@ -138,7 +138,7 @@ def _spill(records: Iterable[Record]) -> Iterator[Metric]:
         yield Metric("weir_spill_first_read_seconds", (("of", "longest"),), max(first))
     for reading in pick(rows, Reading):
         labels = (("gauge", reading.gauge), ("moment", reading.moment))
-        yield from known("weir_memory_gauge_bytes", labels, reading.value_bytes)
+        yield from if_known("weir_memory_gauge_bytes", labels, reading.value_bytes)
 
 
 def _pass(one: Pass) -> Iterator[Metric]:
@@ -150,8 +150,8 @@ def _pass(one: Pass) -> Iterator[Metric]:
     )
     summary = summarize(one.times_s)
     yield Metric("weir_scenario_pass_seconds", labels, summary.median)
-    yield from known("weir_scenario_pass_error_seconds", labels, summary.error)
-    yield from known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
+    yield from if_known("weir_scenario_pass_error_seconds", labels, summary.error)
+    yield from if_known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
     yield Metric("weir_scenario_pass_samples", labels, summary.n)
     yield Metric("weir_scenario_pass_processes", labels, summary.processes)
     yield Metric("weir_scenario_spilled_bytes", labels, one.spilled_bytes)

@@ -216,7 +216,7 @@ def doubts_of(level: Level) -> tuple[str, ...]:
     return (*unstable, *bound)
 
 
-def served_answer(served: ServedScan) -> tuple[str, ...]:
+def served_findings(served: ServedScan) -> tuple[str, ...]:
     """What follows from the levels, in sentences."""
     said = []
     fastest = scanned.best(served.of("closed"))
@@ -359,7 +359,7 @@ def _ends(level: Level) -> tuple[str, str, str, str]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class LevelAndRow:
     """A level of the closed loop, and the direct row of the largest batch that its callers could fill."""
 
     level: Level
@@ -371,14 +371,14 @@ class Beside:
         return rows * scanned.throughput(self.level).value
 
 
-def beside(series: Series, served: ServedScan) -> tuple[Beside, ...]:
+def levels_with_rows(series: Series, served: ServedScan) -> tuple[LevelAndRow, ...]:
     """The levels that a direct row can be set next to."""
     found = []
     for level in served.of("closed"):
         in_flight = level.callers * served.settings.rows
         rows = [row for row in series.rows if row.batch <= in_flight]
         if rows and level.latency_s:
-            found.append(Beside(level, in_flight, max(rows, key=lambda row: row.batch)))
+            found.append(LevelAndRow(level, in_flight, max(rows, key=lambda row: row.batch)))
     return tuple(found)
 
 
@@ -400,12 +400,12 @@ def _table(series: Series, served: ServedScan, note: str) -> Table:
         (note,),
         ("callers", "inputs under way", "direct batch", "direct inputs/s", "served inputs/s", "served/direct",
          "direct median", "served p50", "difference"),
-        tuple(_cells_beside(one, rows) for one in beside(series, served)),
+        tuple(_cells_beside(one, rows) for one in levels_with_rows(series, served)),
         frozenset(),
     )  # fmt: skip
 
 
-def _cells_beside(one: Beside, rows: int) -> tuple[str, ...]:
+def _cells_beside(one: LevelAndRow, rows: int) -> tuple[str, ...]:
     direct, mine = throughput(one.row).mean, one.served_per_s(rows)
     trial_s, p50 = latency_s(one.row)[0], median(one.level.latency_s)
     sign = "-" if p50 < trial_s else ""
@@ -435,7 +435,7 @@ LIMITS: dict[Resource, str] = {
 }
 
 
-def direct_answer(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
+def direct_findings(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
     """Whether each device is saturated; then one sentence for each way, or why it wasn't measured."""
     fastest: dict[str, Series] = {}
     for series in scan.series:
@@ -556,7 +556,7 @@ def scan_document(report: ThroughputReport) -> Document:
         title=title,
         subject=title,
         details=_details(report),
-        headline=answer(report),
+        headline=scan_findings(report),
         machine=report.machine,
         sections=(Section(tables=scan_tables(report)),),
     )
@@ -577,10 +577,10 @@ def name_of_model(direct: DirectScan | None, served: ServedScan | None) -> str:
     return served.by.model or served.by.url if served else "a model"
 
 
-def answer(report: ThroughputReport) -> tuple[str, ...]:
+def scan_findings(report: ThroughputReport) -> tuple[str, ...]:
     """What follows from both halves, in sentences."""
-    direct = direct_answer(report.direct, report.ceilings) if report.direct else ()
-    served = served_answer(report.served) if report.served else ()
+    direct = direct_findings(report.direct, report.ceilings) if report.direct else ()
+    served = served_findings(report.served) if report.served else ()
     return (*direct, *_limited(report), *served) or (
         "Nothing was measured: the scan ended before its first row.",
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from probes.core.unknown import Unknown
-from probes.reports.prometheus import Labels, Metric, known, written
+from probes.reports.prometheus import Labels, Metric, if_known, render_metrics
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
 from probes.throughput.direct.scanned import joules_per_input, latency_s, throughput
@@ -37,7 +37,7 @@ HELP = {
 
 def scan_exposition(report: ThroughputReport) -> str:
     """All metrics of a report."""
-    return written(_metrics(report), HELP)
+    return render_metrics(_metrics(report), HELP)
 
 
 def _metrics(report: ThroughputReport) -> Iterator[Metric]:
@@ -62,7 +62,7 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
             labels: Labels = (*way, ("batch", str(row.batch)))
             found = throughput(row)
             yield Metric("weir_scan_direct_inputs_per_second", labels, found.mean)
-            yield from known("weir_scan_direct_error_inputs_per_second", labels, found.error)
+            yield from if_known("weir_scan_direct_error_inputs_per_second", labels, found.error)
             for quantile, seconds in zip(("0.5", "0.95"), latency_s(row), strict=True):
                 yield Metric("weir_scan_direct_latency_seconds", (*labels, ("quantile", quantile)), seconds)
             on = saturation(row, series.way, report.ceilings)
@@ -72,8 +72,8 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
                 ("link", on.link),
                 ("host", on.host),
             ):
-                yield from known("weir_scan_direct_saturation_ratio", (*labels, ("resource", name)), share)
-            yield from known("weir_scan_direct_joules_per_input", labels, joules_per_input(row))
+                yield from if_known("weir_scan_direct_saturation_ratio", (*labels, ("resource", name)), share)
+            yield from if_known("weir_scan_direct_joules_per_input", labels, joules_per_input(row))
         bend = knee.of_series(series)
         if isinstance(bend, knee.Knee):
             yield Metric("weir_scan_direct_knee_batch", way, bend.batch)
@@ -95,13 +95,13 @@ def _served(served: ServedScan) -> Iterator[Metric]:
 def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]:
     found = scanned.throughput(level)
     yield Metric("weir_scan_served_answers_per_second", labels, found.value)
-    yield from known("weir_scan_served_error_answers_per_second", labels, found.error)
+    yield from if_known("weir_scan_served_error_answers_per_second", labels, found.error)
     latencies, naive = scanned.latencies(level), scanned.naive_latencies(level)
     for one in () if isinstance(latencies, Unknown) else latencies:
         at = (*labels, ("quantile", f"{one.share:g}"))
         yield Metric("weir_scan_served_latency_seconds", at, one.value)
-        yield from known("weir_scan_served_latency_low_seconds", at, one.low)
-        yield from known("weir_scan_served_latency_high_seconds", at, one.high)
+        yield from if_known("weir_scan_served_latency_low_seconds", at, one.low)
+        yield from if_known("weir_scan_served_latency_high_seconds", at, one.high)
     for one in () if isinstance(naive, Unknown) or level.loop == "closed" else naive:
         at = (*labels, ("quantile", f"{one.share:g}"))
         yield Metric("weir_scan_served_naive_latency_seconds", at, one.value)

@@ -23,7 +23,7 @@ from probes.core.unknown import Unknown
 from probes.measure import supervisor
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import error_of_median, median
-from probes.reports.scan import answer
+from probes.reports.scan import scan_findings
 from probes.throughput import top_speed
 from probes.throughput.ceiling import Ceilings
 from probes.throughput.direct import worker
@@ -179,7 +179,7 @@ def this_cpu(board: Board) -> None:
         board.bar("exit code of a scan of this CPU in both backends", done.returncode, 0, "")
         if len(files) == 1:
             report, text = named_scan(files[0])
-            board.figure("the answer of a scan of this CPU", answer(report)[0], "")
+            board.figure("the answer of a scan of this CPU", scan_findings(report)[0], "")
             if board.whole and done.returncode == 0:
                 kept = board.results / "scan-cpu.json"
                 write_text(kept, text)

@@ -25,7 +25,7 @@ from probes.records.rows import Expectation, Gap, Measurement, Small, Stop
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived, read_report, write_report
 from probes.reports.kinds import RUN
 from probes.reports.run import record_line
-from probes.reports.tables import page_tables
+from probes.reports.run_tables import page_tables
 
 GIB = 2**30
 

@@ -14,8 +14,8 @@ from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS, merged
 from probes.records.rows import Gap, Measurement, Noise, Reads, Split, Stop
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, from_json
 from probes.records.stats import summarize
-from probes.reports.answers import all_records, pick
 from probes.reports.kinds import RUN
+from probes.reports.run_findings import all_records, pick
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 

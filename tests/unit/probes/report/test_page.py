@@ -10,16 +10,16 @@ from probes.core.codec import to_json
 from probes.records.rows import Measurement
 from probes.records.schema import ProbeRun
 from probes.records.stats import summarize
-from probes.reports.answers import all_records, pick
 from probes.reports.document import Plot, Table
 from probes.reports.formats import facts, rate, span
 from probes.reports.html import render_page
 from probes.reports.kinds import RUN
 from probes.reports.run import run_document
 from probes.reports.run_compare import compare
+from probes.reports.run_findings import all_records, pick
 from probes.reports.run_metrics import exposition
+from probes.reports.run_tables import page_tables, run_tables
 from probes.reports.svg import COLOURS, embed
-from probes.reports.tables import page_tables, run_tables
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (

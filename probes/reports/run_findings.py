@@ -42,7 +42,7 @@ class Controls:
 
 
 @dataclass(frozen=True)
-class Placed:
+class LabelledBlock:
     """A block with its label by each signal."""
 
     block: Block
@@ -70,7 +70,7 @@ def controls(blocks: Sequence[Block]) -> Controls | Unknown:
     return Controls(median(vram), median(host))
 
 
-def by_timing(read: float, known: Controls) -> Label:
+def label_by_timing(read: float, known: Controls) -> Label:
     """The label nearest to the read bandwidth (GB/s) on a logarithmic scale."""
     if known.vram_gb_per_s < LEAST_CONTRAST * known.host_gb_per_s:
         return "unclear"
@@ -79,7 +79,7 @@ def by_timing(read: float, known: Controls) -> Label:
     return "vram" if read > math.sqrt(known.vram_gb_per_s * known.host_gb_per_s) else "host"
 
 
-def by_counters(block: Block) -> Label:
+def label_by_counters(block: Block) -> Label:
     """The label by the driver's own accounts; unclear when they moved by less than half the block."""
     half = block.n_bytes // 2
     if isinstance(block.gtt_growth_bytes, int) and block.gtt_growth_bytes >= half:
@@ -89,23 +89,23 @@ def by_counters(block: Block) -> Label:
     return "unclear"
 
 
-def place(blocks: Sequence[Block]) -> tuple[Placed, ...]:
+def label_blocks(blocks: Sequence[Block]) -> tuple[LabelledBlock, ...]:
     """Every block with both labels."""
     known = controls(blocks)
     return tuple(
-        Placed(
+        LabelledBlock(
             block,
             read_gb_per_s(block),
-            by_timing(read_gb_per_s(block), known) if isinstance(known, Controls) else "unclear",
-            by_counters(block),
+            label_by_timing(read_gb_per_s(block), known) if isinstance(known, Controls) else "unclear",
+            label_by_counters(block),
         )
         for block in blocks
     )
 
 
-def outside_vram(blocks: Sequence[Block]) -> int:
+def bytes_outside_vram(blocks: Sequence[Block]) -> int:
     """Bytes that were granted as device memory and read as slowly as the link or below."""
-    placed = (p for p in place(blocks) if not p.block.control and p.by_timing in ("host", "paged"))
+    placed = (p for p in label_blocks(blocks) if not p.block.control and p.by_timing in ("host", "paged"))
     return sum(p.block.n_bytes for p in placed)
 
 
@@ -136,13 +136,13 @@ def refused_by(request: Request) -> str:
 def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) -> str:
     """What happened, in a sentence."""
     held = binary_bytes(stop.held_bytes)
-    spilled = outside_vram(blocks)
+    spilled = bytes_outside_vram(blocks)
     if spilled:
         return (
             f"spilled silently: of {held} granted as device memory, {binary_bytes(spilled)} "
             "reads at the link's speed or below"
         )
-    unclear = any(p.by_timing == "unclear" for p in place(blocks))
+    unclear = any(p.by_timing == "unclear" for p in label_blocks(blocks))
     where = "timing can't show where the blocks are" if unclear else "every block is in VRAM"
     if stop.cause == "refused":
         refusals = [refused_by(r) for r in requests if r.purpose == "block" and not r.granted]
@@ -191,7 +191,7 @@ def all_records(report: ProbeReport) -> list[Record]:
     return [record for run in merged(report).runs for record in run.records]
 
 
-def answers(report: ProbeReport) -> tuple[str, ...]:
+def findings(report: ProbeReport) -> tuple[str, ...]:
     """Everything that can be said from this report."""
     records = all_records(report)
     return (*_link(records), *_break_even(records), *_spill(records), *_scenarios(records))
@@ -353,7 +353,7 @@ NAMES: dict[Scenario, str] = {
 }
 
 
-def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
+def by_model(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
     """The passes by model, element type and batch size, each with its scenarios."""
     found: dict[Way, dict[Scenario, Pass]] = {}
     for one in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
@@ -364,7 +364,9 @@ def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
 def _scenarios(records: Sequence[Record]) -> list[str]:
     """Each statement once, with the models for which it holds and those for which it doesn't."""
     link = best_gb_per_s(records, "h2d_pinned")
-    complete = {key: times for key, times in groups(pick(records, Pass)).items() if times.keys() >= COMPARED}
+    complete = {
+        key: times for key, times in by_model(pick(records, Pass)).items() if times.keys() >= COMPARED
+    }
     if not complete:
         return []
     streamed = "; ".join(f"{_named(key)}: {_streaming(times, link)}" for key, times in complete.items())
@@ -430,8 +432,8 @@ def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     best = others[0]
     share = best.spilled_bytes / best.weight_bytes
     figures = (
-        f"{timing(resident)} against {timing(best)} {NAMES[best.scenario]} with {share:.0%} of the weights "
-        f"left in system RAM, {took_s(best) / took_s(resident):.2f} x"
+        f"{figure_text(resident)} against {figure_text(best)} {NAMES[best.scenario]} "
+        f"with {share:.0%} of the weights left in system RAM, {took_s(best) / took_s(resident):.2f} x"
     )
     return _verdict([is_faster(resident, other) for other in others]), figures
 
@@ -439,21 +441,23 @@ def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
 def _third_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     """The verdict and its figures."""
     copied, left = times["zero_copy_weights"], times["zero_copy_all"]
-    return _verdict([is_faster(left, copied)]), f"{timing(left)} left there, {timing(copied)} copied"
+    return _verdict(
+        [is_faster(left, copied)]
+    ), f"{figure_text(left)} left there, {figure_text(copied)} copied"
 
 
 def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
     streamed = times["streamed"]
     rival = min(took_s(times["zero_copy_weights"]), took_s(times["zero_copy_all"]))
     took = took_s(streamed)
-    text = f"{timing(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
+    text = f"{figure_text(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
     if link:
         limit = streamed.spilled_bytes / link / 1e9
         text += f" (the link alone needs {duration(limit)}, {limit / took:.0%} of that)"
     return text
 
 
-def timing(row: Timed) -> str:
+def figure_text(row: Timed) -> str:
     """The figure of a row and its standard error, in ASCII."""
     summary = summarize(row.times_s)
     error = f" +- {duration(summary.error)}" if summary.error is not None else ""

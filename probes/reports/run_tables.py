@@ -26,11 +26,11 @@ from probes.records.rows import (
 from probes.records.samples import Samples
 from probes.records.schema import ProbeRun
 from probes.records.stats import Doubt, doubts, median, summarize
-from probes.reports import answers, crossover
-from probes.reports.answers import pick
+from probes.reports import crossover, run_findings
 from probes.reports.crossover import Fit, fit, points_of
 from probes.reports.document import Table
 from probes.reports.formats import field_text, figure, rate, size, span, text, with_error
+from probes.reports.run_findings import pick
 
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are listed field by field
 TITLES = {
@@ -71,7 +71,7 @@ def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Tabl
 def page_tables(run: ProbeRun) -> tuple[Table, ...]:
     """The tables of all other records of a run, which only a page has room for, those with rows."""
     records = run.records
-    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, answers.place(pick(records, Block)))
+    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, run_findings.label_blocks(pick(records, Block)))
     kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
     fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
     small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)

@@ -13,8 +13,7 @@ from probes.core.unknown import Unknown
 from probes.records.rows import Block, Label, Measurement, Pass, Reads, Request, Scenario, Stop
 from probes.records.schema import ProbeReport
 from probes.records.stats import summarize
-from probes.reports import answers, crossover
-from probes.reports.answers import Controls, all_records, best_gb_per_s, groups, pick, took_s
+from probes.reports import crossover, run_findings
 from probes.reports.canvas import (
     DASHED,
     DOTTED,
@@ -30,7 +29,8 @@ from probes.reports.canvas import (
 from probes.reports.crossover import fit, points_of
 from probes.reports.document import Plot
 from probes.reports.formats import Rate, rate, size, span
-from probes.reports.headline import missing
+from probes.reports.run_findings import Controls, all_records, best_gb_per_s, by_model, pick, took_s
+from probes.reports.run_headline import why_missing
 from probes.reports.svg import HALO, light
 
 STEPS = 60  # of a drawn line
@@ -76,7 +76,7 @@ class ResidencyChart:
     """Where blocks are, between the read rates (GB/s) of the controls of known place."""
 
     cells: tuple[Cell, ...]
-    controls: answers.Controls | Unknown
+    controls: run_findings.Controls | Unknown
     limit_bytes: int | None  # the cap that the probe set itself; None where it set none
     ended: str
 
@@ -114,11 +114,11 @@ def charts(report: ProbeReport) -> Charts:
     records = all_records(report)
     measured = pick(records, Measurement)
     return Charts(
-        bandwidth=_bandwidth(measured) or Unknown(missing(report, "transfer")),
+        bandwidth=_bandwidth(measured) or Unknown(why_missing(report, "transfer")),
         residency=_residency(pick(records, Block), pick(records, Request), pick(records, Stop))
-        or Unknown(missing(report, "spill")),
+        or Unknown(why_missing(report, "spill")),
         scenarios=_scenarios(pick(records, Pass), best_gb_per_s(records, "h2d_pinned"))
-        or Unknown(missing(report, "scenarios")),
+        or Unknown(why_missing(report, "scenarios")),
         break_even=_break_even(report, measured, pick(records, Reads)),
     )
 
@@ -157,7 +157,7 @@ def _residency(
     blocks: Sequence[Block], requests: Sequence[Request], stops: Sequence[Stop]
 ) -> ResidencyChart | None:
     cells, held = [], 0
-    for placed in sorted(answers.place(blocks), key=lambda p: p.block.index):
+    for placed in sorted(run_findings.label_blocks(blocks), key=lambda p: p.block.index):
         block = placed.block
         if block.asked != "vram" or block.control:
             continue
@@ -169,7 +169,7 @@ def _residency(
         return None
     limits = [request.cap_bytes for request in requests if request.cap_bytes is not None]
     ended = _ended(stops[-1]) if stops else ""
-    return ResidencyChart(tuple(cells), answers.controls(blocks), max(limits, default=None), ended)
+    return ResidencyChart(tuple(cells), run_findings.controls(blocks), max(limits, default=None), ended)
 
 
 def _ended(stop: Stop) -> str:
@@ -190,7 +190,7 @@ SCENARIO_ORDER: tuple[Scenario, ...] = (
 
 def _scenarios(passes: Sequence[Pass], link: float | None) -> tuple[ScenarioPanel, ...]:
     panels = []
-    for (model, dtype, rows), ways in groups(passes).items():
+    for (model, dtype, rows), ways in by_model(passes).items():
         spilled = max(one.spilled_bytes for one in ways.values())
         known = link is not None and spilled > 0
         panels.append(
@@ -218,7 +218,7 @@ def _break_even(
     if predicted or measured:
         return BreakEvenChart(predicted, measured)
     if isinstance(advice, Unknown):
-        return Unknown(missing(report, "breakeven"))
+        return Unknown(why_missing(report, "breakeven"))
     return Unknown("reading in place is as fast as VRAM at every size, so a copy never pays")
 
 
