@@ -19,7 +19,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from probes.core.unknown import Unknown
 from probes.reports.document import Plot
 from probes.reports.formats import size
-from probes.reports.svg import embed, light
+from probes.reports.palette import light
+from probes.reports.svg import embed
 
 C = TypeVar("C")
 P = TypeVar("P")

@@ -11,7 +11,7 @@ from probes.hardware.snapshot import limit_text
 from probes.records.facts import Link, Machine, TorchFacts
 from probes.reports.document import Document, PageSection, Plot, Section, Table
 from probes.reports.formats import facts, size, text
-from probes.reports.svg import css_variables
+from probes.reports.palette import css_variables
 
 # nothing but what is in the file; browsers enforce it
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -22,8 +22,9 @@ from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watched import WatchReport, watch_schema
 from probes.reports.document import Document, Plot
-from probes.reports.fit import fit_document, fit_picture
+from probes.reports.fit import fit_document
 from probes.reports.html import render_page
+from probes.reports.pictures import fit_plot
 from probes.reports.run import run_document
 from probes.reports.run_compare import compare, render_markdown
 from probes.reports.run_metrics import exposition
@@ -135,7 +136,7 @@ FIT: Final = ReportKind[FitReport](
     holds=is_fit,
     load=lambda path, name, _: named_fit(path, name=name),
     document=fit_document,
-    plots=lambda report: (fit_picture(report),),
+    plots=lambda report: (fit_plot(report),),
 )
 THROUGHPUT: Final = ReportKind[ThroughputReport](
     name="throughput",

@@ -22,7 +22,8 @@ from probes.reports.canvas import (
     svg_of,
 )
 from probes.reports.document import Plot
-from probes.reports.svg import HALO, light
+from probes.reports.palette import light
+from probes.reports.svg import HALO
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
 from probes.throughput.direct.scanned import Series, latency_s, throughput

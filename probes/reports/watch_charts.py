@@ -12,7 +12,7 @@ from probes.records.samples import GAUGES
 from probes.records.watched import Track, WatchReport
 from probes.reports.canvas import legend_below, panels_of, plot_of
 from probes.reports.document import Plot
-from probes.reports.svg import light
+from probes.reports.palette import light
 
 PANEL_IN = 2.9  # height
 _COLOURS = ("blue", "vermillion", "green", "purple", "amber", "ink")

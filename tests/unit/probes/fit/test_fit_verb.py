@@ -19,8 +19,9 @@ from probes.fit.limits import verdict_of
 from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.fit.search import Hint
 from probes.fit.worker import NOT_BEGUN, Ask, Began, Found, assembled, refuse_what_the_host_lacks
-from probes.reports.fit import draw, lines
+from probes.reports.fit import lines
 from probes.reports.kinds import FIT
+from probes.reports.pictures import draw_fit
 
 NO = Unknown("not here")
 MIB = 1 << 20
@@ -87,7 +88,7 @@ def test_a_hostile_name_is_quoted_in_the_picture_and_the_text() -> None:
     bad = FitReport(**{**vars(report), "machine": "\x1b[2J<script>", "notes": ("<b>\x1b]0;x\x07",)})
     assert "\x1b" not in lines(bad)
     named = Question("<script>alert(1)</script>")
-    assert "<script>" not in draw(FitReport(**{**vars(report), "question": named}))
+    assert "<script>" not in draw_fit(FitReport(**{**vars(report), "question": named}))
 
 
 def _report() -> FitReport:

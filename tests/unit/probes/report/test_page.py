@@ -14,12 +14,13 @@ from probes.reports.document import Plot, Table
 from probes.reports.formats import facts, rate, span
 from probes.reports.html import render_page
 from probes.reports.kinds import RUN
+from probes.reports.palette import PALETTE
 from probes.reports.run import run_document
 from probes.reports.run_compare import compare
 from probes.reports.run_findings import all_records, pick
 from probes.reports.run_metrics import exposition
 from probes.reports.run_tables import page_tables, run_tables
-from probes.reports.svg import COLOURS, embed
+from probes.reports.svg import embed
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (
@@ -233,6 +234,6 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["blue", "vermillion", "green", "purple", "amber", "ink", "muted"])
 def test_colours_stand_out_from_the_paper_as_wcag_asks(name: str, dark: bool) -> None:
-    bright, dim = sorted((luminance(COLOURS[name][dark]), luminance(COLOURS["paper"][dark])), reverse=True)
+    bright, dim = sorted((luminance(PALETTE[name][dark]), luminance(PALETTE["paper"][dark])), reverse=True)
     needed = 4.5 if name in ("ink", "muted") else 3.0
     assert (bright + 0.05) / (dim + 0.05) >= needed
