@@ -137,7 +137,7 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
     """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
     from probes.reports.scan import level_line, served_findings
     from probes.throughput.document import named_scan, write_new_scan, write_scan
-    from probes.throughput.served.client import parse_url
+    from probes.throughput.served.protocol import parse_url
     from probes.throughput.served.scan import Asking, scan
 
     target = parse_url(args.url, model=args.served_model or "")

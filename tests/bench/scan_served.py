@@ -19,9 +19,10 @@ from board import Board
 
 from probes.core.codec import decode, encode
 from probes.throughput.served import scanned
-from probes.throughput.served.client import HttpCaller, Watch, early, loop_with, resolve
+from probes.throughput.served.http import HttpCaller, Watch, loop_with, resolve
 from probes.throughput.served.level import Load, measure_level, poisson
-from probes.throughput.served.payload import Body, request
+from probes.throughput.served.load import early
+from probes.throughput.served.protocol import Body, request
 from probes.throughput.served.scanned import Level, ServedSettings
 
 HERE = Path(__file__).parent

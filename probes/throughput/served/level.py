@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from probes.records.stats import median, quantile
-from probes.throughput.served.client import GOOD, REFUSED, MakeCaller, Note, closed_loop, open_loop
+from probes.throughput.served.http import GOOD, REFUSED
+from probes.throughput.served.load import MakeCaller, Note, closed_loop, open_loop
 from probes.throughput.served.scanned import ClientSide, Count, Level, Loop, ServedSettings, Window
 
 BUSY = 0.7  # of a core: above it the client's own queue shows in the latencies

@@ -9,22 +9,20 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from probes.core.errors import ServerUnusable
-from probes.throughput.served import payload as described
-from probes.throughput.served.answers import AnswerReader, Wanted
-from probes.throughput.served.client import (
+from probes.throughput.served import protocol
+from probes.throughput.served.http import (
     GOOD,
     MOST_CONNECTIONS,
+    AnswerReader,
     Endpoint,
     HttpCaller,
-    MakeCaller,
-    Target,
     Watch,
-    early,
     loop_with,
     resolve,
 )
 from probes.throughput.served.level import Load, measure_level
-from probes.throughput.served.payload import Body, Tensor, bodies, get, request, sized
+from probes.throughput.served.load import MakeCaller, early
+from probes.throughput.served.protocol import Body, Target, Tensor, Wanted, bodies, get, request, sized
 from probes.throughput.served.scanned import (
     Level,
     ServedBy,
@@ -162,7 +160,7 @@ class _Scan:
     async def _described(
         self, caller: HttpCaller, target: Target, authority: str, asking: Asking
     ) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
-        server = described.server_says(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
+        server = protocol.server_says(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
         target = target if target.model else await _with_model(caller, target, authority)
         place = target.path.removesuffix("/infer")
         body = await _got(caller, place, authority)
@@ -171,8 +169,8 @@ class _Scan:
                 f"{target.url.removesuffix('/infer')} describes no model",
                 "name it: --served-model NAME, or give --payload",
             )
-        model = described.model_says(body)
-        chosen = described.chosen(model, server, asking.inputs)
+        model = protocol.model_says(body)
+        chosen = protocol.chosen(model, server, asking.inputs)
         rows = self._settings.rows if any(one.shape[:1] == (-1,) for one in chosen) else None
         inputs = sized(
             chosen,
@@ -220,7 +218,7 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
     if answer.status != 200:
         raise ServerUnusable("the server doesn't list its models", "name one: --served-model NAME")
     # whatever JSON can say goes back as it came, half of a surrogate pair too
-    name = quote(described.only_model(bytes(answer.body)), safe="", errors="surrogatepass")
+    name = quote(protocol.only_model(bytes(answer.body)), safe="", errors="surrogatepass")
     return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from probes.throughput.served.client import GOOD, Reply
+from probes.throughput.served.http import GOOD, Reply
 
 T = TypeVar("T")
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from probes.throughput.served.answers import READ_BYTES, AnswerReader, Wanted
+from probes.throughput.served.http import AnswerReader
+from probes.throughput.served.protocol import READ_BYTES, Wanted
 
 GOOD = {"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}
 

@@ -13,7 +13,7 @@ from probes.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import ReportError, ServerUnusable, UsageError
 from probes.throughput.document import from_json
-from probes.throughput.served.client import parse_url
+from probes.throughput.served.protocol import parse_url
 from probes.throughput.served.scan import _resolved
 
 Report = dict[str, Any]

@@ -6,10 +6,9 @@ import struct
 import pytest
 
 from probes.core.errors import ServerUnusable, UsageError
-from probes.throughput.served import payload
-from probes.throughput.served.answers import MOST_BODY_BYTES, AnswerReader, Garbled
-from probes.throughput.served.client import parse_url
-from probes.throughput.served.payload import Tensor
+from probes.throughput.served import protocol
+from probes.throughput.served.http import MOST_BODY_BYTES, AnswerReader, Garbled
+from probes.throughput.served.protocol import Tensor, parse_url
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nT: v\r\n\r\n"
@@ -121,7 +120,7 @@ def test_two_names_for_the_model_are_a_usage_error() -> None:
 
 
 def test_open_dimensions_are_filled() -> None:
-    found = payload.sized(
+    found = protocol.sized(
         [Tensor("x", "FP32", (-1, 3, -1, 8)), Tensor("y", "INT64", (-1, -1))],
         rows=4,
         dim=5,
@@ -135,17 +134,17 @@ def test_open_dimensions_are_filled() -> None:
 )
 def test_shapes_that_do_not_fit_are_usage_errors(shapes: dict[str, tuple[int, ...]], rows: int) -> None:
     with pytest.raises(UsageError):
-        payload.sized([Tensor("x", "FP32", (3, 2))], rows=rows, dim=1, shapes=shapes)
+        protocol.sized([Tensor("x", "FP32", (3, 2))], rows=rows, dim=1, shapes=shapes)
 
 
 def test_bodies_differ_and_hold_what_they_say() -> None:
     inputs = [Tensor("input_ids", "INT64", (2, 3)), Tensor("attention_mask", "INT64", (2, 3))]
-    made = payload.bodies(inputs, seed=1, binary=False)
-    assert len({body.data for body in made}) == payload.SAMPLES
+    made = protocol.bodies(inputs, seed=1, binary=False)
+    assert len({body.data for body in made}) == protocol.SAMPLES
     first = json.loads(made[0].data)["inputs"]
     assert [len(one["data"]) for one in first] == [6, 6]
     assert first[1]["data"] == [1] * 6
-    assert payload.bodies(inputs, seed=1, binary=False) == made
+    assert protocol.bodies(inputs, seed=1, binary=False) == made
 
 
 @pytest.mark.parametrize(
@@ -153,39 +152,39 @@ def test_bodies_differ_and_hold_what_they_say() -> None:
     [("FP32", 4), ("FP16", 2), ("BF16", 2), ("FP64", 8), ("INT8", 1), ("UINT64", 8), ("BOOL", 1)],
 )
 def test_binary_tensors_follow_the_json(datatype: str, size: int) -> None:
-    body = payload.bodies([Tensor("x", datatype, (2, 5))], seed=1, binary=True)[0]
+    body = protocol.bodies([Tensor("x", datatype, (2, 5))], seed=1, binary=True)[0]
     assert body.json_bytes is not None
     entry = json.loads(body.data[: body.json_bytes])["inputs"][0]
     assert entry["parameters"]["binary_data_size"] == len(body.data) - body.json_bytes == 10 * size
-    head = payload.request(body, path="/p", authority="h:1", keep=True).split(b"\r\n\r\n")[0]
+    head = protocol.request(body, path="/p", authority="h:1", keep=True).split(b"\r\n\r\n")[0]
     assert f"Inference-Header-Content-Length: {body.json_bytes}".encode() in head
 
 
 def test_texts_are_sent_behind_their_lengths() -> None:
-    body = payload.bodies([Tensor("text", "BYTES", (1,))], seed=1, binary=True)[0]
+    body = protocol.bodies([Tensor("text", "BYTES", (1,))], seed=1, binary=True)[0]
     tail = body.data[body.json_bytes :]
     assert struct.unpack("<I", tail[:4])[0] == len(tail) - 4
 
 
 def test_a_request_of_endless_size_is_refused() -> None:
     with pytest.raises(UsageError, match="values"):
-        payload.bodies([Tensor("x", "FP32", (10**6, 10**6))], seed=1, binary=True)
+        protocol.bodies([Tensor("x", "FP32", (10**6, 10**6))], seed=1, binary=True)
 
 
 def test_texts_count_by_their_words_so_that_a_server_can_not_ask_for_gigabytes() -> None:
     with pytest.raises(UsageError, match="10,000,000 values"):
-        payload.bodies([Tensor("text", "BYTES", (10**6,))], seed=1, binary=True)
+        protocol.bodies([Tensor("text", "BYTES", (10**6,))], seed=1, binary=True)
 
 
 def test_of_weirs_service_only_the_ids_are_sent() -> None:
     names = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids")
-    model = payload.ModelSays("finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names))
-    weir = payload.ServerSays("weir", "1", binary=True)
-    assert [one.name for one in payload.chosen(model, weir, ())] == ["input_ids"]
-    assert [one.name for one in payload.chosen(model, weir, ("text",))] == ["text"]
-    assert len(payload.chosen(model, payload.ServerSays("triton"), ())) == 5
+    model = protocol.ModelSays("finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names))
+    weir = protocol.ServerSays("weir", "1", binary=True)
+    assert [one.name for one in protocol.chosen(model, weir, ())] == ["input_ids"]
+    assert [one.name for one in protocol.chosen(model, weir, ("text",))] == ["text"]
+    assert len(protocol.chosen(model, protocol.ServerSays("triton"), ())) == 5
     with pytest.raises(ServerUnusable, match="'x'"):
-        payload.chosen(model, weir, ("x",))
+        protocol.chosen(model, weir, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -201,18 +200,18 @@ def test_of_weirs_service_only_the_ids_are_sent() -> None:
 )  # fmt: skip
 def test_a_description_that_can_not_be_used_says_what_to_give_instead(body: bytes) -> None:
     with pytest.raises(ServerUnusable) as caught:
-        payload.model_says(body)
+        protocol.model_says(body)
     assert "--payload" in caught.value.hint
 
 
 def test_the_one_ready_model_is_found() -> None:
     index = [{"name": "a", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE"}]
-    assert payload.only_model(json.dumps(index).encode()) == "a"
+    assert protocol.only_model(json.dumps(index).encode()) == "a"
     with pytest.raises(ServerUnusable, match="a, b"):
-        payload.only_model(b'[{"name": "a"}, {"name": "b"}]')
+        protocol.only_model(b'[{"name": "a"}, {"name": "b"}]')
 
 
 def test_what_a_server_says_of_itself_may_be_anything() -> None:
-    assert payload.server_says(b'{"name": 3, "extensions": 4}') == payload.ServerSays()
-    assert payload.server_says(b"nonsense") == payload.ServerSays()
-    assert payload.server_says(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary
+    assert protocol.server_says(b'{"name": 3, "extensions": 4}') == protocol.ServerSays()
+    assert protocol.server_says(b"nonsense") == protocol.ServerSays()
+    assert protocol.server_says(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary

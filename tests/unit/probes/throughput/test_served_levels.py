@@ -9,7 +9,7 @@ from simulated import Doing, Queue, simulate
 
 from probes.core.unknown import Unknown
 from probes.throughput.served import scanned
-from probes.throughput.served.client import Reply
+from probes.throughput.served.http import Reply
 from probes.throughput.served.level import Load, measure_level, poisson
 from probes.throughput.served.scanned import Level, ServedSettings
 
@@ -161,7 +161,7 @@ def test_a_server_slower_than_a_window_is_waited_for(load: Load) -> None:
 def test_a_window_ends_at_a_good_answer_whatever_is_noted_after_it() -> None:
     """The one who answers and the one who refuses end in one turn of the loop, the refusal a little later."""
     from probes.throughput.served import level as levelrun
-    from probes.throughput.served.client import Note
+    from probes.throughput.served.load import Note
 
     async def bound() -> float:
         ledger = levelrun._Ledger()

@@ -1,18 +1,90 @@
-"""Request bodies of the Open Inference Protocol, made of a model's own description. Pure.
+"""The Open Inference Protocol over HTTP: URLs of models, requests, checks of responses. Pure.
 
-A body is one JSON document, followed by the tensors' bytes where the server takes binary tensors (the
-protocol's `binary_tensor_data` extension): numbers in JSON cost the client more than the server.
+A request's body is one JSON document, followed by the tensors' bytes where the server takes binary tensors
+(the protocol's `binary_tensor_data` extension): numbers in JSON cost the client more than the server.
 """
 
 import json
 import math
 import random
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
+from urllib.parse import quote, urlsplit
 
 from probes.core.codec import Json, load
 from probes.core.errors import ServerUnusable, UsageError
+
+_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/infer)?/?")
+_WRITE = "write it as http://127.0.0.1:8000, or http://127.0.0.1:8000/v2/models/NAME/infer"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, and of it a model of the Open Inference Protocol, or any path that takes a POST.
+
+    `model` is empty where the URL and the command line name none; `path` is then the URL's own.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+    model: str
+    prefix: str = ""  # of the path, before /v2
+
+    @property
+    def url(self) -> str:
+        """Without anything secret: a user name in it isn't taken in the first place."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.path}"
+
+
+def parse_url(text: str, *, model: str = "") -> Target:
+    """The target of a URL. Raises UsageError."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"--url {text[:200]!r}: {error}", _WRITE) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url {text[:200]!r} is not an http or https URL", _WRITE)
+    if port == 0:
+        raise UsageError("--url has port 0, on which nothing listens", _WRITE)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise UsageError("--url takes no user name, query or fragment", _WRITE)
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise UsageError(f"--url {text[:200]!r} holds characters that no URL has", _WRITE)
+    tls = parts.scheme == "https"
+    prefix, found = _model_in(parts.path)
+    if found and model and found["model"] != quote(model, safe=""):
+        raise UsageError(
+            f"--url names the model {found['model']!r}, --served-model {model!r}", "give one of the two"
+        )
+    path = parts.path.rstrip("/")
+    if found or model:
+        path = found[0].rstrip("/").removesuffix("/infer") if found else f"/v2/models/{quote(model, safe='')}"
+        path = f"{prefix if found else path_prefix(parts.path)}{path}/infer"
+        name = found["model"] if found else quote(model, safe="")
+        return Target(parts.hostname, port or _usual(tls), tls, path, name, prefix)
+    return Target(parts.hostname, port or _usual(tls), tls, path, "", path_prefix(parts.path))
+
+
+def path_prefix(path: str) -> str:
+    """What stands before /v2 in a server's paths."""
+    return path.rstrip("/").removesuffix("/v2")
+
+
+def _model_in(path: str) -> tuple[str, re.Match[str] | None]:
+    at = path.find("/v2/models/")
+    return (path[:at], _MODEL.fullmatch(path[at:])) if at >= 0 else ("", None)
+
+
+def _usual(tls: bool) -> int:
+    return 443 if tls else 80
+
 
 SAMPLES = 32  # different bodies, sent by turns
 MOST_VALUES = 4_000_000  # of all bodies together: about a second to draw
@@ -312,4 +384,99 @@ def _unreadable(why: str) -> ServerUnusable:
     return ServerUnusable(
         f"the server's description of the model can't be used: {why}",
         "give a request yourself: --payload FILE",
+    )
+
+
+JSON_LENGTH = b"inference-header-content-length"  # of an answer's JSON, where binary tensors follow it
+READ_BYTES = 4096  # longer JSON is judged by its length alone: reading numbers takes the client's time
+SHORTEST = 0.5  # of the first answer's length
+_OTHER_VALUES = "with other values than an output's shape says"
+
+
+class Response(Protocol):
+    """What a check reads of a response."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """By their names in lower case."""
+
+    @property
+    def body(self) -> bytes | bytearray:
+        """The first bytes of the body, as many as were kept."""
+
+    @property
+    def body_bytes(self) -> int:
+        """The length of the whole body."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What each answer must hold. `protocol`: outputs, one of them with `rows`, if the model takes any.
+
+    `first_bytes`: the length of the answer before anything was timed; 0 for that one itself.
+    """
+
+    protocol: bool
+    rows: int | None = None
+    first_bytes: int = 0
+
+    def outcome(self, answer: Response) -> str:
+        """What an answer with status 200 lacks, alike for all that lack it; empty for a good one."""
+        if answer.body_bytes < SHORTEST * self.first_bytes:
+            return "status 200, but much shorter than the first answer"
+        length = answer.headers.get(JSON_LENGTH, b"")
+        json_bytes = int(length) if length.isdigit() else answer.body_bytes
+        if not self.protocol or (self.first_bytes and json_bytes > READ_BYTES):
+            return ""
+        why = lacking(bytes(answer.body[:json_bytes]), answer.body_bytes - json_bytes, rows=self.rows)
+        return f"status 200, but {why}" if why else ""
+
+
+def lacking(document: bytes, binary_bytes: int, *, rows: int | None) -> str:
+    """What an answer lacks whose JSON is `document` and is followed by that many bytes; empty for nothing."""
+    try:
+        found = load(document)
+    except ValueError:
+        return "not in JSON"
+    outputs = found.get("outputs") if isinstance(found, dict) else None
+    if not isinstance(outputs, list) or not outputs:
+        return "without outputs"
+    left, first_sizes = binary_bytes, set()
+    for one in outputs:
+        shape = _shape(one)
+        if not isinstance(one, dict) or shape is None:
+            return "with an output that has no name, datatype or shape"
+        parameters = one.get("parameters")
+        size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+        if not _has_its_values(one, math.prod(shape), size):
+            return _OTHER_VALUES
+        left -= size if isinstance(size, int) else 0
+        first_sizes |= set(shape[:1])
+    if left != 0:
+        return _OTHER_VALUES
+    return "" if rows is None or rows in first_sizes else "with no output that has a row for each input"
+
+
+def _shape(output: Json) -> list[int] | None:
+    """The shape of an output that says what it is."""
+    if not isinstance(output, dict) or not all(isinstance(output.get(k), str) for k in ("name", "datatype")):
+        return None
+    shape = output.get("shape")
+    sizes = shape if isinstance(shape, list) else [None]
+    whole = [size for size in sizes if type(size) is int and size >= 0]
+    return whole if len(whole) == len(sizes) else None
+
+
+def _has_its_values(output: Mapping[str, Json], count: int, size: Json) -> bool:
+    """Whether it has as many values as its shape says: of texts in binary form the size may be any."""
+    if size is None:
+        return _count(output.get("data")) == count
+    each = value_bytes(str(output["datatype"]))
+    return isinstance(size, int) and (size == count * each if each else size >= count)
+
+
+def _count(data: Json) -> int:
+    """The values in a list, which may be nested as its shape is."""
+    return (
+        sum(_count(item) if isinstance(item, list) else 1 for item in data) if isinstance(data, list) else -1
     )

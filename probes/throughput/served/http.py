@@ -1,0 +1,412 @@
+"""An HTTP/1.1 client over real sockets, for one event loop whose timers are exact to some microseconds.
+
+asyncio's usual selector rounds every wait up to a millisecond; `select` doesn't. A response's time is when
+the selector returned with its last bytes, not when their turn came: of 64 responses that arrive together, the
+last would seem slower by what the client spends on the others. The selector also adds up how long the loop
+was busy, so that a client that is the bottleneck can be recognised. Responses are parsed within limits, as
+their bytes arrive.
+"""
+
+import asyncio
+import re
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from probes.throughput.served.protocol import READ_BYTES, Wanted
+
+GOOD, REFUSED = "good", "refused"
+
+
+class Reply(NamedTuple):
+    """What became of one request. `outcome`: GOOD, REFUSED (429), or what went wrong."""
+
+    sent_s: float  # the loop's clock
+    ended_s: float
+    outcome: str
+
+
+MOST_HEAD_BYTES = 64 << 10
+MOST_BODY_BYTES = 64 << 20
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\r\n]*)?")
+
+
+class Garbled(ValueError):
+    """What came isn't an answer in HTTP/1.1, or is beyond our limits."""
+
+
+class AnswerReader:
+    """One answer. `feed` takes bytes until `done`; the body is counted, its first `keep_bytes` are kept."""
+
+    def __init__(self, *, keep_bytes: int = 0) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.body = bytearray()
+        self.body_bytes = 0
+        self.done = False
+        self.keep_alive = True
+        self._keep_bytes = keep_bytes
+        self._rest = bytearray()
+        self._left: int | None = None  # bytes of the body, or of a chunk; None: until the connection ends
+        self._chunked = False
+        self._in_chunk = False
+        self._in_trailer = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self.status or self._rest)
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes. Raises Garbled."""
+        if self.done:
+            raise Garbled("more bytes came than the answer has")
+        self._rest += data
+        while not self.done and self._step():
+            pass
+        if self.done and self._rest:
+            raise Garbled("more bytes came than the answer has")
+
+    def end(self) -> bool:
+        """The connection has ended; whether the answer is whole."""
+        if self.status and self._left is None and not self._chunked:
+            self.done = True
+        return self.done
+
+    def _step(self) -> bool:
+        """One step of reading; whether another may be possible with what has come."""
+        if not self.status:
+            return self._head()
+        if self._chunked and not self._in_chunk:
+            return self._chunk_line()
+        return self._some_body()
+
+    def _head(self) -> bool:
+        end = self._rest.find(b"\r\n\r\n")
+        if end < 0:
+            if not _could_begin(bytes(self._rest[:16])):
+                raise Garbled(f"not HTTP: it begins with {bytes(self._rest[:16])!r}")
+            if len(self._rest) > MOST_HEAD_BYTES:
+                raise Garbled(f"a head of more than {MOST_HEAD_BYTES >> 10} KiB")
+            return False
+        first, *lines = bytes(self._rest[:end]).split(b"\r\n")
+        del self._rest[: end + 4]
+        found = _STATUS.fullmatch(first)
+        if not found:
+            raise Garbled(f"not HTTP: it begins with {first[:40]!r}")
+        status = int(found[2])
+        if status < 200:  # an interim answer; the real one follows
+            if status == 101:
+                raise Garbled("the server switched protocols")
+            return True
+        self.status = status
+        self.headers = dict(_header(line) for line in lines)
+        said = self.headers.get(b"connection", b"").lower()
+        self.keep_alive = b"close" not in said and (found[1] == b"1" or b"keep-alive" in said)
+        self._framing()
+        return True
+
+    def _framing(self) -> None:
+        coding = self.headers.get(b"transfer-encoding", b"").lower()
+        length = self.headers.get(b"content-length")
+        if self.status in (204, 304):
+            self.done = True
+        elif coding:
+            if coding != b"chunked":
+                raise Garbled(f"transfer coding {coding[:40]!r}")
+            self._chunked = True
+        elif length is not None:
+            if not _LENGTH.fullmatch(length):
+                raise Garbled(f"Content-Length {length[:40]!r}")
+            self._left = int(length)
+            self._check_size(self._left)
+            self.done = self._left == 0
+        else:
+            self.keep_alive = False
+
+    def _chunk_line(self) -> bool:
+        end = self._rest.find(b"\r\n")
+        if end < 0:
+            if len(self._rest) > MOST_HEAD_BYTES:
+                raise Garbled("an endless chunk line")
+            return False
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 2]
+        if self._in_trailer:
+            self.done = not line
+            return not self.done
+        if self._left == 0 and not line:  # the end of the chunk before
+            self._left = None
+            return True
+        found = _CHUNK.fullmatch(line)
+        if not found or self._left == 0:
+            raise Garbled(f"a chunk's length {line[:40]!r}")
+        self._left = int(found[1], 16)
+        self._check_size(self.body_bytes + self._left)
+        self._in_trailer = self._left == 0
+        self._in_chunk = self._left > 0
+        return True
+
+    def _some_body(self) -> bool:
+        piece = self._rest if self._left is None else self._rest[: self._left]
+        if not piece:
+            return False
+        self.body_bytes += len(piece)
+        self._check_size(self.body_bytes)
+        if len(self.body) < self._keep_bytes:
+            self.body += piece[: self._keep_bytes - len(self.body)]
+        if self._left is None:
+            self._rest = bytearray()
+            return False
+        del self._rest[: len(piece)]
+        self._left -= len(piece)
+        if self._left == 0:
+            self._in_chunk = False
+            self.done = not self._chunked
+        return True
+
+    def _check_size(self, n_bytes: int) -> None:
+        if n_bytes > MOST_BODY_BYTES:
+            raise Garbled(f"an answer of more than {MOST_BODY_BYTES >> 20} MiB")
+
+
+def _could_begin(seen: bytes) -> bool:
+    return seen.startswith(b"HTTP/1."[: len(seen)])
+
+
+def _header(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    if not colon or not name:
+        raise Garbled(f"a header line {line[:40]!r}")
+    return name.strip().lower(), value.strip()
+
+
+CONNECT_S = 3.0  # to find out which address of a name takes connections
+MOST_CONNECTIONS = 900  # `select` takes descriptors below 1,024
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens: its resolved address, and the name that it is asked under."""
+
+    host: str
+    port: int
+    tls: bool
+    address: str
+
+    @property
+    def authority(self) -> str:
+        """For the Host header."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == (443 if self.tls else 80) else f"{name}:{self.port}"
+
+
+class Watch(selectors.SelectSelector):
+    """`select`, noting when it returned and how long the loop was busy between two calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.woke_s = time.monotonic()
+        self.busy_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready."""
+        self.busy_s += time.monotonic() - self.woke_s
+        ready = super().select(timeout)
+        self.woke_s = time.monotonic()
+        return ready
+
+
+def loop_with(watch: Watch) -> asyncio.AbstractEventLoop:
+    """A new event loop on this selector."""
+    return asyncio.SelectorEventLoop(watch)
+
+
+def resolve(host: str, port: int, *, tls: bool) -> Endpoint:
+    """The endpoint of a name, looked up once. Raises OSError.
+
+    Of several addresses the first that takes a connection: `localhost` often has one in IPv6 first, and a
+    server only that of IPv4. Where none does, the first, whose error is then shown.
+    """
+    found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    takes = (one for one in found if len(found) == 1 or _connects(one, port))
+    return Endpoint(host, port, tls, next(takes, found[0]))
+
+
+def _connects(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+class _Line(asyncio.Protocol):
+    """One connection, which has one request at a time under way."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._reader: AnswerReader | None = None
+        self._answered: asyncio.Future[float] | None = None
+        self.transport: asyncio.Transport | None = None
+        self.usable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def begin(self, reader: AnswerReader) -> "asyncio.Future[float]":
+        """Expect an answer; the future gives when its last bytes were there."""
+        self._reader = reader
+        self._answered = asyncio.get_running_loop().create_future()
+        return self._answered
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        if reader is None:  # nothing was asked
+            self.usable = False
+            self._close()
+            return
+        try:
+            reader.feed(data)
+        except Garbled as error:
+            self._fail(error)
+        else:
+            if reader.done:
+                self._finish(reader)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        reader = self._reader
+        if reader is None:
+            return
+        if exc is None and reader.end():
+            self._finish(reader)
+        else:
+            when = "in the middle of" if reader.begun else "before"
+            self._fail(ConnectionError(f"connection lost {when} the answer"))
+
+    def _finish(self, reader: AnswerReader) -> None:
+        answered, self._reader, self._answered = self._answered, None, None
+        self.usable = self.usable and reader.keep_alive
+        if answered is not None and not answered.done():
+            answered.set_result(self._watch.woke_s)
+
+    def _fail(self, error: Exception) -> None:
+        answered, self._reader, self._answered = self._answered, None, None
+        self.usable = False
+        if answered is not None and not answered.done():
+            answered.set_exception(error)
+        self._close()
+
+    def _close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class HttpCaller:
+    """Asks one server with prepared requests, by turns. `keep`: the connection is used again.
+
+    `wanted`: what an answer must hold to count as one; None takes whatever has status 200.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        requests: Sequence[bytes],
+        watch: Watch,
+        *,
+        limit_s: float,
+        keep: bool = True,
+        secure: ssl.SSLContext | None = None,
+        wanted: Wanted | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._wanted = wanted
+        self._requests = requests
+        self._watch = watch
+        self._limit_s = limit_s
+        self._keep = keep
+        self._secure = secure
+        self._line: _Line | None = None
+
+    async def ask(self, number: int) -> Reply:
+        """Send a request and wait for its answer, at most `limit_s`."""
+        request = self._requests[number % len(self._requests)]
+        reply, answer = await self.fetch(request, keep_bytes=READ_BYTES if self._wanted else 0)
+        if reply.outcome == GOOD and self._wanted and (why := self._wanted.outcome(answer)):
+            return reply._replace(outcome=why)
+        return reply
+
+    async def fetch(self, request: bytes, *, keep_bytes: int = MOST_BODY_BYTES) -> tuple[Reply, AnswerReader]:
+        """The same for any request, with the answer, whose status alone is judged."""
+        loop = asyncio.get_running_loop()
+        reader = AnswerReader(keep_bytes=keep_bytes)
+        sent = loop.time()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                line = self._line
+                if line is None or not line.usable:
+                    line = await self._connected()
+                answered = line.begin(reader)
+                assert line.transport is not None
+                line.transport.write(request)
+                ended = await answered
+        except TimeoutError:
+            self.close()
+            return Reply(sent, loop.time(), f"no answer within {self._limit_s:g} s"), reader
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        except (OSError, Garbled) as error:
+            self.close()
+            return Reply(sent, loop.time(), _reason(error)), reader
+        if not (self._keep and line.usable):
+            self.close()
+        return Reply(sent, max(ended, sent), _outcome(reader.status)), reader
+
+    async def _connected(self) -> _Line:
+        self.close()
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_connection(
+            lambda: _Line(self._watch),
+            self._endpoint.address,
+            self._endpoint.port,
+            ssl=self._secure,
+            server_hostname=self._endpoint.host if self._secure else None,
+        )
+        self._line = line
+        return line
+
+    def close(self) -> None:
+        """Drop the connection."""
+        line, self._line = self._line, None
+        if line is not None and line.transport is not None:
+            line.transport.abort()
+
+
+def _outcome(status: int) -> str:
+    if status == 200:
+        return GOOD
+    return REFUSED if status == 429 else f"status {status}"
+
+
+def _reason(error: Exception) -> str:
+    """Alike for every request that fails alike: reasons are counted."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionResetError):
+        return "connection reset"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    if isinstance(error, Garbled):
+        return f"garbled answer: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
