@@ -13,14 +13,14 @@ from probes.core.output import complain, flag, option, tell
 from probes.core.unknown import Unknown
 from probes.records.facts import Machine
 from probes.records.files import reading
-from probes.throughput.ceiling import Ceilings
+from probes.throughput.ceilings import Ceilings
+from probes.throughput.direct.results import BatchRow, Series, Way
 from probes.throughput.direct.scan import BACKENDS, DEVICES, INPUTS, MODES, MOST_BATCH, powers
-from probes.throughput.direct.scanned import BatchRow, Series, Way
 
 if TYPE_CHECKING:
     from probes.throughput.direct import scan as directscan
-    from probes.throughput.document import ThroughputReport
-    from probes.throughput.served.scanned import ServedScan, ServedSettings
+    from probes.throughput.report import ThroughputReport
+    from probes.throughput.served.results import ServedScan, ServedSettings
 
 
 MOST_PAYLOAD_BYTES = 64 << 20
@@ -114,7 +114,7 @@ def _served_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _settings(args: argparse.Namespace) -> "ServedSettings":
-    from probes.throughput.served.scanned import ServedSettings
+    from probes.throughput.served.results import ServedSettings
 
     window_s, most_windows = QUICK if args.quick_load else FULL
     return ServedSettings(
@@ -136,12 +136,12 @@ def _settings(args: argparse.Namespace) -> "ServedSettings":
 def served(args: argparse.Namespace, folder: Path) -> Exit:
     """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
     from probes.reports.scan import level_line, served_findings
-    from probes.throughput.document import named_scan, write_new_scan, write_scan
+    from probes.throughput.report import named_scan, write_new_scan, write_scan
     from probes.throughput.served.protocol import parse_url
-    from probes.throughput.served.scan import Asking, scan
+    from probes.throughput.served.scan import RequestOptions, scan
 
     target = parse_url(args.url, model=args.served_model or "")
-    asking = Asking(tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json)
+    asking = RequestOptions(tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json)
     report = named_scan(args.into)[0] if args.into else _new(args.seed)
     path = args.into or write_new_scan(report, folder, "served")
     seen = 0
@@ -175,7 +175,7 @@ def _payload(path: Path | None) -> bytes | None:
 def _new(seed: int) -> "ThroughputReport":
     from probes.core.unknown import Unknown
     from probes.measure import this_machine
-    from probes.throughput.document import ScanSettings, begun
+    from probes.throughput.report import ScanSettings, begun
 
     settings = ScanSettings("", (), 0, (), (), (), (), seed, 0)
     return begun(settings, this_machine.look(), Unknown("only a server was asked"))
@@ -285,9 +285,9 @@ def _throughput(args: argparse.Namespace) -> Exit:
     return directscan.exit_code(report)
 
 
-def _asked(args: argparse.Namespace) -> "directscan.Asked":
+def _asked(args: argparse.Namespace) -> "directscan.ScanRequest":
     from probes.throughput.direct import scan as directscan
-    from probes.throughput.document import ScanSettings
+    from probes.throughput.report import ScanSettings
 
     if args.model not in MODELS and not Path(args.model).is_file():
         raise UsageError(
@@ -311,7 +311,7 @@ def _asked(args: argparse.Namespace) -> "directscan.Asked":
         threads=args.threads or 0,
         aim=args.aim,
     )
-    return directscan.Asked(settings, tuple(args.shape), args.longest)
+    return directscan.ScanRequest(settings, tuple(args.shape), args.longest)
 
 
 def _progress() -> "directscan.Listener":

@@ -112,7 +112,7 @@ def _written(report: "WatchReport", place: Path | None, name: Path) -> list[str]
 
 def _tops(path: Path) -> "tuple[Tops, ...]":
     """The ceilings of the first card, which is the one that scans measure. Raises ReportError."""
-    from probes.throughput.document import named_scan
+    from probes.throughput.report import named_scan
     from probes.watch.watcher import Tops
 
     ceilings = named_scan(path)[0].ceilings

@@ -33,7 +33,7 @@ from probes.reports.scan_compare import compare_scans, render_scan_markdown
 from probes.reports.scan_metrics import scan_exposition
 from probes.reports.text import render_text
 from probes.reports.watch import watch_document
-from probes.throughput.document import MOST_BYTES, ThroughputReport, is_scan, named_scan, throughput_schema
+from probes.throughput.report import MOST_BYTES, ThroughputReport, is_scan, named_scan, throughput_schema
 from probes.watch.recording import is_watch_file, named_watch
 
 ANY_MAKER: Final = "run, throughput, watch, fit"  # the verbs that write a report

@@ -10,7 +10,7 @@ from probes.records.stats import median
 from probes.reports.document import Document, Section, Table
 from probes.reports.formats import span, with_error
 from probes.reports.run import moment, subject_of
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.knee import (
     Flat,
     Found,
@@ -22,7 +22,7 @@ from probes.throughput.direct.knee import (
     of_series,
     saturation,
 )
-from probes.throughput.direct.scanned import (
+from probes.throughput.direct.results import (
     BatchRow,
     DirectScan,
     Series,
@@ -31,9 +31,9 @@ from probes.throughput.direct.scanned import (
     latency_s,
     throughput,
 )
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, Percentile, ServedScan, ends_of
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, Percentile, ServedScan, bad_ends
 
 HEADERS = (
     "batch",
@@ -192,10 +192,10 @@ def served_tables(served: ServedScan) -> tuple[Table, ...]:
 
 def level_line(level: Level) -> str:
     """One level as it is measured."""
-    found = scanned.latencies(level)
+    found = results.latencies(level)
     who = callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g} requests/s"
     if isinstance(found, Unknown):
-        return f"{level.loop} loop, {who}: no good answer; {ends_of(level)}"
+        return f"{level.loop} loop, {who}: no good answer; {bad_ends(level)}"
     middle, _, p99 = found
     doubts = "".join(f"; {doubt}" for doubt in doubts_of(level))
     return (
@@ -219,15 +219,15 @@ def doubts_of(level: Level) -> tuple[str, ...]:
 def served_findings(served: ServedScan) -> tuple[str, ...]:
     """What follows from the levels, in sentences."""
     said = []
-    fastest = scanned.best(served.of("closed"))
+    fastest = results.best(served.of("closed"))
     if fastest:
-        found = scanned.throughput(fastest)
+        found = results.throughput(fastest)
         inputs = f", {found.value * served.settings.rows:.4g} inputs/s" if served.settings.rows > 1 else ""
         said.append(
             f"Most answers: {with_error(found.value, found.error)} a second{inputs}, "
             f"at {callers(fastest.callers)}."
         )
-    bend = scanned.knee(served.of("closed"))
+    bend = results.knee(served.of("closed"))
     if isinstance(bend, Unknown):
         said.append(f"The knee is unknown: {bend.reason}.")
     else:
@@ -244,7 +244,7 @@ def _slo(served: ServedScan) -> list[str]:
     limit = served.settings.slo_s
     if limit is None or not served.of("open"):
         return []
-    fits = scanned.within_slo(served)
+    fits = results.within_slo(served)
     if isinstance(fits, Unknown):
         return [f"No rate that was tried keeps its p99 within {span(limit, bare=True)} for sure."]
     return [
@@ -307,7 +307,7 @@ def _odd(served: ServedScan) -> Table:
 
 
 def _per_s(level: Level) -> str:
-    found = scanned.throughput(level)
+    found = results.throughput(level)
     return with_error(found.value, found.error)
 
 
@@ -317,16 +317,16 @@ def _inputs(served: ServedScan) -> tuple[str, ...]:
 
 def _inputs_cell(served: ServedScan, level: Level) -> tuple[str, ...]:
     rows = served.settings.rows
-    return (f"{rows * scanned.throughput(level).value:.4g}",) if rows > 1 else ()
+    return (f"{rows * results.throughput(level).value:.4g}",) if rows > 1 else ()
 
 
 def _latencies(level: Level) -> tuple[str, ...]:
-    found = scanned.latencies(level)
+    found = results.latencies(level)
     return ("none",) * 3 if isinstance(found, Unknown) else tuple(map(interval, found))
 
 
 def _naive(level: Level) -> str:
-    found = scanned.naive_latencies(level)
+    found = results.naive_latencies(level)
     return "none" if isinstance(found, Unknown) else span(found[-1].value, bare=True)
 
 
@@ -347,7 +347,7 @@ def _slo_header(served: ServedScan) -> Sequence[str]:
 def _slo_cell(served: ServedScan, level: Level) -> Sequence[str]:
     if served.settings.slo_s is None:
         return ()
-    found = scanned.goodput(level, served.settings.slo_s)
+    found = results.goodput(level, served.settings.slo_s)
     return (f"{found.per_s:.4g} ({found.share:.1%} [{100 * found.low:.1f}, {100 * found.high:.1f}])",)
 
 
@@ -368,7 +368,7 @@ class LevelAndRow:
 
     def served_per_s(self, rows: int) -> float:
         """Inputs a second through the service."""
-        return rows * scanned.throughput(self.level).value
+        return rows * results.throughput(self.level).value
 
 
 def levels_with_rows(series: Series, served: ServedScan) -> tuple[LevelAndRow, ...]:

@@ -26,10 +26,10 @@ from probes.reports.palette import light
 from probes.reports.svg import HALO
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
-from probes.throughput.direct.scanned import Series, latency_s, throughput
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, Percentile, ServedScan
+from probes.throughput.direct.results import Series, latency_s, throughput
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, Percentile, ServedScan
 
 MOST_PANELS = 6  # ways whose saturation is drawn; the tables have all
 SHARES = ("compute", "memory", "link", "host")
@@ -137,14 +137,14 @@ def _served(
 
 
 def _per_s(level: Level, rows: int) -> Dot:
-    found = scanned.throughput(level)
+    found = results.throughput(level)
     value, error = rows * found.value, rows * (found.error or 0.0)
     return Dot(rows * level.callers, value, value - error, value + error)
 
 
 def _p50(level: Level, rows: int) -> Dot:
     middle = median(level.latency_s)
-    found = scanned.latencies(level)
+    found = results.latencies(level)
     high = middle if isinstance(found, Unknown) else found[1].value
     return Dot(rows * level.callers, middle, middle, high)
 
@@ -167,12 +167,12 @@ def _load(served: ServedScan) -> LoadChart | Unknown:
     closed = tuple(_per_s(level, 1) for level in served.of("closed") if level.answered)
     rates = []
     for level in served.of("open"):
-        found, naive = scanned.latencies(level), scanned.naive_latencies(level)
+        found, naive = results.latencies(level), results.naive_latencies(level)
         if not isinstance(found, Unknown) and not isinstance(naive, Unknown) and level.rate_per_s:
             rates.append(RateDot(level.rate_per_s, found, naive[-1].value))
     if not closed and not rates:
         return Unknown("no request was answered")
-    bend = scanned.knee(served.of("closed"))
+    bend = results.knee(served.of("closed"))
     return LoadChart(
         closed, None if isinstance(bend, Unknown) else bend.callers, tuple(rates), served.settings.slo_s
     )

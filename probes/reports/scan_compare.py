@@ -12,10 +12,10 @@ from probes.reports.formats import span, text, with_error
 from probes.reports.run_compare import NOTABLE
 from probes.reports.scan import callers
 from probes.reports.text import plain_grid
-from probes.throughput.direct.scanned import throughput as direct_throughput
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, ServedScan
+from probes.throughput.direct.results import throughput as direct_throughput
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, ServedScan
 
 Key = tuple[str, str, str]  # half and way, where on the curve, what
 RATES_ALIKE = 0.01  # open-loop levels whose rates differ by less are the same level
@@ -161,13 +161,13 @@ def _figures(report: ThroughputReport) -> Iterator[tuple[Key, Figure]]:
 def _level(level: Level) -> Iterator[tuple[Key, Figure]]:
     where = callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.6g}/s"
     half = f"served, {level.loop} loop"
-    speed = scanned.throughput(level)
+    speed = results.throughput(level)
     if level.loop == "closed":
-        wider = WIDER.get(scanned.counted_windows(level), SEM_TO_95)
+        wider = WIDER.get(results.counted_windows(level), SEM_TO_95)
         margin = Unknown("a single window") if speed.error is None else wider * speed.error
         shown = f"{with_error(speed.value, speed.error)} answers/s"
         yield (half, where, "throughput"), _rate(shown, speed.value, margin)
-    found = scanned.latencies(level)
+    found = results.latencies(level)
     for one in () if isinstance(found, Unknown) else found:
         shown = span(one.value, bare=True)
         yield (half, where, f"p{100 * one.share:g}"), Figure(shown, one.value, one.low, one.high, False)

@@ -7,10 +7,10 @@ from probes.core.unknown import Unknown
 from probes.reports.prometheus import Labels, Metric, if_known, render_metrics
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
-from probes.throughput.direct.scanned import joules_per_input, latency_s, throughput
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, ServedScan
+from probes.throughput.direct.results import joules_per_input, latency_s, throughput
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, ServedScan
 
 HELP = {
     "weir_scan_info": "What was scanned and with what; always 1.",
@@ -87,16 +87,16 @@ def _served(served: ServedScan) -> Iterator[Metric]:
             else ("rate_per_second", f"{level.rate_per_s:.6g}")
         )
         yield from _level(served, level, (("loop", level.loop), place))
-    bend = scanned.knee(served.of("closed"))
+    bend = results.knee(served.of("closed"))
     if not isinstance(bend, Unknown):
         yield Metric("weir_scan_served_knee_callers", (), bend.callers)
 
 
 def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]:
-    found = scanned.throughput(level)
+    found = results.throughput(level)
     yield Metric("weir_scan_served_answers_per_second", labels, found.value)
     yield from if_known("weir_scan_served_error_answers_per_second", labels, found.error)
-    latencies, naive = scanned.latencies(level), scanned.naive_latencies(level)
+    latencies, naive = results.latencies(level), results.naive_latencies(level)
     for one in () if isinstance(latencies, Unknown) else latencies:
         at = (*labels, ("quantile", f"{one.share:g}"))
         yield Metric("weir_scan_served_latency_seconds", at, one.value)
@@ -106,7 +106,7 @@ def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]
         at = (*labels, ("quantile", f"{one.share:g}"))
         yield Metric("weir_scan_served_naive_latency_seconds", at, one.value)
     if served.settings.slo_s is not None:
-        good = scanned.goodput(level, served.settings.slo_s)
+        good = results.goodput(level, served.settings.slo_s)
         yield Metric("weir_scan_served_goodput_per_second", labels, good.per_s)
     ends = [("good", len(level.latency_s)), ("refused", level.refused)]
     ends += [(one.what, one.requests) for one in level.failed]

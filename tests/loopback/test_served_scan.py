@@ -17,7 +17,7 @@ import pytest
 from waiting import PATIENCE_S, free_ports
 
 from probes.core.errors import Exit
-from probes.throughput.document import named_scan
+from probes.throughput.report import named_scan
 from probes.throughput.served.http import resolve
 from probes.throughput.served.level import Load
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
-from probes.throughput.direct.scanned import BatchRow, Series, Way, Work, latency_s, throughput
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
+from probes.throughput.direct.results import BatchRow, Series, Way, Work, latency_s, throughput
 
 GROWS = 0.05  # per doubling: what counts as growth at the end of a scan
 NEAR = 0.05  # of the largest throughput: within it a batch size counts as saturating

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from probes.throughput.served.protocol import READ_BYTES, Wanted
+from probes.throughput.served.protocol import READ_BYTES, ResponseCheck
 
 GOOD, REFUSED = "good", "refused"
 
 
-class Reply(NamedTuple):
+class Exchange(NamedTuple):
     """What became of one request. `outcome`: GOOD, REFUSED (429), or what went wrong."""
 
     sent_s: float  # the loop's clock
@@ -37,11 +37,11 @@ _LENGTH = re.compile(rb"[0-9]{1,15}")
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\r\n]*)?")
 
 
-class Garbled(ValueError):
+class MalformedResponse(ValueError):
     """What came isn't an answer in HTTP/1.1, or is beyond our limits."""
 
 
-class AnswerReader:
+class ResponseParser:
     """One answer. `feed` takes bytes until `done`; the body is counted, its first `keep_bytes` are kept."""
 
     def __init__(self, *, keep_bytes: int = 0) -> None:
@@ -66,12 +66,12 @@ class AnswerReader:
     def feed(self, data: bytes) -> None:
         """Take some bytes. Raises Garbled."""
         if self.done:
-            raise Garbled("more bytes came than the answer has")
+            raise MalformedResponse("more bytes came than the answer has")
         self._rest += data
         while not self.done and self._step():
             pass
         if self.done and self._rest:
-            raise Garbled("more bytes came than the answer has")
+            raise MalformedResponse("more bytes came than the answer has")
 
     def end(self) -> bool:
         """The connection has ended; whether the answer is whole."""
@@ -91,19 +91,19 @@ class AnswerReader:
         end = self._rest.find(b"\r\n\r\n")
         if end < 0:
             if not _could_begin(bytes(self._rest[:16])):
-                raise Garbled(f"not HTTP: it begins with {bytes(self._rest[:16])!r}")
+                raise MalformedResponse(f"not HTTP: it begins with {bytes(self._rest[:16])!r}")
             if len(self._rest) > MOST_HEAD_BYTES:
-                raise Garbled(f"a head of more than {MOST_HEAD_BYTES >> 10} KiB")
+                raise MalformedResponse(f"a head of more than {MOST_HEAD_BYTES >> 10} KiB")
             return False
         first, *lines = bytes(self._rest[:end]).split(b"\r\n")
         del self._rest[: end + 4]
         found = _STATUS.fullmatch(first)
         if not found:
-            raise Garbled(f"not HTTP: it begins with {first[:40]!r}")
+            raise MalformedResponse(f"not HTTP: it begins with {first[:40]!r}")
         status = int(found[2])
         if status < 200:  # an interim answer; the real one follows
             if status == 101:
-                raise Garbled("the server switched protocols")
+                raise MalformedResponse("the server switched protocols")
             return True
         self.status = status
         self.headers = dict(_header(line) for line in lines)
@@ -119,11 +119,11 @@ class AnswerReader:
             self.done = True
         elif coding:
             if coding != b"chunked":
-                raise Garbled(f"transfer coding {coding[:40]!r}")
+                raise MalformedResponse(f"transfer coding {coding[:40]!r}")
             self._chunked = True
         elif length is not None:
             if not _LENGTH.fullmatch(length):
-                raise Garbled(f"Content-Length {length[:40]!r}")
+                raise MalformedResponse(f"Content-Length {length[:40]!r}")
             self._left = int(length)
             self._check_size(self._left)
             self.done = self._left == 0
@@ -134,7 +134,7 @@ class AnswerReader:
         end = self._rest.find(b"\r\n")
         if end < 0:
             if len(self._rest) > MOST_HEAD_BYTES:
-                raise Garbled("an endless chunk line")
+                raise MalformedResponse("an endless chunk line")
             return False
         line = bytes(self._rest[:end])
         del self._rest[: end + 2]
@@ -146,7 +146,7 @@ class AnswerReader:
             return True
         found = _CHUNK.fullmatch(line)
         if not found or self._left == 0:
-            raise Garbled(f"a chunk's length {line[:40]!r}")
+            raise MalformedResponse(f"a chunk's length {line[:40]!r}")
         self._left = int(found[1], 16)
         self._check_size(self.body_bytes + self._left)
         self._in_trailer = self._left == 0
@@ -173,7 +173,7 @@ class AnswerReader:
 
     def _check_size(self, n_bytes: int) -> None:
         if n_bytes > MOST_BODY_BYTES:
-            raise Garbled(f"an answer of more than {MOST_BODY_BYTES >> 20} MiB")
+            raise MalformedResponse(f"an answer of more than {MOST_BODY_BYTES >> 20} MiB")
 
 
 def _could_begin(seen: bytes) -> bool:
@@ -183,7 +183,7 @@ def _could_begin(seen: bytes) -> bool:
 def _header(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not name:
-        raise Garbled(f"a header line {line[:40]!r}")
+        raise MalformedResponse(f"a header line {line[:40]!r}")
     return name.strip().lower(), value.strip()
 
 
@@ -207,7 +207,7 @@ class Endpoint:
         return name if self.port == (443 if self.tls else 80) else f"{name}:{self.port}"
 
 
-class Watch(selectors.SelectSelector):
+class BusySelector(selectors.SelectSelector):
     """`select`, noting when it returned and how long the loop was busy between two calls."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Watch(selectors.SelectSelector):
         return ready
 
 
-def loop_with(watch: Watch) -> asyncio.AbstractEventLoop:
+def loop_with(watch: BusySelector) -> asyncio.AbstractEventLoop:
     """A new event loop on this selector."""
     return asyncio.SelectorEventLoop(watch)
 
@@ -250,9 +250,9 @@ def _connects(address: str, port: int) -> bool:
 class _Line(asyncio.Protocol):
     """One connection, which has one request at a time under way."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: BusySelector) -> None:
         self._watch = watch
-        self._reader: AnswerReader | None = None
+        self._reader: ResponseParser | None = None
         self._answered: asyncio.Future[float] | None = None
         self.transport: asyncio.Transport | None = None
         self.usable = True
@@ -261,7 +261,7 @@ class _Line(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def begin(self, reader: AnswerReader) -> "asyncio.Future[float]":
+    def begin(self, reader: ResponseParser) -> "asyncio.Future[float]":
         """Expect an answer; the future gives when its last bytes were there."""
         self._reader = reader
         self._answered = asyncio.get_running_loop().create_future()
@@ -275,7 +275,7 @@ class _Line(asyncio.Protocol):
             return
         try:
             reader.feed(data)
-        except Garbled as error:
+        except MalformedResponse as error:
             self._fail(error)
         else:
             if reader.done:
@@ -292,7 +292,7 @@ class _Line(asyncio.Protocol):
             when = "in the middle of" if reader.begun else "before"
             self._fail(ConnectionError(f"connection lost {when} the answer"))
 
-    def _finish(self, reader: AnswerReader) -> None:
+    def _finish(self, reader: ResponseParser) -> None:
         answered, self._reader, self._answered = self._answered, None, None
         self.usable = self.usable and reader.keep_alive
         if answered is not None and not answered.done():
@@ -310,7 +310,7 @@ class _Line(asyncio.Protocol):
             self.transport.abort()
 
 
-class HttpCaller:
+class HttpClient:
     """Asks one server with prepared requests, by turns. `keep`: the connection is used again.
 
     `wanted`: what an answer must hold to count as one; None takes whatever has status 200.
@@ -320,12 +320,12 @@ class HttpCaller:
         self,
         endpoint: Endpoint,
         requests: Sequence[bytes],
-        watch: Watch,
+        watch: BusySelector,
         *,
         limit_s: float,
         keep: bool = True,
         secure: ssl.SSLContext | None = None,
-        wanted: Wanted | None = None,
+        wanted: ResponseCheck | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._wanted = wanted
@@ -336,7 +336,7 @@ class HttpCaller:
         self._secure = secure
         self._line: _Line | None = None
 
-    async def ask(self, number: int) -> Reply:
+    async def ask(self, number: int) -> Exchange:
         """Send a request and wait for its answer, at most `limit_s`."""
         request = self._requests[number % len(self._requests)]
         reply, answer = await self.fetch(request, keep_bytes=READ_BYTES if self._wanted else 0)
@@ -344,10 +344,12 @@ class HttpCaller:
             return reply._replace(outcome=why)
         return reply
 
-    async def fetch(self, request: bytes, *, keep_bytes: int = MOST_BODY_BYTES) -> tuple[Reply, AnswerReader]:
+    async def fetch(
+        self, request: bytes, *, keep_bytes: int = MOST_BODY_BYTES
+    ) -> tuple[Exchange, ResponseParser]:
         """The same for any request, with the answer, whose status alone is judged."""
         loop = asyncio.get_running_loop()
-        reader = AnswerReader(keep_bytes=keep_bytes)
+        reader = ResponseParser(keep_bytes=keep_bytes)
         sent = loop.time()
         try:
             async with asyncio.timeout(self._limit_s):
@@ -360,16 +362,16 @@ class HttpCaller:
                 ended = await answered
         except TimeoutError:
             self.close()
-            return Reply(sent, loop.time(), f"no answer within {self._limit_s:g} s"), reader
+            return Exchange(sent, loop.time(), f"no answer within {self._limit_s:g} s"), reader
         except asyncio.CancelledError:
             self.close()
             raise
-        except (OSError, Garbled) as error:
+        except (OSError, MalformedResponse) as error:
             self.close()
-            return Reply(sent, loop.time(), _reason(error)), reader
+            return Exchange(sent, loop.time(), _reason(error)), reader
         if not (self._keep and line.usable):
             self.close()
-        return Reply(sent, max(ended, sent), _outcome(reader.status)), reader
+        return Exchange(sent, max(ended, sent), _outcome(reader.status)), reader
 
     async def _connected(self) -> _Line:
         self.close()
@@ -405,7 +407,7 @@ def _reason(error: Exception) -> str:
         return "connection reset"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
-    if isinstance(error, Garbled):
+    if isinstance(error, MalformedResponse):
         return f"garbled answer: {error}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

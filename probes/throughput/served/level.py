@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from probes.records.stats import median, quantile
 from probes.throughput.served.http import GOOD, REFUSED
-from probes.throughput.served.load import MakeCaller, Note, closed_loop, open_loop
-from probes.throughput.served.scanned import ClientSide, Count, Level, Loop, ServedSettings, Window
+from probes.throughput.served.load import MakeClient, RequestRecord, closed_loop, open_loop
+from probes.throughput.served.results import ClientSide, Count, Level, Loop, ServedSettings, Window
 
 BUSY = 0.7  # of a core: above it the client's own queue shows in the latencies
 LATE = 0.1  # of the median latency
@@ -27,7 +27,7 @@ class Load:
     rate_per_s: float | None = None
 
 
-def window_of(notes: Sequence[Note], dues: Sequence[float], begin_s: float, end_s: float) -> Window:
+def window_of(notes: Sequence[RequestRecord], dues: Sequence[float], begin_s: float, end_s: float) -> Window:
     """The window between two moments. `dues`: when requests were due, also those without a note yet."""
     good = [note for note in notes if note.outcome == GOOD and begin_s < note.ended_s <= end_s]
     return Window(
@@ -39,7 +39,7 @@ def window_of(notes: Sequence[Note], dues: Sequence[float], begin_s: float, end_
 
 
 def level_of(
-    load: Load, notes: Sequence[Note], windows: Sequence[Window], *, counted: tuple[float, float],
+    load: Load, notes: Sequence[RequestRecord], windows: Sequence[Window], *, counted: tuple[float, float],
     unstable: str, busy_share: float,
 ) -> Level:  # fmt: skip
     """The level, of the requests that belong to the time `counted` (begin and end by the loop's clock)."""
@@ -73,7 +73,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, _DIGITS) for value in values)
 
 
-def client_side(notes: Sequence[Note], latency: Sequence[float], busy_share: float) -> ClientSide:
+def client_side(notes: Sequence[RequestRecord], latency: Sequence[float], busy_share: float) -> ClientSide:
     """What the client cost, and whether it may have been the bottleneck."""
     late = [note.sent_s - note.due_s for note in notes if not note.queued] or [0.0]
     middle, p99 = median(late), quantile(late, 0.99)
@@ -140,13 +140,13 @@ class _Ledger:
     """The notes of a level, when its requests were due, and a sign for each good answer."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[RequestRecord] = []
         self.dues: list[float] = []
         self.good = asyncio.Event()
         self.n_good = 0
         self.last_good_s = 0.0  # when the last of them came
 
-    def add(self, note: Note) -> None:
+    def add(self, note: RequestRecord) -> None:
         self.notes.append(note)
         if note.outcome == GOOD:
             self.n_good += 1
@@ -177,7 +177,7 @@ class _Span:
 
 async def measure_level(
     load: Load,
-    make: MakeCaller,
+    make: MakeClient,
     settings: ServedSettings,
     *,
     busy_s: Callable[[], float],
@@ -217,7 +217,7 @@ async def measure_level(
 
 async def _load(
     load: Load,
-    make: MakeCaller,
+    make: MakeClient,
     settings: ServedSettings,
     ledger: _Ledger,
     *,

@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from probes.throughput.served.http import GOOD, Reply
+from probes.throughput.served.http import GOOD, Exchange
 
 WAKE_S = 0.0003  # what a virtual machine takes to wake for a timer: an arrival is awaited this long in turns
 WAKES_SHARE = 0.1  # of a core at most for that
 REFUSED_PAUSE_S = 0.05  # after a refusal or an error a closed loop waits, or it would flood the server
 
 
-class Note(NamedTuple):
+class RequestRecord(NamedTuple):
     """A request from the moment at which it was due. `queued`: it waited while every connection was busy."""
 
     due_s: float
@@ -22,30 +22,30 @@ class Note(NamedTuple):
     queued: bool
 
 
-class Caller(Protocol):
+class Client(Protocol):
     """One connection's worth of asking."""
 
-    async def ask(self, number: int) -> Reply:
+    async def ask(self, number: int) -> Exchange:
         """Send the request of this number and wait for its answer; never raises for what a server does."""
 
     def close(self) -> None:
         """Drop the connection."""
 
 
-MakeCaller = Callable[[], Caller]
-Sink = Callable[[Note], None]
+MakeClient = Callable[[], Client]
+Sink = Callable[[RequestRecord], None]
 
 
-async def closed_loop(make: MakeCaller, n_callers: int, sink: Sink, stop: asyncio.Event) -> None:
+async def closed_loop(make: MakeClient, n_callers: int, sink: Sink, stop: asyncio.Event) -> None:
     """`n_callers` who each ask again as soon as they are answered, until `stop`; the last are dropped."""
     numbers = iter(range(1 << 62))
     callers = [make() for _ in range(n_callers)]
 
-    async def one(caller: Caller) -> None:
+    async def one(caller: Client) -> None:
         due = asyncio.get_running_loop().time()
         while not stop.is_set():
             reply = await caller.ask(next(numbers))
-            sink(Note(due, reply.sent_s, reply.ended_s, reply.outcome, queued=False))
+            sink(RequestRecord(due, reply.sent_s, reply.ended_s, reply.outcome, queued=False))
             due = reply.ended_s
             if reply.outcome != GOOD:
                 await asyncio.sleep(REFUSED_PAUSE_S)
@@ -59,7 +59,7 @@ async def closed_loop(make: MakeCaller, n_callers: int, sink: Sink, stop: asynci
 
 
 async def open_loop(
-    make: MakeCaller,
+    make: MakeClient,
     due: Iterator[float],
     sink: Sink,
     stop: asyncio.Event,
@@ -86,7 +86,7 @@ async def open_loop(
         await _dropped([asking, *pool.under_way], pool.callers)
 
 
-def early(rate_per_s: float) -> float:
+def wake_early_s(rate_per_s: float) -> float:
     """How long before each arrival to be awake: not at all at rates where that would occupy the client."""
     return WAKE_S if rate_per_s * WAKE_S <= WAKES_SHARE else 0.0
 
@@ -116,11 +116,11 @@ async def _one(pool: "_Pool", number: int, due: float, sink: Sink) -> None:
             reply = await caller.ask(number)
         finally:
             pool.give(caller)
-        sink(Note(due, reply.sent_s, reply.ended_s, reply.outcome, queued=queued))
+        sink(RequestRecord(due, reply.sent_s, reply.ended_s, reply.outcome, queued=queued))
     except asyncio.CancelledError:  # the level is over and its patience, too
         now = asyncio.get_running_loop().time()
         sink(
-            Note(
+            RequestRecord(
                 due, now if sent is None else sent, now, "not answered before the level ended", queued=queued
             )
         )
@@ -130,26 +130,26 @@ async def _one(pool: "_Pool", number: int, due: float, sink: Sink) -> None:
 class _Pool:
     """Connections, of which the last used is taken first: the others may idle and be closed."""
 
-    def __init__(self, make: MakeCaller, most: int) -> None:
+    def __init__(self, make: MakeClient, most: int) -> None:
         self._make = make
         self._most = most
-        self._free: list[Caller] = []
-        self._waiting: deque[asyncio.Future[Caller]] = deque()
-        self.callers: list[Caller] = []
+        self._free: list[Client] = []
+        self._waiting: deque[asyncio.Future[Client]] = deque()
+        self.callers: list[Client] = []
         self.under_way: set[asyncio.Task[None]] = set()
 
-    async def take(self) -> tuple[Caller, bool]:
+    async def take(self) -> tuple[Client, bool]:
         """A connection, and whether it had to be waited for."""
         if self._free:
             return self._free.pop(), False
         if len(self.callers) < self._most:
             self.callers.append(self._make())
             return self.callers[-1], False
-        waiting: asyncio.Future[Caller] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         return await waiting, True
 
-    def give(self, caller: Caller) -> None:
+    def give(self, caller: Client) -> None:
         """Back for others."""
         while self._waiting:
             waiting = self._waiting.popleft()
@@ -172,7 +172,7 @@ async def _until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None
         stopped.cancel()
 
 
-async def _dropped(tasks: "list[asyncio.Task[None]]", callers: list[Caller]) -> None:
+async def _dropped(tasks: "list[asyncio.Task[None]]", callers: list[Client]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

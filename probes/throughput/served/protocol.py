@@ -138,7 +138,7 @@ class Body:
     json_bytes: int | None = None
 
 
-def sized(
+def with_sizes(
     inputs: Sequence[Tensor], *, rows: int, dim: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Tensor, ...]:
     """The inputs with whole shapes: `rows` where the first dimension is open, `dim` for the other open ones.
@@ -272,7 +272,7 @@ IDS = ("input_ids",)
 
 
 @dataclass(frozen=True)
-class ServerSays:
+class ServerMetadata:
     """Of `GET /v2`; empty where the server doesn't answer that."""
 
     name: str = ""
@@ -281,7 +281,7 @@ class ServerSays:
 
 
 @dataclass(frozen=True)
-class ModelSays:
+class ModelMetadata:
     """Of `GET /v2/models/NAME`. `parameters`: texts and numbers that it adds, such as device and dtype."""
 
     name: str
@@ -290,22 +290,22 @@ class ModelSays:
     parameters: tuple[tuple[str, str], ...] = ()
 
 
-def server_says(body: bytes) -> ServerSays:
+def server_metadata(body: bytes) -> ServerMetadata:
     """Nothing here is needed: what can't be read is left out."""
     try:
         found = load(body)
     except ValueError:
-        return ServerSays()
+        return ServerMetadata()
     if not isinstance(found, dict):
-        return ServerSays()
+        return ServerMetadata()
     extensions = found.get("extensions")
     names = extensions if isinstance(extensions, list) else []
-    return ServerSays(
+    return ServerMetadata(
         _text(found.get("name")), _text(found.get("version")), any(one in names for one in BINARY)
     )
 
 
-def model_says(body: bytes) -> ModelSays:
+def model_metadata(body: bytes) -> ModelMetadata:
     """The model's inputs. Raises ServerUnusable where they can't be read."""
     try:
         found = load(body)
@@ -318,7 +318,7 @@ def model_says(body: bytes) -> ModelSays:
         raise _unreadable("it lists no inputs, or too many")
     inputs = tuple(map(_tensor, listed))
     parameters = found.get("parameters")
-    return ModelSays(
+    return ModelMetadata(
         _text(found.get("name")),
         _text(found.get("platform")),
         inputs,
@@ -326,7 +326,9 @@ def model_says(body: bytes) -> ModelSays:
     )
 
 
-def chosen(model: ModelSays, server: ServerSays, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
+def choose_inputs(
+    model: ModelMetadata, server: ServerMetadata, wanted: tuple[str, ...]
+) -> tuple[Tensor, ...]:
     """The inputs to send: those that are wanted, else all.
 
     Weir's service lists texts and token ids, of which a request has one: ids, whose length is exact.
@@ -410,7 +412,7 @@ class Response(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResponseCheck:
     """What each answer must hold. `protocol`: outputs, one of them with `rows`, if the model takes any.
 
     `first_bytes`: the length of the answer before anything was timed; 0 for that one itself.
@@ -428,11 +430,11 @@ class Wanted:
         json_bytes = int(length) if length.isdigit() else answer.body_bytes
         if not self.protocol or (self.first_bytes and json_bytes > READ_BYTES):
             return ""
-        why = lacking(bytes(answer.body[:json_bytes]), answer.body_bytes - json_bytes, rows=self.rows)
+        why = missing_from(bytes(answer.body[:json_bytes]), answer.body_bytes - json_bytes, rows=self.rows)
         return f"status 200, but {why}" if why else ""
 
 
-def lacking(document: bytes, binary_bytes: int, *, rows: int | None) -> str:
+def missing_from(document: bytes, binary_bytes: int, *, rows: int | None) -> str:
     """What an answer lacks whose JSON is `document` and is followed by that many bytes; empty for nothing."""
     try:
         found = load(document)

@@ -13,17 +13,26 @@ from probes.throughput.served import protocol
 from probes.throughput.served.http import (
     GOOD,
     MOST_CONNECTIONS,
-    AnswerReader,
+    BusySelector,
     Endpoint,
-    HttpCaller,
-    Watch,
+    HttpClient,
+    ResponseParser,
     loop_with,
     resolve,
 )
 from probes.throughput.served.level import Load, measure_level
-from probes.throughput.served.load import MakeCaller, early
-from probes.throughput.served.protocol import Body, Target, Tensor, Wanted, bodies, get, request, sized
-from probes.throughput.served.scanned import (
+from probes.throughput.served.load import MakeClient, wake_early_s
+from probes.throughput.served.protocol import (
+    Body,
+    ResponseCheck,
+    Target,
+    Tensor,
+    bodies,
+    get,
+    request,
+    with_sizes,
+)
+from probes.throughput.served.results import (
     Level,
     ServedBy,
     ServedScan,
@@ -38,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asking:
+class RequestOptions:
     """What to send. `payload`: a whole body that is sent as it is, instead of one made of the metadata."""
 
     inputs: tuple[str, ...] = ()
@@ -51,13 +60,13 @@ class Asking:
 Listener = Callable[[ServedScan], None]
 
 
-def scan(target: Target, asking: Asking, settings: ServedSettings, on_level: Listener) -> ServedScan:
+def scan(target: Target, asking: RequestOptions, settings: ServedSettings, on_level: Listener) -> ServedScan:
     """Measure the closed loop, then the open one. `on_level` is called with everything so far.
 
     Raises ServerUnusable where the server can't be reached or asked, UsageError for an impossible request,
     and KeyboardInterrupt; what was handed over until then is all that there is.
     """
-    watch = Watch()
+    watch = BusySelector()
     loop = loop_with(watch)
     try:
         return _Scan(loop, watch, settings, on_level).run(target, asking)
@@ -82,21 +91,25 @@ async def _ended(tasks: set["asyncio.Task[Any]"]) -> None:
 
 class _Scan:
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, watch: Watch, settings: ServedSettings, on_level: Listener
+        self,
+        loop: asyncio.AbstractEventLoop,
+        watch: BusySelector,
+        settings: ServedSettings,
+        on_level: Listener,
     ) -> None:
         self._loop = loop
         self._watch = watch
         self._settings = settings
         self._on_level = on_level
 
-    def run(self, target: Target, asking: Asking) -> ServedScan:
+    def run(self, target: Target, asking: RequestOptions) -> ServedScan:
         endpoint = _resolved(target)
         secure = ssl.create_default_context() if target.tls else None
         by, requests, wanted = self._do(self._prepared(target, endpoint, asking, secure))
 
-        def make() -> HttpCaller:
+        def make() -> HttpClient:
             s = self._settings
-            return HttpCaller(
+            return HttpClient(
                 endpoint,
                 requests,
                 self._watch,
@@ -116,14 +129,14 @@ class _Scan:
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
-    def _level(self, found: ServedScan, load: Load, make: MakeCaller) -> tuple[ServedScan, Level]:
+    def _level(self, found: ServedScan, load: Load, make: MakeClient) -> tuple[ServedScan, Level]:
         busy = lambda: self._watch.busy_s  # noqa: E731
-        level = self._do(measure_level(load, make, self._settings, busy_s=busy, early_s=early))
+        level = self._do(measure_level(load, make, self._settings, busy_s=busy, early_s=wake_early_s))
         found = replace(found, levels=(*found.levels, level))
         self._on_level(found)
         return found, level
 
-    def _closed(self, found: ServedScan, make: MakeCaller) -> ServedScan:
+    def _closed(self, found: ServedScan, make: MakeClient) -> ServedScan:
         while True:
             callers, why = next_callers(found.of("closed"), self._settings)
             if callers is None:
@@ -131,7 +144,7 @@ class _Scan:
                 return replace(found, ended=why, complete=answered)
             found, _ = self._level(found, Load("closed", callers), make)
 
-    def _open(self, found: ServedScan, make: MakeCaller) -> ServedScan:
+    def _open(self, found: ServedScan, make: MakeClient) -> ServedScan:
         ended = [found.ended]
         most = min(self._settings.most_connections, MOST_CONNECTIONS)
         for rate in open_rates(found.of("closed"), self._settings):
@@ -141,10 +154,10 @@ class _Scan:
         return replace(found, ended="; ".join([*ended, "every rate was measured"]))
 
     async def _prepared(
-        self, target: Target, endpoint: Endpoint, asking: Asking, secure: ssl.SSLContext | None
-    ) -> tuple[ServedBy, tuple[bytes, ...], Wanted]:
+        self, target: Target, endpoint: Endpoint, asking: RequestOptions, secure: ssl.SSLContext | None
+    ) -> tuple[ServedBy, tuple[bytes, ...], ResponseCheck]:
         """Who answers, the requests to send, of which one has been answered well, and what answers hold."""
-        looking = HttpCaller(endpoint, (), self._watch, limit_s=self._settings.limit_s, secure=secure)
+        looking = HttpClient(endpoint, (), self._watch, limit_s=self._settings.limit_s, secure=secure)
         keep, authority = self._settings.keep_alive, endpoint.authority
         try:
             if asking.payload is None:
@@ -158,9 +171,9 @@ class _Scan:
             looking.close()
 
     async def _described(
-        self, caller: HttpCaller, target: Target, authority: str, asking: Asking
-    ) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
-        server = protocol.server_says(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
+        self, caller: HttpClient, target: Target, authority: str, asking: RequestOptions
+    ) -> tuple[ServedBy, str, tuple[Body, ...], ResponseCheck]:
+        server = protocol.server_metadata(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
         target = target if target.model else await _with_model(caller, target, authority)
         place = target.path.removesuffix("/infer")
         body = await _got(caller, place, authority)
@@ -169,10 +182,10 @@ class _Scan:
                 f"{target.url.removesuffix('/infer')} describes no model",
                 "name it: --served-model NAME, or give --payload",
             )
-        model = protocol.model_says(body)
-        chosen = protocol.chosen(model, server, asking.inputs)
+        model = protocol.model_metadata(body)
+        chosen = protocol.choose_inputs(model, server, asking.inputs)
         rows = self._settings.rows if any(one.shape[:1] == (-1,) for one in chosen) else None
-        inputs = sized(
+        inputs = with_sizes(
             chosen,
             rows=self._settings.rows,
             dim=asking.dim,
@@ -188,7 +201,7 @@ class _Scan:
             request_bytes=len(made[0].data),
             facts=model.parameters,
         )
-        return by, target.path, made, Wanted(protocol=True, rows=rows)
+        return by, target.path, made, ResponseCheck(protocol=True, rows=rows)
 
 
 def _resolved(target: Target) -> Endpoint:
@@ -199,7 +212,7 @@ def _resolved(target: Target) -> Endpoint:
         raise ServerUnusable(f"can't find {target.host}: {why}", "check the address of --url") from error
 
 
-async def _got(caller: HttpCaller, path: str, authority: str) -> bytes | None:
+async def _got(caller: HttpClient, path: str, authority: str) -> bytes | None:
     """The body of a GET; None for any status but 200. Raises ServerUnusable where no answer comes."""
     reply, answer = await caller.fetch(get(path, authority=authority))
     if not answer.done:
@@ -208,7 +221,7 @@ async def _got(caller: HttpCaller, path: str, authority: str) -> bytes | None:
     return bytes(answer.body) if answer.status == 200 else None
 
 
-async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Target:
+async def _with_model(caller: HttpClient, target: Target, authority: str) -> Target:
     """The one model of a server that lists its models."""
     index = request(Body(b"{}"), path=f"{target.prefix}/v2/repository/index", authority=authority, keep=True)
     reply, answer = await caller.fetch(index)
@@ -222,7 +235,7 @@ async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Tar
     return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
 
 
-async def _tried(caller: HttpCaller, one: bytes, url: str, wanted: Wanted) -> AnswerReader:
+async def _tried(caller: HttpClient, one: bytes, url: str, wanted: ResponseCheck) -> ResponseParser:
     """The answer to one request before any is timed. Raises ServerUnusable with what the server says."""
     reply, answer = await caller.fetch(one)
     _refuse_redirect(answer, url)
@@ -236,7 +249,7 @@ async def _tried(caller: HttpCaller, one: bytes, url: str, wanted: Wanted) -> An
     return answer
 
 
-def _refuse_redirect(answer: AnswerReader, where: str) -> None:
+def _refuse_redirect(answer: ResponseParser, where: str) -> None:
     """Following it in every request would time two of them. Raises ServerUnusable with where it leads."""
     if 300 <= answer.status < 400:
         target = answer.headers.get(b"location", b"")[:300].decode(errors="replace") or "no address"
@@ -253,11 +266,11 @@ def _unreachable(authority: str, why: str) -> ServerUnusable:
     return ServerUnusable(f"can't ask {authority}: {why}", hint)
 
 
-def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
+def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...], ResponseCheck]:
     protocol = bool(target.model)
     checked = "" if protocol else ", whose answers are judged by status and length alone"
     by = ServedBy(target.url, target.model, "", "", f"a given body{checked}", len(payload))
-    return by, target.path or "/", (Body(payload),), Wanted(protocol)
+    return by, target.path or "/", (Body(payload),), ResponseCheck(protocol)
 
 
 def _words(inputs: tuple[Tensor, ...], body: Body) -> str:

@@ -12,7 +12,7 @@ from test_scan_shown import whole
 from probes.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import ReportError, ServerUnusable, UsageError
-from probes.throughput.document import from_json
+from probes.throughput.report import from_json
 from probes.throughput.served.protocol import parse_url
 from probes.throughput.served.scan import _resolved
 

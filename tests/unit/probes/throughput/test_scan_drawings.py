@@ -15,7 +15,7 @@ from probes.reports.canvas import DESK
 from probes.reports.html import render_page
 from probes.reports.scan import scan_document
 from probes.reports.scan_charts import Dot, Line, ScanCharts, scan_charts
-from probes.throughput.direct.scanned import DirectScan, latency_s
+from probes.throughput.direct.results import DirectScan, latency_s
 
 pytestmark = pytest.mark.thorough  # a second each
 

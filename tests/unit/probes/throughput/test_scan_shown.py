@@ -12,8 +12,8 @@ from probes.core.codec import to_json
 from probes.core.errors import Exit
 from probes.core.unknown import Unknown
 from probes.reports.scan import interval, level_line, served_findings, served_tables, side_by_side
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served.scanned import ClientSide, Count, Percentile, ServedScan
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served.results import ClientSide, Count, Percentile, ServedScan
 
 
 def served() -> ServedScan:

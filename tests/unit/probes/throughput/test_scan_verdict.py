@@ -7,8 +7,8 @@ import pytest
 
 from probes.core.unknown import Unknown
 from probes.reports.scan import direct_findings
-from probes.throughput.ceiling import Ceiling, Ceilings
-from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
+from probes.throughput.ceilings import Ceiling, Ceilings
+from probes.throughput.direct.results import BatchRow, DirectScan, Series, Way
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 LAUNCHED = Unknown("no device clock")

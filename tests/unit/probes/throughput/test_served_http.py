@@ -7,7 +7,7 @@ import pytest
 
 from probes.core.errors import ServerUnusable, UsageError
 from probes.throughput.served import protocol
-from probes.throughput.served.http import MOST_BODY_BYTES, AnswerReader, Garbled
+from probes.throughput.served.http import MOST_BODY_BYTES, MalformedResponse, ResponseParser
 from probes.throughput.served.protocol import Tensor, parse_url
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n\r\nhello"
@@ -18,7 +18,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
 @pytest.mark.parametrize("whole", [PLAIN, CHUNKED, INTERIM])
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
 def test_an_answer_is_the_same_however_its_bytes_come(whole: bytes, piece: int) -> None:
-    reader = AnswerReader(keep_bytes=100)
+    reader = ResponseParser(keep_bytes=100)
     for at in range(0, len(whole), piece):
         assert not reader.done
         reader.feed(whole[at : at + piece])
@@ -26,20 +26,20 @@ def test_an_answer_is_the_same_however_its_bytes_come(whole: bytes, piece: int) 
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    reader = AnswerReader(keep_bytes=100)
+    reader = ResponseParser(keep_bytes=100)
     reader.feed(b"HTTP/1.0 200 OK\r\n\r\nhel")
     reader.feed(b"lo")
     assert not reader.done
     assert reader.end()
     assert (bytes(reader.body), reader.keep_alive) == (b"hello", False)
-    cut = AnswerReader()
+    cut = ResponseParser()
     cut.feed(PLAIN[:-1])
     assert not cut.end()
 
 
 @pytest.mark.parametrize("said", [b"Connection: close", b"connection: Keep-Alive, Close"])
 def test_a_server_may_close_the_connection(said: bytes) -> None:
-    reader = AnswerReader()
+    reader = ResponseParser()
     reader.feed(b"HTTP/1.1 204 No Content\r\n" + said + b"\r\n\r\n")
     assert (reader.done, reader.keep_alive) == (True, False)
 
@@ -63,21 +63,21 @@ def test_a_server_may_close_the_connection(said: bytes) -> None:
     ],
 )
 def test_what_is_no_answer_is_refused(sent: bytes) -> None:
-    with pytest.raises(Garbled):
-        AnswerReader().feed(sent)
+    with pytest.raises(MalformedResponse):
+        ResponseParser().feed(sent)
 
 
 def test_an_endless_body_without_a_length_is_refused() -> None:
-    reader = AnswerReader()
+    reader = ResponseParser()
     reader.feed(b"HTTP/1.1 200 OK\r\n\r\n")
     for _ in range(64):
         reader.feed(bytes(1 << 20))
-    with pytest.raises(Garbled, match="64 MiB"):
+    with pytest.raises(MalformedResponse, match="64 MiB"):
         reader.feed(b"x")
 
 
 def test_a_body_that_nobody_wants_takes_no_memory() -> None:
-    reader = AnswerReader()
+    reader = ResponseParser()
     reader.feed(PLAIN)
     assert (reader.body_bytes, bytes(reader.body)) == (5, b"")
 
@@ -120,7 +120,7 @@ def test_two_names_for_the_model_are_a_usage_error() -> None:
 
 
 def test_open_dimensions_are_filled() -> None:
-    found = protocol.sized(
+    found = protocol.with_sizes(
         [Tensor("x", "FP32", (-1, 3, -1, 8)), Tensor("y", "INT64", (-1, -1))],
         rows=4,
         dim=5,
@@ -134,7 +134,7 @@ def test_open_dimensions_are_filled() -> None:
 )
 def test_shapes_that_do_not_fit_are_usage_errors(shapes: dict[str, tuple[int, ...]], rows: int) -> None:
     with pytest.raises(UsageError):
-        protocol.sized([Tensor("x", "FP32", (3, 2))], rows=rows, dim=1, shapes=shapes)
+        protocol.with_sizes([Tensor("x", "FP32", (3, 2))], rows=rows, dim=1, shapes=shapes)
 
 
 def test_bodies_differ_and_hold_what_they_say() -> None:
@@ -178,13 +178,15 @@ def test_texts_count_by_their_words_so_that_a_server_can_not_ask_for_gigabytes()
 
 def test_of_weirs_service_only_the_ids_are_sent() -> None:
     names = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids")
-    model = protocol.ModelSays("finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names))
-    weir = protocol.ServerSays("weir", "1", binary=True)
-    assert [one.name for one in protocol.chosen(model, weir, ())] == ["input_ids"]
-    assert [one.name for one in protocol.chosen(model, weir, ("text",))] == ["text"]
-    assert len(protocol.chosen(model, protocol.ServerSays("triton"), ())) == 5
+    model = protocol.ModelMetadata(
+        "finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names)
+    )
+    weir = protocol.ServerMetadata("weir", "1", binary=True)
+    assert [one.name for one in protocol.choose_inputs(model, weir, ())] == ["input_ids"]
+    assert [one.name for one in protocol.choose_inputs(model, weir, ("text",))] == ["text"]
+    assert len(protocol.choose_inputs(model, protocol.ServerMetadata("triton"), ())) == 5
     with pytest.raises(ServerUnusable, match="'x'"):
-        protocol.chosen(model, weir, ("x",))
+        protocol.choose_inputs(model, weir, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_of_weirs_service_only_the_ids_are_sent() -> None:
 )  # fmt: skip
 def test_a_description_that_can_not_be_used_says_what_to_give_instead(body: bytes) -> None:
     with pytest.raises(ServerUnusable) as caught:
-        protocol.model_says(body)
+        protocol.model_metadata(body)
     assert "--payload" in caught.value.hint
 
 
@@ -212,6 +214,6 @@ def test_the_one_ready_model_is_found() -> None:
 
 
 def test_what_a_server_says_of_itself_may_be_anything() -> None:
-    assert protocol.server_says(b'{"name": 3, "extensions": 4}') == protocol.ServerSays()
-    assert protocol.server_says(b"nonsense") == protocol.ServerSays()
-    assert protocol.server_says(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary
+    assert protocol.server_metadata(b'{"name": 3, "extensions": 4}') == protocol.ServerMetadata()
+    assert protocol.server_metadata(b"nonsense") == protocol.ServerMetadata()
+    assert protocol.server_metadata(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary

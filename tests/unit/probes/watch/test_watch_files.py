@@ -17,7 +17,7 @@ from probes.core.unknown import Unknown
 from probes.records.samples import ProcessUse, Sample
 from probes.records.watched import from_json, watch_schema, write_watch
 from probes.reports.watch import report_lines
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.watch import recording
 from probes.watch.allocator import AllocatorTally, hooked
 from probes.watch.metrics_server import exposition
@@ -278,7 +278,7 @@ def test_ceilings_come_from_a_throughput_report(monkeypatch: pytest.MonkeyPatch)
     rate = Ceiling("made", 2e12, (1.0, 1.0, 1.0), "wall")
     gpu = DeviceCeilings("gpu", "made", (), rate, replace(rate, work=5e10), NONE, rate)
     made = SimpleNamespace(ceilings=Ceilings((gpu,)))
-    monkeypatch.setattr("probes.throughput.document.named_scan", lambda _path: (made, ""))
+    monkeypatch.setattr("probes.throughput.report.named_scan", lambda _path: (made, ""))
     assert watch._tops(Path("x")) == (Tops(2e12, 5e10, NONE),)
     made.ceilings = Ceilings(())
     (tops,) = watch._tops(Path("x"))

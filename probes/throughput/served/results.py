@@ -333,7 +333,7 @@ def next_callers(levels: Sequence[Level], settings: ServedSettings) -> tuple[int
         return 1, ""
     last = levels[-1]
     if not last.answered:
-        return None, f"with {last.callers} calling at once no answer was good: {ends_of(last)}"
+        return None, f"with {last.callers} calling at once no answer was good: {bad_ends(last)}"
     if _flat(levels) >= FLAT:
         return None, f"more callers than {_best_callers(levels)} don't raise throughput"
     if 2 * last.callers > settings.most_callers:
@@ -369,13 +369,13 @@ def saturated(level: Level) -> str:
     arrived = sum(window.arrived for window in level.windows) or 1
     answered = sum(window.answered for window in level.windows)
     if not level.latency_s:
-        return f"at {level.rate_per_s:.4g}/s no answer was good: {ends_of(level)}"
+        return f"at {level.rate_per_s:.4g}/s no answer was good: {bad_ends(level)}"
     if arrived - answered > max((1 - KEPT_UP) * arrived, UNDER_WAY):
         return f"at {level.rate_per_s:.4g}/s the server answered {answered / arrived:.0%} of what arrived"
     return ""
 
 
-def ends_of(level: Level) -> str:
+def bad_ends(level: Level) -> str:
     """How requests ended that weren't answered well."""
     refused = [f"refused (429) {level.refused}"] if level.refused else []
     return ", ".join([*refused, *(f"{one.what} {one.requests}" for one in level.failed)]) or "none ended"
