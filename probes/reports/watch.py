@@ -17,7 +17,7 @@ from probes.records.watched import (
 )
 from probes.reports.document import Document, PageSection
 from probes.reports.run import moment
-from probes.watch.screen import figure, subject_lines
+from probes.watch.screen import gauge_text, subject_lines
 
 MOST_PROCESSES = 8
 _HOUR_J = 3600.0
@@ -111,8 +111,8 @@ def _ended(ended: Ended) -> str:
 def _tracks(tracks: Sequence[Track]) -> list[str]:
     known = [track for track in tracks if not isinstance(track.most, Unknown)]
     lines = [
-        f"{GAUGES[t.gauge].words:<24} mean {figure(t.mean, GAUGES[t.gauge].unit)}, "
-        f"most {figure(t.most, GAUGES[t.gauge].unit)}"
+        f"{GAUGES[t.gauge].words:<24} mean {gauge_text(t.mean, GAUGES[t.gauge].unit)}, "
+        f"most {gauge_text(t.most, GAUGES[t.gauge].unit)}"
         for t in known
     ]
     reasons: dict[str, list[str]] = {}
@@ -160,19 +160,19 @@ def saturation_text(one: Saturation) -> str:
     achieved, ceiling = one.achieved, one.ceiling
     if isinstance(achieved, Unknown):
         return f"saturation of {one.of}: {achieved}"
-    text = f"saturation of {one.of}: {figure(achieved, one.unit)}"
+    text = f"saturation of {one.of}: {gauge_text(achieved, one.unit)}"
     if isinstance(ceiling, Unknown):
         return f"{text}, share unknown ({ceiling.reason})"
     share = f", {achieved / ceiling:.1%}" if ceiling > 0 else ""
-    return f"{text} of {figure(ceiling, one.unit)} measured{share}"
+    return f"{text} of {gauge_text(ceiling, one.unit)} measured{share}"
 
 
 def _processes(card: CardWatch) -> list[str]:
     if isinstance(card.processes, Unknown):
         return [f"processes: {card.processes}"]
     return [
-        f"process {use.pid}{f' {use.name}' if use.name else ''}: VRAM {figure(use.vram_bytes, 'bytes')}, "
-        f"GTT {figure(use.gtt_bytes, 'bytes')}, evicted {figure(use.evicted_bytes, 'bytes')} at most"
+        f"process {use.pid}{f' {use.name}' if use.name else ''}: VRAM {gauge_text(use.vram_bytes, 'bytes')}, "
+        f"GTT {gauge_text(use.gtt_bytes, 'bytes')}, evicted {gauge_text(use.evicted_bytes, 'bytes')} at most"
         for use in card.processes[:MOST_PROCESSES]
     ]
 

@@ -26,7 +26,7 @@ SHOWN = (
 )
 
 
-def figure(value: float | Unknown, unit: str) -> str:
+def gauge_text(value: float | Unknown, unit: str) -> str:
     """A gauge's value with its unit; `-` where it isn't known."""
     if isinstance(value, Unknown):
         return "-"
@@ -42,14 +42,14 @@ def sample_line(sample: Sample) -> str:
     host = sample.machine
     parts = [
         f"{sample.at_s:8.2f} s",
-        f"CPU {figure(host.get('cpu_percent'), '%')}",
-        f"RAM {figure(host.get('ram_bytes'), 'bytes')}",
+        f"CPU {gauge_text(host.get('cpu_percent'), '%')}",
+        f"RAM {gauge_text(host.get('ram_bytes'), 'bytes')}",
     ]
     return "  ".join([*parts, *(_card_part(at, card) for at, card in enumerate(sample.cards))])
 
 
 def _card_part(at: int, card: CardSample) -> str:
-    shown = (f"{GAUGES[name].words} {figure(card.look.get(name), GAUGES[name].unit)}" for name in SHOWN)
+    shown = (f"{GAUGES[name].words} {gauge_text(card.look.get(name), GAUGES[name].unit)}" for name in SHOWN)
     known = [text for text in shown if not text.endswith(" -")]
     slow = "" if isinstance(card.slowdowns, Unknown) or not card.slowdowns else "; ".join(card.slowdowns)
     text = ", ".join(known) or next(iter(card.look.missing.values()), "nothing is known")
@@ -78,7 +78,7 @@ class View(Protocol):
         """Give the terminal back."""
 
 
-class Silent:
+class NoView:
     """Shows nothing: the terminal is the command's."""
 
     def show(self, sample: Sample) -> None:
@@ -135,11 +135,11 @@ class LiveTable:
         if not self._subject.cards:
             table.add_column("")
         for gauge in MACHINE_GAUGES:
-            shown = figure(sample.machine.get(gauge.name), gauge.unit)
+            shown = gauge_text(sample.machine.get(gauge.name), gauge.unit)
             if shown != "-":
                 table.add_row(cell(gauge.words), cell(shown))
         for gauge in CARD_GAUGES:
-            row = [figure(card.look.get(gauge.name), gauge.unit) for card in sample.cards]
+            row = [gauge_text(card.look.get(gauge.name), gauge.unit) for card in sample.cards]
             if set(row) - {"-"} and gauge.name != "energy_j":
                 table.add_row(cell(gauge.words), *map(cell, row))
         slow = [_slow(card.slowdowns) for card in sample.cards]
