@@ -146,23 +146,23 @@ def served(args: argparse.Namespace, folder: Path) -> Exit:
     path = args.into or write_new_scan(report, folder, "served")
     seen = 0
 
-    def keep(found: "ServedScan") -> None:
+    def keep(scanned: "ServedScan") -> None:
         nonlocal seen
-        write_scan(replace(report, served=found), path)  # before a level is shown: what was seen is kept
-        finished, seen = found.levels[seen:], len(found.levels)
+        write_scan(replace(report, served=scanned), path)  # before a level is shown: what was seen is kept
+        finished, seen = scanned.levels[seen:], len(scanned.levels)
         for level in finished:
             tell(level_line(level))
 
     try:
-        found = scan(target, asking, _settings(args), keep)
+        scanned = scan(target, asking, _settings(args), keep)
     except KeyboardInterrupt:
         complain(f"interrupted; {path} holds what was measured, levels: {seen}")
         return Exit.INTERRUPTED
     tell("")
-    for said in served_findings(found):
-        tell(f"- {said}")
+    for sentence in served_findings(scanned):
+        tell(f"- {sentence}")
     tell(f"report: {path}")
-    return Exit.OK if found.complete else Exit.BROKEN
+    return Exit.OK if scanned.complete else Exit.BROKEN
 
 
 def _payload(path: Path | None) -> bytes | None:
@@ -269,11 +269,11 @@ def _throughput(args: argparse.Namespace) -> Exit:
     from probes.reports.text import render_text
     from probes.throughput.direct import scan as directscan
 
-    asked = _asked(args)
+    request = _asked(args)
     listener = _progress()
-    report = directscan.begin(asked.settings, listener)
+    report = directscan.begin(request.settings, listener)
     try:
-        report, path = directscan.direct(report, asked, args.out, listener)
+        report, path = directscan.direct(report, request, args.out, listener)
     except KeyboardInterrupt:
         if listener.path is None:
             raise

@@ -122,9 +122,12 @@ def plot_of(
     name, title = head
     if isinstance(chart, Unknown):
         return Plot(name, title, missing=chart.reason)
-    caption, said = words(chart)
+    caption, description = words(chart)
     drawn = tuple(
-        (sheet.name, embed(paint(chart, sheet), name=f"{name}-{sheet.name}", title=title, description=said))
+        (
+            sheet.name,
+            embed(paint(chart, sheet), name=f"{name}-{sheet.name}", title=title, description=description),
+        )
         for sheet in (DESK, PHONE)
     )
     return Plot(name, title, caption, drawn)

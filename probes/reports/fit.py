@@ -30,7 +30,7 @@ def lines(report: FitReport) -> str:
     parts = [_answer(report), bars(report), _knobs(report)]
     if isinstance(report.measured, Measured):
         parts.append(_measured(report.measured))
-        parts.append(_beside(report, report.measured))
+        parts.append(_comparison(report, report.measured))
     else:
         parts.append(f"not measured: {terminal(report.measured.reason)}")
     parts += [f"note: {terminal(note)}" for note in report.notes]
@@ -39,8 +39,8 @@ def lines(report: FitReport) -> str:
 
 def verdict(report: FitReport) -> str:
     """Whether it fits and what it needs, in a sentence each."""
-    asked = report.question
-    what = f"{asked.model}, {described(report)}, batch {asked.batch} x {asked.tokens} tokens"
+    question = report.question
+    what = f"{question.model}, {described(report)}, batch {question.batch} x {question.tokens} tokens"
     answer = "fits" if report.fits else "doesn't fit"
     needs = binary_bytes(report.smallest_budget_bytes)
     budget = binary_bytes(report.budget_bytes)
@@ -51,39 +51,40 @@ def verdict(report: FitReport) -> str:
 
 
 def _answer(report: FitReport) -> str:
-    asked, card = report.question, terminal(report.constants.rpartition(": ")[2])
+    question, card = report.question, terminal(report.constants.rpartition(": ")[2])
     return (
         f"{terminal(verdict(report))}\n"
-        f"Largest batch of {asked.tokens} tokens: {size(report.predicted_largest_batch)}; "
-        f"longest sequence at batch {asked.batch}: {size(report.predicted_largest_tokens)}; both predicted.\n"
+        f"Largest batch of {question.tokens} tokens: {size(report.predicted_largest_batch)}; "
+        f"longest sequence at batch {question.batch}: {size(report.predicted_largest_tokens)}; "
+        "both predicted.\n"
         f"predicted by {report.predicted_by}; the card's figures: {card}"
     )
 
 
 def described(report: FitReport) -> str:
     """What is done, in a few words."""
-    asked = report.question
-    if asked.task == "inference":
-        return f"inference in {asked.precision}"
-    words = [f"a training step in {asked.precision} with {asked.optimizer}"]
-    if asked.lora_rank:
-        words.append(f"LoRA of rank {asked.lora_rank}")
-    if asked.checkpointing:
+    question = report.question
+    if question.task == "inference":
+        return f"inference in {question.precision}"
+    words = [f"a training step in {question.precision} with {question.optimizer}"]
+    if question.lora_rank:
+        words.append(f"LoRA of rank {question.lora_rank}")
+    if question.checkpointing:
         words.append("gradient checkpointing")
-    if asked.accumulate > 1:
-        words.append(f"{asked.accumulate} batches accumulated")
+    if question.accumulate > 1:
+        words.append(f"{question.accumulate} batches accumulated")
     return ", ".join(words)
 
 
-def size(found: Largest | Unknown) -> str:
+def size(largest: Largest | Unknown) -> str:
     """A largest size, with what is open about it."""
-    if isinstance(found, Unknown):
+    if isinstance(largest, Unknown):
         return "not known"
-    if found.contradictions:
-        return f"{found.fits} to {found.top}"
-    if found.exact:
-        return str(found.fits)
-    return f"at least {found.fits}" + (f", less than {found.fails}" if found.fails else "")
+    if largest.contradictions:
+        return f"{largest.fits} to {largest.top}"
+    if largest.exact:
+        return str(largest.fits)
+    return f"at least {largest.fits}" + (f", less than {largest.fails}" if largest.fails else "")
 
 
 def bars(report: FitReport) -> str:
@@ -100,25 +101,25 @@ def shares(taken: Taken) -> list[tuple[str, int]]:
     return [(name, getattr(taken, key)) for key, name in PARTS.items() if getattr(taken, key)]
 
 
-def largest_parts(found: Measured) -> Parts | Unknown:
+def largest_parts(measured: Measured) -> Parts | Unknown:
     """What the largest size that fits took, measured."""
-    at = next((trial.parts for trial in found.trials if trial.size == found.largest.fits), None)
+    at = next((trial.parts for trial in measured.trials if trial.size == measured.largest.fits), None)
     return at or Unknown("nothing fits")
 
 
-def parts_compared(report: FitReport, found: Measured) -> tuple[list[str], list[list[str]]]:
+def parts_compared(report: FitReport, measured: Measured) -> tuple[list[str], list[list[str]]]:
     """Headers and rows: what takes the bytes at the largest size measured to fit, predicted and measured."""
     predicted = [
         (name, taken)
         for name, taken in (
             (f"predicted by {report.predicted_by}", report.predicted_at_largest),
-            ("predicted by a trace", found.at_size),
+            ("predicted by a trace", measured.at_size),
         )
         if isinstance(taken, Taken)
     ]
     columns = [(t.weights, t.optimizer, t.allocated - t.weights - t.optimizer) for _, t in predicted]
-    headers = [f"at {found.largest.axis} {found.largest.fits}", *(name for name, _ in predicted)]
-    parts = largest_parts(found)
+    headers = [f"at {measured.largest.axis} {measured.largest.fits}", *(name for name, _ in predicted)]
+    parts = largest_parts(measured)
     if isinstance(parts, Parts):
         columns.append((parts.weights, parts.optimizer, parts.rest))
         headers.append("measured")
@@ -132,11 +133,11 @@ def phases(parts: Parts) -> list[list[str]]:
     return [[phase.name, binary_bytes(phase.peak_bytes)] for phase in parts.phases]
 
 
-def _beside(report: FitReport, found: Measured) -> str:
-    headers, rows = parts_compared(report, found)
+def _comparison(report: FitReport, measured: Measured) -> str:
+    headers, rows = parts_compared(report, measured)
     if len(headers) == 1:
         return ""
-    parts = largest_parts(found)
+    parts = largest_parts(measured)
     more = ""
     if isinstance(parts, Parts):
         more = "\n\n" + draw_grid(["while", "measured peak"], phases(parts))
@@ -181,15 +182,15 @@ def saved(n_bytes: int) -> str:
     return binary_bytes(n_bytes) if n_bytes >= 0 else f"-{binary_bytes(-n_bytes)}"
 
 
-def _measured(found: Measured) -> str:
-    what = found.largest
+def _measured(measured: Measured) -> str:
+    what = measured.largest
     axis = "batch" if what.axis == "batch" else "sequence"
     parts = [
-        f"Measured on {terminal(found.device)}: largest {axis} {size(what)} "
-        f"({len(found.trials)} trials, {duration(found.seconds)}). {terminal(found.cap)}"
+        f"Measured on {terminal(measured.device)}: largest {axis} {size(what)} "
+        f"({len(measured.trials)} trials, {duration(measured.seconds)}). {terminal(measured.cap)}"
     ]
-    if found.ended:
-        parts.append(f"ended early: {terminal(found.ended)}")
+    if measured.ended:
+        parts.append(f"ended early: {terminal(measured.ended)}")
     if what.contradictions:
         share = f" ({what.top / what.fits - 1:.1%} more)" if what.fits else ""
         parts.append(
@@ -202,23 +203,23 @@ def _measured(found: Measured) -> str:
             if fails == fits
             else f"{axis} {fails} failed, and the larger {fits} fits: not every larger one needs more"
         )
-    if isinstance(found.at_size, Taken) and isinstance(found.peak_bytes, int):
-        error = found.at_size.allocated / max(found.peak_bytes, 1) - 1
+    if isinstance(measured.at_size, Taken) and isinstance(measured.peak_bytes, int):
+        error = measured.at_size.allocated / max(measured.peak_bytes, 1) - 1
         parts.append(
-            f"peak at {axis} {what.fits}: {binary_bytes(found.at_size.allocated)} predicted by a trace, "
-            f"{binary_bytes(found.peak_bytes)} measured ({error:+.1%})"
+            f"peak at {axis} {what.fits}: {binary_bytes(measured.at_size.allocated)} predicted by a trace, "
+            f"{binary_bytes(measured.peak_bytes)} measured ({error:+.1%})"
         )
-    parts += [f"note: {terminal(note)}" for note in found.notes]
-    parts.append(draw_grid(TRIALS, list(trials(found))))
+    parts += [f"note: {terminal(note)}" for note in measured.notes]
+    parts.append(draw_grid(TRIALS, list(trials(measured))))
     return "\n".join(parts)
 
 
 TRIALS: Final = ("size", "verdict", "measured peak", "took")
 
 
-def trials(found: Measured) -> Iterator[list[str]]:
+def trials(measured: Measured) -> Iterator[list[str]]:
     """Every size that was tried, as rows under `TRIALS`."""
-    for trial in sorted(found.trials, key=lambda trial: trial.size):
+    for trial in sorted(measured.trials, key=lambda trial: trial.size):
         peak = "" if isinstance(trial.peak_bytes, Unknown) else binary_bytes(trial.peak_bytes)
         words = VERDICTS[trial.verdict]
         if trial.verdict == "crashed" and trial.said:

@@ -220,8 +220,8 @@ def _raw(raw: str, name: str) -> str:
     )
 
 
-def prose(said: str) -> str:
+def prose(sentence: str) -> str:
     """A sentence as markup: signs such as ±, figure and unit on one line, names as code."""
-    signs = re.sub(r"(?<=\d) us\b", " µs", html(said).replace(" +- ", " ± "))
+    signs = re.sub(r"(?<=\d) us\b", " µs", html(sentence).replace(" +- ", " ± "))
     kept = re.sub(r"(?<=\d) (?=(?:[KMGT]i?B|GB/s|B|s|ms|µs|ns|±|x)\b)", "\u00a0", signs)
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", kept)

@@ -44,7 +44,7 @@ def cards_lines(plan: CardsPlan) -> str:
     """A plan over several cards as text: the answer, then each card's tables."""
     first, time = plan.cards[0], plan.time
     name = terminal(first.model.partition(PART)[0])
-    said = (
+    answer = (
         f"{name} on {len(plan.cards)} x {terminal(first.machine)}: runs, and takes "
         f"{duration(time.middle_s)} a pass "
         f"({duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted).\n"
@@ -52,7 +52,7 @@ def cards_lines(plan: CardsPlan) -> str:
         f"Each card hands {binary_bytes(plan.hand_over_bytes)} of activations to the next in a pass.\n"
         f"{_how(first)}"
     )
-    parts = [said]
+    parts = [answer]
     for number, card in enumerate(plan.cards, start=1):
         parts += [f"card {number}: {duration(card.time.middle_s)} a pass", _by_tier(card), _by_memory(card)]
     notes = dict.fromkeys(note for card in plan.cards for note in card.notes)
@@ -108,28 +108,28 @@ def _by_tier(plan: Plan) -> str:
     return "\n".join([draw_grid(headers, rows), *words])
 
 
-def _tier_row(plan: Plan, mine: Sequence[BlockPlan]) -> list[str]:
+def _tier_row(plan: Plan, blocks: Sequence[BlockPlan]) -> list[str]:
     """The row of blocks that are kept in one way."""
     sums = (
-        sum(b.weight_bytes for b in mine),
-        sum(b.vram_bytes for b in mine),
-        sum(b.host_bytes for b in mine),
-        sum(b.wire_bytes for b in mine),
+        sum(b.weight_bytes for b in blocks),
+        sum(b.vram_bytes for b in blocks),
+        sum(b.host_bytes for b in blocks),
+        sum(b.wire_bytes for b in blocks),
     )
-    one = mine[0]
-    as_ = "a table" if one.table else "bfloat16" if one.kept else plan.bfloat16_becomes
-    name = f"{one.tier}, as {as_}" if as_ else str(one.tier)
-    return [name, str(len(mine)), *map(binary_bytes, sums), _ranges(plan.blocks, mine)]
+    first = blocks[0]
+    as_ = "a table" if first.table else "bfloat16" if first.kept else plan.bfloat16_becomes
+    name = f"{first.tier}, as {as_}" if as_ else str(first.tier)
+    return [name, str(len(blocks)), *map(binary_bytes, sums), _ranges(plan.blocks, blocks)]
 
 
-def _ranges(blocks: Sequence[BlockPlan], mine: Sequence[BlockPlan]) -> str:
+def _ranges(blocks: Sequence[BlockPlan], members: Sequence[BlockPlan]) -> str:
     """The blocks of a row, runs of them as first..last."""
-    names = {block.name for block in mine}
+    names = {block.name for block in members}
     runs = []
     for is_mine, run in groupby(blocks, key=lambda block: block.name in names):
         if is_mine:
-            found = [_short(block.name) for block in run]
-            runs.append(found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}")
+            run_names = [_short(block.name) for block in run]
+            runs.append(run_names[0] if len(run_names) == 1 else f"{run_names[0]}..{run_names[-1]}")
     shown = ", ".join(runs[:MOST_RANGES])
     return shown if len(runs) <= MOST_RANGES else f"{shown} and {len(runs) - MOST_RANGES} more"
 

@@ -24,13 +24,13 @@ class Metric:
 
 def render_metrics(metrics: Iterable[Metric], helps: Mapping[str, str]) -> str:
     """The text of some metrics; of two samples with the same labels the later one stands."""
-    found: dict[tuple[str, Labels], float] = {}
+    values: dict[tuple[str, Labels], float] = {}
     for metric in metrics:
         if math.isfinite(metric.value):
-            found[metric.name, metric.labels] = metric.value
+            values[metric.name, metric.labels] = metric.value
     lines = []
     for name, help_text in helps.items():
-        samples = [(labels, value) for (of, labels), value in found.items() if of == name]
+        samples = [(labels, value) for (of, labels), value in values.items() if of == name]
         if samples:
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
             lines += [f"{name}{_braces(labels)} {value!r}" for labels, value in samples]

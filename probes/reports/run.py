@@ -129,8 +129,8 @@ def ended_line(run: ProbeRun) -> str:
 
 def _remedies(rows: Sequence[Timed]) -> list[str]:
     """What to do about the doubts of a table, each once."""
-    found = [doubt.remedy for row in rows for doubt in row_doubts(row)]
-    return [f"doubt: {remedy}" for remedy in dict.fromkeys(found)]
+    remedies = [doubt.remedy for row in rows for doubt in row_doubts(row)]
+    return [f"doubt: {remedy}" for remedy in dict.fromkeys(remedies)]
 
 
 def _noise_lines(rows: Sequence[Timed]) -> list[str]:
@@ -189,10 +189,10 @@ def _gauge_lines(readings: Sequence[Reading]) -> tuple[str, ...]:
     """Each gauge with its readings in order; one that was never known appears only with its reason."""
     lines = []
     for gauge in dict.fromkeys(reading.gauge for reading in readings):
-        mine = [reading for reading in readings if reading.gauge == gauge]
-        if all(isinstance(reading.value_bytes, Unknown) for reading in mine):
-            mine = mine[:1]
-        history = ", ".join(f"{reading.moment} {bytes_or_why(reading.value_bytes)}" for reading in mine)
+        of_gauge = [reading for reading in readings if reading.gauge == gauge]
+        if all(isinstance(reading.value_bytes, Unknown) for reading in of_gauge):
+            of_gauge = of_gauge[:1]
+        history = ", ".join(f"{reading.moment} {bytes_or_why(reading.value_bytes)}" for reading in of_gauge)
         lines.append(f"gauge {gauge}: {history}")
     return tuple(lines)
 
@@ -228,13 +228,13 @@ def record_line(record: Record) -> str:
     return text
 
 
-def numa_line(found: NumaPlaces) -> str:
+def numa_line(places: NumaPlaces) -> str:
     """On which NUMA nodes a process measured."""
-    nodes = ", ".join(map(str, found.processors)) or "unknown"
+    nodes = ", ".join(map(str, places.processors)) or "unknown"
     return (
-        f"NUMA nodes: GPU {found.gpu}, processors {nodes}, "
-        f"pinned buffers {found.pinned_buffer}, pageable buffers {found.pageable_buffer}"
-        f"{'; held to the node of the GPU' if found.held else ''}"
+        f"NUMA nodes: GPU {places.gpu}, processors {nodes}, "
+        f"pinned buffers {places.pinned_buffer}, pageable buffers {places.pageable_buffer}"
+        f"{'; held to the node of the GPU' if places.held else ''}"
     )
 
 

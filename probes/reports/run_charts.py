@@ -141,15 +141,15 @@ def _bandwidth(rows: Sequence[Measurement]) -> tuple[BandwidthPanel, ...]:
 
 
 def _trace(rows: Sequence[Measurement], name: str) -> Trace:
-    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
-    points = tuple((row.payload_bytes, rate(row.moved_bytes, row.times_s)) for row in mine)
-    found = fit(points_of(mine, name))
-    if isinstance(found, Unknown):
-        return Trace(name, points, (), found.reason)
-    weight = mine[0].moved_bytes / mine[0].payload_bytes
+    of_path = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
+    points = tuple((row.payload_bytes, rate(row.moved_bytes, row.times_s)) for row in of_path)
+    fitted = fit(points_of(of_path, name))
+    if isinstance(fitted, Unknown):
+        return Trace(name, points, (), fitted.reason)
+    weight = of_path[0].moved_bytes / of_path[0].payload_bytes
     line = tuple(
-        (n_bytes, n_bytes * weight / found.seconds(n_bytes) / 1e9)
-        for n_bytes in spread(mine[0].payload_bytes, mine[-1].payload_bytes)
+        (n_bytes, n_bytes * weight / fitted.seconds(n_bytes) / 1e9)
+        for n_bytes in spread(of_path[0].payload_bytes, of_path[-1].payload_bytes)
     )
     return Trace(name, points, line, "")
 
@@ -468,12 +468,12 @@ BREAK_EVEN = "break-even", "How often must data be read for a copy to pay?"
 
 def draw_plots(report: ProbeReport) -> tuple[Plot, ...]:
     """The four plots, each drawn for a desk and for a phone."""
-    found = charts(report)
+    drawn = charts(report)
     return (
-        plot_of(BANDWIDTH, found.bandwidth, paint=bandwidth, words=_bandwidth_words),
-        plot_of(RESIDENCY, found.residency, paint=draw_residency, words=_residency_words),
-        plot_of(SCENARIOS, found.scenarios, paint=scenarios, words=_scenario_words),
-        plot_of(BREAK_EVEN, found.break_even, paint=break_even, words=_break_even_words),
+        plot_of(BANDWIDTH, drawn.bandwidth, paint=bandwidth, words=_bandwidth_words),
+        plot_of(RESIDENCY, drawn.residency, paint=draw_residency, words=_residency_words),
+        plot_of(SCENARIOS, drawn.scenarios, paint=scenarios, words=_scenario_words),
+        plot_of(BREAK_EVEN, drawn.break_even, paint=break_even, words=_break_even_words),
     )
 
 
@@ -520,8 +520,8 @@ def _scenario_words(chart: tuple[ScenarioPanel, ...]) -> tuple[str, str]:
     )
 
 
-def _milliseconds(one: Pass) -> str:
-    summary = summarize(one.times_s)
+def _milliseconds(row: Pass) -> str:
+    summary = summarize(row.times_s)
     return f"{summary.median * 1e3:.4g} ms (n={summary.n})"
 
 

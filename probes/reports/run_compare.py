@@ -90,16 +90,16 @@ def pair_scatter(a: Times, b: Times) -> Scatter:
 
 def paired_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -> Ratio:
     """How many times faster B is, by processes that were measured in turns: as many of A as of B."""
-    found = pair_ratios(a, b)
-    value = math.exp(median([ratio for ratio, _ in found]))
-    if len(found) < FEWEST_PROCESSES:
+    ratios = pair_ratios(a, b)
+    value = math.exp(median([ratio for ratio, _ in ratios]))
+    if len(ratios) < FEWEST_PROCESSES:
         return Ratio(value, None, disturbed)
-    mine = pair_scatter(a, b)
-    variance = (PRIOR_WEIGHT * shared + mine.freedom * mine.variance) / (PRIOR_WEIGHT + mine.freedom)
-    within = median([error for _, error in found]) / math.sqrt(len(found))
+    own = pair_scatter(a, b)
+    variance = (PRIOR_WEIGHT * shared + own.freedom * own.variance) / (PRIOR_WEIGHT + own.freedom)
+    within = median([error for _, error in ratios]) / math.sqrt(len(ratios))
     return Ratio(
         value,
-        value * max(median_errs(len(found), MEDIAN_ERROR) * math.sqrt(variance), within),
+        value * max(median_errs(len(ratios), MEDIAN_ERROR) * math.sqrt(variance), within),
         disturbed,
     )
 
@@ -118,14 +118,14 @@ def speed_ratio(a: Times, b: Times, *, shared: float, disturbed: bool = False) -
     """
     summaries = summarize(a), summarize(b)
     value = summaries[0].median / summaries[1].median
-    if min(one.processes for one in summaries) < FEWEST_PROCESSES:
+    if min(summary.processes for summary in summaries) < FEWEST_PROCESSES:
         return Ratio(value, None, disturbed)
-    mine = scatter(a, b)
-    variance = (PRIOR_WEIGHT * shared + mine.freedom * mine.variance) / (PRIOR_WEIGHT + mine.freedom)
+    own = scatter(a, b)
+    variance = (PRIOR_WEIGHT * shared + own.freedom * own.variance) / (PRIOR_WEIGHT + own.freedom)
     parts = []
-    for one in summaries:
-        between = median_errs(one.processes, MEDIAN_ERROR) * math.sqrt(variance)
-        within = (one.within or 0.0) / one.median / math.sqrt(one.processes)
+    for summary in summaries:
+        between = median_errs(summary.processes, MEDIAN_ERROR) * math.sqrt(variance)
+        within = (summary.within or 0.0) / summary.median / math.sqrt(summary.processes)
         parts.append(max(between, within))
     return Ratio(value, value * math.hypot(*parts), disturbed)
 
@@ -137,7 +137,7 @@ def shared_by_kind(
     kinds: dict[Kind, list[Scatter]] = {}
     for kind, a, b in rows:
         kinds.setdefault(kind, []).append(of(a, b))
-    return {kind: typical(found) for kind, found in kinds.items()}
+    return {kind: typical(scatters) for kind, scatters in kinds.items()}
 
 
 LARGE = 2**20  # bytes: smaller rows take microseconds, and scatter more
@@ -278,17 +278,17 @@ _REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
 def _rows(report: ProbeReport) -> dict[Key, Timed]:
     """Every timed row by what makes it the same row in another report, in a fixed order."""
     records = all_records(report)
-    found: dict[Key, Timed] = {}
+    rows: dict[Key, Timed] = {}
     for m in sorted(pick(records, Measurement), key=lambda m: (m.name, m.payload_bytes)):
-        found["transfer", m.name, size(m.payload_bytes)] = m
+        rows["transfer", m.name, size(m.payload_bytes)] = m
     for r in sorted(pick(records, Reads), key=lambda r: (r.way, r.payload_bytes, r.reads)):
-        found["reads", r.way, f"{size(r.payload_bytes)}, {r.reads} reads"] = r
+        rows["reads", r.way, f"{size(r.payload_bytes)}, {r.reads} reads"] = r
     for p in sorted(pick(records, Pass), key=lambda p: (p.model, p.dtype, p.rows, p.scenario)):
         split = (
             f"{p.model} {p.dtype} batch {p.rows}, {size(p.spilled_bytes)} of {size(p.weight_bytes)} spilled"
         )
-        found["pass", p.scenario, split] = p
-    return found
+        rows["pass", p.scenario, split] = p
+    return rows
 
 
 def _kind(key: Key, row: Timed) -> tuple[str, str, bool]:
@@ -335,18 +335,18 @@ def _verdict(report: ProbeReport) -> str:
     return run_findings.verdict(pick(records, Request), pick(records, Block), stops[-1])
 
 
-def render_markdown(found: Comparison) -> str:
+def render_markdown(comparison: Comparison) -> str:
     """The comparison as Markdown, readable as plain text."""
-    verdicts = zip(("A", "B"), found.verdicts, strict=True)
+    verdicts = zip(("A", "B"), comparison.verdicts, strict=True)
     parts = [
-        *heading(found.names, found.forced),
-        *listed("Also different (A / B):", found.remarks),
-        _table(found.lines),
+        *heading(comparison.names, comparison.forced),
+        *listed("Also different (A / B):", comparison.remarks),
+        _table(comparison.lines),
         "Times are medians of the processes' medians, ± what they differ by. *B is faster by* is the time of "
-        f"A over that of B; its error is from how far {_IN_PAIRS if found.paired else _ALONE} scatter in "
-        f"rows of its kind. *Same within errors* means less than {CLEAR:g} standard errors or "
+        f"A over that of B; its error is from how far {_IN_PAIRS if comparison.paired else _ALONE} scatter "
+        f"in rows of its kind. *Same within errors* means less than {CLEAR:g} standard errors or "
         f"{NOTABLE:.1%}.",
-        *only_in_one(found.only_a, found.only_b),
+        *only_in_one(comparison.only_a, comparison.only_b),
         "Asking for more device memory:\n"
         + "\n".join(f"- {name}: {markdown_sentence(verdict)}" for name, verdict in verdicts),
     ]

@@ -112,17 +112,17 @@ def bytes_outside_vram(blocks: Sequence[Block]) -> int:
 def first_read_verdict(blocks: Sequence[Block]) -> str | Unknown:
     """How long the first read after everything was allocated took, against later ones, in a sentence."""
     known = [(b.first_read_s, median(b.read_s), b) for b in blocks if isinstance(b.first_read_s, float)]
-    mine = [one for one in known if one[2].asked == "vram"]
-    if not mine:
+    granted = [entry for entry in known if entry[2].asked == "vram"]
+    if not granted:
         return Unknown("the first read of the blocks was not timed")
-    slow = [(first / later, block) for first, later, block in mine if first > SLOW_FIRST * later]
+    slow = [(first / later, block) for first, later, block in granted if first > SLOW_FIRST * later]
     if not slow:
-        middle = median([first / later for first, later, _ in mine])
+        middle = median([first / later for first, later, _ in granted])
         return f"the first read of a block took {middle:.2f} x as long as later ones: nothing was paged in"
     worst = max(factor for factor, _ in slow)
     n_bytes = sum(block.n_bytes for _, block in slow)
     return (
-        f"the first read of {len(slow)} of {len(mine)} blocks ({binary_bytes(n_bytes)}) took up to "
+        f"the first read of {len(slow)} of {len(granted)} blocks ({binary_bytes(n_bytes)}) took up to "
         f"{worst:.3g} x as long as later ones: they were paged in from elsewhere"
     )
 
@@ -166,12 +166,12 @@ def forced_verdict(requests: Sequence[Request]) -> str | Unknown:
 
 def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
     """The driver's answer to one request larger than all free VRAM."""
-    asked = [request for request in requests if request.purpose == "oversize"]
-    if not asked:
+    oversize = [request for request in requests if request.purpose == "oversize"]
+    if not oversize:
         return Unknown("the driver was not asked for more than the free VRAM")
-    size, free = binary_bytes(asked[0].asked_bytes), binary_bytes(asked[0].vram_free_bytes)
+    size, free = binary_bytes(oversize[0].asked_bytes), binary_bytes(oversize[0].vram_free_bytes)
     refused = "refused with out of memory: it does not spill"
-    answer = "granted: it would spill" if asked[0].granted else refused
+    answer = "granted: it would spill" if oversize[0].granted else refused
     return f"one request for {size} with {free} free was {answer}"
 
 
@@ -229,18 +229,18 @@ def _link(records: Sequence[Record]) -> list[str]:
     pinned, pageable, in_place, vram = (
         best_gb_per_s(records, name) for name in ("h2d_pinned", "h2d_pageable", "zero_copy_read", "vram_read")
     )
-    said = []
+    sentences = []
     if pinned and pageable:
-        said.append(
+        sentences.append(
             f"Copying into VRAM runs at {pinned:.1f} GB/s from pinned memory and {pageable:.1f} GB/s from "
             f"ordinary (pageable) memory: pinning once gains a factor of {pinned / pageable:.1f}."
         )
     if pinned and in_place and vram:
-        said.append(
+        sentences.append(
             f"A kernel reads host memory in place at {in_place:.1f} GB/s, {in_place / pinned:.0%} of a "
             f"copy's speed, and VRAM at {vram:.0f} GB/s: {_reads(large_break_even(records))}"
         )
-    return said
+    return sentences
 
 
 def _break_even(records: Sequence[Record]) -> list[str]:
@@ -250,22 +250,22 @@ def _break_even(records: Sequence[Record]) -> list[str]:
     if isinstance(advice, Unknown):
         return [f"Break-even can't be predicted: {advice.reason}."] if reads else []
     sizes = [2**power for power in range(16, 29)]  # 64 KiB to 256 MiB
-    said = [f"Host memory that the GPU reads in full: {_advice([advice.at(n) for n in sizes])}."]
+    sentences = [f"Host memory that the GPU reads in full: {_advice([advice.at(n) for n in sizes])}."]
     met = crossover.crossings(pick(records, Measurement), reads)
     if isinstance(met, tuple) and met:
         worst = max(met, key=lambda crossing: crossing.distance)
-        said.append(
+        sentences.append(
             f"Predicted and measured break-even differ by {worst.distance:.0%} at most over {len(met)} sizes "
             f"(at {binary_bytes(worst.n_bytes)}: predicted {worst.predicted.reads:.2f}, "
             f"measured {worst.measured.reads:.2f} reads)."
         )
-    return said
+    return sentences
 
 
-def _advice(found: Sequence[crossover.BreakEven]) -> str:
+def _advice(break_evens: Sequence[crossover.BreakEven]) -> str:
     """Groups neighbouring sizes with the same answer: from how many reads on copying to VRAM first pays."""
     parts = []
-    for (least, sure), run in groupby(found, key=lambda at: (least_reads(at), surely_reads(at))):
+    for (least, sure), run in groupby(break_evens, key=lambda at: (least_reads(at), surely_reads(at))):
         sizes = [at.n_bytes for at in run]
         span = binary_bytes(sizes[0]) + (f" to {binary_bytes(sizes[-1])}" if len(sizes) > 1 else "")
         if least is None or sure is None:
@@ -323,21 +323,21 @@ def _spill(records: Sequence[Record]) -> list[str]:
     if not stops:
         return []
     requests, expected = pick(records, Request), pick(records, Expectation)
-    said = [f"Asking for more device memory: {verdict(requests, pick(records, Block), stops[-1])}."]
+    sentences = [f"Asking for more device memory: {verdict(requests, pick(records, Block), stops[-1])}."]
     first = first_read_verdict(pick(records, Block))
     if isinstance(first, str):
-        said.append(f"When the blocks were read again, {first}.")
+        sentences.append(f"When the blocks were read again, {first}.")
     forced = forced_verdict(requests)
     if isinstance(forced, str):
-        said.append(f"Around the limit: {forced}.")
+        sentences.append(f"Around the limit: {forced}.")
     driver = driver_verdict(requests)
     if isinstance(driver, str):
-        said.append(f"The driver itself: {driver}.")
+        sentences.append(f"The driver itself: {driver}.")
         oversize = next(request for request in requests if request.purpose == "oversize")
         agrees = expected[0].agrees(granted=oversize.granted) if expected else None
         if agrees is not None:
-            said.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
-    return said
+            sentences.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
+    return sentences
 
 
 # older reports have no others
@@ -355,10 +355,10 @@ NAMES: dict[Scenario, str] = {
 
 def by_model(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
     """The passes by model, element type and batch size, each with its scenarios."""
-    found: dict[Way, dict[Scenario, Pass]] = {}
-    for one in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
-        found.setdefault((one.model, one.dtype, one.rows), {})[one.scenario] = one
-    return found
+    models: dict[Way, dict[Scenario, Pass]] = {}
+    for row in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
+        models.setdefault((row.model, row.dtype, row.rows), {})[row.scenario] = row
+    return models
 
 
 def _scenarios(records: Sequence[Record]) -> list[str]:
@@ -386,8 +386,8 @@ def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]
     """The device's own time, which leaves out what the host needs to hand a pass over."""
     parts = []
     for key, times in complete.items():
-        found = [device_time_s(times[name]) for name in ("resident", "streamed")]
-        known = [seconds for seconds in found if seconds is not None]
+        times_s = [device_time_s(times[name]) for name in ("resident", "streamed")]
+        known = [seconds for seconds in times_s if seconds is not None]
         if len(known) == 2:
             parts.append(f"{_named(key)} {duration(known[0])} all in VRAM, {duration(known[1])} streamed")
     if not parts:
@@ -398,10 +398,10 @@ def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]
     ]
 
 
-def device_time_s(one: Pass) -> float | None:
+def device_time_s(row: Pass) -> float | None:
     """Seconds of a pass by the device's clock. None where it has none, or the host held it up."""
-    found = one.devices_s
-    return None if isinstance(found, Unknown) or one.host_bound else summarize(found).median
+    devices_s = row.devices_s
+    return None if isinstance(devices_s, Unknown) or row.host_bound else summarize(devices_s).median
 
 
 def _named(key: Way) -> str:
@@ -409,26 +409,30 @@ def _named(key: Way) -> str:
     return f"{model} {dtype} batch {rows}"
 
 
-def _claim(statement: str, found: Mapping[Way, tuple[str, str]]) -> str:
+def _claim(statement: str, verdicts_by_model: Mapping[Way, tuple[str, str]]) -> str:
     """The statement with its verdicts, each followed by the cases it is passed on and their figures."""
-    verdicts = dict.fromkeys(verdict for verdict, _ in found.values())
+    verdicts = dict.fromkeys(verdict for verdict, _ in verdicts_by_model.values())
     parts = (
         f"{verdict} for "
-        + ", ".join(f"{_named(key)} ({figures})" for key, (mine, figures) in found.items() if mine == verdict)
+        + ", ".join(
+            f"{_named(key)} ({figures})"
+            for key, (own, figures) in verdicts_by_model.items()
+            if own == verdict
+        )
         for verdict in verdicts
     )
     return f'"{statement}" {"; it ".join(parts)}.'
 
 
-def took_s(one: Pass) -> float:
+def took_s(row: Pass) -> float:
     """Seconds that a pass takes by the wall clock."""
-    return summarize(one.times_s).median
+    return summarize(row.times_s).median
 
 
 def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     """The verdict against every other way, and the figures of the fastest of them."""
     resident = times["resident"]
-    others = sorted((one for name, one in times.items() if name != "resident"), key=took_s)
+    others = sorted((row for name, row in times.items() if name != "resident"), key=took_s)
     best = others[0]
     share = best.spilled_bytes / best.weight_bytes
     figures = (

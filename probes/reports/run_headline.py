@@ -100,14 +100,14 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
         )
     if not oversize:
         return f"Asked for more device memory: {run_findings.verdict(requests, blocks, stops[-1])}."
-    asked = (
+    request_was = (
         f"a request for {size(oversize[0].asked_bytes)} with {size(oversize[0].vram_free_bytes)} free was "
     )
     as_expected = _as_expected(records, granted=oversize[0].granted)
     if oversize[0].granted:
-        return f"When VRAM is full the driver spills silently: {asked}granted{as_expected}."
+        return f"When VRAM is full the driver spills silently: {request_was}granted{as_expected}."
     return (
-        f"When VRAM is full the driver refuses: {asked}answered with out of memory{as_expected}, "
+        f"When VRAM is full the driver refuses: {request_was}answered with out of memory{as_expected}, "
         "so nothing moves to system RAM unless the program puts it there."
     )
 

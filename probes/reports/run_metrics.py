@@ -60,8 +60,8 @@ def _metrics(report: ProbeReport) -> Iterator[Metric]:
         yield from _transfer(measurement)
     yield from _break_even(records)
     yield from _spill(records)
-    for one in pick(records, Pass):
-        yield from _pass(one)
+    for row in pick(records, Pass):
+        yield from _pass(row)
 
 
 def _about(report: ProbeReport) -> Iterator[Metric]:
@@ -141,17 +141,17 @@ def _spill(records: Iterable[Record]) -> Iterator[Metric]:
         yield from if_known("weir_memory_gauge_bytes", labels, reading.value_bytes)
 
 
-def _pass(one: Pass) -> Iterator[Metric]:
+def _pass(row: Pass) -> Iterator[Metric]:
     labels = (
-        ("model", one.model),
-        ("dtype", one.dtype),
-        ("batch", str(one.rows)),
-        ("scenario", one.scenario),
+        ("model", row.model),
+        ("dtype", row.dtype),
+        ("batch", str(row.rows)),
+        ("scenario", row.scenario),
     )
-    summary = summarize(one.times_s)
+    summary = summarize(row.times_s)
     yield Metric("weir_scenario_pass_seconds", labels, summary.median)
     yield from if_known("weir_scenario_pass_error_seconds", labels, summary.error)
-    yield from if_known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
+    yield from if_known("weir_scenario_pass_device_seconds", labels, device_time_s(row))
     yield Metric("weir_scenario_pass_samples", labels, summary.n)
     yield Metric("weir_scenario_pass_processes", labels, summary.processes)
-    yield Metric("weir_scenario_spilled_bytes", labels, one.spilled_bytes)
+    yield Metric("weir_scenario_spilled_bytes", labels, row.spilled_bytes)

@@ -58,14 +58,14 @@ def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Tabl
 
     Break-even is predicted from what another probe measured, which is among `every` record of the report.
     """
-    found = (
+    tables = (
         break_even_table(pick(every, Measurement), pick(records, Reads)),
         _table("Transfers, measured", _TRANSFER_NOTE, _TRANSFER, _in_order(pick(records, Measurement))),
         fits_table(pick(records, Measurement)),
         _table("Repeated reads, measured", _READS_NOTE, _READS, _in_order(pick(records, Reads))),
         _table("Passes, measured", _PASS_NOTE, _PASS, _in_order(pick(records, Pass))),
     )
-    return tuple(table for table in found if table.rows)
+    return tuple(table for table in tables if table.rows)
 
 
 def page_tables(run: ProbeRun) -> tuple[Table, ...]:
@@ -94,21 +94,21 @@ def break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads]) -> Tab
     return Table("Break-even", (note,), headers, tuple(cells), frozenset())
 
 
-def _reads(found: crossover.BreakEven | Unknown) -> str:
-    if isinstance(found, Unknown):
-        return text(found)
-    return with_error(found.reads, found.error) if math.isfinite(found.reads) else "never"
+def _reads(break_even: crossover.BreakEven | Unknown) -> str:
+    if isinstance(break_even, Unknown):
+        return text(break_even)
+    return with_error(break_even.reads, break_even.error) if math.isfinite(break_even.reads) else "never"
 
 
 def fits_table(rows: Sequence[Measurement]) -> Table:
     """The piecewise model of each path; a path without a good one says why."""
     cells: list[tuple[str, ...]] = []
     for name in sorted({row.name for row in rows}):
-        found = fit(points_of(rows, name))
+        fitted = fit(points_of(rows, name))
         cells += (
-            [(name, f"no fit: {found.reason}", *[""] * 5)]
-            if isinstance(found, Unknown)
-            else _pieces(name, found)
+            [(name, f"no fit: {fitted.reason}", *[""] * 5)]
+            if isinstance(fitted, Unknown)
+            else _pieces(name, fitted)
         )
     headers = (
         "path",
@@ -125,7 +125,7 @@ def fits_table(rows: Sequence[Measurement]) -> Table:
     return Table("Fits, from the model", (note,), headers, tuple(cells), frozenset({"path", "sizes"}))
 
 
-def _pieces(name: str, found: Fit) -> list[tuple[str, ...]]:
+def _pieces(name: str, fitted: Fit) -> list[tuple[str, ...]]:
     return [
         (
             name,
@@ -134,9 +134,9 @@ def _pieces(name: str, found: Fit) -> list[tuple[str, ...]]:
             span(piece.s_per_byte * 2**20, bare=True),
             f"{piece.beta_gb_per_s:.4g}" if piece.s_per_byte else "no limit seen",
             size(round(piece.half_bytes)) if piece.s_per_byte else "none",
-            f"{found.residual:.1%}",
+            f"{fitted.residual:.1%}",
         )
-        for piece in found.pieces
+        for piece in fitted.pieces
     ]
 
 
@@ -185,8 +185,8 @@ def _share(times: Sequence[Sequence[float]], which: Literal["within", "between"]
 
 
 def _lag(times: Sequence[Sequence[float]]) -> str:
-    found = summarize(times).lag1
-    return "undefined" if found is None else f"{found:+.2f}"
+    lag1 = summarize(times).lag1
+    return "undefined" if lag1 is None else f"{lag1:+.2f}"
 
 
 def row_doubts(row: Timed) -> tuple[Doubt, ...]:
@@ -205,23 +205,23 @@ def _wall(row: Measurement | Reads) -> str:
     return f"{figure(summary)} (n={summary.n})"
 
 
-def _device(one: Pass) -> str:
-    if isinstance(one.devices_s, Unknown):
-        return text(one.devices_s)
-    summary = summarize(one.devices_s)
-    return f"{figure(summary)} (n={summary.n}){', host-bound' if one.host_bound else ''}"
+def _device(row: Pass) -> str:
+    if isinstance(row.devices_s, Unknown):
+        return text(row.devices_s)
+    summary = summarize(row.devices_s)
+    return f"{figure(summary)} (n={summary.n}){', host-bound' if row.host_bound else ''}"
 
 
 def _seconds(value: float | Unknown) -> str:
     return text(value) if isinstance(value, Unknown) else span(value, bare=True)
 
 
-def _split(one: Pass) -> str:
-    if isinstance(one.split, Split):
+def _split(row: Pass) -> str:
+    if isinstance(row.split, Split):
         return " / ".join(
-            span(s, bare=True) for s in (one.split.copy_s, one.split.wait_s, one.split.compute_s)
+            span(s, bare=True) for s in (row.split.copy_s, row.split.wait_s, row.split.compute_s)
         )
-    return text(one.split)
+    return text(row.split)
 
 
 _TRANSFER_NOTE = (

@@ -114,9 +114,9 @@ def scan_charts(report: ThroughputReport) -> ScanCharts:
 def _throughput(series: Series) -> Line:
     dots = []
     for row in sorted(series.rows, key=lambda row: row.batch):
-        found = throughput(row)
-        error = found.error or 0.0
-        dots.append(Dot(row.batch, found.mean, found.mean - error, found.mean + error))
+        speed = throughput(row)
+        error = speed.error or 0.0
+        dots.append(Dot(row.batch, speed.mean, speed.mean - error, speed.mean + error))
     bend = knee.of_series(series)
     return Line(series.way.label, tuple(dots), knee=bend.batch if isinstance(bend, knee.Knee) else None)
 
@@ -137,24 +137,24 @@ def _served(
 
 
 def _per_s(level: Level, rows: int) -> Dot:
-    found = results.throughput(level)
-    value, error = rows * found.value, rows * (found.error or 0.0)
+    speed = results.throughput(level)
+    value, error = rows * speed.value, rows * (speed.error or 0.0)
     return Dot(rows * level.callers, value, value - error, value + error)
 
 
 def _p50(level: Level, rows: int) -> Dot:
     middle = median(level.latency_s)
-    found = results.latencies(level)
-    high = middle if isinstance(found, Unknown) else found[1].value
+    percentiles = results.latencies(level)
+    high = middle if isinstance(percentiles, Unknown) else percentiles[1].value
     return Dot(rows * level.callers, middle, middle, high)
 
 
 def _shares(report: ThroughputReport, series: Series) -> SharesPanel:
     rows = sorted(series.rows, key=lambda row: row.batch)
-    found = [(row.batch, saturation(row, series.way, report.ceilings)) for row in rows]
+    saturations = [(row.batch, saturation(row, series.way, report.ceilings)) for row in rows]
     lines = []
     for name in SHARES:
-        known = [(batch, getattr(one, name)) for batch, one in found]
+        known = [(batch, getattr(one, name)) for batch, one in saturations]
         points = tuple((batch, share) for batch, share in known if isinstance(share, float))
         if any(share for _, share in points):
             lines.append((name, points))
@@ -167,9 +167,9 @@ def _load(served: ServedScan) -> LoadChart | Unknown:
     closed = tuple(_per_s(level, 1) for level in served.of("closed") if level.answered)
     rates = []
     for level in served.of("open"):
-        found, naive = results.latencies(level), results.naive_latencies(level)
-        if not isinstance(found, Unknown) and not isinstance(naive, Unknown) and level.rate_per_s:
-            rates.append(RateDot(level.rate_per_s, found, naive[-1].value))
+        percentiles, naive = results.latencies(level), results.naive_latencies(level)
+        if not isinstance(percentiles, Unknown) and not isinstance(naive, Unknown) and level.rate_per_s:
+            rates.append(RateDot(level.rate_per_s, percentiles, naive[-1].value))
     if not closed and not rates:
         return Unknown("no request was answered")
     bend = results.knee(served.of("closed"))
@@ -285,12 +285,12 @@ def _callers(axes: Axes, chart: LoadChart) -> None:
 def _rates(axes: Axes, chart: LoadChart) -> None:
     rates = [dot.rate_per_s for dot in chart.rates]
     for at, (name, colour, shape) in enumerate(OF_PERCENTILE):
-        found = [dot.percentiles[at] for dot in chart.rates]
-        low = [0.0 if isinstance(p.low, Unknown) else max(p.value - p.low, 0.0) for p in found]
-        high = [0.0 if isinstance(p.high, Unknown) else max(p.high - p.value, 0.0) for p in found]
+        percentiles = [dot.percentiles[at] for dot in chart.rates]
+        low = [0.0 if isinstance(p.low, Unknown) else max(p.value - p.low, 0.0) for p in percentiles]
+        high = [0.0 if isinstance(p.high, Unknown) else max(p.high - p.value, 0.0) for p in percentiles]
         axes.errorbar(
             rates,
-            [1e3 * p.value for p in found],
+            [1e3 * p.value for p in percentiles],
             yerr=[[1e3 * x for x in low], [1e3 * x for x in high]],
             fmt=shape,
             color=light(colour),
@@ -315,29 +315,29 @@ def _rates(axes: Axes, chart: LoadChart) -> None:
 
 def draw_scan(report: ThroughputReport) -> tuple[Plot, ...]:
     """The four plots, each drawn for a desk and for a phone."""
-    found = scan_charts(report)
+    drawn = scan_charts(report)
     return (
         plot_of(
             ("throughput", "Throughput over batch size"),
-            found.throughput,
+            drawn.throughput,
             paint=draw_throughput,
             words=lambda lines: (_THROUGHPUT, _ends_of_lines(lines)),
         ),
         plot_of(
             ("latency", "Latency over batch size"),
-            found.latency,
+            drawn.latency,
             paint=latency,
             words=lambda lines: (_LATENCY, _ends_of_lines(lines)),
         ),
         plot_of(
             ("saturation", "Which resource is saturated?"),
-            found.shares,
+            drawn.shares,
             paint=shares,
             words=lambda panels: (_SHARES, _ends_of_shares(panels)),
         ),
         plot_of(
             ("load", "The service under load"),
-            found.load,
+            drawn.load,
             paint=load,
             words=lambda chart: (_LOAD, _load_in_words(chart)),
         ),

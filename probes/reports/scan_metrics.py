@@ -60,9 +60,9 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
         way = (("way", series.way.label),)
         for row in series.rows:
             labels: Labels = (*way, ("batch", str(row.batch)))
-            found = throughput(row)
-            yield Metric("weir_scan_direct_inputs_per_second", labels, found.mean)
-            yield from if_known("weir_scan_direct_error_inputs_per_second", labels, found.error)
+            speed = throughput(row)
+            yield Metric("weir_scan_direct_inputs_per_second", labels, speed.mean)
+            yield from if_known("weir_scan_direct_error_inputs_per_second", labels, speed.error)
             for quantile, seconds in zip(("0.5", "0.95"), latency_s(row), strict=True):
                 yield Metric("weir_scan_direct_latency_seconds", (*labels, ("quantile", quantile)), seconds)
             on = saturation(row, series.way, report.ceilings)
@@ -93,23 +93,23 @@ def _served(served: ServedScan) -> Iterator[Metric]:
 
 
 def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]:
-    found = results.throughput(level)
-    yield Metric("weir_scan_served_answers_per_second", labels, found.value)
-    yield from if_known("weir_scan_served_error_answers_per_second", labels, found.error)
+    speed = results.throughput(level)
+    yield Metric("weir_scan_served_answers_per_second", labels, speed.value)
+    yield from if_known("weir_scan_served_error_answers_per_second", labels, speed.error)
     latencies, naive = results.latencies(level), results.naive_latencies(level)
-    for one in () if isinstance(latencies, Unknown) else latencies:
-        at = (*labels, ("quantile", f"{one.share:g}"))
-        yield Metric("weir_scan_served_latency_seconds", at, one.value)
-        yield from if_known("weir_scan_served_latency_low_seconds", at, one.low)
-        yield from if_known("weir_scan_served_latency_high_seconds", at, one.high)
-    for one in () if isinstance(naive, Unknown) or level.loop == "closed" else naive:
-        at = (*labels, ("quantile", f"{one.share:g}"))
-        yield Metric("weir_scan_served_naive_latency_seconds", at, one.value)
+    for percentile in () if isinstance(latencies, Unknown) else latencies:
+        at = (*labels, ("quantile", f"{percentile.share:g}"))
+        yield Metric("weir_scan_served_latency_seconds", at, percentile.value)
+        yield from if_known("weir_scan_served_latency_low_seconds", at, percentile.low)
+        yield from if_known("weir_scan_served_latency_high_seconds", at, percentile.high)
+    for percentile in () if isinstance(naive, Unknown) or level.loop == "closed" else naive:
+        at = (*labels, ("quantile", f"{percentile.share:g}"))
+        yield Metric("weir_scan_served_naive_latency_seconds", at, percentile.value)
     if served.settings.slo_s is not None:
         good = results.goodput(level, served.settings.slo_s)
         yield Metric("weir_scan_served_goodput_per_second", labels, good.per_s)
     ends = [("good", len(level.latency_s)), ("refused", level.refused)]
-    ends += [(one.what, one.requests) for one in level.failed]
+    ends += [(percentile.what, percentile.requests) for percentile in level.failed]
     for end, requests in ends:
         yield Metric("weir_scan_served_requests", (*labels, ("end", end)), requests)
     yield Metric("weir_scan_served_stable", labels, int(not level.unstable))

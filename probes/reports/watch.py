@@ -155,16 +155,16 @@ def slow_text(slow: Slowdowns | Unknown) -> str:
     return f"{slow.any_share:.1%} of the time: {each}"
 
 
-def saturation_text(one: Saturation) -> str:
+def saturation_text(saturation: Saturation) -> str:
     """Achieved, ceiling and their ratio."""
-    achieved, ceiling = one.achieved, one.ceiling
+    achieved, ceiling = saturation.achieved, saturation.ceiling
     if isinstance(achieved, Unknown):
-        return f"saturation of {one.of}: {achieved}"
-    text = f"saturation of {one.of}: {gauge_text(achieved, one.unit)}"
+        return f"saturation of {saturation.of}: {achieved}"
+    text = f"saturation of {saturation.of}: {gauge_text(achieved, saturation.unit)}"
     if isinstance(ceiling, Unknown):
         return f"{text}, share unknown ({ceiling.reason})"
     share = f", {achieved / ceiling:.1%}" if ceiling > 0 else ""
-    return f"{text} of {gauge_text(ceiling, one.unit)} measured{share}"
+    return f"{text} of {gauge_text(ceiling, saturation.unit)} measured{share}"
 
 
 def _processes(card: CardWatch) -> list[str]:
@@ -177,12 +177,12 @@ def _processes(card: CardWatch) -> list[str]:
     ]
 
 
-def _allocator(one: Allocator) -> str:
-    free = one.largest_free_bytes
+def _allocator(gpu: Allocator) -> str:
+    free = gpu.largest_free_bytes
     largest = "" if isinstance(free, Unknown) else f", largest free block {binary_bytes(free)}"
     return (
-        f"torch on GPU {one.device}: {binary_bytes(one.most_allocated_bytes)} allocated and "
-        f"{binary_bytes(one.most_reserved_bytes)} reserved at most; when most was reserved, "
-        f"{one.unused_share:.1%} of it was unused, {one.split_share:.1%} in pieces that can't be given back"
-        f"{largest}; {one.retries} retries, {one.out_of_memory} out of memory"
+        f"torch on GPU {gpu.device}: {binary_bytes(gpu.most_allocated_bytes)} allocated and "
+        f"{binary_bytes(gpu.most_reserved_bytes)} reserved at most; when most was reserved, "
+        f"{gpu.unused_share:.1%} of it was unused, {gpu.split_share:.1%} in pieces that can't be given back"
+        f"{largest}; {gpu.retries} retries, {gpu.out_of_memory} out of memory"
     )

@@ -110,9 +110,9 @@ def _flop(bench: TorchWorkbench, device: Device, precision: Precision) -> Ceilin
                 torch.randn(shape, device=torch_device(device)).to(DTYPES[precision]) for _ in range(2)
             )
             out = torch.empty_like(left)
-        one = partial(torch.mm, left, right, out=out)
-        _settle(bench, one, settle_s)
-        return _ceiling(bench, one, of=f"product of {side} x {side} matrices", work=_product_flop(side))
+        multiply = partial(torch.mm, left, right, out=out)
+        _settle(bench, multiply, settle_s)
+        return _ceiling(bench, multiply, of=f"product of {side} x {side} matrices", work=_product_flop(side))
 
     def found() -> Ceiling | Unknown:
         bursts = rates(SIDES[device], product, work=_product_flop, longest_s=LONGEST_S)
@@ -145,9 +145,9 @@ def _tried(find: Callable[[], Ceiling | Unknown]) -> Ceiling | Unknown:
 
 
 def _ceiling(bench: TorchWorkbench, operation: Operation, *, of: str, work: float) -> Ceiling:
-    found = sample(bench, [operation], effort=EFFORT, queued=True)
-    by_device = not isinstance(found.device_s, Unknown)
-    seconds = found.device_s if isinstance(found.device_s, tuple) else found.wall_s
+    samples = sample(bench, [operation], effort=EFFORT, queued=True)
+    by_device = not isinstance(samples.device_s, Unknown)
+    seconds = samples.device_s if isinstance(samples.device_s, tuple) else samples.wall_s
     return Ceiling(of, work, seconds, "device" if by_device else "wall")
 
 
@@ -190,7 +190,7 @@ def _launches(bench: TorchWorkbench, device: Device) -> Ceiling | Unknown:
                 words.add_(1)
 
         with torch.inference_mode():
-            found = sample(bench, [many], effort=EFFORT, queued=False, leads="wall")
-        return Ceiling("additions to 1024 words, one after another", float(LAUNCHES), found.wall_s, "wall")
+            samples = sample(bench, [many], effort=EFFORT, queued=False, leads="wall")
+        return Ceiling("additions to 1024 words, one after another", float(LAUNCHES), samples.wall_s, "wall")
 
     return _tried(launched)

@@ -224,8 +224,8 @@ def _share(
         return row.work
     if isinstance(on, Unknown):
         return on
-    found = ceiling(on)
-    return found if isinstance(found, Unknown) else of(row.work) / found.median / trial_s
+    ceiling_here = ceiling(on)
+    return ceiling_here if isinstance(ceiling_here, Unknown) else of(row.work) / ceiling_here.median / trial_s
 
 
 def _host(

@@ -65,14 +65,14 @@ def ways(
 
     The CPU reads its inputs where they are, so that they count as resident.
     """
-    found = []
+    ways = []
     for device, backend in product(on, [one for one in BACKENDS if one in (backends or BACKENDS)]):
         for mode in [one for one in MODES if one in (precisions or USUAL[device])]:
             places: Sequence[Inputs] = ("resident",)
             if device == "gpu":
                 places = [one for one in INPUTS if one in (inputs or ("copied",))]
-            found += [Way(device, backend, mode, place) for place in places]
-    return tuple(found)
+            ways += [Way(device, backend, mode, place) for place in places]
+    return tuple(ways)
 
 
 ROOT = Path("/")
@@ -121,13 +121,13 @@ Oversee = Callable[..., supervisor.Ended[worker.Message]]
 
 def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     """A report without figures yet. Raises DeviceUnusable where torch is missing."""
-    found = this_machine.look()
-    listener.machine(found)
-    if isinstance(found.torch, Unknown):
+    machine = this_machine.look()
+    listener.machine(machine)
+    if isinstance(machine.torch, Unknown):
         raise DeviceUnusable(
-            f"throughput runs a model in torch: {found.torch.reason}", "run it where torch is"
+            f"throughput runs a model in torch: {machine.torch.reason}", "run it where torch is"
         )
-    return begun(settings, found, Unknown("not measured yet"))
+    return begun(settings, machine, Unknown("not measured yet"))
 
 
 def direct(
