@@ -1,4 +1,4 @@
-"""The report of a throughput scan: settings, machine, ceilings, and its two halves. Reads and writes it.
+"""The report of a throughput scan: settings, machine, ceilings, both halves. Reads and writes its file.
 
 Derived figures are not stored. New keys with a default don't change the version.
 """

@@ -97,18 +97,20 @@ class ResponseParser:
             return False
         first, *lines = bytes(self._rest[:end]).split(b"\r\n")
         del self._rest[: end + 4]
-        found = _STATUS.fullmatch(first)
-        if not found:
+        status_line = _STATUS.fullmatch(first)
+        if not status_line:
             raise MalformedResponse(f"not HTTP: it begins with {first[:40]!r}")
-        status = int(found[2])
+        status = int(status_line[2])
         if status < 200:  # an interim answer; the real one follows
             if status == 101:
                 raise MalformedResponse("the server switched protocols")
             return True
         self.status = status
         self.headers = dict(_header(line) for line in lines)
-        said = self.headers.get(b"connection", b"").lower()
-        self.keep_alive = b"close" not in said and (found[1] == b"1" or b"keep-alive" in said)
+        connection = self.headers.get(b"connection", b"").lower()
+        self.keep_alive = b"close" not in connection and (
+            status_line[1] == b"1" or b"keep-alive" in connection
+        )
         self._framing()
         return True
 
@@ -144,10 +146,10 @@ class ResponseParser:
         if self._left == 0 and not line:  # the end of the chunk before
             self._left = None
             return True
-        found = _CHUNK.fullmatch(line)
-        if not found or self._left == 0:
+        match = _CHUNK.fullmatch(line)
+        if not match or self._left == 0:
             raise MalformedResponse(f"a chunk's length {line[:40]!r}")
-        self._left = int(found[1], 16)
+        self._left = int(match[1], 16)
         self._check_size(self.body_bytes + self._left)
         self._in_trailer = self._left == 0
         self._in_chunk = self._left > 0
@@ -223,9 +225,9 @@ class BusySelector(selectors.SelectSelector):
         return ready
 
 
-def loop_with(watch: BusySelector) -> asyncio.AbstractEventLoop:
+def loop_with(selector: BusySelector) -> asyncio.AbstractEventLoop:
     """A new event loop on this selector."""
-    return asyncio.SelectorEventLoop(watch)
+    return asyncio.SelectorEventLoop(selector)
 
 
 def resolve(host: str, port: int, *, tls: bool) -> Endpoint:
@@ -234,9 +236,9 @@ def resolve(host: str, port: int, *, tls: bool) -> Endpoint:
     Of several addresses the first that takes a connection: `localhost` often has one in IPv6 first, and a
     server only that of IPv4. Where none does, the first, whose error is then shown.
     """
-    found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    takes = (one for one in found if len(found) == 1 or _connects(one, port))
-    return Endpoint(host, port, tls, next(takes, found[0]))
+    addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    takes = (info for info in addresses if len(addresses) == 1 or _connects(info, port))
+    return Endpoint(host, port, tls, next(takes, addresses[0]))
 
 
 def _connects(address: str, port: int) -> bool:
@@ -247,12 +249,12 @@ def _connects(address: str, port: int) -> bool:
     return True
 
 
-class _Line(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection, which has one request at a time under way."""
 
-    def __init__(self, watch: BusySelector) -> None:
-        self._watch = watch
-        self._reader: ResponseParser | None = None
+    def __init__(self, selector: BusySelector) -> None:
+        self._selector = selector
+        self._parser: ResponseParser | None = None
         self._answered: asyncio.Future[float] | None = None
         self.transport: asyncio.Transport | None = None
         self.usable = True
@@ -261,45 +263,45 @@ class _Line(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def begin(self, reader: ResponseParser) -> "asyncio.Future[float]":
-        """Expect an answer; the future gives when its last bytes were there."""
-        self._reader = reader
+    def begin(self, parser: ResponseParser) -> "asyncio.Future[float]":
+        """Expect a response; the future gives when its last bytes were there."""
+        self._parser = parser
         self._answered = asyncio.get_running_loop().create_future()
         return self._answered
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
-        if reader is None:  # nothing was asked
+        parser = self._parser
+        if parser is None:  # nothing was asked
             self.usable = False
             self._close()
             return
         try:
-            reader.feed(data)
+            parser.feed(data)
         except MalformedResponse as error:
             self._fail(error)
         else:
-            if reader.done:
-                self._finish(reader)
+            if parser.done:
+                self._finish(parser)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
-        reader = self._reader
-        if reader is None:
+        parser = self._parser
+        if parser is None:
             return
-        if exc is None and reader.end():
-            self._finish(reader)
+        if exc is None and parser.end():
+            self._finish(parser)
         else:
-            when = "in the middle of" if reader.begun else "before"
+            when = "in the middle of" if parser.begun else "before"
             self._fail(ConnectionError(f"connection lost {when} the answer"))
 
-    def _finish(self, reader: ResponseParser) -> None:
-        answered, self._reader, self._answered = self._answered, None, None
-        self.usable = self.usable and reader.keep_alive
+    def _finish(self, parser: ResponseParser) -> None:
+        answered, self._parser, self._answered = self._answered, None, None
+        self.usable = self.usable and parser.keep_alive
         if answered is not None and not answered.done():
-            answered.set_result(self._watch.woke_s)
+            answered.set_result(self._selector.woke_s)
 
     def _fail(self, error: Exception) -> None:
-        answered, self._reader, self._answered = self._answered, None, None
+        answered, self._parser, self._answered = self._answered, None, None
         self.usable = False
         if answered is not None and not answered.done():
             answered.set_exception(error)
@@ -313,84 +315,84 @@ class _Line(asyncio.Protocol):
 class HttpClient:
     """Asks one server with prepared requests, by turns. `keep`: the connection is used again.
 
-    `wanted`: what an answer must hold to count as one; None takes whatever has status 200.
+    `check`: of responses with status 200, which all count as good without it.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
         requests: Sequence[bytes],
-        watch: BusySelector,
+        selector: BusySelector,
         *,
         limit_s: float,
         keep: bool = True,
         secure: ssl.SSLContext | None = None,
-        wanted: ResponseCheck | None = None,
+        check: ResponseCheck | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._wanted = wanted
+        self._check = check
         self._requests = requests
-        self._watch = watch
+        self._selector = selector
         self._limit_s = limit_s
         self._keep = keep
         self._secure = secure
-        self._line: _Line | None = None
+        self._connection: _Connection | None = None
 
     async def ask(self, number: int) -> Exchange:
-        """Send a request and wait for its answer, at most `limit_s`."""
+        """Send the request of a number and wait for its response, at most `limit_s`."""
         request = self._requests[number % len(self._requests)]
-        reply, answer = await self.fetch(request, keep_bytes=READ_BYTES if self._wanted else 0)
-        if reply.outcome == GOOD and self._wanted and (why := self._wanted.outcome(answer)):
-            return reply._replace(outcome=why)
-        return reply
+        exchange, response = await self.fetch(request, keep_bytes=READ_BYTES if self._check else 0)
+        if exchange.outcome == GOOD and self._check and (why := self._check.outcome(response)):
+            return exchange._replace(outcome=why)
+        return exchange
 
     async def fetch(
         self, request: bytes, *, keep_bytes: int = MOST_BODY_BYTES
     ) -> tuple[Exchange, ResponseParser]:
-        """The same for any request, with the answer, whose status alone is judged."""
+        """Send any request, and return its response as well, of which the status alone is judged."""
         loop = asyncio.get_running_loop()
-        reader = ResponseParser(keep_bytes=keep_bytes)
+        parser = ResponseParser(keep_bytes=keep_bytes)
         sent = loop.time()
         try:
             async with asyncio.timeout(self._limit_s):
-                line = self._line
-                if line is None or not line.usable:
-                    line = await self._connected()
-                answered = line.begin(reader)
-                assert line.transport is not None
-                line.transport.write(request)
+                connection = self._connection
+                if connection is None or not connection.usable:
+                    connection = await self._connected()
+                answered = connection.begin(parser)
+                assert connection.transport is not None
+                connection.transport.write(request)
                 ended = await answered
         except TimeoutError:
             self.close()
-            return Exchange(sent, loop.time(), f"no answer within {self._limit_s:g} s"), reader
+            return Exchange(sent, loop.time(), f"no answer within {self._limit_s:g} s"), parser
         except asyncio.CancelledError:
             self.close()
             raise
         except (OSError, MalformedResponse) as error:
             self.close()
-            return Exchange(sent, loop.time(), _reason(error)), reader
-        if not (self._keep and line.usable):
+            return Exchange(sent, loop.time(), _reason(error)), parser
+        if not (self._keep and connection.usable):
             self.close()
-        return Exchange(sent, max(ended, sent), _outcome(reader.status)), reader
+        return Exchange(sent, max(ended, sent), _outcome(parser.status)), parser
 
-    async def _connected(self) -> _Line:
+    async def _connected(self) -> _Connection:
         self.close()
         loop = asyncio.get_running_loop()
-        _, line = await loop.create_connection(
-            lambda: _Line(self._watch),
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self._selector),
             self._endpoint.address,
             self._endpoint.port,
             ssl=self._secure,
             server_hostname=self._endpoint.host if self._secure else None,
         )
-        self._line = line
-        return line
+        self._connection = connection
+        return connection
 
     def close(self) -> None:
         """Drop the connection."""
-        line, self._line = self._line, None
-        if line is not None and line.transport is not None:
-            line.transport.abort()
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
 
 
 def _outcome(status: int) -> str:

@@ -39,23 +39,23 @@ Sink = Callable[[RequestRecord], None]
 async def closed_loop(make: MakeClient, n_callers: int, sink: Sink, stop: asyncio.Event) -> None:
     """`n_callers` who each ask again as soon as they are answered, until `stop`; the last are dropped."""
     numbers = iter(range(1 << 62))
-    callers = [make() for _ in range(n_callers)]
+    clients = [make() for _ in range(n_callers)]
 
-    async def one(caller: Client) -> None:
+    async def drive(client: Client) -> None:
         due = asyncio.get_running_loop().time()
         while not stop.is_set():
-            reply = await caller.ask(next(numbers))
-            sink(RequestRecord(due, reply.sent_s, reply.ended_s, reply.outcome, queued=False))
-            due = reply.ended_s
-            if reply.outcome != GOOD:
+            exchange = await client.ask(next(numbers))
+            sink(RequestRecord(due, exchange.sent_s, exchange.ended_s, exchange.outcome, queued=False))
+            due = exchange.ended_s
+            if exchange.outcome != GOOD:
                 await asyncio.sleep(REFUSED_PAUSE_S)
                 due = asyncio.get_running_loop().time()
 
-    tasks = [asyncio.create_task(one(caller)) for caller in callers]
+    tasks = [asyncio.create_task(drive(client)) for client in clients]
     try:
-        await _until(stop, tasks)
+        await _wait_until(stop, tasks)
     finally:
-        await _dropped(tasks, callers)
+        await _drop(tasks, clients)
 
 
 async def open_loop(
@@ -75,15 +75,15 @@ async def open_loop(
     before a request is due, and the rest is spent in turns of the loop: timers wake late.
     """
     pool = _Pool(make, most)
-    asking = asyncio.create_task(_arrive(pool, due, sink, early_s))
+    asking = asyncio.create_task(_send_when_due(pool, due, sink, early_s))
     try:
-        await _until(stop, [asking])
+        await _wait_until(stop, [asking])
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         if pool.under_way:
             await asyncio.wait(pool.under_way, timeout=patience_s)
     finally:
-        await _dropped([asking, *pool.under_way], pool.callers)
+        await _drop([asking, *pool.under_way], pool.clients)
 
 
 def wake_early_s(rate_per_s: float) -> float:
@@ -91,7 +91,7 @@ def wake_early_s(rate_per_s: float) -> float:
     return WAKE_S if rate_per_s * WAKE_S <= WAKES_SHARE else 0.0
 
 
-async def _arrive(pool: "_Pool", due: Iterator[float], sink: Sink, early_s: float) -> None:
+async def _send_when_due(pool: "_Pool", due: Iterator[float], sink: Sink, early_s: float) -> None:
     loop = asyncio.get_running_loop()
     for number, at in enumerate(due):
         wait = at - loop.time()
@@ -99,24 +99,24 @@ async def _arrive(pool: "_Pool", due: Iterator[float], sink: Sink, early_s: floa
             await asyncio.sleep(wait - early_s)
         while early_s and loop.time() < at:
             await asyncio.sleep(0)
-        task = asyncio.create_task(_one(pool, number, at, sink))
+        task = asyncio.create_task(_send(pool, number, at, sink))
         pool.under_way.add(task)
         task.add_done_callback(pool.under_way.discard)
         if wait <= 0 and number % 64 == 63:
             await asyncio.sleep(0)  # far behind: answers must be read all the same
 
 
-async def _one(pool: "_Pool", number: int, due: float, sink: Sink) -> None:
+async def _send(pool: "_Pool", number: int, due: float, sink: Sink) -> None:
     queued = False
     sent = None
     try:
-        caller, queued = await pool.take()
+        client, queued = await pool.take()
         try:
             sent = asyncio.get_running_loop().time()
-            reply = await caller.ask(number)
+            exchange = await client.ask(number)
         finally:
-            pool.give(caller)
-        sink(RequestRecord(due, reply.sent_s, reply.ended_s, reply.outcome, queued=queued))
+            pool.give(client)
+        sink(RequestRecord(due, exchange.sent_s, exchange.ended_s, exchange.outcome, queued=queued))
     except asyncio.CancelledError:  # the level is over and its patience, too
         now = asyncio.get_running_loop().time()
         sink(
@@ -135,31 +135,31 @@ class _Pool:
         self._most = most
         self._free: list[Client] = []
         self._waiting: deque[asyncio.Future[Client]] = deque()
-        self.callers: list[Client] = []
+        self.clients: list[Client] = []
         self.under_way: set[asyncio.Task[None]] = set()
 
     async def take(self) -> tuple[Client, bool]:
         """A connection, and whether it had to be waited for."""
         if self._free:
             return self._free.pop(), False
-        if len(self.callers) < self._most:
-            self.callers.append(self._make())
-            return self.callers[-1], False
+        if len(self.clients) < self._most:
+            self.clients.append(self._make())
+            return self.clients[-1], False
         waiting: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         return await waiting, True
 
-    def give(self, caller: Client) -> None:
+    def give(self, client: Client) -> None:
         """Back for others."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
-                waiting.set_result(caller)
+                waiting.set_result(client)
                 return
-        self._free.append(caller)
+        self._free.append(client)
 
 
-async def _until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None:
+async def _wait_until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None:
     """Until `stop`, or until a task breaks, whose exception is raised."""
     stopped = asyncio.create_task(stop.wait())
     pending: set[asyncio.Task[Any]] = {stopped, *tasks}
@@ -172,9 +172,9 @@ async def _until(stop: asyncio.Event, tasks: list["asyncio.Task[None]"]) -> None
         stopped.cancel()
 
 
-async def _dropped(tasks: "list[asyncio.Task[None]]", callers: list[Client]) -> None:
+async def _drop(tasks: "list[asyncio.Task[None]]", clients: list[Client]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for caller in callers:
-        caller.close()
+    for client in clients:
+        client.close()

@@ -145,29 +145,29 @@ def with_sizes(
 
     Raises UsageError for a shape that doesn't fit, and for several rows of a model whose size is fixed.
     """
-    for name in shapes.keys() - {one.name for one in inputs}:
-        known = ", ".join(one.name for one in inputs)
+    for name in shapes.keys() - {tensor.name for tensor in inputs}:
+        known = ", ".join(tensor.name for tensor in inputs)
         raise UsageError(f"--tensor names {name!r}, which isn't sent", f"the inputs are {known}")
-    if rows > 1 and not any(one.shape[:1] == (-1,) for one in inputs):
+    if rows > 1 and not any(tensor.shape[:1] == (-1,) for tensor in inputs):
         raise UsageError(
             "the model takes one input at a time: no first dimension is open", "leave --rows out"
         )
-    return tuple(_sized(one, rows, dim, shapes.get(one.name)) for one in inputs)
+    return tuple(_sized(tensor, rows, dim, shapes.get(tensor.name)) for tensor in inputs)
 
 
-def _sized(one: Tensor, rows: int, dim: int, given: tuple[int, ...] | None) -> Tensor:
-    open_first = one.shape[:1] == (-1,)
-    inner = one.shape[1:] if open_first else one.shape
+def _sized(tensor: Tensor, rows: int, dim: int, given: tuple[int, ...] | None) -> Tensor:
+    open_first = tensor.shape[:1] == (-1,)
+    inner = tensor.shape[1:] if open_first else tensor.shape
     if given is not None:
         fits = len(given) == len(inner) and all(a in (-1, b) for a, b in zip(inner, given, strict=True))
         if not fits:
             raise UsageError(
-                f"--tensor {one.name}:{','.join(map(str, given))} doesn't fit the model's {list(inner)}",
+                f"--tensor {tensor.name}:{','.join(map(str, given))} doesn't fit the model's {list(inner)}",
                 "give its dimensions without the batch",
             )
         inner = given
     whole = tuple(dim if size == -1 else size for size in inner)
-    return replace(one, shape=((rows,) if open_first else ()) + whole)
+    return replace(tensor, shape=((rows,) if open_first else ()) + whole)
 
 
 def bodies(inputs: Sequence[Tensor], *, seed: int, binary: bool) -> tuple[Body, ...]:
@@ -175,7 +175,9 @@ def bodies(inputs: Sequence[Tensor], *, seed: int, binary: bool) -> tuple[Body, 
 
     Raises UsageError where one of them would be too large.
     """
-    values = sum(math.prod(one.shape) * (TEXT_WORDS if one.datatype == "BYTES" else 1) for one in inputs)
+    values = sum(
+        math.prod(tensor.shape) * (TEXT_WORDS if tensor.datatype == "BYTES" else 1) for tensor in inputs
+    )
     if values > MOST_VALUES:
         raise UsageError(
             f"one request would have {values:,} values", "choose smaller --rows, --dim or --tensor"
@@ -187,11 +189,15 @@ def bodies(inputs: Sequence[Tensor], *, seed: int, binary: bool) -> tuple[Body, 
 
 def _body(inputs: Sequence[Tensor], rng: random.Random, *, binary: bool) -> Body:
     entries, tail = [], []
-    for one in inputs:
-        values = _values(one, rng)
-        entry: dict[str, object] = {"name": one.name, "shape": list(one.shape), "datatype": one.datatype}
+    for tensor in inputs:
+        values = _values(tensor, rng)
+        entry: dict[str, object] = {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "datatype": tensor.datatype,
+        }
         if binary:
-            piece = _packed(one.datatype, values)
+            piece = _packed(tensor.datatype, values)
             entry["parameters"] = {"binary_data_size": len(piece)}
             tail.append(piece)
         else:
@@ -204,17 +210,17 @@ def _body(inputs: Sequence[Tensor], rng: random.Random, *, binary: bool) -> Body
     return Body(head + b"".join(tail), len(head) if binary else None)
 
 
-def _values(one: Tensor, rng: random.Random) -> list[float] | list[int] | list[bool] | list[str]:
-    count = math.prod(one.shape)
-    if one.name in (_ALL_ONES, _ALL_ZEROS):
-        return [int(one.name == _ALL_ONES)] * count
-    if one.datatype == "BYTES":
+def _values(tensor: Tensor, rng: random.Random) -> list[float] | list[int] | list[bool] | list[str]:
+    count = math.prod(tensor.shape)
+    if tensor.name in (_ALL_ONES, _ALL_ZEROS):
+        return [int(tensor.name == _ALL_ONES)] * count
+    if tensor.datatype == "BYTES":
         return [" ".join(rng.choices(_WORDS, k=TEXT_WORDS)) for _ in range(count)]
-    if one.datatype == "BOOL":
+    if tensor.datatype == "BOOL":
         return [rng.random() < 0.5 for _ in range(count)]
-    if one.datatype in ("FP16", "BF16", "FP32", "FP64"):
+    if tensor.datatype in ("FP16", "BF16", "FP32", "FP64"):
         return [rng.gauss(0.0, 1.0) for _ in range(count)]
-    most = 128 if one.datatype == "INT8" else 256 if one.datatype == "UINT8" else MOST_IDS
+    most = 128 if tensor.datatype == "INT8" else 256 if tensor.datatype == "UINT8" else MOST_IDS
     return [rng.randrange(1, most) for _ in range(count)]
 
 
@@ -293,34 +299,34 @@ class ModelMetadata:
 def server_metadata(body: bytes) -> ServerMetadata:
     """Nothing here is needed: what can't be read is left out."""
     try:
-        found = load(body)
+        value = load(body)
     except ValueError:
         return ServerMetadata()
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return ServerMetadata()
-    extensions = found.get("extensions")
+    extensions = value.get("extensions")
     names = extensions if isinstance(extensions, list) else []
     return ServerMetadata(
-        _text(found.get("name")), _text(found.get("version")), any(one in names for one in BINARY)
+        _text(value.get("name")), _text(value.get("version")), any(extension in names for extension in BINARY)
     )
 
 
 def model_metadata(body: bytes) -> ModelMetadata:
     """The model's inputs. Raises ServerUnusable where they can't be read."""
     try:
-        found = load(body)
+        value = load(body)
     except ValueError as error:
         raise _unreadable(str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _unreadable("it isn't an object")
-    listed = found.get("inputs")
+    listed = value.get("inputs")
     if not isinstance(listed, list) or not 0 < len(listed) <= MOST_INPUTS:
         raise _unreadable("it lists no inputs, or too many")
     inputs = tuple(map(_tensor, listed))
-    parameters = found.get("parameters")
+    parameters = value.get("parameters")
     return ModelMetadata(
-        _text(found.get("name")),
-        _text(found.get("platform")),
+        _text(value.get("name")),
+        _text(value.get("platform")),
         inputs,
         _plain(parameters) if isinstance(parameters, dict) else (),
     )
@@ -334,23 +340,23 @@ def choose_inputs(
     Weir's service lists texts and token ids, of which a request has one: ids, whose length is exact.
     Raises ServerUnusable naming the inputs that there are.
     """
-    names = [one.name for one in model.inputs]
+    names = [tensor.name for tensor in model.inputs]
     if not wanted and server.name == "weir" and IDS[0] in names:
         wanted = IDS
     missing = [name for name in wanted if name not in names]
     if missing:
         raise ServerUnusable(f"the model has no input {missing[0]!r}", f"it has {', '.join(names)}")
-    return tuple(one for one in model.inputs if not wanted or one.name in wanted)
+    return tuple(tensor for tensor in model.inputs if not wanted or tensor.name in wanted)
 
 
 def only_model(body: bytes) -> str:
     """The one ready model of a repository's index. Raises ServerUnusable where there isn't just one."""
     try:
-        found = load(body)
+        value = load(body)
     except ValueError as error:
         raise _unreadable(str(error)) from error
-    entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    names = [_text(one.get("name")) for one in entries if one.get("state", "READY") == "READY"]
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    names = [_text(entry.get("name")) for entry in entries if entry.get("state", "READY") == "READY"]
     if len(names) != 1:
         raise ServerUnusable(
             f"the server has {len(names)} models ready{': ' if names else ''}{', '.join(names[:10])}",
@@ -422,35 +428,37 @@ class ResponseCheck:
     rows: int | None = None
     first_bytes: int = 0
 
-    def outcome(self, answer: Response) -> str:
+    def outcome(self, response: Response) -> str:
         """What an answer with status 200 lacks, alike for all that lack it; empty for a good one."""
-        if answer.body_bytes < SHORTEST * self.first_bytes:
+        if response.body_bytes < SHORTEST * self.first_bytes:
             return "status 200, but much shorter than the first answer"
-        length = answer.headers.get(JSON_LENGTH, b"")
-        json_bytes = int(length) if length.isdigit() else answer.body_bytes
+        length = response.headers.get(JSON_LENGTH, b"")
+        json_bytes = int(length) if length.isdigit() else response.body_bytes
         if not self.protocol or (self.first_bytes and json_bytes > READ_BYTES):
             return ""
-        why = missing_from(bytes(answer.body[:json_bytes]), answer.body_bytes - json_bytes, rows=self.rows)
+        why = missing_from(
+            bytes(response.body[:json_bytes]), response.body_bytes - json_bytes, rows=self.rows
+        )
         return f"status 200, but {why}" if why else ""
 
 
 def missing_from(document: bytes, binary_bytes: int, *, rows: int | None) -> str:
     """What an answer lacks whose JSON is `document` and is followed by that many bytes; empty for nothing."""
     try:
-        found = load(document)
+        value = load(document)
     except ValueError:
         return "not in JSON"
-    outputs = found.get("outputs") if isinstance(found, dict) else None
+    outputs = value.get("outputs") if isinstance(value, dict) else None
     if not isinstance(outputs, list) or not outputs:
         return "without outputs"
     left, first_sizes = binary_bytes, set()
-    for one in outputs:
-        shape = _shape(one)
-        if not isinstance(one, dict) or shape is None:
+    for output in outputs:
+        shape = _shape(output)
+        if not isinstance(output, dict) or shape is None:
             return "with an output that has no name, datatype or shape"
-        parameters = one.get("parameters")
+        parameters = output.get("parameters")
         size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
-        if not _has_its_values(one, math.prod(shape), size):
+        if not _has_its_values(output, math.prod(shape), size):
             return _OTHER_VALUES
         left -= size if isinstance(size, int) else 0
         first_sizes |= set(shape[:1])

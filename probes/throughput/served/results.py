@@ -1,6 +1,7 @@
 """What a served scan keeps: its settings, and of each level every request in the windows that count.
 
-Derived figures (percentiles, throughput, goodput, the knee) aren't stored; `servedcurve` computes them.
+Derived figures aren't stored: percentiles, throughput, goodput and the knee are functions here, as is which
+level is measured next.
 """
 
 import math
@@ -246,7 +247,7 @@ def latencies(level: Level) -> tuple[Percentile, ...] | Unknown:
 
 
 def naive_latencies(level: Level) -> tuple[Percentile, ...] | Unknown:
-    """The same from when they were sent, which leaves out the wait of requests that couldn't be sent."""
+    """p50, p90 and p99 from sending, which leaves out the wait of requests for a connection."""
     return _percentiles(since_sent(level))
 
 

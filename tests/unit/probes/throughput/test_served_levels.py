@@ -164,7 +164,7 @@ def test_a_window_ends_at_a_good_answer_whatever_is_noted_after_it() -> None:
     from probes.throughput.served.load import RequestRecord
 
     async def bound() -> float:
-        ledger = levelrun._Ledger()
+        ledger = levelrun._Records()
         asking = asyncio.create_task(levelrun._boundary(Load("closed", 2), settings(), ledger))
         await asyncio.sleep(1.0)
         ledger.add(RequestRecord(0.0, 0.0, 1.0, "good", False))
