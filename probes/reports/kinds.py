@@ -50,14 +50,10 @@ class ReportKind(Generic[R]):
     holds: Callable[[Path], bool]  # whether a file is of this kind, also where the rest of it is broken
     load: Callable[[Path, Path, str], tuple[R, str]]  # file, its name in messages, hint -> report, its text
     document: Callable[[R], Document]
-    plots: Callable[
-        [R], tuple[Plot, ...]
-    ]  # raises ImportError without matplotlib, which is on the host alone
+    plots: Callable[[R], tuple[Plot, ...]]  # raises ImportError without matplotlib: only the host has it
     metrics: Callable[[R], str] | None = None
-    no_metrics: tuple[str, str] = (
-        "has no metrics: {called}",
-        "show it, or write a page: html",
-    )  # error, hint
+    # without metrics: what the error says of a file, and its hint
+    no_metrics: tuple[str, str] = ("has no metrics: {called}", "show it, or write a page: html")
     compare: Callable[[R, R, tuple[str, str], bool], str] | None = None  # A, B, names, force -> Markdown
 
     def text(self, report: R, *, markdown: bool = False) -> str:
