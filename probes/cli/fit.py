@@ -114,7 +114,7 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
 
 
 def _fit(args: argparse.Namespace) -> Exit:
-    from probes.reports.fit import draw
+    from probes.reports.pictures import draw_fit
 
     asked = _question(args)
     args.machine = args.machine or MACHINE
@@ -128,7 +128,7 @@ def _fit(args: argparse.Namespace) -> Exit:
             if kept:
                 write_file(args.json, to_json(report), place=kept)
             if place:
-                write_file(args.picture, draw(report), place=place)
+                write_file(args.picture, draw_fit(report), place=place)
     return _exit(report)
 
 

@@ -116,11 +116,12 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.core.codec import to_json
     from probes.placement.planner.plan import make
     from probes.placement.planner.request import constants, described
-    from probes.reports.plan import draw, lines
+    from probes.reports.pictures import draw_plan
+    from probes.reports.plan import lines
 
     model, machine = described(args.model), constants(args.machine)
     made = make(model, machine, **_asked(args, model, machine))
-    return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.found.timeline)
+    return lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.plan, made.found.timeline)
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:
@@ -128,11 +129,12 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.core.codec import to_json
     from probes.placement.planner.multi_gpu import make_cards
     from probes.placement.planner.request import constants, described
-    from probes.reports.plan import cards_lines, draw
+    from probes.reports.pictures import draw_plan
+    from probes.reports.plan import cards_lines
 
     model, machine = described(args.model), constants(args.machine)
     made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
-    return cards_lines(made.plan), partial(to_json, made.plan), partial(draw, made.joined, made.timeline)
+    return cards_lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
 
 
 def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:

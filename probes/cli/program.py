@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from probes.cli import fit, place, plan, throughput, watch
+from probes.cli import fit, place, plan, reports, throughput, watch
 from probes.cli.arguments import Verbs, add_verb, number, seed, size
-from probes.cli.reports import add_verbs, shown
 from probes.core.codec import encode, to_json
 from probes.core.entry import delivered
 from probes.core.errors import Exit, UsageError
@@ -27,8 +26,8 @@ from probes.placement.types import DTYPES, MODELS
 from probes.records.facts import Machine
 from probes.records.rows import Case
 from probes.records.schema import ProbeReport, ProbeRun, Settings
-from probes.reports import text as render
-from probes.reports.headline import headline, next_step
+from probes.reports.run import ended_line, expectation_line, record_line
+from probes.reports.run_headline import headline, next_step
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
@@ -88,7 +87,7 @@ class ProgressPrinter(session.Listener):
 
     def record(self, record: Told) -> None:
         """A line for each record that has one."""
-        text = "" if isinstance(record, Aside) else render.record_line(record)
+        text = "" if isinstance(record, Aside) else record_line(record)
         if text:
             echo(f"  {text}")
         self._done.add((self._probe, self._round, BEGINNING))
@@ -100,7 +99,7 @@ class ProgressPrinter(session.Listener):
     def ended(self, run: ProbeRun) -> None:
         """How it ended."""
         self._ended.add((run.probe, run.round))
-        echo(f"{run.probe}: {render.ended_line(run)}")
+        echo(f"{run.probe}: {ended_line(run)}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -129,11 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(doctor, "--json", "print JSON instead of text")
     doctor.set_defaults(do=_doctor)
     _add_run(verbs)
-    show = add_verb(verbs, "show", "print a saved report as tables")
-    show.add_argument("file", type=Path, metavar="FILE", help="JSON report of run, throughput, watch or fit")
-    flag(show, "--markdown", "print Markdown, to paste into an issue")
-    show.set_defaults(do=_show)
-    add_verbs(verbs)
+    reports.add_verbs(verbs)
     plan.add_verbs(verbs)
     place.add_verbs(verbs)
     watch.add_verbs(verbs)
@@ -207,7 +202,7 @@ def _machine(args: argparse.Namespace) -> Exit:
         write(to_json(found))
     else:
         echo("\n".join(machine_lines(found)))
-        echo(f"a request for more VRAM than there is, {render.expectation_line(expect(found))}")
+        echo(f"a request for more VRAM than there is, {expectation_line(expect(found))}")
         if next_step(found):
             echo(next_step(found))
     return Exit.OK
@@ -301,15 +296,6 @@ def _page_line(path: Path, *, in_container: bool) -> str:
         words = command("weir", "probe", "html", path.name)
         return f"page with plots, on the host, in the folder that is {path.parent.absolute()} here: {words}"
     return f"page with plots, on the host: {command('weir', 'probe', 'html', str(path))}"
-
-
-def _show(args: argparse.Namespace) -> Exit:
-    text = shown(args.file, markdown=args.markdown)
-    if args.markdown:
-        write(text + "\n")
-    else:
-        echo(text)
-    return Exit.OK
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,16 +13,22 @@ from probes.core.output import echo, error, flag, option
 from probes.core.unknown import Unknown
 from probes.records.facts import Machine
 from probes.records.files import reading
-from probes.throughput.ceiling import Ceilings
+from probes.throughput.ceilings import Ceilings
+from probes.throughput.direct.results import BatchRow, Series, Way
 from probes.throughput.direct.scan import BACKENDS, DEVICES, INPUTS, MODES, MOST_BATCH, powers
-from probes.throughput.direct.scanned import BatchRow, Series, Way
 
 if TYPE_CHECKING:
     from probes.throughput.direct import scan as directscan
-    from probes.throughput.document import ThroughputReport
-    from probes.throughput.served.scanned import ServedScan, ServedSettings
+    from probes.throughput.report import ThroughputReport
+    from probes.throughput.served.results import ServedScan, ServedSettings
 
 
+FOLDER = Path("reports/throughput")
+MODELS = ("particlenet", "mlp", "encoder", "product")
+EXITS = (
+    "Exit codes: 0 done, 2 usage, 3 torch or every backend is missing, 4 a way broke, "
+    "5 unreadable or unwritable report, 130 interrupted (the report has what was measured)."
+)
 MOST_PAYLOAD_BYTES = 64 << 20
 QUICK = (1.0, 4)  # seconds of a window, windows at most
 FULL = (3.0, 10)
@@ -33,10 +39,74 @@ _several = whole(1, 10**6)
 _callers = whole(1, MOST_CALLERS)
 _positive = number(lambda x: 0 < x <= 1e6, "a number above 0, at most 1000000")
 _share = number(lambda x: 0 < x < 1, "a number above 0 and below 1: write 0.1 for 10 %")
+_count = whole(1, 10**6)
+_aim = number(lambda share: 0 <= share < 1, "a share from 0 to 1")
+_seconds = number(lambda s: 0 < s <= 1e5, "a number of seconds up to 100000")
 
 
-def add_served_arguments(scan: argparse.ArgumentParser) -> None:
-    """What the served half is asked for."""
+def add_verbs(verbs: Verbs) -> None:
+    """Add the verb and its arguments."""
+    scan = add_verb(
+        verbs,
+        "throughput",
+        "measure inputs per second over batch size: where it saturates, and which resource limits it",
+        exits=EXITS,
+    )
+    _add_model_arguments(scan)
+    option(scan, "--batches", "N,N", "batch sizes (default: powers of two)", _batches)
+    option(scan, "--max-batch", "N", "largest power of two to try", _count, default=MOST_BATCH)
+    option(scan, "--trials", "N", "trials of each batch size", _count, default=100)
+    option(
+        scan,
+        "--aim",
+        "SHARE",
+        "run more trials, up to 4 to 20 times as many, until the error of the throughput is below this; "
+        "0 runs no more",
+        _aim,
+        default=0.02,
+    )
+    option(
+        scan,
+        "--longest",
+        "SECONDS",
+        "stop before a batch size whose trials would take longer than this",
+        _seconds,
+        default=60.0,
+    )
+    for name, choices, what in (
+        ("--device", DEVICES, "device to measure (default: the CPU, and the GPU if torch can use one)"),
+        ("--backend", BACKENDS, "runtime to measure (default: both)"),
+        ("--precision", MODES, "number format (default: all on a GPU, fp32 and bf16 on a CPU)"),
+        ("--inputs", INPUTS, "where a GPU's inputs are (default: copied, which is part of the time)"),
+    ):
+        scan.add_argument(name, action="append", choices=choices, default=[], help=f"{what}; may be repeated")
+    option(scan, "--threads", "N", "CPU threads (default: what the runtime chooses)", _count)
+    option(scan, "--seed", "N", "seed for weights and inputs", _count, default=1)
+    option(scan, "--out", "DIR", "folder for the report", Path, default=FOLDER)
+    _add_served_arguments(scan)
+    scan.set_defaults(do=_throughput)
+
+
+def _add_model_arguments(scan: argparse.ArgumentParser) -> None:
+    option(
+        scan,
+        "--model",
+        "MODEL",
+        f"{', '.join(MODELS)}, with random weights, or a TorchScript file",
+        default="particlenet",
+    )
+    scan.add_argument(
+        "--shape",
+        action="append",
+        type=_shape,
+        default=[],
+        metavar="NxM",
+        help="shape of one input of a TorchScript file, without the batch; repeat it for each input",
+    )
+
+
+def _add_served_arguments(scan: argparse.ArgumentParser) -> None:
+    """Add the arguments about a server."""
     served = scan.add_argument_group("a server under load (Open Inference Protocol over HTTP)")
     option(
         served,
@@ -106,154 +176,6 @@ def _add_load(served: argparse._ArgumentGroup) -> None:
     flag(served, "--quick-load", "measure in fewer and shorter windows")
 
 
-def _served_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, sizes = text.rpartition(":")
-    if not colon or not name:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME:D1,D2")
-    return name, tuple(_several(size) for size in sizes.split(",") if size)
-
-
-def _settings(args: argparse.Namespace) -> "ServedSettings":
-    from probes.throughput.served.scanned import ServedSettings
-
-    window_s, most_windows = QUICK if args.quick_load else FULL
-    return ServedSettings(
-        rows=args.rows,
-        slo_s=args.slo_ms / 1e3 if args.slo_ms else None,
-        window_s=window_s,
-        windows=3,
-        most_windows=most_windows,
-        tolerance=args.tolerance,
-        limit_s=args.timeout_s,
-        most_callers=args.most_callers,
-        most_connections=args.connections,
-        keep_alive=not args.new_connections,
-        rates_per_s=tuple(args.rate),
-        seed=args.seed,
-    )
-
-
-def served(args: argparse.Namespace, folder: Path) -> Exit:
-    """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
-    from probes.reports.scan import level_line, served_answer
-    from probes.throughput.document import named_scan, write_new_scan, write_scan
-    from probes.throughput.served.client import parse_url
-    from probes.throughput.served.scan import Asking, scan
-
-    target = parse_url(args.url, model=args.served_model or "")
-    asking = Asking(tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json)
-    report = named_scan(args.into)[0] if args.into else _new(args.seed)
-    path = args.into or write_new_scan(report, folder, "served")
-    seen = 0
-
-    def keep(found: "ServedScan") -> None:
-        nonlocal seen
-        write_scan(replace(report, served=found), path)  # before a level is shown: what was seen is kept
-        finished, seen = found.levels[seen:], len(found.levels)
-        for level in finished:
-            echo(level_line(level))
-
-    try:
-        found = scan(target, asking, _settings(args), keep)
-    except KeyboardInterrupt:
-        error(f"interrupted; {path} holds what was measured, levels: {seen}")
-        return Exit.INTERRUPTED
-    echo("")
-    for said in served_answer(found):
-        echo(f"- {said}")
-    echo(f"report: {path}")
-    return Exit.OK if found.complete else Exit.BROKEN
-
-
-def _payload(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    with reading(path, "name a file with a request's body, JSON in UTF-8: --payload FILE"):
-        return files.read_text(path, most_bytes=MOST_PAYLOAD_BYTES).encode()
-
-
-def _new(seed: int) -> "ThroughputReport":
-    from probes.core.unknown import Unknown
-    from probes.measure import this_machine
-    from probes.throughput.document import ScanSettings, begun
-
-    settings = ScanSettings("", (), 0, (), (), (), (), seed, 0)
-    return begun(settings, this_machine.look(), Unknown("only a server was asked"))
-
-
-FOLDER = Path("reports/throughput")
-MODELS = ("particlenet", "mlp", "encoder", "product")
-EXITS = (
-    "Exit codes: 0 done, 2 usage, 3 torch or every backend is missing, 4 a way broke, "
-    "5 unreadable or unwritable report, 130 interrupted (the report has what was measured)."
-)
-
-_count = whole(1, 10**6)
-_aim = number(lambda share: 0 <= share < 1, "a share from 0 to 1")
-_seconds = number(lambda s: 0 < s <= 1e5, "a number of seconds up to 100000")
-
-
-def add_verbs(verbs: Verbs) -> None:
-    """Add the verb and its arguments."""
-    scan = add_verb(
-        verbs,
-        "throughput",
-        "measure inputs per second over batch size: where it saturates, and which resource limits it",
-        exits=EXITS,
-    )
-    _add_model_arguments(scan)
-    option(scan, "--batches", "N,N", "batch sizes (default: powers of two)", _batches)
-    option(scan, "--max-batch", "N", "largest power of two to try", _count, default=MOST_BATCH)
-    option(scan, "--trials", "N", "trials of each batch size", _count, default=100)
-    option(
-        scan,
-        "--aim",
-        "SHARE",
-        "run more trials, up to 4 to 20 times as many, until the error of the throughput is below this; "
-        "0 runs no more",
-        _aim,
-        default=0.02,
-    )
-    option(
-        scan,
-        "--longest",
-        "SECONDS",
-        "stop before a batch size whose trials would take longer than this",
-        _seconds,
-        default=60.0,
-    )
-    for name, choices, what in (
-        ("--device", DEVICES, "device to measure (default: the CPU, and the GPU if torch can use one)"),
-        ("--backend", BACKENDS, "runtime to measure (default: both)"),
-        ("--precision", MODES, "number format (default: all on a GPU, fp32 and bf16 on a CPU)"),
-        ("--inputs", INPUTS, "where a GPU's inputs are (default: copied, which is part of the time)"),
-    ):
-        scan.add_argument(name, action="append", choices=choices, default=[], help=f"{what}; may be repeated")
-    option(scan, "--threads", "N", "CPU threads (default: what the runtime chooses)", _count)
-    option(scan, "--seed", "N", "seed for weights and inputs", _count, default=1)
-    option(scan, "--out", "DIR", "folder for the report", Path, default=FOLDER)
-    add_served_arguments(scan)
-    scan.set_defaults(do=_throughput)
-
-
-def _add_model_arguments(scan: argparse.ArgumentParser) -> None:
-    option(
-        scan,
-        "--model",
-        "MODEL",
-        f"{', '.join(MODELS)}, with random weights, or a TorchScript file",
-        default="particlenet",
-    )
-    scan.add_argument(
-        "--shape",
-        action="append",
-        type=_shape,
-        default=[],
-        metavar="NxM",
-        help="shape of one input of a TorchScript file, without the batch; repeat it for each input",
-    )
-
-
 def _batches(text: str) -> tuple[int, ...]:
     return tuple(sorted({_count(part) for part in text.split(",")}))
 
@@ -262,31 +184,39 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split("x"))
 
 
+def _served_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, sizes = text.rpartition(":")
+    if not colon or not name:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME:D1,D2")
+    return name, tuple(_several(size) for size in sizes.split(",") if size)
+
+
 def _throughput(args: argparse.Namespace) -> Exit:
     if args.url:
-        return served(args, args.out)
-    from probes.reports.scan import render_scan
+        return _served(args, args.out)
+    from probes.reports.scan import scan_document
+    from probes.reports.text import render_text
     from probes.throughput.direct import scan as directscan
 
-    asked = _asked(args)
+    request = _request(args)
     listener = _progress()
-    report = directscan.begin(asked.settings, listener)
+    report = directscan.begin(request.settings, listener)
     try:
-        report, path = directscan.direct(report, asked, args.out, listener)
+        report, path = directscan.direct(report, request, args.out, listener)
     except KeyboardInterrupt:
         if listener.path is None:
             raise
         error(f"interrupted; {listener.path} holds what was measured")
         return Exit.INTERRUPTED
-    echo(f"\n{render_scan(report)}")
+    echo(f"\n{render_text(scan_document(report))}")
     echo(f"\nreport: {path}")
     echo(f"tables: {probe_line('show', path)}")
     return directscan.exit_code(report)
 
 
-def _asked(args: argparse.Namespace) -> "directscan.Asked":
+def _request(args: argparse.Namespace) -> "directscan.ScanRequest":
     from probes.throughput.direct import scan as directscan
-    from probes.throughput.document import ScanSettings
+    from probes.throughput.report import ScanSettings
 
     if args.model not in MODELS and not Path(args.model).is_file():
         raise UsageError(
@@ -310,13 +240,13 @@ def _asked(args: argparse.Namespace) -> "directscan.Asked":
         threads=args.threads or 0,
         aim=args.aim,
     )
-    return directscan.Asked(settings, tuple(args.shape), args.longest)
+    return directscan.ScanRequest(settings, tuple(args.shape), args.longest)
 
 
 def _progress() -> "directscan.Listener":
     from probes.hardware.snapshot import machine_lines
     from probes.reports.scan import ceiling_tables, rate
-    from probes.reports.text import drawn_table
+    from probes.reports.text import render_table
     from probes.throughput.direct import scan as directscan
 
     class Progress(directscan.Listener):
@@ -333,7 +263,7 @@ def _progress() -> "directscan.Listener":
 
         def ceilings(self, found: Ceilings | Unknown) -> None:
             """The ceilings."""
-            tables = [drawn_table(one, markdown=False) for one in ceiling_tables(found)]
+            tables = [render_table(one) for one in ceiling_tables(found)]
             echo("\n\n".join(tables) or f"ceilings: {found}")
 
         def started(self, way: Way) -> None:
@@ -349,3 +279,73 @@ def _progress() -> "directscan.Listener":
             echo(f"  {series.end}" + (f": {series.reason}" if series.reason not in ("", series.end) else ""))
 
     return Progress()
+
+
+def _served(args: argparse.Namespace, folder: Path) -> Exit:
+    """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
+    from probes.reports.scan import level_line, served_findings
+    from probes.throughput.report import named_scan, write_new_scan, write_scan
+    from probes.throughput.served.protocol import parse_url
+    from probes.throughput.served.scan import RequestOptions, scan
+
+    target = parse_url(args.url, model=args.served_model or "")
+    options = RequestOptions(
+        tuple(args.send), args.dim, tuple(args.tensor), _payload(args.payload), args.json
+    )
+    report = named_scan(args.into)[0] if args.into else _new(args.seed)
+    path = args.into or write_new_scan(report, folder, "served")
+    seen = 0
+
+    def keep(scanned: "ServedScan") -> None:
+        nonlocal seen
+        write_scan(replace(report, served=scanned), path)  # before a level is shown: what was seen is kept
+        finished, seen = scanned.levels[seen:], len(scanned.levels)
+        for level in finished:
+            echo(level_line(level))
+
+    try:
+        scanned = scan(target, options, _settings(args), keep)
+    except KeyboardInterrupt:
+        error(f"interrupted; {path} holds what was measured, levels: {seen}")
+        return Exit.INTERRUPTED
+    echo("")
+    for sentence in served_findings(scanned):
+        echo(f"- {sentence}")
+    echo(f"report: {path}")
+    return Exit.OK if scanned.complete else Exit.BROKEN
+
+
+def _settings(args: argparse.Namespace) -> "ServedSettings":
+    from probes.throughput.served.results import ServedSettings
+
+    window_s, most_windows = QUICK if args.quick_load else FULL
+    return ServedSettings(
+        rows=args.rows,
+        slo_s=args.slo_ms / 1e3 if args.slo_ms else None,
+        window_s=window_s,
+        windows=3,
+        most_windows=most_windows,
+        tolerance=args.tolerance,
+        limit_s=args.timeout_s,
+        most_callers=args.most_callers,
+        most_connections=args.connections,
+        keep_alive=not args.new_connections,
+        rates_per_s=tuple(args.rate),
+        seed=args.seed,
+    )
+
+
+def _payload(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    with reading(path, "name a file with a request's body, JSON in UTF-8: --payload FILE"):
+        return files.read_text(path, most_bytes=MOST_PAYLOAD_BYTES).encode()
+
+
+def _new(seed: int) -> "ThroughputReport":
+    from probes.core.unknown import Unknown
+    from probes.measure import this_machine
+    from probes.throughput.report import ScanSettings, begun
+
+    settings = ScanSettings("", (), 0, (), (), (), (), seed, 0)
+    return begun(settings, this_machine.look(), Unknown("only a server was asked"))

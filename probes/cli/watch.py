@@ -13,7 +13,7 @@ from probes.records.files import reserving
 
 if TYPE_CHECKING:
     from probes.records.watched import WatchReport
-    from probes.watch.watcher import Tops
+    from probes.watch.watcher import CardCeilings
 
 
 SHORTEST_S, LONGEST_S = 0.02, 24 * 3600.0
@@ -64,7 +64,7 @@ def _address(text: str) -> tuple[str, int]:
 
 def _watch(args: argparse.Namespace) -> int:
     from probes.reports.watch import report_lines
-    from probes.watch.watcher import Asked, Watching, require_distinct
+    from probes.watch.watcher import Watch, WatchOptions, require_distinct
 
     words = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if args.torch_allocator and not words:
@@ -76,7 +76,7 @@ def _watch(args: argparse.Namespace) -> int:
     require_distinct(
         {"--ceilings": args.ceilings, "--report": args.report, "--jsonl": args.jsonl, "--csv": args.csv}
     )
-    asked = Asked(
+    options = WatchOptions(
         interval_s=args.interval,
         longest_s=args.longest,
         command=words,
@@ -86,11 +86,11 @@ def _watch(args: argparse.Namespace) -> int:
         plain=args.plain,
         torch_allocator=args.torch_allocator,
     )
-    tops = _tops(args.ceilings) if args.ceilings else ()
+    ceilings = _ceilings(args.ceilings) if args.ceilings else ()
     with reserving(args.report, "choose a place that can be written: --report FILE") as place:
-        watching = Watching(asked)
-        report = watching.run(tops)
-        lacks = [*watching.lacks, *_written(report, place, args.report)]
+        watch = Watch(options)
+        report = watch.run(ceilings)
+        lacks = [*watch.lacks, *_written(report, place, args.report)]
     summary_to = error if words else echo  # standard output is the command's
     summary_to("\n".join(report_lines(report)))
     for text in lacks:
@@ -110,20 +110,20 @@ def _written(report: "WatchReport", place: Path | None, name: Path) -> list[str]
     return []
 
 
-def _tops(path: Path) -> "tuple[Tops, ...]":
+def _ceilings(path: Path) -> "tuple[CardCeilings, ...]":
     """The ceilings of the first card, which is the one that scans measure. Raises ReportError."""
-    from probes.throughput.document import named_scan
-    from probes.watch.watcher import Tops
+    from probes.throughput.report import named_scan
+    from probes.watch.watcher import CardCeilings
 
     ceilings = named_scan(path)[0].ceilings
     device = ceilings if isinstance(ceilings, Unknown) else ceilings.on("gpu")
     if isinstance(device, Unknown):
-        return (Tops(device, device, device),)
+        return (CardCeilings(device, device, device),)
     memory, to_card, from_card = (
         rate if isinstance(rate, Unknown) else rate.median
         for rate in (device.memory, device.to_device, device.from_device)
     )
-    return (Tops(memory, to_card, from_card),)
+    return (CardCeilings(memory, to_card, from_card),)
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,9 +17,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from probes.core.unknown import Unknown
-from probes.reports.html import Plot
-from probes.reports.svg import embed, light
-from probes.reports.tables import size
+from probes.reports.document import Plot
+from probes.reports.formats import size
+from probes.reports.palette import light
+from probes.reports.svg import embed
 
 C = TypeVar("C")
 P = TypeVar("P")
@@ -121,9 +122,12 @@ def plot_of(
     name, title = head
     if isinstance(chart, Unknown):
         return Plot(name, title, missing=chart.reason)
-    caption, said = words(chart)
+    caption, description = words(chart)
     drawn = tuple(
-        (sheet.name, embed(paint(chart, sheet), name=f"{name}-{sheet.name}", title=title, description=said))
+        (
+            sheet.name,
+            embed(paint(chart, sheet), name=f"{name}-{sheet.name}", title=title, description=description),
+        )
         for sheet in (DESK, PHONE)
     )
     return Plot(name, title, caption, drawn)

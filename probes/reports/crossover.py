@@ -91,7 +91,7 @@ def line(points: Sequence[Point]) -> Piece:
         slope = (squares * sizes - mixed * ones) / determinant
     if alpha < 0 or slope < 0:  # one of them is held at zero: the better of the two remaining lines
         through_zero, flat = (0.0, sizes / size_squares), (ones / squares, 0.0)
-        alpha, slope = min(through_zero, flat, key=lambda found: _squared(points, *found))
+        alpha, slope = min(through_zero, flat, key=lambda pair: _squared(points, *pair))
     return Piece(points[0].n_bytes, points[-1].n_bytes, alpha, slope)
 
 
@@ -107,9 +107,11 @@ def fit(points: Sequence[Point]) -> Fit | Unknown:
     best: Fit | None = None
     poor = attrgetter("residual")
     for pieces in range(1, MOST_PIECES + 1):
-        found = min((_fitted(ordered, ends) for ends in _cuts(len(ordered), pieces)), key=poor, default=None)
-        if found and (best is None or found.residual < best.residual):
-            best = found
+        candidate = min(
+            (_fitted(ordered, ends) for ends in _cuts(len(ordered), pieces)), key=poor, default=None
+        )
+        if candidate and (best is None or candidate.residual < best.residual):
+            best = candidate
         if best and best.residual <= GOOD_RESIDUAL:
             break
     assert best is not None  # one piece always fits somehow
@@ -244,15 +246,15 @@ def adviser(rows: Sequence[Measurement]) -> Adviser | Unknown:
     if len(copies) < 2:
         return Unknown("compared with the reads that follow it, a copy costs nothing measurable")
     copy = _curve(copies)
-    found = fit(copy.points)
-    copy = replace(copy, pieces=found if isinstance(found, Fit) else None)
+    fitted = fit(copy.points)
+    copy = replace(copy, pieces=fitted if isinstance(fitted, Fit) else None)
     return Adviser(copy, _curve(timed[IN_PLACE]), _curve(timed[REREAD]))
 
 
 def _timed(rows: Sequence[Measurement], name: str) -> dict[int, Timed]:
     """A path's times by size."""
-    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
-    return {row.payload_bytes: timed(row) for row in mine}
+    of_path = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
+    return {row.payload_bytes: timed(row) for row in of_path}
 
 
 def timed(row: Measurement | Reads) -> Timed:
@@ -268,8 +270,8 @@ def _copy_alone(read: Timed, reread: Timed) -> Timed:
 
 
 def _curve(by_size: dict[int, Timed]) -> _Curve:
-    points = tuple(Point(n_bytes, one.seconds) for n_bytes, one in by_size.items())
-    return _Curve(points, tuple(one.error_s / one.seconds for one in by_size.values()))
+    points = tuple(Point(n_bytes, time.seconds) for n_bytes, time in by_size.items())
+    return _Curve(points, tuple(time.error_s / time.seconds for time in by_size.values()))
 
 
 @dataclass(frozen=True)
@@ -293,9 +295,9 @@ class Crossing:
 
 def measured(rows: Iterable[Reads], n_bytes: int) -> BreakEven | Unknown:
     """k* where the two straight lines of time over reads meet; unknown for too few rows or no crossing."""
-    mine = [row for row in rows if row.payload_bytes == n_bytes]
-    copied = _line([row for row in mine if row.way == "copy_first"])
-    in_place = _line([row for row in mine if row.way == "in_place"])
+    of_size = [row for row in rows if row.payload_bytes == n_bytes]
+    copied = _line([row for row in of_size if row.way == "copy_first"])
+    in_place = _line([row for row in of_size if row.way == "in_place"])
     if copied is None or in_place is None:
         return Unknown("fewer than two counts of reads were measured")
     gain = in_place.slope_s - copied.slope_s
@@ -327,7 +329,7 @@ def _line(rows: Sequence[Reads]) -> _Line | None:
     if len({row.reads for row in rows}) < 2:
         return None
     figures = [(row.reads, timed(row)) for row in rows]
-    points = [(k, one.seconds, one.error_s) for k, one in figures]
+    points = [(k, time.seconds, time.error_s) for k, time in figures]
     weights = [1 / seconds**2 for _, seconds, _ in points]
     total = math.fsum(weights)
     x = math.fsum(w * k for w, (k, _, _) in zip(weights, points, strict=True)) / total
@@ -361,6 +363,6 @@ def faster(reads: Sequence[Reads]) -> dict[tuple[int, int], str]:
     """Which way was the faster one, by size and count of reads."""
     times: dict[tuple[int, int], dict[str, float]] = {}
     for row in reads:
-        place = times.setdefault((row.payload_bytes, row.reads), {})
-        place[row.way] = timed(row).seconds
+        ways_here = times.setdefault((row.payload_bytes, row.reads), {})
+        ways_here[row.way] = timed(row).seconds
     return {key: min(ways, key=lambda way: ways[way]) for key, ways in times.items() if len(ways) == 2}

@@ -1,13 +1,14 @@
-"""The answer of `fit` as text: what fits, bars of what takes the bytes, the knobs, the trials. Pure."""
+"""The answer of `fit`: as text, as a document for a page, and as a picture of what takes the bytes. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from probes.core.quoting import html, terminal
+from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
 from probes.fit.question import VERDICTS, FitReport, Largest, Measured, Parts, Taken
-from probes.reports.text import table
+from probes.reports.document import Document, PageSection, Table
+from probes.reports.text import draw_grid
 
 BAR: Final = 32  # characters of the longest bar
 MOST_WORDS: Final = 100  # characters of an error in the table; the JSON has more
@@ -29,7 +30,7 @@ def lines(report: FitReport) -> str:
     parts = [_answer(report), bars(report), _knobs(report)]
     if isinstance(report.measured, Measured):
         parts.append(_measured(report.measured))
-        parts.append(_beside(report, report.measured))
+        parts.append(_comparison(report, report.measured))
     else:
         parts.append(f"not measured: {terminal(report.measured.reason)}")
     parts += [f"note: {terminal(note)}" for note in report.notes]
@@ -38,8 +39,8 @@ def lines(report: FitReport) -> str:
 
 def verdict(report: FitReport) -> str:
     """Whether it fits and what it needs, in a sentence each."""
-    asked = report.question
-    what = f"{asked.model}, {described(report)}, batch {asked.batch} x {asked.tokens} tokens"
+    question = report.question
+    what = f"{question.model}, {described(report)}, batch {question.batch} x {question.tokens} tokens"
     answer = "fits" if report.fits else "doesn't fit"
     needs = binary_bytes(report.smallest_budget_bytes)
     budget = binary_bytes(report.budget_bytes)
@@ -50,39 +51,40 @@ def verdict(report: FitReport) -> str:
 
 
 def _answer(report: FitReport) -> str:
-    asked, card = report.question, terminal(report.constants.rpartition(": ")[2])
+    question, card = report.question, terminal(report.constants.rpartition(": ")[2])
     return (
         f"{terminal(verdict(report))}\n"
-        f"Largest batch of {asked.tokens} tokens: {size(report.predicted_largest_batch)}; "
-        f"longest sequence at batch {asked.batch}: {size(report.predicted_largest_tokens)}; both predicted.\n"
+        f"Largest batch of {question.tokens} tokens: {size(report.predicted_largest_batch)}; "
+        f"longest sequence at batch {question.batch}: {size(report.predicted_largest_tokens)}; "
+        "both predicted.\n"
         f"predicted by {report.predicted_by}; the card's figures: {card}"
     )
 
 
 def described(report: FitReport) -> str:
     """What is done, in a few words."""
-    asked = report.question
-    if asked.task == "inference":
-        return f"inference in {asked.precision}"
-    words = [f"a training step in {asked.precision} with {asked.optimizer}"]
-    if asked.lora_rank:
-        words.append(f"LoRA of rank {asked.lora_rank}")
-    if asked.checkpointing:
+    question = report.question
+    if question.task == "inference":
+        return f"inference in {question.precision}"
+    words = [f"a training step in {question.precision} with {question.optimizer}"]
+    if question.lora_rank:
+        words.append(f"LoRA of rank {question.lora_rank}")
+    if question.checkpointing:
         words.append("gradient checkpointing")
-    if asked.accumulate > 1:
-        words.append(f"{asked.accumulate} batches accumulated")
+    if question.accumulate > 1:
+        words.append(f"{question.accumulate} batches accumulated")
     return ", ".join(words)
 
 
-def size(found: Largest | Unknown) -> str:
+def size(largest: Largest | Unknown) -> str:
     """A largest size, with what is open about it."""
-    if isinstance(found, Unknown):
+    if isinstance(largest, Unknown):
         return "not known"
-    if found.contradictions:
-        return f"{found.fits} to {found.top}"
-    if found.exact:
-        return str(found.fits)
-    return f"at least {found.fits}" + (f", less than {found.fails}" if found.fails else "")
+    if largest.contradictions:
+        return f"{largest.fits} to {largest.top}"
+    if largest.exact:
+        return str(largest.fits)
+    return f"at least {largest.fits}" + (f", less than {largest.fails}" if largest.fails else "")
 
 
 def bars(report: FitReport) -> str:
@@ -91,7 +93,7 @@ def bars(report: FitReport) -> str:
     most = max((n for _, n in parts), default=1)
     rows = [[name, binary_bytes(n), "#" * max(round(BAR * n / most), 1)] for name, n in parts]
     rows.append(["in all", binary_bytes(report.predicted.total), ""])
-    return table([f"at the peak ({report.moment})", "predicted", ""], rows, markdown=False)
+    return draw_grid([f"at the peak ({report.moment})", "predicted", ""], rows)
 
 
 def shares(taken: Taken) -> list[tuple[str, int]]:
@@ -99,25 +101,25 @@ def shares(taken: Taken) -> list[tuple[str, int]]:
     return [(name, getattr(taken, key)) for key, name in PARTS.items() if getattr(taken, key)]
 
 
-def largest_parts(found: Measured) -> Parts | Unknown:
+def largest_parts(measured: Measured) -> Parts | Unknown:
     """What the largest size that fits took, measured."""
-    at = next((trial.parts for trial in found.trials if trial.size == found.largest.fits), None)
+    at = next((trial.parts for trial in measured.trials if trial.size == measured.largest.fits), None)
     return at or Unknown("nothing fits")
 
 
-def beside(report: FitReport, found: Measured) -> tuple[list[str], list[list[str]]]:
+def parts_compared(report: FitReport, measured: Measured) -> tuple[list[str], list[list[str]]]:
     """Headers and rows: what takes the bytes at the largest size measured to fit, predicted and measured."""
     predicted = [
         (name, taken)
         for name, taken in (
             (f"predicted by {report.predicted_by}", report.predicted_at_largest),
-            ("predicted by a trace", found.at_size),
+            ("predicted by a trace", measured.at_size),
         )
         if isinstance(taken, Taken)
     ]
     columns = [(t.weights, t.optimizer, t.allocated - t.weights - t.optimizer) for _, t in predicted]
-    headers = [f"at {found.largest.axis} {found.largest.fits}", *(name for name, _ in predicted)]
-    parts = largest_parts(found)
+    headers = [f"at {measured.largest.axis} {measured.largest.fits}", *(name for name, _ in predicted)]
+    parts = largest_parts(measured)
     if isinstance(parts, Parts):
         columns.append((parts.weights, parts.optimizer, parts.rest))
         headers.append("measured")
@@ -131,21 +133,21 @@ def phases(parts: Parts) -> list[list[str]]:
     return [[phase.name, binary_bytes(phase.peak_bytes)] for phase in parts.phases]
 
 
-def _beside(report: FitReport, found: Measured) -> str:
-    headers, rows = beside(report, found)
+def _comparison(report: FitReport, measured: Measured) -> str:
+    headers, rows = parts_compared(report, measured)
     if len(headers) == 1:
         return ""
-    parts = largest_parts(found)
+    parts = largest_parts(measured)
     more = ""
     if isinstance(parts, Parts):
-        more = "\n\n" + table(["while", "measured peak"], phases(parts), markdown=False)
-    return table(headers, rows, markdown=False) + more
+        more = "\n\n" + draw_grid(["while", "measured peak"], phases(parts))
+    return draw_grid(headers, rows) + more
 
 
 def _knobs(report: FitReport) -> str:
     if not report.knobs:
         return ""
-    return f"{buys_most(report)}\n{table(KNOBS, knob_rows(report), markdown=False)}"
+    return f"{buys_most(report)}\n{draw_grid(KNOBS, knob_rows(report))}"
 
 
 def buys_most(report: FitReport) -> str:
@@ -180,15 +182,15 @@ def saved(n_bytes: int) -> str:
     return binary_bytes(n_bytes) if n_bytes >= 0 else f"-{binary_bytes(-n_bytes)}"
 
 
-def _measured(found: Measured) -> str:
-    what = found.largest
+def _measured(measured: Measured) -> str:
+    what = measured.largest
     axis = "batch" if what.axis == "batch" else "sequence"
     parts = [
-        f"Measured on {terminal(found.device)}: largest {axis} {size(what)} "
-        f"({len(found.trials)} trials, {duration(found.seconds)}). {terminal(found.cap)}"
+        f"Measured on {terminal(measured.device)}: largest {axis} {size(what)} "
+        f"({len(measured.trials)} trials, {duration(measured.seconds)}). {terminal(measured.cap)}"
     ]
-    if found.ended:
-        parts.append(f"ended early: {terminal(found.ended)}")
+    if measured.ended:
+        parts.append(f"ended early: {terminal(measured.ended)}")
     if what.contradictions:
         share = f" ({what.top / what.fits - 1:.1%} more)" if what.fits else ""
         parts.append(
@@ -201,23 +203,23 @@ def _measured(found: Measured) -> str:
             if fails == fits
             else f"{axis} {fails} failed, and the larger {fits} fits: not every larger one needs more"
         )
-    if isinstance(found.at_size, Taken) and isinstance(found.peak_bytes, int):
-        error = found.at_size.allocated / max(found.peak_bytes, 1) - 1
+    if isinstance(measured.at_size, Taken) and isinstance(measured.peak_bytes, int):
+        error = measured.at_size.allocated / max(measured.peak_bytes, 1) - 1
         parts.append(
-            f"peak at {axis} {what.fits}: {binary_bytes(found.at_size.allocated)} predicted by a trace, "
-            f"{binary_bytes(found.peak_bytes)} measured ({error:+.1%})"
+            f"peak at {axis} {what.fits}: {binary_bytes(measured.at_size.allocated)} predicted by a trace, "
+            f"{binary_bytes(measured.peak_bytes)} measured ({error:+.1%})"
         )
-    parts += [f"note: {terminal(note)}" for note in found.notes]
-    parts.append(table(TRIALS, list(trials(found)), markdown=False))
+    parts += [f"note: {terminal(note)}" for note in measured.notes]
+    parts.append(draw_grid(TRIALS, list(trials(measured))))
     return "\n".join(parts)
 
 
 TRIALS: Final = ("size", "verdict", "measured peak", "took")
 
 
-def trials(found: Measured) -> Iterator[list[str]]:
+def trials(measured: Measured) -> Iterator[list[str]]:
     """Every size that was tried, as rows under `TRIALS`."""
-    for trial in sorted(found.trials, key=lambda trial: trial.size):
+    for trial in sorted(measured.trials, key=lambda trial: trial.size):
         peak = "" if isinstance(trial.peak_bytes, Unknown) else binary_bytes(trial.peak_bytes)
         words = VERDICTS[trial.verdict]
         if trial.verdict == "crashed" and trial.said:
@@ -225,99 +227,77 @@ def trials(found: Measured) -> Iterator[list[str]]:
         yield [str(trial.size), words, peak, duration(trial.seconds)]
 
 
-WIDTH, LEFT, RIGHT = 1100, 210, 130  # of the drawing and its margins
-ROW, TOP = 30, 120
-# Hues after M. Okabe and K. Ito, "Color Universal Design" (2008), as the report page has; words say the same.
-COLOURS: Final = dict(
-    zip(
-        PARTS.values(),
-        ("#0069a8", "#007a58", "#8f6400", "#c14a00", "#a8487f", "#5a6675", "#8b97a5", "#1b2330"),
-        strict=True,
+WORDS: Final = frozenset({"verdict", "what it costs", "one change"})  # columns of words, but for the first
+
+
+def fit_document(report: FitReport) -> Document:
+    """What fits, what takes the bytes, what changes would save; the text has a layout of its own."""
+    title = f"{report.question.model}: what fits into {binary_bytes(report.budget_bytes)}"
+    size_of_batch = f"batch {report.question.batch} x {report.question.tokens} tokens"
+    return Document(
+        kicker="What fits",
+        title=title,
+        subject=title,
+        details=(described(report), size_of_batch, report.machine),
+        headline=_headline(report),
+        page_sections=(_parts_section(report), _knobs_section(report), _trials_section(report)),
+        notes=(
+            f"the card's figures: {report.constants.rpartition(': ')[2]}",
+            *report.notes,
+            *(report.measured.notes if isinstance(report.measured, Measured) else ()),
+        ),
+        layout=lines(report),
     )
-)
-STYLE: Final = (
-    "svg{background:#fefefe;color:#1b2330;font:13px system-ui,sans-serif}"
-    "@media(prefers-color-scheme:dark){svg{background:#12171f;color:#e6eaf0}rect{filter:brightness(1.6)}}"
-)
 
 
-def draw(report: FitReport) -> str:
-    """The SVG document."""
-    return drawn(report, f"<style>{STYLE}</style>") + "\n"
-
-
-def drawn(report: FitReport, style: str) -> str:
-    """The SVG element. A page has a style of its own."""
-    height = TOP + (len(report.knobs) + 1) * ROW + 24
-    title = f"{report.question.model}, {described(report)}: what takes the bytes, predicted"
-    words = "; ".join(f"{name} {binary_bytes(n)}" for name, n in shares(report.predicted))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-labelledby="fit-title fit-words" fill="currentColor" font-size="13">'
-        f'<title id="fit-title">{html(title)}</title>',
-        f'<desc id="fit-words">{html(words)}</desc>{style}',
-        f'<text x="16" y="26" font-size="16">{html(title)}</text>',
-        *_legend(report),
-        *_peak(report),
-        *_changes(report),
-        *_budget(report, height),
-        "</svg>",
-    ]
-    return "\n".join(parts)
-
-
-def _scale(report: FitReport) -> float:
-    whole = report.budget_bytes + report.predicted.context
-    most = max(whole, report.predicted.total, *(knob.total for knob in report.knobs), 1)
-    return (WIDTH - LEFT - RIGHT) / most
-
-
-def _legend(report: FitReport) -> Iterator[str]:
-    x, y = 16, 44
-    for name, n_bytes in shares(report.predicted):
-        said = f"{name} {binary_bytes(n_bytes)}"
-        if x + 40 + 7 * len(said) > WIDTH:
-            x, y = 16, y + 20
-        yield f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[name]}"/>'
-        yield f'<text x="{x + 17}" y="{y + 11}">{html(said)}</text>'
-        x += 36 + 7 * len(said)
-
-
-def _peak(report: FitReport) -> Iterator[str]:
-    at, scale = float(LEFT), _scale(report)
-    yield f'<text x="16" y="{TOP + 17}">as asked</text>'
-    for name, n_bytes in shares(report.predicted):
-        said = f"{name}: {binary_bytes(n_bytes)}"
-        yield _mark(at, TOP, n_bytes * scale, COLOURS[name], said)
-        at += n_bytes * scale
-    yield _total(report.predicted.total, scale, TOP)
-
-
-def _changes(report: FitReport) -> Iterator[str]:
-    scale = _scale(report)
-    for row, knob in enumerate(report.knobs, start=1):
-        y = TOP + row * ROW
-        said = f"{knob.name}: {binary_bytes(knob.total)}; {knob.cost}"
-        yield f'<text x="16" y="{y + 17}">{html(knob.name)}</text>'
-        yield _mark(LEFT, y, knob.total * scale, "#8b97a5", said)
-        yield _total(knob.total, scale, y)
-
-
-def _total(n_bytes: int, scale: float, y: int) -> str:
-    return f'<text x="{LEFT + n_bytes * scale + 6:.1f}" y="{y + 17}">{binary_bytes(n_bytes)}</text>'
-
-
-def _budget(report: FitReport, height: int) -> Iterator[str]:
-    whole = report.budget_bytes + report.predicted.context
-    x = LEFT + whole * _scale(report)
-    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 18}"'
-    yield f'<line stroke="currentColor" stroke-dasharray="4 3" {ends}/>'
-    words = f"budget and context {binary_bytes(whole)}"
-    yield f'<text x="{x:.1f}" y="{height - 5}" text-anchor="middle">{words}</text>'
-
-
-def _mark(x: float, y: float, width: float, colour: str, said: str) -> str:
-    return (
-        f'<rect x="{x:.2f}" y="{y}" width="{max(width, 0.5):.2f}" height="{ROW - 8}" fill="{colour}">'
-        f"<title>{html(said)}</title></rect>"
+def _headline(report: FitReport) -> tuple[str, ...]:
+    measured = ""
+    if isinstance(report.measured, Measured):
+        largest = report.measured.largest
+        measured = f"Largest {largest.axis}, measured: {size(largest)}."
+    sentences = (
+        verdict(report),
+        f"Largest batch, predicted: {size(report.predicted_largest_batch)}; "
+        f"longest sequence, predicted: {size(report.predicted_largest_tokens)}.",
+        measured,
+        buys_most(report),
     )
+    return tuple(filter(None, sentences))
+
+
+def _parts_section(report: FitReport) -> PageSection:
+    rows = [[part, binary_bytes(n_bytes)] for part, n_bytes in shares(report.predicted)]
+    rows.append(["in all", binary_bytes(report.predicted.total)])
+    headers = [f"as asked, at the peak ({report.moment})", f"predicted by {report.predicted_by}"]
+    tables = [_table(headers, rows)]
+    after: tuple[str, ...] = ()
+    if isinstance(report.measured, Measured):
+        headers, compared = parts_compared(report, report.measured)
+        parts = largest_parts(report.measured)
+        tables += [_table(headers, compared)] if len(headers) > 1 else []
+        tables += [_table(["while", "measured peak"], phases(parts))] if isinstance(parts, Parts) else []
+    else:
+        after = (f"Not measured: {report.measured.reason}.",)
+    return PageSection("parts", "What takes the bytes", tables=tuple(tables), after=after)
+
+
+def _knobs_section(report: FitReport) -> PageSection:
+    title = "What one change saves"
+    if not report.knobs:
+        return PageSection("knobs", title, ("Not known: there are no rules for this architecture.",))
+    return PageSection("knobs", title, tables=(_table(KNOBS, knob_rows(report)),))
+
+
+def _trials_section(report: FitReport) -> PageSection:
+    found = report.measured
+    if not isinstance(found, Measured):
+        return PageSection("trials", "Trials", (found.reason,))
+    measured = f"Measured on {found.device}, in {duration(found.seconds)}. {found.cap}"
+    ended = (f"Ended early: {found.ended}",) if found.ended else ()
+    return PageSection("trials", "Trials", (measured, *ended), (_table(TRIALS, list(trials(found))),))
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column and those of words are set left."""
+    words = WORDS | {headers[0]}
+    return Table("", (), tuple(headers), tuple(map(tuple, rows)), words)

@@ -1,54 +1,42 @@
-"""One HTML page from a report and its plots: answer, plots, machine, doubts, tables. Loads nothing. Pure."""
+"""A report's document and its plots as one HTML page, which loads nothing. Pure."""
 
 import base64
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from importlib import resources
 
 from probes.core.quoting import html
 from probes.core.unknown import Unknown
 from probes.hardware.snapshot import limit_text
 from probes.records.facts import Link, Machine, TorchFacts
-from probes.records.rounds import merged
-from probes.records.rows import Timed
-from probes.records.schema import ProbeReport, ProbeRun
-from probes.reports.answers import all_records, answers
-from probes.reports.headline import headline
-from probes.reports.svg import css_variables
-from probes.reports.tables import Table, doubts_of, facts, size, tables, text
-from probes.reports.text import ended_line, notes
+from probes.reports.document import Document, PageSection, Plot, Section, Table
+from probes.reports.formats import facts, size, text
+from probes.reports.palette import css_variables
 
 # nothing but what is in the file; browsers enforce it
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A plot as SVG elements, one for each width that it is read at; or the reason why there is none."""
+def render_page(document: Document, plots: Sequence[Plot], *, raw: str, name: str) -> str:
+    """The whole page.
 
-    name: str
-    title: str
-    caption: str = ""
-    drawn: tuple[tuple[str, str], ...] = ()  # (sheet, SVG element)
-    missing: str = ""
-
-
-def render_page(report: ProbeReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
-    """The whole page. `raw` is the report's file, which the page includes; `name` what to call that."""
-    return framed(
-        f"{subject(report.machine)}: memory placement, measured",
-        header("Memory placement, measured", subject(report.machine), _details(report)),
-        _answer(report),
-        *map(figure, plots),
-        machine_section(report.machine),
-        _doubts(report),
-        _all_tables(report),
-        raw_section(raw, name),
+    `raw` is the text of the report's file, which the page includes unless it is empty, and `name` its name.
+    """
+    return _framed(
+        document.title,
+        _header(document),
+        _answer(document),
+        *map(_figure, plots),
+        *([_machine(document.machine)] if document.machine else []),
+        *([_doubts(document.doubts)] if document.doubts else []),
+        *([_tables(document.sections)] if document.sections else []),
+        *map(_page_section, document.page_sections),
+        *([_notes(document.notes)] if document.notes else []),
+        *([_raw(raw, name)] if raw else []),
     )
 
 
-def framed(title: str, *sections: str) -> str:
+def _framed(title: str, *sections: str) -> str:
     """A page around its sections. Loads nothing."""
     body = "\n".join(sections)
     return (
@@ -70,72 +58,54 @@ def _style() -> str:
     )
 
 
-def subject(machine: Machine) -> str:
-    """What was measured, as a title."""
-    if isinstance(machine.torch, TorchFacts) and machine.torch.gpus:
-        return machine.torch.gpus[0].name
-    known = "GPU unknown" if isinstance(machine.torch, Unknown) else "no GPU for torch"
-    return f"{machine.cpus} CPUs, {known}"
-
-
-def header(kicker: str, title: str, details: Iterable[str]) -> str:
-    """The head of a page: of what kind it is, of what, and the circumstances."""
+def _header(document: Document) -> str:
+    """Of what kind it is, of what, and the circumstances."""
     return (
-        f'<header><p class="kicker">{html(kicker)}</p><h1>{html(title)}</h1>'
-        f'<p class="meta">{html(" · ".join(details))}</p></header>'
+        f'<header><p class="kicker">{html(document.kicker)}</p><h1>{html(document.subject)}</h1>'
+        f'<p class="meta">{html(" · ".join(document.details))}</p></header>'
     )
 
 
-def moment(started: str) -> str:
-    """A report's `started` as people read it."""
-    return started.replace("T", " ").replace("Z", " UTC")
-
-
-def _details(report: ProbeReport) -> list[str]:
-    asked = report.settings
-    return [
-        moment(report.started),
-        "quick run" if asked.quick else "full run",
-        *([] if asked.vram_cap_bytes is None else [f"VRAM capped to {size(asked.vram_cap_bytes)}"]),
-        *([f"resumed {report.resumed} times"] if report.resumed else []),
-        f"seed {asked.seed}",
-        f"Weir {report.tool_version}",
-    ]
-
-
-def answer_section(sentences: Iterable[str], more: str = "") -> str:
-    """The answer, a paragraph for each sentence, and what can be unfolded below it."""
-    said = "".join(f"<p>{prose(sentence)}</p>" for sentence in sentences)
-    return f'<section class="answer" aria-label="The answer">{said}{more}</section>'
-
-
-def _answer(report: ProbeReport) -> str:
-    more = "".join(f"<li>{prose(said)}</li>" for said in answers(report))
-    rest = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
+def _answer(document: Document) -> str:
+    """The answer, a paragraph for each sentence; folded, what else follows; how each section ended."""
+    paragraphs = "".join(f"<p>{prose(sentence)}</p>" for sentence in document.headline)
+    more = "".join(f"<li>{prose(sentence)}</li>" for sentence in document.follows)
+    if more:
+        more = f"<details><summary>All that follows from the figures</summary><ul>{more}</ul></details>"
     outcomes = "".join(
-        f'<li class="{type(run.outcome).__name__.lower()}"><b>{html(run.probe)}</b> {html(ended(run))}</li>'
-        for run in merged(report).runs
+        f'<li class="{section.state}"><b>{html(section.title)}</b> {html(_in_one_line(section.outcome))}</li>'
+        for section in document.sections
+        if section.state
     )
-    return answer_section(headline(report), rest if more else "") + f'<ul class="outcomes">{outcomes}</ul>'
+    if outcomes:
+        outcomes = f'<ul class="outcomes">{outcomes}</ul>'
+    return f'<section class="answer" aria-label="The answer">{paragraphs}{more}</section>{outcomes}'
 
 
-def ended(run: ProbeRun) -> str:
-    """How a probe ended, in one line."""
-    return " ".join(ended_line(run).split("\n  "))
+def _in_one_line(outcome: str) -> str:
+    return " ".join(outcome.split("\n  "))
 
 
-def figure(plot: Plot) -> str:
-    """A plot with its caption, or the reason why it is missing."""
-    head = f'<h2 id="{plot.name}-heading">{html(plot.title)}</h2>'
-    if not plot.drawn:
-        inner = f'{head}<p class="missing">No plot: {prose(plot.missing)}.</p>'
-    else:
-        sheets = "".join(f'<div class="sheet {sheet}">{svg}</div>' for sheet, svg in plot.drawn)
-        inner = f"{head}<figure>{sheets}<figcaption>{prose(plot.caption)}</figcaption></figure>"
-    return f'<section class="plot" id="{plot.name}" aria-labelledby="{plot.name}-heading">{inner}</section>'
+def _figure(plot: Plot) -> str:
+    """A plot with its caption, or the reason why it is missing. Without a title it has no heading either."""
+    drawn = f'<p class="missing">No plot: {prose(plot.missing)}.</p>'
+    if plot.drawn:
+        sheets = "".join(_sheet(sheet, svg) for sheet, svg in plot.drawn)
+        drawn = f"<figure>{sheets}<figcaption>{prose(plot.caption)}</figcaption></figure>"
+    if not plot.title:
+        return f'<section class="plot" id="{plot.name}" aria-label="Picture">{drawn}</section>'
+    return (
+        f'<section class="plot" id="{plot.name}" aria-labelledby="{plot.name}-heading">'
+        f'<h2 id="{plot.name}-heading">{html(plot.title)}</h2>{drawn}</section>'
+    )
 
 
-def machine_section(machine: Machine) -> str:
+def _sheet(sheet: str, svg: str) -> str:
+    focus = ' tabindex="0"' if sheet == "scroll" else ""  # so that the keyboard can scroll it
+    return f'<div class="sheet {sheet}"{focus}>{svg}</div>'
+
+
+def _machine(machine: Machine) -> str:
     """What this machine has."""
     terms = "".join(f"<div><dt>{html(k)}</dt><dd>{html(v)}</dd></div>" for k, v in _machine_terms(machine))
     every = "".join(
@@ -181,54 +151,65 @@ def _link(link: Link | Unknown) -> str:
     return f"PCIe {link.generation}.0 x{link.lanes}, {link.raw_gb_per_s:.3g} GB/s each way by the standard"
 
 
-def _doubts(report: ProbeReport) -> str:
-    records = all_records(report)
-    rows = [record for record in records if isinstance(record, Timed)]
-    doubted = [row for row in rows if doubts_of(row)]
-    items = "".join(f"<li>{html(note)}</li>" for note in notes(records))
-    said = "Nothing was timed, so there is nothing to doubt."
-    if rows:
-        said = f"{len(doubted)} of {len(rows)} measured rows raise a doubt; the tables say which and why."
-    return f'<section id="doubts"><h2>Doubts</h2><p>{html(said)}</p><ul>{items}</ul></section>'
+def _doubts(doubts: Sequence[str]) -> str:
+    count, *each = doubts
+    items = "".join(f"<li>{html(note)}</li>" for note in each)
+    return f'<section id="doubts"><h2>Doubts</h2><p>{html(count)}</p><ul>{items}</ul></section>'
 
 
-def _all_tables(report: ProbeReport) -> str:
-    records = all_records(report)
+def _tables(sections: Iterable[Section]) -> str:
     parts = []
-    for run in merged(report).runs:
-        found = "".join(map(table_section, tables(run, records)))
-        parts.append(f"<h3>{html(run.probe)}</h3><p>{html(ended(run))}.</p>{found}")
+    for section in sections:
+        head = f"<h3>{html(section.title)}</h3>" if section.title else ""
+        outcome = f"<p>{html(_in_one_line(section.outcome))}.</p>" if section.outcome else ""
+        folded = "".join(_folded(table) for table in section.tables if table.only != "text")
+        parts.append(f"{head}{outcome}{folded}")
     return f'<section id="tables"><h2>Tables</h2>{"".join(parts)}</section>'
 
 
-def table_section(table: Table) -> str:
-    """A table, folded."""
-    note = f"<p>{prose(table.note)}</p>" if table.note else ""
+def _folded(table: Table) -> str:
+    notes = "".join(f"<p>{prose(note)}</p>" for note in table.notes)
     count = f"{len(table.rows)} row{'s' if len(table.rows) != 1 else ''}"
     return (
-        f"<details><summary>{html(table.title)} <small>{count}</small></summary>{note}"
-        f"{table_in_sight(table.title, table.headers, table.rows, words=table.words)}</details>"
+        f"<details><summary>{html(table.title)} <small>{count}</small></summary>{notes}"
+        f"{_grid(table, label=table.title)}</details>"
     )
 
 
-def table_in_sight(
-    label: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[str]
-) -> str:
-    """A table that isn't folded; columns of `words` are set left."""
-    kinds = [' class="words"' if name in words else "" for name in headers]
+def _page_section(section: PageSection) -> str:
+    before, after = (
+        "".join(f"<p>{prose(text)}</p>" for text in texts) for texts in (section.before, section.after)
+    )
+    tables = "".join(_grid(table, label=table.headers[0]) for table in section.tables)
+    layout = (
+        f'<div class="scroll" tabindex="0"><pre>{html(section.layout)}</pre></div>' if section.layout else ""
+    )
+    head = f'<section id="{section.name}"><h2>{html(section.title)}</h2>'
+    return f"{head}{before}{tables}{after}{layout}</section>"
+
+
+def _notes(notes: Iterable[str]) -> str:
+    items = "".join(f"<li>{prose(note)}</li>" for note in notes)
+    return f'<section id="notes"><h2>Notes</h2><ul>{items}</ul></section>'
+
+
+def _grid(table: Table, *, label: str) -> str:
+    """The cells; columns of words are set left."""
+    kinds = [' class="words"' if name in table.words else "" for name in table.headers]
 
     def cells(tag: str, row: Sequence[str]) -> str:
         texts = zip(kinds, row, strict=True)
         return "".join(f"<{tag}{kind}>{html(cell)}</{tag[:2]}>" for kind, cell in texts)
 
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{cells('th scope=col', table.headers)}</tr></thead>"
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html(label)}">'
-        f"<table><thead><tr>{cells('th scope=col', headers)}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<table>{head}<tbody>{body}</tbody></table></div>"
     )
 
 
-def raw_section(raw: str, name: str) -> str:
+def _raw(raw: str, name: str) -> str:
     """The report's own file, to be saved from the page."""
     data = base64.b64encode(raw.encode()).decode()
     href = f"data:application/json;base64,{data}"
@@ -239,8 +220,8 @@ def raw_section(raw: str, name: str) -> str:
     )
 
 
-def prose(said: str) -> str:
+def prose(sentence: str) -> str:
     """A sentence as markup: signs such as ±, figure and unit on one line, names as code."""
-    signs = re.sub(r"(?<=\d) us\b", " µs", html(said).replace(" +- ", " ± "))
+    signs = re.sub(r"(?<=\d) us\b", " µs", html(sentence).replace(" +- ", " ± "))
     kept = re.sub(r"(?<=\d) (?=(?:[KMGT]i?B|GB/s|B|s|ms|µs|ns|±|x)\b)", "\u00a0", signs)
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", kept)

@@ -1,15 +1,14 @@
 """A plan as text: the answer in a few sentences, then tables by tier and by memory. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from probes.core.quoting import html, terminal
+from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, counted, duration
 from probes.placement.planner.multi_gpu import PART
-from probes.placement.planner.simulation import Lane, Span, Timeline
 from probes.placement.types import TIERS, BlockPlan, CardsPlan, Plan, Tier
-from probes.reports.text import table
+from probes.reports.text import draw_grid
 
 BOUND_WORDS: Final = {
     "vram": "reading weights in VRAM",
@@ -45,7 +44,7 @@ def cards_lines(plan: CardsPlan) -> str:
     """A plan over several cards as text: the answer, then each card's tables."""
     first, time = plan.cards[0], plan.time
     name = terminal(first.model.partition(PART)[0])
-    said = (
+    answer = (
         f"{name} on {len(plan.cards)} x {terminal(first.machine)}: runs, and takes "
         f"{duration(time.middle_s)} a pass "
         f"({duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted).\n"
@@ -53,7 +52,7 @@ def cards_lines(plan: CardsPlan) -> str:
         f"Each card hands {binary_bytes(plan.hand_over_bytes)} of activations to the next in a pass.\n"
         f"{_how(first)}"
     )
-    parts = [said]
+    parts = [answer]
     for number, card in enumerate(plan.cards, start=1):
         parts += [f"card {number}: {duration(card.time.middle_s)} a pass", _by_tier(card), _by_memory(card)]
     notes = dict.fromkeys(note for card in plan.cards for note in card.notes)
@@ -106,31 +105,31 @@ def _by_tier(plan: Plan) -> str:
     used = dict.fromkeys(tier for tier, *_ in ordered)
     words = [f"{tier}: {TIER_WORDS[tier]}" for tier in used]
     words += [TABLE_WORDS] if any(block.table for block in plan.blocks) else []
-    return "\n".join([table(headers, rows, markdown=False), *words])
+    return "\n".join([draw_grid(headers, rows), *words])
 
 
-def _tier_row(plan: Plan, mine: Sequence[BlockPlan]) -> list[str]:
+def _tier_row(plan: Plan, blocks: Sequence[BlockPlan]) -> list[str]:
     """The row of blocks that are kept in one way."""
     sums = (
-        sum(b.weight_bytes for b in mine),
-        sum(b.vram_bytes for b in mine),
-        sum(b.host_bytes for b in mine),
-        sum(b.wire_bytes for b in mine),
+        sum(b.weight_bytes for b in blocks),
+        sum(b.vram_bytes for b in blocks),
+        sum(b.host_bytes for b in blocks),
+        sum(b.wire_bytes for b in blocks),
     )
-    one = mine[0]
-    as_ = "a table" if one.table else "bfloat16" if one.kept else plan.bfloat16_becomes
-    name = f"{one.tier}, as {as_}" if as_ else str(one.tier)
-    return [name, str(len(mine)), *map(binary_bytes, sums), _ranges(plan.blocks, mine)]
+    first = blocks[0]
+    as_ = "a table" if first.table else "bfloat16" if first.kept else plan.bfloat16_becomes
+    name = f"{first.tier}, as {as_}" if as_ else str(first.tier)
+    return [name, str(len(blocks)), *map(binary_bytes, sums), _ranges(plan.blocks, blocks)]
 
 
-def _ranges(blocks: Sequence[BlockPlan], mine: Sequence[BlockPlan]) -> str:
+def _ranges(blocks: Sequence[BlockPlan], members: Sequence[BlockPlan]) -> str:
     """The blocks of a row, runs of them as first..last."""
-    names = {block.name for block in mine}
+    names = {block.name for block in members}
     runs = []
     for is_mine, run in groupby(blocks, key=lambda block: block.name in names):
         if is_mine:
-            found = [_short(block.name) for block in run]
-            runs.append(found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}")
+            run_names = [_short(block.name) for block in run]
+            runs.append(run_names[0] if len(run_names) == 1 else f"{run_names[0]}..{run_names[-1]}")
     shown = ", ".join(runs[:MOST_RANGES])
     return shown if len(runs) <= MOST_RANGES else f"{shown} and {len(runs) - MOST_RANGES} more"
 
@@ -161,125 +160,9 @@ def _by_memory(plan: Plan) -> str:
         ["read from disk in each pass", binary_bytes(host.disk)],
     ]
     shown = [row for row in rows if row[1] != "0 B"]
-    return table(["memory", "predicted"], shown, markdown=False)
+    return draw_grid(["memory", "predicted"], shown)
 
 
 def _notes(plan: Plan) -> Iterable[str]:
     if plan.notes:
         yield "\n".join(f"note: {terminal(note)}" for note in plan.notes)
-
-
-WIDTH, LEFT, RIGHT = 1100, 96, 16  # of the drawing and its margins
-LANE, GAP, TOP = 26, 8, 84
-LANES: Final[tuple[Lane, ...]] = ("disk", "copy", "unpack", "compute", "cpu")
-LANE_WORDS: Final[dict[Lane, str]] = {
-    "disk": "disk",
-    "copy": "link",
-    "unpack": "unpack",
-    "compute": "GPU",
-    "cpu": "CPU",
-}
-# Hues after M. Okabe and K. Ito, "Color Universal Design" (2008), as the report page has; words say the same.
-COLOURS: Final[dict[Tier, str]] = {
-    "resident": "#0069a8",
-    "packed": "#007a58",
-    "streamed_packed": "#8f6400",
-    "streamed": "#c14a00",
-    "in_place": "#a8487f",
-    "cpu": "#5a6675",
-    "disk": "#1b2330",
-}
-STYLE: Final = (
-    "svg{background:#fefefe;color:#1b2330;font:13px system-ui,sans-serif}text{fill:currentColor}"
-    ".rule{stroke:currentColor;stroke-opacity:.25}rect.mark{stroke:#fefefe;stroke-width:.4}"
-    "@media(prefers-color-scheme:dark){svg{background:#12171f;color:#e6eaf0}"
-    "rect.mark{stroke:#12171f;filter:brightness(1.6)}}"
-)
-
-
-def draw(plan: Plan, timeline: Timeline) -> str:
-    """The SVG document: the blocks by bytes, then the lanes over the time of one pass."""
-    lanes = [lane for lane in LANES if any(span.lane == lane for span in timeline.spans)]
-    height = TOP + (len(lanes) + 1) * (LANE + GAP) + 64
-    title = f"{plan.model} on {plan.machine}: {duration(timeline.seconds)} a pass, predicted"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-labelledby="title what"><title id="title">{html(title)}</title>',
-        f'<desc id="what">{html(_in_words(plan))}</desc><style>{STYLE}</style>',
-        f'<text x="{LEFT}" y="24" font-size="16">{html(title)}</text>',
-        *_legend(plan),
-        *_blocks(plan),
-        *_lanes(plan, timeline, lanes),
-        *_axis(timeline, height),
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
-
-
-def _in_words(plan: Plan) -> str:
-    counts = [f"{sum(b.tier == tier for b in plan.blocks)} {tier}" for tier in _tiers(plan)]
-    return f"blocks: {', '.join(counts)}; from {plan.constants}"
-
-
-def _tiers(plan: Plan) -> list[Tier]:
-    return [tier for tier in TIERS if any(block.tier == tier for block in plan.blocks)]
-
-
-def _legend(plan: Plan) -> Iterator[str]:
-    at = LEFT
-    for tier in _tiers(plan):
-        n_bytes = sum(block.weight_bytes for block in plan.blocks if block.tier == tier)
-        words = f"{tier} {binary_bytes(n_bytes)}"
-        yield f'<rect x="{at}" y="40" width="12" height="12" fill="{COLOURS[tier]}"/>'
-        yield f'<text x="{at + 17}" y="51">{html(words)}</text>'
-        at += 34 + 8 * len(words)
-
-
-def _blocks(plan: Plan) -> Iterator[str]:
-    """All blocks in call order, as wide as their share of the weights."""
-    yield f'<text x="8" y="{TOP + 17}">blocks</text>'
-    total = sum(block.weight_bytes for block in plan.blocks) or 1
-    at = float(LEFT)
-    for block in plan.blocks:
-        width = (WIDTH - LEFT - RIGHT) * block.weight_bytes / total
-        said = f"{block.name}: {block.tier}, {binary_bytes(block.weight_bytes)}"
-        yield _mark(at, TOP, width, block.tier, said)
-        at += width
-
-
-def _lanes(plan: Plan, timeline: Timeline, lanes: Sequence[Lane]) -> Iterator[str]:
-    for row, lane in enumerate(lanes, start=1):
-        top = TOP + row * (LANE + GAP)
-        yield f'<text x="8" y="{top + 17}">{LANE_WORDS[lane]}</text>'
-        for span in timeline.spans:
-            if span.lane == lane:
-                yield from _span(plan, span, timeline.seconds, top)
-
-
-def _span(plan: Plan, span: Span, seconds: float, top: float) -> Iterator[str]:
-    """One mark; what began during the pass before is drawn at its end, where it is in every pass."""
-    block = plan.blocks[span.block]
-    said = f"{block.name}: {LANE_WORDS[span.lane]} {duration(span.end_s - span.begin_s)} ({block.tier})"
-    pieces = [(max(span.begin_s, 0.0), span.end_s)] if span.end_s > 0 else []
-    if span.begin_s < 0:
-        pieces.append((max(seconds + span.begin_s, 0.0), seconds + min(span.end_s, 0.0)))
-    scale = (WIDTH - LEFT - RIGHT) / (seconds or 1.0)
-    for begin, end in pieces:
-        yield _mark(LEFT + begin * scale, top, (min(end, seconds) - begin) * scale, block.tier, said)
-
-
-def _mark(x: float, y: float, width: float, tier: Tier, said: str) -> str:
-    return (
-        f'<rect class="mark" x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.5):.2f}" height="{LANE}" '
-        f'fill="{COLOURS[tier]}"><title>{html(said)}</title></rect>'
-    )
-
-
-def _axis(timeline: Timeline, height: int) -> Iterator[str]:
-    y = height - 44
-    yield f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        anchor = "start" if not share else "end" if share == 1 else "middle"
-        words = duration(share * timeline.seconds) if share else "0"
-        yield f'<text x="{x:.0f}" y="{y + 18}" text-anchor="{anchor}">{words}</text>'

@@ -1,4 +1,4 @@
-"""A report as metrics in Prometheus' text exposition format, version 0.0.4. Unknown is left out. Pure.
+"""Metrics in Prometheus' text exposition format, version 0.0.4. Pure.
 
 Base units, named in the metric (https://prometheus.io/docs/practices/naming): _seconds, _bytes.
 The one exception shows it in its name: bandwidth in gigabytes (10^9 bytes) per second.
@@ -7,17 +7,8 @@ The one exception shows it in its name: bandwidth in gigabytes (10^9 bytes) per 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from probes.core.quoting import prometheus
-from probes.records.facts import TorchFacts
-from probes.records.rounds import merged
-from probes.records.rows import Block, Measurement, Pass, Reading, Reads, Record, Stop
-from probes.records.schema import ProbeReport
-from probes.records.stats import median, summarize
-from probes.reports import answers, crossover
-from probes.reports.answers import all_records, device_time_s, pick
-from probes.reports.tables import rate
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -31,55 +22,15 @@ class Metric:
     value: float
 
 
-HELP = {
-    "weir_report_info": "What was measured and with what; always 1.",
-    "weir_report_started_timestamp_seconds": "When the run began, Unix time.",
-    "weir_probe_outcome_info": "How each probe ended; always 1.",
-    "weir_probe_duration_seconds": "How long each probe took.",
-    "weir_host_memory_total_bytes": "System RAM.",
-    "weir_host_memory_available_bytes": "System RAM available when the run began.",
-    "weir_gpu_vram_total_bytes": "VRAM.",
-    "weir_gpu_vram_free_bytes": "VRAM free when the run began.",
-    "weir_transfer_time_seconds": "Time of one transfer: the median of the processes' medians.",
-    "weir_transfer_time_error_seconds": "Standard error of that time, between processes and within them.",
-    "weir_transfer_time_within_seconds": "Standard error of the median within one process.",
-    "weir_transfer_time_between_seconds": "Standard deviation of the processes' medians.",
-    "weir_transfer_samples": "Samples behind the figures of a transfer.",
-    "weir_transfer_processes": "Processes that measured a transfer.",
-    "weir_transfer_bandwidth_gigabytes_per_second": "Bandwidth from that time, 10^9 bytes per second.",
-    "weir_transfer_bandwidth_error_gigabytes_per_second": "Standard error of that bandwidth.",
-    "weir_break_even_reads": "Full reads from which copying to VRAM first is faster, measured.",
-    "weir_break_even_error_reads": "Standard error of that count.",
-    "weir_break_even_predicted_reads": "The same, predicted from single transfers.",
-    "weir_break_even_predicted_error_reads": "Standard error of the prediction.",
-    "weir_spill_granted_bytes": "Device memory granted when the spill probe stopped.",
-    "weir_spill_label_bytes": "Device memory by where timing places it.",
-    "weir_spill_first_read_seconds": "First read of a block after all were allocated: median and longest.",
-    "weir_spill_disagreeing_blocks": "Blocks about which the two signals disagree.",
-    "weir_memory_gauge_bytes": "A memory gauge of the driver or the kernel at a moment of the spill probe.",
-    "weir_scenario_pass_seconds": "Wall-clock time of a forward pass: the median of the processes' medians.",
-    "weir_scenario_pass_error_seconds": "Standard error of that time, between processes and within them.",
-    "weir_scenario_pass_device_seconds": "The same pass by the device's clock alone, without launching.",
-    "weir_scenario_pass_samples": "Samples behind the wall-clock time of a pass.",
-    "weir_scenario_pass_processes": "Processes that measured a pass.",
-    "weir_scenario_spilled_bytes": "Weights left in system RAM.",
-}
-
-
-def exposition(report: ProbeReport) -> str:
-    """All metrics of a report."""
-    return written(_metrics(report), HELP)
-
-
-def written(metrics: Iterable[Metric], helps: Mapping[str, str]) -> str:
+def render_metrics(metrics: Iterable[Metric], helps: Mapping[str, str]) -> str:
     """The text of some metrics; of two samples with the same labels the later one stands."""
-    found: dict[tuple[str, Labels], float] = {}
+    values: dict[tuple[str, Labels], float] = {}
     for metric in metrics:
         if math.isfinite(metric.value):
-            found[metric.name, metric.labels] = metric.value
+            values[metric.name, metric.labels] = metric.value
     lines = []
     for name, help_text in helps.items():
-        samples = [(labels, value) for (of, labels), value in found.items() if of == name]
+        samples = [(labels, value) for (of, labels), value in values.items() if of == name]
         if samples:
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
             lines += [f"{name}{_braces(labels)} {value!r}" for labels, value in samples]
@@ -90,111 +41,7 @@ def _braces(labels: Labels) -> str:
     return "{" + ",".join(f'{key}="{prometheus(value)}"' for key, value in labels) + "}" if labels else ""
 
 
-def _metrics(report: ProbeReport) -> Iterator[Metric]:
-    records = all_records(report)
-    yield from _about(report)
-    for measurement in pick(records, Measurement):
-        yield from _transfer(measurement)
-    yield from _break_even(records)
-    yield from _spill(records)
-    for one in pick(records, Pass):
-        yield from _pass(one)
-
-
-def _about(report: ProbeReport) -> Iterator[Metric]:
-    machine, torch = report.machine, report.machine.torch
-    facts = {
-        "host": machine.host,
-        "tool_version": report.tool_version,
-        "quick": str(report.settings.quick).lower(),
-    }
-    if isinstance(machine.gpu_driver, str):
-        facts["gpu_driver"] = machine.gpu_driver
-    if isinstance(torch, TorchFacts):
-        facts |= {"torch": torch.version, "api": torch.api}
-        if torch.gpus:
-            facts |= {"gpu": torch.gpus[0].name, "target": torch.gpus[0].target}
-    yield Metric("weir_report_info", tuple(facts.items()), 1)
-    yield Metric(
-        "weir_report_started_timestamp_seconds", (), datetime.fromisoformat(report.started).timestamp()
-    )
-    for run in merged(report).runs:
-        outcome = (("probe", run.probe), ("outcome", type(run.outcome).__name__.lower()))
-        yield Metric("weir_probe_outcome_info", outcome, 1)
-        yield Metric("weir_probe_duration_seconds", (("probe", run.probe),), run.seconds)
-    yield from known("weir_host_memory_total_bytes", (), machine.ram_total_bytes)
-    yield from known("weir_host_memory_available_bytes", (), machine.ram_available_bytes)
-    for index, gpu in enumerate(torch.gpus if isinstance(torch, TorchFacts) else ()):
-        labels = (("index", str(index)), ("gpu", gpu.name))
-        yield from known("weir_gpu_vram_total_bytes", labels, gpu.vram_total_bytes)
-        yield from known("weir_gpu_vram_free_bytes", labels, gpu.vram_free_bytes)
-
-
-def known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
+def if_known(name: str, labels: Labels, value: object) -> Iterator[Metric]:
     """The metric, if its value is known."""
     if isinstance(value, int | float):
         yield Metric(name, labels, value)
-
-
-def _transfer(row: Measurement) -> Iterator[Metric]:
-    labels = (("path", row.name), ("payload_bytes", str(row.payload_bytes)), ("clock", row.clock))
-    summary, speed = summarize(row.times_s), rate(row.moved_bytes, row.times_s)
-    yield Metric("weir_transfer_time_seconds", labels, summary.median)
-    yield from known("weir_transfer_time_error_seconds", labels, summary.error)
-    yield from known("weir_transfer_time_within_seconds", labels, summary.within)
-    yield from known("weir_transfer_time_between_seconds", labels, summary.between)
-    yield Metric("weir_transfer_samples", labels, summary.n)
-    yield Metric("weir_transfer_processes", labels, summary.processes)
-    yield Metric("weir_transfer_bandwidth_gigabytes_per_second", labels, speed.value)
-    yield from known("weir_transfer_bandwidth_error_gigabytes_per_second", labels, speed.error)
-
-
-def _break_even(records: Iterable[Record]) -> Iterator[Metric]:
-    rows = list(records)
-    reads = pick(rows, Reads)
-    advice = crossover.adviser(pick(rows, Measurement))
-    for n_bytes in sorted({row.payload_bytes for row in reads}):
-        labels = (("payload_bytes", str(n_bytes)),)
-        seen = crossover.measured(reads, n_bytes)
-        if isinstance(seen, crossover.BreakEven):
-            yield Metric("weir_break_even_reads", labels, seen.reads)
-            yield Metric("weir_break_even_error_reads", labels, seen.error)
-        if isinstance(advice, crossover.Adviser):
-            expected = advice.at(n_bytes)
-            yield Metric("weir_break_even_predicted_reads", labels, expected.reads)
-            yield Metric("weir_break_even_predicted_error_reads", labels, expected.error)
-
-
-def _spill(records: Iterable[Record]) -> Iterator[Metric]:
-    rows = list(records)
-    for stop in pick(rows, Stop):
-        yield Metric("weir_spill_granted_bytes", (), stop.held_bytes)
-    placed = [p for p in answers.place(pick(rows, Block)) if not p.block.control]
-    for label in sorted({p.by_timing for p in placed}):
-        n_bytes = sum(p.block.n_bytes for p in placed if p.by_timing == label)
-        yield Metric("weir_spill_label_bytes", (("label", label),), n_bytes)
-    if placed:
-        yield Metric("weir_spill_disagreeing_blocks", (), sum(p.disagree for p in placed))
-    first = [p.block.first_read_s for p in placed if isinstance(p.block.first_read_s, float)]
-    if first:
-        yield Metric("weir_spill_first_read_seconds", (("of", "median"),), median(first))
-        yield Metric("weir_spill_first_read_seconds", (("of", "longest"),), max(first))
-    for reading in pick(rows, Reading):
-        labels = (("gauge", reading.gauge), ("moment", reading.moment))
-        yield from known("weir_memory_gauge_bytes", labels, reading.value_bytes)
-
-
-def _pass(one: Pass) -> Iterator[Metric]:
-    labels = (
-        ("model", one.model),
-        ("dtype", one.dtype),
-        ("batch", str(one.rows)),
-        ("scenario", one.scenario),
-    )
-    summary = summarize(one.times_s)
-    yield Metric("weir_scenario_pass_seconds", labels, summary.median)
-    yield from known("weir_scenario_pass_error_seconds", labels, summary.error)
-    yield from known("weir_scenario_pass_device_seconds", labels, device_time_s(one))
-    yield Metric("weir_scenario_pass_samples", labels, summary.n)
-    yield Metric("weir_scenario_pass_processes", labels, summary.processes)
-    yield Metric("weir_scenario_spilled_bytes", labels, one.spilled_bytes)

@@ -1,16 +1,16 @@
-"""A throughput report as text or Markdown. Pure."""
+"""A throughput report as a document: its answer in sentences, its tables. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probes.core.units import binary_bytes, decimal_bytes, duration
 from probes.core.unknown import Unknown
-from probes.hardware.snapshot import machine_lines
 from probes.records.facts import Surroundings
 from probes.records.stats import median
-from probes.reports.tables import Table, span, with_error
-from probes.reports.text import bullets, drawn_table, heading
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
+from probes.reports.document import Document, Section, Table
+from probes.reports.formats import span, with_error
+from probes.reports.run import moment, subject_of
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.knee import (
     Flat,
     Found,
@@ -22,7 +22,7 @@ from probes.throughput.direct.knee import (
     of_series,
     saturation,
 )
-from probes.throughput.direct.scanned import (
+from probes.throughput.direct.results import (
     BatchRow,
     DirectScan,
     Series,
@@ -31,9 +31,9 @@ from probes.throughput.direct.scanned import (
     latency_s,
     throughput,
 )
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, Percentile, ServedScan, ends_of
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, Percentile, ServedScan, bad_ends
 
 HEADERS = (
     "batch",
@@ -63,9 +63,9 @@ NOTE = (
 
 def rate(row: BatchRow) -> str:
     """Inputs per second with the standard error."""
-    found = throughput(row)
-    error = "" if found.share is None else f" ± {found.share:.1%}"
-    return f"{found.mean:,.4g}{error}" if found.mean < 1e4 else f"{found.mean:,.0f}{error}"
+    speed = throughput(row)
+    error = "" if speed.share is None else f" ± {speed.share:.1%}"
+    return f"{speed.mean:,.4g}{error}" if speed.mean < 1e4 else f"{speed.mean:,.0f}{error}"
 
 
 def direct_tables(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[Table, ...]:
@@ -80,12 +80,12 @@ def _of_way(series: Series, ceilings: Ceilings | Unknown, *, note: str) -> Table
     ended = [] if series.end == "finished" else [f"Ended: {series.end}, {series.reason}."]
     note = " ".join(part for part in [note, *ended, *(f"{reason}." for reason in _missing(series))] if part)
     rows = tuple(_cells(row, series.way, ceilings) for row in series.rows)
-    return Table(f"Direct, {series.way.label}", note, HEADERS, rows, WORDS)
+    return Table(f"Direct, {series.way.label}", (note,) if note else (), HEADERS, rows, WORDS)
 
 
 def _cells(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
     wall_s, late_s = latency_s(row)
-    found = saturation(row, way, ceilings)
+    shares = saturation(row, way, ceilings)
     joules = joules_per_input(row)
     return (
         str(row.batch),
@@ -94,8 +94,8 @@ def _cells(row: BatchRow, way: Way, ceilings: Ceilings | Unknown) -> tuple[str, 
         duration(late_s),
         "?" if isinstance(row.pass_s, Unknown) else duration(row.pass_s),
         rate(row),
-        *(_percent(share) for share in (found.compute, found.memory, found.link, found.host)),
-        found.binds,
+        *(_percent(share) for share in (shares.compute, shares.memory, shares.link, shares.host)),
+        shares.binds,
         "?" if isinstance(row.busy_percent, Unknown) else f"{row.busy_percent:.0f}%",
         "?" if isinstance(joules, Unknown) else f"{joules:.3g}",
         "?" if isinstance(row.peak_bytes, Unknown) else binary_bytes(row.peak_bytes),
@@ -108,7 +108,7 @@ def _percent(share: float | Unknown) -> str:
 
 def _missing(series: Series) -> tuple[str, ...]:
     """Why columns have no figure, each reason once."""
-    found = [
+    reasons = [
         f"? {what}: {value.reason}"
         for row in series.rows
         for what, value in (
@@ -120,7 +120,7 @@ def _missing(series: Series) -> tuple[str, ...]:
         )
         if isinstance(value, Unknown)
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(reasons))
 
 
 def _all_ways(shown: list[Series]) -> Table:
@@ -129,7 +129,7 @@ def _all_ways(shown: list[Series]) -> Table:
     by_way = [{row.batch: rate(row) for row in series.rows} for series in shown]
     rows = tuple((str(batch), *(rates.get(batch, "") for rates in by_way)) for batch in batches)
     headers = ("batch", *(series.way.label for series in shown))
-    return Table("Direct, inputs/s side by side", "", headers, rows, frozenset())
+    return Table("Direct, inputs/s side by side", (), headers, rows, frozenset())
 
 
 def ceiling_tables(ceilings: Ceilings | Unknown) -> tuple[Table, ...]:
@@ -147,18 +147,18 @@ def _ceilings_of(on: DeviceCeilings) -> Table:
     ]
     return Table(
         f"Ceilings of {on.name} ({on.device})",
-        "Measured in the same run, each with nothing else going on; the largest rate over sizes counts.",
+        ("Measured in the same run, each with nothing else going on; the largest rate over sizes counts.",),
         ("what", "rate", "n", "by", "of"),
-        tuple((what, *_ceiling(found, unit)) for what, found, unit in rates),
+        tuple((what, *_ceiling(ceiling, unit)) for what, ceiling, unit in rates),
         frozenset({"what", "by", "of"}),
     )
 
 
-def _ceiling(found: Ceiling | Unknown, unit: str) -> tuple[str, str, str, str]:
-    if isinstance(found, Unknown):
-        return "?", "", "", found.reason
-    error = "" if found.error is None else f" ± {found.error / found.median:.1%}"
-    return f"{_scaled(found.median, unit)}{error}", str(found.n), found.clock, found.of
+def _ceiling(ceiling: Ceiling | Unknown, unit: str) -> tuple[str, str, str, str]:
+    if isinstance(ceiling, Unknown):
+        return "?", "", "", ceiling.reason
+    error = "" if ceiling.error is None else f" ± {ceiling.error / ceiling.median:.1%}"
+    return f"{_scaled(ceiling.median, unit)}{error}", str(ceiling.n), ceiling.clock, ceiling.of
 
 
 def _scaled(value: float, unit: str) -> str:
@@ -186,17 +186,17 @@ _OPEN_NOTE = (
 
 def served_tables(served: ServedScan) -> tuple[Table, ...]:
     """The closed loop and the open loop, those that have levels."""
-    found = (_closed(served), _open(served), _odd(served))
-    return tuple(table for table in found if table.rows)
+    tables = (_closed(served), _open(served), _odd(served))
+    return tuple(table for table in tables if table.rows)
 
 
 def level_line(level: Level) -> str:
     """One level as it is measured."""
-    found = scanned.latencies(level)
+    percentiles = results.latencies(level)
     who = callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g} requests/s"
-    if isinstance(found, Unknown):
-        return f"{level.loop} loop, {who}: no good answer; {ends_of(level)}"
-    middle, _, p99 = found
+    if isinstance(percentiles, Unknown):
+        return f"{level.loop} loop, {who}: no good answer; {bad_ends(level)}"
+    middle, _, p99 = percentiles
     doubts = "".join(f"; {doubt}" for doubt in doubts_of(level))
     return (
         f"{level.loop} loop, {who}: {_per_s(level)} answers/s, p50 {span(middle.value, bare=True)}, "
@@ -216,35 +216,35 @@ def doubts_of(level: Level) -> tuple[str, ...]:
     return (*unstable, *bound)
 
 
-def served_answer(served: ServedScan) -> tuple[str, ...]:
+def served_findings(served: ServedScan) -> tuple[str, ...]:
     """What follows from the levels, in sentences."""
-    said = []
-    fastest = scanned.best(served.of("closed"))
+    sentences = []
+    fastest = results.best(served.of("closed"))
     if fastest:
-        found = scanned.throughput(fastest)
-        inputs = f", {found.value * served.settings.rows:.4g} inputs/s" if served.settings.rows > 1 else ""
-        said.append(
-            f"Most answers: {with_error(found.value, found.error)} a second{inputs}, "
+        speed = results.throughput(fastest)
+        inputs = f", {speed.value * served.settings.rows:.4g} inputs/s" if served.settings.rows > 1 else ""
+        sentences.append(
+            f"Most answers: {with_error(speed.value, speed.error)} a second{inputs}, "
             f"at {callers(fastest.callers)}."
         )
-    bend = scanned.knee(served.of("closed"))
+    bend = results.knee(served.of("closed"))
     if isinstance(bend, Unknown):
-        said.append(f"The knee is unknown: {bend.reason}.")
+        sentences.append(f"The knee is unknown: {bend.reason}.")
     else:
-        said.append(
+        sentences.append(
             f"The knee is at {with_error(bend.callers, bend.error)} callers: beyond it requests wait for "
             "each other, and there are hardly more answers."
         )
-    said += _slo(served)
-    said.append(f"The scan ended: {served.ended}.")
-    return tuple(said)
+    sentences += _slo(served)
+    sentences.append(f"The scan ended: {served.ended}.")
+    return tuple(sentences)
 
 
 def _slo(served: ServedScan) -> list[str]:
     limit = served.settings.slo_s
     if limit is None or not served.of("open"):
         return []
-    fits = scanned.within_slo(served)
+    fits = results.within_slo(served)
     if isinstance(fits, Unknown):
         return [f"No rate that was tried keeps its p99 within {span(limit, bare=True)} for sure."]
     return [
@@ -256,7 +256,7 @@ def _slo(served: ServedScan) -> list[str]:
 def _closed(served: ServedScan) -> Table:
     return Table(
         "Served, closed loop",
-        _CLOSED_NOTE,
+        (_CLOSED_NOTE,),
         ("callers", "answers/s", *(_inputs(served)), "p50", "p90", "p99", *_slo_header(served), "n",
          "refused", "failed", "doubts"),
         tuple(
@@ -271,7 +271,7 @@ def _closed(served: ServedScan) -> Table:
 def _open(served: ServedScan) -> Table:
     return Table(
         "Served, open loop",
-        _OPEN_NOTE,
+        (_OPEN_NOTE,),
         ("asked/s", "answers/s", "p50", "p90", "p99", "naive p99", *_slo_header(served), "n", "queued",
          "refused", "failed", "doubts"),
         tuple(
@@ -287,8 +287,10 @@ def _odd(served: ServedScan) -> Table:
     """What the client cost: how busy it was, and how late it sent."""
     return Table(
         "What the client cost",
-        "A client that is busy or late measures itself. Late: between when a request was due, or its caller "
-        "answered, and when it was sent, though a connection was free.",
+        (
+            "A client that is busy or late measures itself. Late: between when a request was due, or its "
+            "caller answered, and when it was sent, though a connection was free.",
+        ),
         ("level", "client busy", "late, p50", "late, p99", "windows"),
         tuple(
             (
@@ -305,8 +307,8 @@ def _odd(served: ServedScan) -> Table:
 
 
 def _per_s(level: Level) -> str:
-    found = scanned.throughput(level)
-    return with_error(found.value, found.error)
+    speed = results.throughput(level)
+    return with_error(speed.value, speed.error)
 
 
 def _inputs(served: ServedScan) -> tuple[str, ...]:
@@ -315,25 +317,25 @@ def _inputs(served: ServedScan) -> tuple[str, ...]:
 
 def _inputs_cell(served: ServedScan, level: Level) -> tuple[str, ...]:
     rows = served.settings.rows
-    return (f"{rows * scanned.throughput(level).value:.4g}",) if rows > 1 else ()
+    return (f"{rows * results.throughput(level).value:.4g}",) if rows > 1 else ()
 
 
 def _latencies(level: Level) -> tuple[str, ...]:
-    found = scanned.latencies(level)
-    return ("none",) * 3 if isinstance(found, Unknown) else tuple(map(interval, found))
+    percentiles = results.latencies(level)
+    return ("none",) * 3 if isinstance(percentiles, Unknown) else tuple(map(interval, percentiles))
 
 
 def _naive(level: Level) -> str:
-    found = scanned.naive_latencies(level)
-    return "none" if isinstance(found, Unknown) else span(found[-1].value, bare=True)
+    percentiles = results.naive_latencies(level)
+    return "none" if isinstance(percentiles, Unknown) else span(percentiles[-1].value, bare=True)
 
 
-def interval(found: Percentile) -> str:
+def interval(percentile: Percentile) -> str:
     """`12.3 ms [11.9, 12.8]`: all in the unit of the figure."""
-    shown = span(found.value, bare=True)
+    shown = span(percentile.value, bare=True)
     factor = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}[shown.split(" ")[1]]
-    low = "<" if isinstance(found.low, Unknown) else f"{found.low * factor:.3g}"
-    high = ">" if isinstance(found.high, Unknown) else f"{found.high * factor:.3g}"
+    low = "<" if isinstance(percentile.low, Unknown) else f"{percentile.low * factor:.3g}"
+    high = ">" if isinstance(percentile.high, Unknown) else f"{percentile.high * factor:.3g}"
     return f"{shown} [{low}, {high}]"
 
 
@@ -345,8 +347,8 @@ def _slo_header(served: ServedScan) -> Sequence[str]:
 def _slo_cell(served: ServedScan, level: Level) -> Sequence[str]:
     if served.settings.slo_s is None:
         return ()
-    found = scanned.goodput(level, served.settings.slo_s)
-    return (f"{found.per_s:.4g} ({found.share:.1%} [{100 * found.low:.1f}, {100 * found.high:.1f}])",)
+    goodput = results.goodput(level, served.settings.slo_s)
+    return (f"{goodput.per_s:.4g} ({goodput.share:.1%} [{100 * goodput.low:.1f}, {100 * goodput.high:.1f}])",)
 
 
 def _ends(level: Level) -> tuple[str, str, str, str]:
@@ -357,7 +359,7 @@ def _ends(level: Level) -> tuple[str, str, str, str]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class LevelAndRow:
     """A level of the closed loop, and the direct row of the largest batch that its callers could fill."""
 
     level: Level
@@ -366,18 +368,18 @@ class Beside:
 
     def served_per_s(self, rows: int) -> float:
         """Inputs a second through the service."""
-        return rows * scanned.throughput(self.level).value
+        return rows * results.throughput(self.level).value
 
 
-def beside(series: Series, served: ServedScan) -> tuple[Beside, ...]:
+def levels_with_rows(series: Series, served: ServedScan) -> tuple[LevelAndRow, ...]:
     """The levels that a direct row can be set next to."""
-    found = []
+    pairs = []
     for level in served.of("closed"):
         in_flight = level.callers * served.settings.rows
         rows = [row for row in series.rows if row.batch <= in_flight]
         if rows and level.latency_s:
-            found.append(Beside(level, in_flight, max(rows, key=lambda row: row.batch)))
-    return tuple(found)
+            pairs.append(LevelAndRow(level, in_flight, max(rows, key=lambda row: row.batch)))
+    return tuple(pairs)
 
 
 def side_by_side(direct: DirectScan, served: ServedScan) -> tuple[Table, ...]:
@@ -395,25 +397,25 @@ def _table(series: Series, served: ServedScan, note: str) -> Table:
     rows = served.settings.rows
     return Table(
         f"Direct and served, {series.way.label}",
-        note,
+        (note,),
         ("callers", "inputs under way", "direct batch", "direct inputs/s", "served inputs/s", "served/direct",
          "direct median", "served p50", "difference"),
-        tuple(_cells_beside(one, rows) for one in beside(series, served)),
+        tuple(_pair_cells(one, rows) for one in levels_with_rows(series, served)),
         frozenset(),
     )  # fmt: skip
 
 
-def _cells_beside(one: Beside, rows: int) -> tuple[str, ...]:
-    direct, mine = throughput(one.row).mean, one.served_per_s(rows)
-    trial_s, p50 = latency_s(one.row)[0], median(one.level.latency_s)
+def _pair_cells(pair: LevelAndRow, rows: int) -> tuple[str, ...]:
+    direct, served = throughput(pair.row).mean, pair.served_per_s(rows)
+    trial_s, p50 = latency_s(pair.row)[0], median(pair.level.latency_s)
     sign = "-" if p50 < trial_s else ""
     return (
-        str(one.level.callers),
-        str(one.in_flight),
-        str(one.row.batch),
+        str(pair.level.callers),
+        str(pair.in_flight),
+        str(pair.row.batch),
         f"{direct:.4g}",
-        f"{mine:.4g}",
-        f"{mine / direct:.2f}",
+        f"{served:.4g}",
+        f"{served / direct:.2f}",
         span(trial_s, bare=True),
         span(p50, bare=True),
         f"{sign}{span(abs(p50 - trial_s), bare=True)}",
@@ -433,14 +435,14 @@ LIMITS: dict[Resource, str] = {
 }
 
 
-def direct_answer(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
+def direct_findings(scan: DirectScan, ceilings: Ceilings | Unknown) -> tuple[str, ...]:
     """Whether each device is saturated; then one sentence for each way, or why it wasn't measured."""
     fastest: dict[str, Series] = {}
     for series in scan.series:
         if series.rows and _most(series) > _most(fastest.get(series.way.device)):
             fastest[series.way.device] = series
-    asked = tuple(_verdict(series, ceilings) for series in fastest.values())
-    return (*asked, *(f"{one.way.label}: {_way(one, ceilings)}" for one in scan.series))
+    verdicts = tuple(_verdict(series, ceilings) for series in fastest.values())
+    return (*verdicts, *(f"{one.way.label}: {_way(one, ceilings)}" for one in scan.series))
 
 
 def _most(series: Series | None) -> float:
@@ -456,18 +458,20 @@ def _verdict(series: Series, ceilings: Ceilings | Unknown) -> str:
     best, way = _best(series), series.way
     shares = saturation(best, way, ceilings)
     where = "" if way.device == "cpu" else f", inputs {way.inputs}"
-    said = [
+    sentences = [
         f"Is the {way.device.upper()} saturated? {_judged(series, best, shares)}.",
         f"Fastest way: {way.backend}, {way.precision}{where}.",
     ]
     wide = _widest(way, ceilings)
     if wide > WIDE:
-        said.append(
+        sentences.append(
             f"The ceilings err by up to {wide:.0%}: another program ran, so end it and repeat the scan."
         )
     if not isinstance(best.busy_percent, Unknown):
-        said.append(f"Its driver calls it {best.busy_percent:.0f}% busy: some kernel ran, no more than that.")
-    return " ".join(said)
+        sentences.append(
+            f"Its driver calls it {best.busy_percent:.0f}% busy: some kernel ran, no more than that."
+        )
+    return " ".join(sentences)
 
 
 def _widest(way: Way, ceilings: Ceilings | Unknown) -> float:
@@ -484,16 +488,16 @@ def _judged(series: Series, best: BatchRow, shares: Saturation) -> str:
             f"Unknown: compute is at {shares.compute:.0%} of its ceiling, which is impossible: another "
             "program ran while that was measured, so end it and repeat the scan"
         )
-    found = of_series(series)
-    if isinstance(found, Unknown):
-        return f"Unknown: {found.reason}. At batch {best.batch} {_reached(shares)}"
-    if isinstance(found, Growing):
+    bend = of_series(series)
+    if isinstance(bend, Unknown):
+        return f"Unknown: {bend.reason}. At batch {best.batch} {_reached(shares)}"
+    if isinstance(bend, Growing):
         further = series.hint or "for larger batches: --max-batch"
         return (
-            f"Not yet: at batch {found.batch}, the largest measured, throughput still grows by "
-            f"{found.per_doubling:.0%} per doubling ({further}). There {_reached(shares)}"
+            f"Not yet: at batch {bend.batch}, the largest measured, throughput still grows by "
+            f"{bend.per_doubling:.0%} per doubling ({further}). There {_reached(shares)}"
         )
-    start = found.saturated_from if isinstance(found, Knee) else found.batch
+    start = bend.saturated_from if isinstance(bend, Knee) else bend.batch
     return f"{_limit(shares)}. From batch {start} on it does {rate(best)} inputs/s and hardly more"
 
 
@@ -532,34 +536,53 @@ def _way(series: Series, ceilings: Ceilings | Unknown) -> str:
     return f"{rate(best)} inputs/s at batch {best.batch}, {_knee(of_series(series))}; {limit}{doubts}{ended}"
 
 
-def _knee(found: Found) -> str:
-    if isinstance(found, Knee):
+def _knee(bend: Found) -> str:
+    if isinstance(bend, Knee):
         return (
-            f"hardly more than from batch {found.saturated_from} on "
-            f"(knee at {found.batch:.3g}, {found.least:.3g} to {found.most:.3g})"
+            f"hardly more than from batch {bend.saturated_from} on "
+            f"(knee at {bend.batch:.3g}, {bend.least:.3g} to {bend.most:.3g})"
         )
-    if isinstance(found, Flat):
-        which = "the smallest measured" if found.first else "before which it doesn't rise as one line"
-        return f"hardly more than from batch {found.batch} on, {which}"
-    if isinstance(found, Growing):
-        return f"and it still grows by {found.per_doubling:.0%} per doubling there"
-    return f"knee {found}"
+    if isinstance(bend, Flat):
+        which = "the smallest measured" if bend.first else "before which it doesn't rise as one line"
+        return f"hardly more than from batch {bend.batch} on, {which}"
+    if isinstance(bend, Growing):
+        return f"and it still grows by {bend.per_doubling:.0%} per doubling there"
+    return f"knee {bend}"
 
 
-def render_scan(report: ThroughputReport, *, markdown: bool = False) -> str:
-    """The whole report: what follows, the machine, then the tables of each half and of both."""
-    parts = [
-        heading("The answer", markdown=markdown) + bullets(answer(report), markdown=markdown),
-        heading("Machine", markdown=markdown) + bullets(machine_lines(report.machine), markdown=markdown),
-    ]
-    parts += [drawn_table(table, markdown=markdown) for table in scan_tables(report)]
-    return "\n\n".join(parts)
+def scan_document(report: ThroughputReport) -> Document:
+    """What a throughput scan found: what follows, the machine, then the tables of each half and of both."""
+    title = f"{name_of_model(report.direct, report.served)} on {subject_of(report.machine)}: throughput"
+    return Document(
+        kicker="Throughput, measured",
+        title=title,
+        subject=title,
+        details=_details(report),
+        headline=scan_findings(report),
+        machine=report.machine,
+        sections=(Section(tables=scan_tables(report)),),
+    )
 
 
-def answer(report: ThroughputReport) -> tuple[str, ...]:
+def _details(report: ThroughputReport) -> tuple[str, ...]:
+    details = (moment(report.started), f"Weir {report.tool_version}")
+    if report.served is None:
+        return details
+    by = report.served.by
+    return (*details, by.url, *([by.server] if by.server else []), by.request)
+
+
+def name_of_model(direct: DirectScan | None, served: ServedScan | None) -> str:
+    """What was measured, for a title."""
+    if direct is not None and not isinstance(direct.model, Unknown):
+        return direct.model.name
+    return served.by.model or served.by.url if served else "a model"
+
+
+def scan_findings(report: ThroughputReport) -> tuple[str, ...]:
     """What follows from both halves, in sentences."""
-    direct = direct_answer(report.direct, report.ceilings) if report.direct else ()
-    served = served_answer(report.served) if report.served else ()
+    direct = direct_findings(report.direct, report.ceilings) if report.direct else ()
+    served = served_findings(report.served) if report.served else ()
     return (*direct, *_limited(report), *served) or (
         "Nothing was measured: the scan ended before its first row.",
     )
@@ -580,9 +603,9 @@ def _limited(report: ThroughputReport) -> tuple[str, ...]:
 
 def scan_tables(report: ThroughputReport) -> tuple[Table, ...]:
     """The tables of both halves, and of both side by side, those with rows."""
-    found = [
+    tables = [
         *(direct_tables(report.direct, report.ceilings) if report.direct else ()),
         *(served_tables(report.served) if report.served else ()),
         *(side_by_side(report.direct, report.served) if report.direct and report.served else ()),
     ]
-    return tuple(table for table in found if table.rows)
+    return tuple(table for table in tables if table.rows)

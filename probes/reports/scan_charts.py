@@ -1,4 +1,4 @@
-"""What each plot of a throughput report shows, as values. Pure."""
+"""The plots of a throughput report: what each shows, as values, and how it is drawn."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,26 +21,15 @@ from probes.reports.canvas import (
     plot_of,
     svg_of,
 )
-from probes.reports.html import (
-    Plot,
-    answer_section,
-    figure,
-    framed,
-    header,
-    machine_section,
-    moment,
-    raw_section,
-    subject,
-    table_section,
-)
-from probes.reports.scan import answer, scan_tables
-from probes.reports.svg import HALO, light
+from probes.reports.document import Plot
+from probes.reports.palette import light
+from probes.reports.svg import HALO
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
-from probes.throughput.direct.scanned import DirectScan, Series, latency_s, throughput
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, Percentile, ServedScan
+from probes.throughput.direct.results import Series, latency_s, throughput
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, Percentile, ServedScan
 
 MOST_PANELS = 6  # ways whose saturation is drawn; the tables have all
 SHARES = ("compute", "memory", "link", "host")
@@ -125,9 +114,9 @@ def scan_charts(report: ThroughputReport) -> ScanCharts:
 def _throughput(series: Series) -> Line:
     dots = []
     for row in sorted(series.rows, key=lambda row: row.batch):
-        found = throughput(row)
-        error = found.error or 0.0
-        dots.append(Dot(row.batch, found.mean, found.mean - error, found.mean + error))
+        speed = throughput(row)
+        error = speed.error or 0.0
+        dots.append(Dot(row.batch, speed.mean, speed.mean - error, speed.mean + error))
     bend = knee.of_series(series)
     return Line(series.way.label, tuple(dots), knee=bend.batch if isinstance(bend, knee.Knee) else None)
 
@@ -148,24 +137,24 @@ def _served(
 
 
 def _per_s(level: Level, rows: int) -> Dot:
-    found = scanned.throughput(level)
-    value, error = rows * found.value, rows * (found.error or 0.0)
+    speed = results.throughput(level)
+    value, error = rows * speed.value, rows * (speed.error or 0.0)
     return Dot(rows * level.callers, value, value - error, value + error)
 
 
 def _p50(level: Level, rows: int) -> Dot:
     middle = median(level.latency_s)
-    found = scanned.latencies(level)
-    high = middle if isinstance(found, Unknown) else found[1].value
+    percentiles = results.latencies(level)
+    high = middle if isinstance(percentiles, Unknown) else percentiles[1].value
     return Dot(rows * level.callers, middle, middle, high)
 
 
 def _shares(report: ThroughputReport, series: Series) -> SharesPanel:
     rows = sorted(series.rows, key=lambda row: row.batch)
-    found = [(row.batch, saturation(row, series.way, report.ceilings)) for row in rows]
+    saturations = [(row.batch, saturation(row, series.way, report.ceilings)) for row in rows]
     lines = []
     for name in SHARES:
-        known = [(batch, getattr(one, name)) for batch, one in found]
+        known = [(batch, getattr(one, name)) for batch, one in saturations]
         points = tuple((batch, share) for batch, share in known if isinstance(share, float))
         if any(share for _, share in points):
             lines.append((name, points))
@@ -178,22 +167,15 @@ def _load(served: ServedScan) -> LoadChart | Unknown:
     closed = tuple(_per_s(level, 1) for level in served.of("closed") if level.answered)
     rates = []
     for level in served.of("open"):
-        found, naive = scanned.latencies(level), scanned.naive_latencies(level)
-        if not isinstance(found, Unknown) and not isinstance(naive, Unknown) and level.rate_per_s:
-            rates.append(RateDot(level.rate_per_s, found, naive[-1].value))
+        percentiles, naive = results.latencies(level), results.naive_latencies(level)
+        if not isinstance(percentiles, Unknown) and not isinstance(naive, Unknown) and level.rate_per_s:
+            rates.append(RateDot(level.rate_per_s, percentiles, naive[-1].value))
     if not closed and not rates:
         return Unknown("no request was answered")
-    bend = scanned.knee(served.of("closed"))
+    bend = results.knee(served.of("closed"))
     return LoadChart(
         closed, None if isinstance(bend, Unknown) else bend.callers, tuple(rates), served.settings.slo_s
     )
-
-
-def name_of_model(direct: DirectScan | None, served: ServedScan | None) -> str:
-    """What was measured, for a title."""
-    if direct is not None and not isinstance(direct.model, Unknown):
-        return direct.model.name
-    return served.by.model or served.by.url if served else "a model"
 
 
 STYLES = (("blue", "o"), ("vermillion", "s"), ("green", "^"), ("purple", "D"), ("amber", "P"), ("muted", "X"))
@@ -303,12 +285,12 @@ def _callers(axes: Axes, chart: LoadChart) -> None:
 def _rates(axes: Axes, chart: LoadChart) -> None:
     rates = [dot.rate_per_s for dot in chart.rates]
     for at, (name, colour, shape) in enumerate(OF_PERCENTILE):
-        found = [dot.percentiles[at] for dot in chart.rates]
-        low = [0.0 if isinstance(p.low, Unknown) else max(p.value - p.low, 0.0) for p in found]
-        high = [0.0 if isinstance(p.high, Unknown) else max(p.high - p.value, 0.0) for p in found]
+        percentiles = [dot.percentiles[at] for dot in chart.rates]
+        low = [0.0 if isinstance(p.low, Unknown) else max(p.value - p.low, 0.0) for p in percentiles]
+        high = [0.0 if isinstance(p.high, Unknown) else max(p.high - p.value, 0.0) for p in percentiles]
         axes.errorbar(
             rates,
-            [1e3 * p.value for p in found],
+            [1e3 * p.value for p in percentiles],
             yerr=[[1e3 * x for x in low], [1e3 * x for x in high]],
             fmt=shape,
             color=light(colour),
@@ -333,29 +315,29 @@ def _rates(axes: Axes, chart: LoadChart) -> None:
 
 def draw_scan(report: ThroughputReport) -> tuple[Plot, ...]:
     """The four plots, each drawn for a desk and for a phone."""
-    found = scan_charts(report)
+    drawn = scan_charts(report)
     return (
         plot_of(
             ("throughput", "Throughput over batch size"),
-            found.throughput,
+            drawn.throughput,
             paint=draw_throughput,
             words=lambda lines: (_THROUGHPUT, _ends_of_lines(lines)),
         ),
         plot_of(
             ("latency", "Latency over batch size"),
-            found.latency,
+            drawn.latency,
             paint=latency,
             words=lambda lines: (_LATENCY, _ends_of_lines(lines)),
         ),
         plot_of(
             ("saturation", "Which resource is saturated?"),
-            found.shares,
+            drawn.shares,
             paint=shares,
             words=lambda panels: (_SHARES, _ends_of_shares(panels)),
         ),
         plot_of(
             ("load", "The service under load"),
-            found.load,
+            drawn.load,
             paint=load,
             words=lambda chart: (_LOAD, _load_in_words(chart)),
         ),
@@ -402,26 +384,3 @@ def _load_in_words(chart: LoadChart) -> str:
     closed = [f"{dot.inputs} callers {dot.value:.4g} answers/s" for dot in chart.callers]
     opened = [f"{dot.rate_per_s:.4g}/s p99 {dot.percentiles[-1].value * 1e3:.4g} ms" for dot in chart.rates]
     return "; ".join([*closed, *opened])
-
-
-def render_scan_page(report: ThroughputReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
-    """The whole page. `raw` is the report's file, which the page includes; `name` what to call that."""
-    tables = "".join(map(table_section, scan_tables(report)))
-    title = f"{name_of_model(report.direct, report.served)} on {subject(report.machine)}: throughput"
-    return framed(
-        title,
-        header("Throughput, measured", title, _details(report)),
-        answer_section(answer(report)),
-        *map(figure, plots),
-        machine_section(report.machine),
-        f'<section id="tables"><h2>Tables</h2>{tables}</section>',
-        raw_section(raw, name),
-    )
-
-
-def _details(report: ThroughputReport) -> list[str]:
-    details = [moment(report.started), f"Weir {report.tool_version}"]
-    if report.served:
-        by = report.served.by
-        details += [by.url, *([by.server] if by.server else []), by.request]
-    return details

@@ -7,14 +7,15 @@ from probes.core.errors import ReportError
 from probes.core.quoting import markdown
 from probes.core.unknown import Unknown
 from probes.records.facts import TorchFacts
-from probes.reports.compare import NOTABLE, Difference, differences, heading, only_in_one, refuse_unlike
+from probes.reports.compare import Difference, differences, heading, only_in_one, refuse_unlike
+from probes.reports.formats import span, text, with_error
+from probes.reports.run_compare import NOTABLE
 from probes.reports.scan import callers
-from probes.reports.tables import span, text, with_error
-from probes.reports.text import plain_table
-from probes.throughput.direct.scanned import throughput as direct_throughput
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, ServedScan
+from probes.reports.text import plain_grid
+from probes.throughput.direct.results import throughput as direct_throughput
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, ServedScan
 
 Key = tuple[str, str, str]  # half and way, where on the curve, what
 RATES_ALIKE = 0.01  # open-loop levels whose rates differ by less are the same level
@@ -79,30 +80,30 @@ def compare_scans(
         refuse_unlike(unlike, names, "compare like scans of like machines")
     rows_a, rows_b = dict(_figures(a)), dict(_figures(b))
     rates = _matched(rows_a, rows_b)
-    found = tuple(Compared(key, rows_a[key], rows_b[rates[key]]) for key in rates)
-    if not found:
+    compared = tuple(Compared(key, rows_a[key], rows_b[rates[key]]) for key in rates)
+    if not compared:
         raise ReportError(f"{names[0]} and {names[1]} have no measured row in common", "scan alike on both")
     taken = set(rates.values())
     only = (
         tuple(key for key in rows_a if key not in rates),
         tuple(key for key in rows_b if key not in taken),
     )
-    return ScanComparison(names, unlike, found, only)
+    return ScanComparison(names, unlike, compared, only)
 
 
 def _matched(rows_a: dict[Key, Figure], rows_b: dict[Key, Figure]) -> dict[Key, Key]:
     """Which row of B belongs to each of A: the same, or the open loop's nearest rate within a percent."""
-    found = {}
+    matches = {}
     for key in rows_a:
         if key in rows_b:
-            found[key] = key
+            matches[key] = key
         elif key[1].endswith("/s"):
             near = [
                 other for other in rows_b if (other[0], other[2]) == (key[0], key[2]) and _near(key, other)
             ]
             if near:
-                found[key] = near[0]
-    return found
+                matches[key] = near[0]
+    return matches
 
 
 def _near(a: Key, b: Key) -> bool:
@@ -148,11 +149,11 @@ _UNLIKE: tuple[tuple[str, Callable[[ThroughputReport], str]], ...] = (
 def _figures(report: ThroughputReport) -> Iterator[tuple[Key, Figure]]:
     for series in report.direct.series if report.direct else ():
         for row in sorted(series.rows, key=lambda row: row.batch):
-            found = direct_throughput(row)
-            half = Unknown("a single trial") if found.error is None else SEM_TO_95 * found.error
-            shown = f"{with_error(found.mean, found.error)} inputs/s"
+            speed = direct_throughput(row)
+            half = Unknown("a single trial") if speed.error is None else SEM_TO_95 * speed.error
+            shown = f"{with_error(speed.mean, speed.error)} inputs/s"
             key = (f"direct, {series.way.label}", f"batch {row.batch}", "throughput")
-            yield key, _rate(shown, found.mean, half)
+            yield key, _rate(shown, speed.mean, half)
     for level in report.served.levels if report.served else ():
         yield from _level(level)
 
@@ -160,16 +161,19 @@ def _figures(report: ThroughputReport) -> Iterator[tuple[Key, Figure]]:
 def _level(level: Level) -> Iterator[tuple[Key, Figure]]:
     where = callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.6g}/s"
     half = f"served, {level.loop} loop"
-    speed = scanned.throughput(level)
+    speed = results.throughput(level)
     if level.loop == "closed":
-        wider = WIDER.get(scanned.counted_windows(level), SEM_TO_95)
+        wider = WIDER.get(results.counted_windows(level), SEM_TO_95)
         margin = Unknown("a single window") if speed.error is None else wider * speed.error
         shown = f"{with_error(speed.value, speed.error)} answers/s"
         yield (half, where, "throughput"), _rate(shown, speed.value, margin)
-    found = scanned.latencies(level)
-    for one in () if isinstance(found, Unknown) else found:
-        shown = span(one.value, bare=True)
-        yield (half, where, f"p{100 * one.share:g}"), Figure(shown, one.value, one.low, one.high, False)
+    percentiles = results.latencies(level)
+    for percentile in () if isinstance(percentiles, Unknown) else percentiles:
+        shown = span(percentile.value, bare=True)
+        yield (
+            (half, where, f"p{100 * percentile.share:g}"),
+            Figure(shown, percentile.value, percentile.low, percentile.high, False),
+        )
 
 
 def _rate(shown: str, value: float, half: float | Unknown) -> Figure:
@@ -183,15 +187,15 @@ def _cells(row: Compared) -> tuple[str, ...]:
     return (*row.key, row.a.shown, row.b.shown, ratio, row.verdict)
 
 
-def render_scan_markdown(found: ScanComparison) -> str:
+def render_scan_markdown(comparison: ScanComparison) -> str:
     """The comparison as Markdown, readable as plain text."""
     headers = ("", "where", "figure", "A", "B", "B over A", "B is")
     parts = [
-        *heading(found.names, found.unlike),
-        plain_table(headers, [[*map(markdown, _cells(row))] for row in found.rows], markdown=True),
+        *heading(comparison.names, comparison.unlike),
+        plain_grid(headers, [[*map(markdown, _cells(row))] for row in comparison.rows], markdown=True),
         "*Better* or *worse* only where the 95 % intervals of A and B don't overlap and the figures differ "
         f"by {NOTABLE:.1%} or more. Each report is one run, and another run of the same machine can differ "
         "by more than its intervals say: repeat both before you conclude.",
-        *only_in_one(*found.only),
+        *only_in_one(*comparison.only),
     ]
     return "\n\n".join(parts) + "\n"

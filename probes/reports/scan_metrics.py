@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from probes.core.unknown import Unknown
-from probes.reports.prometheus import Labels, Metric, known, written
+from probes.reports.prometheus import Labels, Metric, if_known, render_metrics
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
-from probes.throughput.direct.scanned import joules_per_input, latency_s, throughput
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import Level, ServedScan
+from probes.throughput.direct.results import joules_per_input, latency_s, throughput
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served import results
+from probes.throughput.served.results import Level, ServedScan
 
 HELP = {
     "weir_scan_info": "What was scanned and with what; always 1.",
@@ -37,7 +37,7 @@ HELP = {
 
 def scan_exposition(report: ThroughputReport) -> str:
     """All metrics of a report."""
-    return written(_metrics(report), HELP)
+    return render_metrics(_metrics(report), HELP)
 
 
 def _metrics(report: ThroughputReport) -> Iterator[Metric]:
@@ -60,9 +60,9 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
         way = (("way", series.way.label),)
         for row in series.rows:
             labels: Labels = (*way, ("batch", str(row.batch)))
-            found = throughput(row)
-            yield Metric("weir_scan_direct_inputs_per_second", labels, found.mean)
-            yield from known("weir_scan_direct_error_inputs_per_second", labels, found.error)
+            speed = throughput(row)
+            yield Metric("weir_scan_direct_inputs_per_second", labels, speed.mean)
+            yield from if_known("weir_scan_direct_error_inputs_per_second", labels, speed.error)
             for quantile, seconds in zip(("0.5", "0.95"), latency_s(row), strict=True):
                 yield Metric("weir_scan_direct_latency_seconds", (*labels, ("quantile", quantile)), seconds)
             on = saturation(row, series.way, report.ceilings)
@@ -72,8 +72,8 @@ def _direct(report: ThroughputReport) -> Iterator[Metric]:
                 ("link", on.link),
                 ("host", on.host),
             ):
-                yield from known("weir_scan_direct_saturation_ratio", (*labels, ("resource", name)), share)
-            yield from known("weir_scan_direct_joules_per_input", labels, joules_per_input(row))
+                yield from if_known("weir_scan_direct_saturation_ratio", (*labels, ("resource", name)), share)
+            yield from if_known("weir_scan_direct_joules_per_input", labels, joules_per_input(row))
         bend = knee.of_series(series)
         if isinstance(bend, knee.Knee):
             yield Metric("weir_scan_direct_knee_batch", way, bend.batch)
@@ -87,29 +87,29 @@ def _served(served: ServedScan) -> Iterator[Metric]:
             else ("rate_per_second", f"{level.rate_per_s:.6g}")
         )
         yield from _level(served, level, (("loop", level.loop), place))
-    bend = scanned.knee(served.of("closed"))
+    bend = results.knee(served.of("closed"))
     if not isinstance(bend, Unknown):
         yield Metric("weir_scan_served_knee_callers", (), bend.callers)
 
 
 def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]:
-    found = scanned.throughput(level)
-    yield Metric("weir_scan_served_answers_per_second", labels, found.value)
-    yield from known("weir_scan_served_error_answers_per_second", labels, found.error)
-    latencies, naive = scanned.latencies(level), scanned.naive_latencies(level)
-    for one in () if isinstance(latencies, Unknown) else latencies:
-        at = (*labels, ("quantile", f"{one.share:g}"))
-        yield Metric("weir_scan_served_latency_seconds", at, one.value)
-        yield from known("weir_scan_served_latency_low_seconds", at, one.low)
-        yield from known("weir_scan_served_latency_high_seconds", at, one.high)
-    for one in () if isinstance(naive, Unknown) or level.loop == "closed" else naive:
-        at = (*labels, ("quantile", f"{one.share:g}"))
-        yield Metric("weir_scan_served_naive_latency_seconds", at, one.value)
+    speed = results.throughput(level)
+    yield Metric("weir_scan_served_answers_per_second", labels, speed.value)
+    yield from if_known("weir_scan_served_error_answers_per_second", labels, speed.error)
+    latencies, naive = results.latencies(level), results.naive_latencies(level)
+    for percentile in () if isinstance(latencies, Unknown) else latencies:
+        at = (*labels, ("quantile", f"{percentile.share:g}"))
+        yield Metric("weir_scan_served_latency_seconds", at, percentile.value)
+        yield from if_known("weir_scan_served_latency_low_seconds", at, percentile.low)
+        yield from if_known("weir_scan_served_latency_high_seconds", at, percentile.high)
+    for percentile in () if isinstance(naive, Unknown) or level.loop == "closed" else naive:
+        at = (*labels, ("quantile", f"{percentile.share:g}"))
+        yield Metric("weir_scan_served_naive_latency_seconds", at, percentile.value)
     if served.settings.slo_s is not None:
-        good = scanned.goodput(level, served.settings.slo_s)
+        good = results.goodput(level, served.settings.slo_s)
         yield Metric("weir_scan_served_goodput_per_second", labels, good.per_s)
     ends = [("good", len(level.latency_s)), ("refused", level.refused)]
-    ends += [(one.what, one.requests) for one in level.failed]
+    ends += [(percentile.what, percentile.requests) for percentile in level.failed]
     for end, requests in ends:
         yield Metric("weir_scan_served_requests", (*labels, ("end", end)), requests)
     yield Metric("weir_scan_served_stable", labels, int(not level.unstable))

@@ -1,4 +1,4 @@
-"""Makes a drawn SVG fit into a page: colours become the page's variables, ids unique; it gets a name.
+"""Makes an SVG from matplotlib fit into a page: colours become variables, ids unique; it gets a name.
 
 Knows what matplotlib writes and nothing of matplotlib. Pure.
 """
@@ -6,31 +6,7 @@ Knows what matplotlib writes and nothing of matplotlib. Pure.
 import re
 
 from probes.core.quoting import html
-
-# name -> (on light, on dark). The plots are drawn in the light ones, each of which occurs once.
-COLOURS = {
-    "ink": ("#1b2330", "#e6eaf0"),
-    "muted": ("#5a6675", "#a3aebc"),
-    "grid": ("#dde2e9", "#333d4b"),
-    "paper": ("#fefefe", "#12171f"),
-    "panel": ("#f4f6f9", "#1a212c"),
-    "blue": ("#0069a8", "#62b0ea"),
-    "vermillion": ("#c14a00", "#f4884a"),
-    "green": ("#007a58", "#3cc79e"),
-    "purple": ("#a8487f", "#dd92c0"),
-    "amber": ("#8f6400", "#e3b341"),
-}
-
-
-def light(name: str) -> str:
-    """The colour that a plot is drawn in."""
-    return COLOURS[name][0]
-
-
-def css_variables(*, dark: bool) -> str:
-    """The colours as CSS custom properties."""
-    return " ".join(f"--{name}: {pair[dark]};" for name, pair in COLOURS.items())
-
+from probes.reports.palette import PALETTE
 
 HALO = "halo"  # the id that words on top of lines are given; it becomes a class
 
@@ -41,7 +17,7 @@ def embed(svg: str, *, name: str, title: str, description: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = body.replace(f'id="{HALO}"', f'class="{HALO}"')
     body = _own_ids(body, name)
-    for colour, (drawn, _) in COLOURS.items():
+    for colour, (drawn, _) in PALETTE.items():
         body = re.sub(drawn, f"var(--{colour})", body, flags=re.IGNORECASE)
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)  # would rule the page
     body = re.sub(r" ?font-family: [^;\"]*;?", "", body)  # the page's

@@ -1,10 +1,10 @@
-"""A watch in words: a line for a sample, tables for a report. Pure."""
+"""The report of a watch as text: a sentence for each card, then every figure. Pure."""
 
 from collections.abc import Sequence
 
-from probes.core.units import binary_bytes, decimal_bytes, duration
+from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
-from probes.records.samples import GAUGES, CardSample, Sample, Subject
+from probes.records.samples import GAUGES
 from probes.records.watched import (
     Allocator,
     CardWatch,
@@ -15,60 +15,12 @@ from probes.records.watched import (
     Track,
     WatchReport,
 )
+from probes.reports.document import Document, PageSection
+from probes.reports.run import moment
+from probes.watch.screen import gauge_text, subject_lines
 
-SHOWN = (
-    "busy_percent",
-    "memory_busy_percent",
-    "vram_bytes",
-    "gtt_bytes",
-    "power_w",
-    "edge_celsius",
-    "core_mhz",
-)
 MOST_PROCESSES = 8
 _HOUR_J = 3600.0
-
-
-def figure(value: float | Unknown, unit: str) -> str:
-    """A gauge's value with its unit; `-` where it isn't known."""
-    if isinstance(value, Unknown):
-        return "-"
-    if unit == "bytes":
-        return binary_bytes(value)
-    if unit == "bytes/s":
-        return f"{decimal_bytes(value)}/s"
-    return f"{value:.0f} {unit}" if unit != "%" else f"{value:.0f}%"
-
-
-def sample_line(sample: Sample) -> str:
-    """One sample in one line: the host, then each card."""
-    host = sample.machine
-    parts = [
-        f"{sample.at_s:8.2f} s",
-        f"CPU {figure(host.get('cpu_percent'), '%')}",
-        f"RAM {figure(host.get('ram_bytes'), 'bytes')}",
-    ]
-    return "  ".join([*parts, *(_card_part(at, card) for at, card in enumerate(sample.cards))])
-
-
-def _card_part(at: int, card: CardSample) -> str:
-    shown = (f"{GAUGES[name].words} {figure(card.look.get(name), GAUGES[name].unit)}" for name in SHOWN)
-    known = [text for text in shown if not text.endswith(" -")]
-    slow = "" if isinstance(card.slowdowns, Unknown) or not card.slowdowns else "; ".join(card.slowdowns)
-    text = ", ".join(known) or next(iter(card.look.missing.values()), "nothing is known")
-    return f"[{at}] {text}{f', slowed: {slow}' if slow else ''}"
-
-
-def subject_lines(subject: Subject) -> list[str]:
-    """What is watched."""
-    lines = [f"watching {subject.host} every {duration(subject.interval_s)}"]
-    for at, card in enumerate(subject.cards):
-        vram = card.vram_total_bytes
-        total = "" if isinstance(vram, Unknown) else f", VRAM {binary_bytes(vram)}"
-        lines.append(f"[{at}] {card.name}, {card.pci_id}, {card.driver}{total}")
-    if not subject.cards:
-        lines.append("no card that amdgpu or NVML shows here; the host alone is watched")
-    return lines
 
 
 def summary(report: WatchReport) -> list[str]:
@@ -103,6 +55,22 @@ def _card_summary(card: CardWatch) -> str:
 def report_lines(report: WatchReport) -> list[str]:
     """The whole report as text."""
     return [*summary(report), "", *figure_lines(report)]
+
+
+def watch_document(report: WatchReport) -> Document:
+    """What a watch came to, and every figure; the text has a layout of its own."""
+    subject = report.subject
+    title = f"{subject.host}, watched for {report.duration_s:.0f} s"
+    command = (f"during {' '.join(subject.command)}",) if subject.command else ()
+    return Document(
+        kicker="Watched",
+        title=title,
+        subject=title,
+        details=(moment(subject.started), *command, f"Weir {report.tool_version}"),
+        headline=tuple(summary(report)),
+        page_sections=(PageSection("figures", "Every figure", layout="\n".join(figure_lines(report))),),
+        layout="\n".join(report_lines(report)),
+    )
 
 
 def figure_lines(report: WatchReport) -> list[str]:
@@ -143,8 +111,8 @@ def _ended(ended: Ended) -> str:
 def _tracks(tracks: Sequence[Track]) -> list[str]:
     known = [track for track in tracks if not isinstance(track.most, Unknown)]
     lines = [
-        f"{GAUGES[t.gauge].words:<24} mean {figure(t.mean, GAUGES[t.gauge].unit)}, "
-        f"most {figure(t.most, GAUGES[t.gauge].unit)}"
+        f"{GAUGES[t.gauge].words:<24} mean {gauge_text(t.mean, GAUGES[t.gauge].unit)}, "
+        f"most {gauge_text(t.most, GAUGES[t.gauge].unit)}"
         for t in known
     ]
     reasons: dict[str, list[str]] = {}
@@ -187,34 +155,34 @@ def slow_text(slow: Slowdowns | Unknown) -> str:
     return f"{slow.any_share:.1%} of the time: {each}"
 
 
-def saturation_text(one: Saturation) -> str:
+def saturation_text(saturation: Saturation) -> str:
     """Achieved, ceiling and their ratio."""
-    achieved, ceiling = one.achieved, one.ceiling
+    achieved, ceiling = saturation.achieved, saturation.ceiling
     if isinstance(achieved, Unknown):
-        return f"saturation of {one.of}: {achieved}"
-    text = f"saturation of {one.of}: {figure(achieved, one.unit)}"
+        return f"saturation of {saturation.of}: {achieved}"
+    text = f"saturation of {saturation.of}: {gauge_text(achieved, saturation.unit)}"
     if isinstance(ceiling, Unknown):
         return f"{text}, share unknown ({ceiling.reason})"
     share = f", {achieved / ceiling:.1%}" if ceiling > 0 else ""
-    return f"{text} of {figure(ceiling, one.unit)} measured{share}"
+    return f"{text} of {gauge_text(ceiling, saturation.unit)} measured{share}"
 
 
 def _processes(card: CardWatch) -> list[str]:
     if isinstance(card.processes, Unknown):
         return [f"processes: {card.processes}"]
     return [
-        f"process {use.pid}{f' {use.name}' if use.name else ''}: VRAM {figure(use.vram_bytes, 'bytes')}, "
-        f"GTT {figure(use.gtt_bytes, 'bytes')}, evicted {figure(use.evicted_bytes, 'bytes')} at most"
+        f"process {use.pid}{f' {use.name}' if use.name else ''}: VRAM {gauge_text(use.vram_bytes, 'bytes')}, "
+        f"GTT {gauge_text(use.gtt_bytes, 'bytes')}, evicted {gauge_text(use.evicted_bytes, 'bytes')} at most"
         for use in card.processes[:MOST_PROCESSES]
     ]
 
 
-def _allocator(one: Allocator) -> str:
-    free = one.largest_free_bytes
+def _allocator(gpu: Allocator) -> str:
+    free = gpu.largest_free_bytes
     largest = "" if isinstance(free, Unknown) else f", largest free block {binary_bytes(free)}"
     return (
-        f"torch on GPU {one.device}: {binary_bytes(one.most_allocated_bytes)} allocated and "
-        f"{binary_bytes(one.most_reserved_bytes)} reserved at most; when most was reserved, "
-        f"{one.unused_share:.1%} of it was unused, {one.split_share:.1%} in pieces that can't be given back"
-        f"{largest}; {one.retries} retries, {one.out_of_memory} out of memory"
+        f"torch on GPU {gpu.device}: {binary_bytes(gpu.most_allocated_bytes)} allocated and "
+        f"{binary_bytes(gpu.most_reserved_bytes)} reserved at most; when most was reserved, "
+        f"{gpu.unused_share:.1%} of it was unused, {gpu.split_share:.1%} in pieces that can't be given back"
+        f"{largest}; {gpu.retries} retries, {gpu.out_of_memory} out of memory"
     )

@@ -14,7 +14,7 @@ _JOINED = re.compile(r"-[bBdEhiIOPqsSuvVx]*[cm].*", re.DOTALL)  # -Ic CODE, -mMO
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def hooked(words: Sequence[str], hook: str) -> list[str]:
+def with_hook(words: Sequence[str], hook: str) -> list[str]:
     """The command with the hook before the program that Python runs. Raises UsageError for anything else."""
     if not _PYTHON.fullmatch(words[0]):
         raise UsageError(
@@ -49,7 +49,7 @@ class HookLine:
     largest_free: int | None = None
 
 
-class AllocatorTally:
+class AllocatorTotals:
     """Adds up the hook's lines."""
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ class _Server(ThreadingHTTPServer):
         """Nothing: the terminal isn't the place to report callers who hang up."""
 
 
-class Endpoint:
+class MetricsServer:
     """Serves the latest sample at /metrics until it is closed."""
 
     def __init__(self, subject: Subject, host: str, port: int) -> None:

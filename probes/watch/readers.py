@@ -82,7 +82,7 @@ class KeptFile:
         return Unknown(f"{self._path.name} says {text[:40]!r}")
 
     def scaled(self, factor: float) -> float | Unknown:
-        """The same in another unit."""
+        """The number in the file times a factor, which turns it into another unit."""
         number = self.number()
         return number if isinstance(number, Unknown) else number * factor
 

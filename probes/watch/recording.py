@@ -33,7 +33,7 @@ from probes.records.samples import (
     subject_from,
 )
 from probes.records.watched import KIND, MOST_BYTES, VERSION, WatchReport, from_json
-from probes.watch.totals import Tally
+from probes.watch.totals import WatchTotals
 
 FORM = "weir watch samples 1"  # of the first line
 DIGITS = 6  # of figures in lines
@@ -310,7 +310,7 @@ def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, s
             lines = _lines(file)
             subject = subject_of(next(lines, ""))
             if subject:
-                return _tallied(subject, lines), ""
+                return _report_from(subject, lines), ""
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return from_json(text), text
 
@@ -323,25 +323,25 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _tallied(subject: Subject, lines: Iterator[str]) -> WatchReport:
-    tally = Tally(subject.interval_s, len(subject.cards))
+def _report_from(subject: Subject, lines: Iterator[str]) -> WatchReport:
+    totals = WatchTotals(subject.interval_s, len(subject.cards))
     for sample in samples_of(lines):
-        tally.add(sample)
-    return report_of(subject, tally)
+        totals.add(sample)
+    return report_of(subject, totals)
 
 
-def report_of(subject: Subject, tally: Tally) -> WatchReport:
+def report_of(subject: Subject, totals: WatchTotals) -> WatchReport:
     """A report of what the samples alone say."""
     return WatchReport(
         kind=KIND,
         schema_version=VERSION,
         tool_version=tool_version(),
         subject=subject,
-        duration_s=tally.duration_s,
-        step_s=tally.step_s,
-        pace=tally.pace(_NOT_IN_SAMPLES),
-        machine=tally.machine(),
-        cards=tally.cards(),
+        duration_s=totals.duration_s,
+        step_s=totals.step_s,
+        pace=totals.pace(_NOT_IN_SAMPLES),
+        machine=totals.machine(),
+        cards=totals.cards(),
         allocator=_NOT_IN_SAMPLES,
         ended=_NOT_IN_SAMPLES,
     )

@@ -6,15 +6,66 @@ from typing import TYPE_CHECKING, Protocol
 
 from probes.core.output import can_redraw, echo
 from probes.core.quoting import terminal
+from probes.core.units import binary_bytes, decimal_bytes, duration
 from probes.core.unknown import Unknown
-from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
-from probes.reports.watch import figure, sample_line, subject_lines
+from probes.records.samples import CARD_GAUGES, GAUGES, MACHINE_GAUGES, CardSample, Sample, Subject
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 EVERY_S = 1.0  # between two pictures: drawing one costs more than a sample
+SHOWN = (
+    "busy_percent",
+    "memory_busy_percent",
+    "vram_bytes",
+    "gtt_bytes",
+    "power_w",
+    "edge_celsius",
+    "core_mhz",
+)
+
+
+def gauge_text(value: float | Unknown, unit: str) -> str:
+    """A gauge's value with its unit; `-` where it isn't known."""
+    if isinstance(value, Unknown):
+        return "-"
+    if unit == "bytes":
+        return binary_bytes(value)
+    if unit == "bytes/s":
+        return f"{decimal_bytes(value)}/s"
+    return f"{value:.0f} {unit}" if unit != "%" else f"{value:.0f}%"
+
+
+def sample_line(sample: Sample) -> str:
+    """One sample in one line: the host, then each card."""
+    host = sample.machine
+    parts = [
+        f"{sample.at_s:8.2f} s",
+        f"CPU {gauge_text(host.get('cpu_percent'), '%')}",
+        f"RAM {gauge_text(host.get('ram_bytes'), 'bytes')}",
+    ]
+    return "  ".join([*parts, *(_card_part(at, card) for at, card in enumerate(sample.cards))])
+
+
+def _card_part(at: int, card: CardSample) -> str:
+    shown = (f"{GAUGES[name].words} {gauge_text(card.look.get(name), GAUGES[name].unit)}" for name in SHOWN)
+    known = [text for text in shown if not text.endswith(" -")]
+    slow = "" if isinstance(card.slowdowns, Unknown) or not card.slowdowns else "; ".join(card.slowdowns)
+    text = ", ".join(known) or next(iter(card.look.missing.values()), "nothing is known")
+    return f"[{at}] {text}{f', slowed: {slow}' if slow else ''}"
+
+
+def subject_lines(subject: Subject) -> list[str]:
+    """What is watched."""
+    lines = [f"watching {subject.host} every {duration(subject.interval_s)}"]
+    for at, card in enumerate(subject.cards):
+        vram = card.vram_total_bytes
+        total = "" if isinstance(vram, Unknown) else f", VRAM {binary_bytes(vram)}"
+        lines.append(f"[{at}] {card.name}, {card.pci_id}, {card.driver}{total}")
+    if not subject.cards:
+        lines.append("no card that amdgpu or NVML shows here; the host alone is watched")
+    return lines
 
 
 class View(Protocol):
@@ -27,7 +78,7 @@ class View(Protocol):
         """Give the terminal back."""
 
 
-class Silent:
+class NoView:
     """Shows nothing: the terminal is the command's."""
 
     def show(self, sample: Sample) -> None:
@@ -84,11 +135,11 @@ class LiveTable:
         if not self._subject.cards:
             table.add_column("")
         for gauge in MACHINE_GAUGES:
-            shown = figure(sample.machine.get(gauge.name), gauge.unit)
+            shown = gauge_text(sample.machine.get(gauge.name), gauge.unit)
             if shown != "-":
                 table.add_row(cell(gauge.words), cell(shown))
         for gauge in CARD_GAUGES:
-            row = [figure(card.look.get(gauge.name), gauge.unit) for card in sample.cards]
+            row = [gauge_text(card.look.get(gauge.name), gauge.unit) for card in sample.cards]
             if set(row) - {"-"} and gauge.name != "energy_j":
                 table.add_row(cell(gauge.words), *map(cell, row))
         slow = [_slow(card.slowdowns) for card in sample.cards]

@@ -74,7 +74,7 @@ class Curve:
         )
 
 
-class PowerArea:
+class EnergyTotal:
     """Energy from power by trapezoids, and from a card's own counter where it has one."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class PowerArea:
         return Energy(joules, lag, covers_s, "the card's own counter")
 
 
-class SlowTime:
+class SlowdownTimes:
     """How long each reason for a slowdown was seen."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class SlowTime:
         )
 
 
-class Holders:
+class ProcessPeaks:
     """The most that each process held."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class _Card:
 
     def __init__(self) -> None:
         self.curves = _Curves(gauge.name for gauge in CARD_GAUGES)
-        self._power, self._slow, self._holders = PowerArea(), SlowTime(), Holders()
+        self._power, self._slow, self._holders = EnergyTotal(), SlowdownTimes(), ProcessPeaks()
 
     def add(self, sample: CardSample, at_s: float, span_s: float, step: int) -> None:
         look = sample.look
@@ -283,7 +283,7 @@ class _Card:
         )
 
 
-class Tally:
+class WatchTotals:
     """Adds up the samples of one watch."""
 
     def __init__(self, interval_s: float, cards: int) -> None:

@@ -1,4 +1,4 @@
-"""A watch from beginning to end: samples at their times, beside a command or until it is interrupted."""
+"""A watch from beginning to end: samples at their times, while a command runs or until it is interrupted."""
 
 import os
 import select
@@ -19,15 +19,15 @@ from probes.hardware.nvml import Nvml, open_nvml
 from probes.hardware.sysfs import read_cards
 from probes.records.samples import ProcessUse, Sample, Subject, WatchedCard
 from probes.records.watched import Allocator, CardWatch, Ended, Saturation, WatchReport
-from probes.watch import allocatorhook
-from probes.watch.allocator import AllocatorTally, hooked
+from probes.watch import allocator_hook
+from probes.watch.allocator import AllocatorTotals, with_hook
 from probes.watch.command import Command, program_of
 from probes.watch.gpu_readers import AmdCard, NvidiaReader
-from probes.watch.metrics_server import Endpoint
+from probes.watch.metrics_server import MetricsServer
 from probes.watch.readers import CardReader, CommandTree, DrmClients, MachineReader
 from probes.watch.recording import Recorder, open_recorders, report_of
-from probes.watch.screen import Silent, View, view_for
-from probes.watch.totals import Tally
+from probes.watch.screen import NoView, View, view_for
+from probes.watch.totals import WatchTotals
 
 
 @dataclass
@@ -53,7 +53,7 @@ _NO_CEILING = Unknown("no measured ceiling was given: --ceilings with a throughp
 
 
 @dataclass(frozen=True)
-class Tops:
+class CardCeilings:
     """The most that was measured on one card, per second."""
 
     memory_bytes: float | Unknown = _NO_CEILING  # read and written
@@ -61,28 +61,28 @@ class Tops:
     from_card_bytes: float | Unknown = _NO_CEILING
 
 
-def saturation(card: WatchedCard, watch: CardWatch, tops: Tops) -> tuple[Saturation, ...]:
+def saturation(card: WatchedCard, watch: CardWatch, ceilings: CardCeilings) -> tuple[Saturation, ...]:
     """What one card achieved."""
     means = {track.gauge: track.mean for track in watch.tracks}
     return (
         Saturation(
             "memory",
             _part_of(means, "dram_percent", card.memory_bytes_per_s),
-            tops.memory_bytes,
+            ceilings.memory_bytes,
             "bytes/s",
             "bytes that the card's memory moved: its counter's share of the bandwidth by clock and width",
         ),
         Saturation(
             "link to card",
             _mean(means, "to_card_bytes_per_s"),
-            tops.to_card_bytes,
+            ceilings.to_card_bytes,
             "bytes/s",
             "PCI Express traffic received by the card, with protocol",
         ),
         Saturation(
             "link from card",
             _mean(means, "from_card_bytes_per_s"),
-            tops.from_card_bytes,
+            ceilings.from_card_bytes,
             "bytes/s",
             "PCI Express traffic sent by the card, with protocol",
         ),
@@ -150,8 +150,8 @@ READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a watch was asked for."""
+class WatchOptions:
+    """What to watch, for how long, and where samples go."""
 
     interval_s: float
     longest_s: float | None  # None: until it is interrupted, or the command ends
@@ -163,43 +163,43 @@ class Asked:
     torch_allocator: bool
 
 
-class Watching:
+class Watch:
     """One watch. Everything happens in this thread, except answers to Prometheus."""
 
-    def __init__(self, asked: Asked, root: Path = Path("/")) -> None:
-        self._asked = asked
+    def __init__(self, options: WatchOptions, root: Path = Path("/")) -> None:
+        self._options = options
         self._readers = Readers(root, open_nvml())
         self.subject = Subject(
             started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             host=socket.gethostname(),
-            interval_s=asked.interval_s,
+            interval_s=options.interval_s,
             cards=tuple(reader.card for reader in self._readers.cards),
-            command=asked.command,
+            command=options.command,
         )
-        self._tally = Tally(asked.interval_s, len(self.subject.cards))
-        self._allocator = AllocatorTally()
+        self._totals = WatchTotals(options.interval_s, len(self.subject.cards))
+        self._allocator = AllocatorTotals()
         self._ended: Ended | None = None
         self.lacks: list[str] = []  # what files didn't take, in words; known once `run` is over
 
-    def run(self, tops: Sequence[Tops] = ()) -> WatchReport:
+    def run(self, ceilings: Sequence[CardCeilings] = ()) -> WatchReport:
         """Watch. Raises ReportError, UsageError and CommandMissing."""
-        asked = self._asked
+        options = self._options
         words = self._words()
         if words:
             program_of(words[0], os.environ.get("PATH"))
         with ExitStack() as stack:
-            endpoint = Endpoint(self.subject, *asked.listen) if asked.listen else None
+            endpoint = MetricsServer(self.subject, *options.listen) if options.listen else None
             if endpoint:
                 stack.callback(endpoint.close)
-                (error if asked.command else echo)(f"metrics: {endpoint.address}")
+                (error if options.command else echo)(f"metrics: {endpoint.address}")
             # Last: what an earlier watch wrote there isn't lost over a command that isn't there
-            recorders = open_recorders(self.subject, jsonl=asked.jsonl, csv=asked.csv)
+            recorders = open_recorders(self.subject, jsonl=options.jsonl, csv=options.csv)
             stack.callback(self._close, recorders)
-            view: View = Silent() if asked.command else view_for(self.subject, plain=asked.plain)
+            view: View = NoView() if options.command else view_for(self.subject, plain=options.plain)
             stack.callback(view.close)
 
             def keep(sample: Sample) -> None:
-                self._tally.add(sample)
+                self._totals.add(sample)
                 for recorder in recorders:
                     recorder.add(sample)
                 if endpoint:
@@ -208,13 +208,13 @@ class Watching:
 
             begun_s, own_s = time.monotonic(), time.process_time()
             self._loop(begun_s, keep, stack)
-            return self._report((time.process_time() - own_s) / (time.monotonic() - begun_s), tops)
+            return self._report((time.process_time() - own_s) / (time.monotonic() - begun_s), ceilings)
 
     def _close(self, recorders: Sequence[Recorder]) -> None:
         self.lacks += filter(None, [recorder.close() for recorder in recorders])
 
     def _loop(self, begun_s: float, keep: Callable[[Sample], None], stack: ExitStack) -> None:
-        deadlines = Deadlines(begun_s, self._asked.interval_s)
+        deadlines = Deadlines(begun_s, self._options.interval_s)
         hook: int | None = None
         try:
             keep(self._readers.sample(0.0, 0.0))
@@ -229,23 +229,23 @@ class Watching:
                 waiting = [end for end in (command.wake if command else None, hook) if end is not None]
                 ready, _, _ = select.select(waiting, [], [], deadlines.at_s - now_s)
                 if hook in ready:
-                    hook = self._hear(hook)
+                    hook = self._read_hook(hook)
         except KeyboardInterrupt:
-            if self._asked.command:
+            if self._options.command:
                 raise
         except OutputLost as error:  # what was measured is worth a report all the same
             self.lacks.append(f"can't write standard output: {error}")
         if hook is not None:
-            self._hear(hook)
+            self._read_hook(hook)
         keep(self._readers.sample(time.monotonic() - begun_s, None))
 
     def _start(self, stack: ExitStack) -> tuple[Command | None, int | None]:
-        """Start the command and the pipe of its allocator's hook, where they are wanted."""
-        words = self._asked.command
+        """Start the command, and the pipe of its allocator's hook if that is reported."""
+        words = self._options.command
         if not words:
             return None, None
         environment = dict(os.environ)
-        if not self._asked.torch_allocator:
+        if not self._options.torch_allocator:
             command = stack.enter_context(Command(words, environment))
             self._readers.follow(command.pid)
             return command, None
@@ -253,7 +253,7 @@ class Watching:
         os.set_blocking(reading, False)
         stack.callback(os.close, reading)
         try:
-            environment[allocatorhook.VARIABLE] = str(writing)
+            environment[allocator_hook.VARIABLE] = str(writing)
             command = stack.enter_context(Command(self._words(), environment, inherit=(writing,)))
         finally:
             os.close(writing)
@@ -262,19 +262,19 @@ class Watching:
 
     def _words(self) -> Sequence[str]:
         """The command as it is started. Raises UsageError where the allocator's hook can't be in it."""
-        words = self._asked.command
-        if self._asked.torch_allocator and words:
-            return hooked(words, str(Path(allocatorhook.__file__)))
+        words = self._options.command
+        if self._options.torch_allocator and words:
+            return with_hook(words, str(Path(allocator_hook.__file__)))
         return words
 
     def _over(self, command: Command | None, begun_s: float) -> bool:
         if command:
             self._ended = command.look()
             return self._ended is not None
-        longest_s = self._asked.longest_s
+        longest_s = self._options.longest_s
         return longest_s is not None and time.monotonic() - begun_s >= longest_s
 
-    def _hear(self, hook: int | None) -> int | None:
+    def _read_hook(self, hook: int | None) -> int | None:
         """Read what the hook has written; None once its end is closed."""
         if hook is None:
             return None
@@ -285,23 +285,23 @@ class Watching:
             return hook
         return None
 
-    def _report(self, own_cpu_share: float, tops: Sequence[Tops]) -> WatchReport:
-        report = report_of(self.subject, self._tally)
-        given = [*tops, *(Tops() for _ in self.subject.cards)]
+    def _report(self, own_cpu_share: float, ceilings: Sequence[CardCeilings]) -> WatchReport:
+        report = report_of(self.subject, self._totals)
+        each = [*ceilings, *(CardCeilings() for _ in self.subject.cards)]
         cards = tuple(
-            replace(watched, saturation=saturation(card, watched, top))
-            for card, watched, top in zip(self.subject.cards, report.cards, given, strict=False)
+            replace(watched, saturation=saturation(card, watched, measured))
+            for card, watched, measured in zip(self.subject.cards, report.cards, each, strict=False)
         )
         return replace(
             report,
-            pace=self._tally.pace(own_cpu_share),
+            pace=self._totals.pace(own_cpu_share),
             cards=cards,
             allocator=self._allocators(),
             ended=self._ended or Unknown("no command was given"),
         )
 
     def _allocators(self) -> tuple[Allocator, ...] | Unknown:
-        if not self._asked.torch_allocator:
+        if not self._options.torch_allocator:
             return Unknown("not asked for: --torch-allocator")
         return self._allocator.found()
 

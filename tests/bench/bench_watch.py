@@ -31,7 +31,7 @@ from watch_samples import amd_tree  # noqa: E402
 from probes.core.unknown import Unknown  # noqa: E402
 from probes.records.watched import Energy  # noqa: E402
 from probes.watch.recording import named_watch  # noqa: E402
-from probes.watch.totals import PowerArea  # noqa: E402
+from probes.watch.totals import EnergyTotal  # noqa: E402
 
 INTERVAL_S, LONG_S, SETTLED_S = 0.25, 24.0, 4.0
 TRACES, TRACE_S, REFERENCE_HZ = 300, 60.0, 50
@@ -151,7 +151,7 @@ def trace_error(rng: random.Random) -> tuple[float, bool]:
 
     steps = int(TRACE_S * REFERENCE_HZ)
     reference = sum(power((step + 0.5) / REFERENCE_HZ) for step in range(steps)) / REFERENCE_HZ
-    area = PowerArea()
+    area = EnergyTotal()
     for at_sample in range(int(TRACE_S / INTERVAL_S) + 1):
         area.add(at_sample * INTERVAL_S, power(at_sample * INTERVAL_S), Unknown("no counter"))
     energy = area.energy()

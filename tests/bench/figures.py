@@ -28,7 +28,7 @@ import board
 
 from buildtool.core.files import write_text
 from probes.records.schema import ProbeReport, read_report
-from probes.reports.headline import headline
+from probes.reports.run_headline import headline
 
 ROOT = board.ROOT
 RESULTS = ROOT / "docs" / "results"

@@ -23,17 +23,17 @@ from probes.core.unknown import Unknown
 from probes.measure import supervisor
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import error_of_median, median
-from probes.reports.scan import answer
-from probes.throughput import top_speed
-from probes.throughput.ceiling import Ceilings
+from probes.reports.scan import scan_findings
+from probes.throughput import measure_ceilings
+from probes.throughput.ceilings import Ceilings
 from probes.throughput.direct import worker
 from probes.throughput.direct.knee import Growing, Knee, Point, find, saturation
-from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
+from probes.throughput.direct.models import SPECS
+from probes.throughput.direct.results import BatchRow, Throughput, Way, latest, throughput
 from probes.throughput.direct.scan import powers
-from probes.throughput.direct.scanned import BatchRow, Throughput, Way, latest, throughput
-from probes.throughput.direct.test_models import SPECS
 from probes.throughput.direct.torch_runner import TorchRunner, settle_allocator
-from probes.throughput.document import named_scan
+from probes.throughput.direct.trials import Repeats, SeriesEnd, rows
+from probes.throughput.report import named_scan
 
 ROOT = Path(__file__).parents[2]
 CPU = Way("cpu", "pytorch", "fp32", "resident")
@@ -179,7 +179,7 @@ def this_cpu(board: Board) -> None:
         board.bar("exit code of a scan of this CPU in both backends", done.returncode, 0, "")
         if len(files) == 1:
             report, text = named_scan(files[0])
-            board.figure("the answer of a scan of this CPU", answer(report)[0], "")
+            board.figure("the answer of a scan of this CPU", scan_findings(report)[0], "")
             if board.whole and done.returncode == 0:
                 kept = board.results / "scan-cpu.json"
                 write_text(kept, text)
@@ -250,7 +250,7 @@ def saturated(board: Board) -> None:
     for name in ON_A_GPU:
         board.waive(name, WHY)
     bench = TorchWorkbench(has_gpu=False)
-    ceilings: Ceilings = top_speed.measure(bench, ["cpu"])
+    ceilings: Ceilings = measure_ceilings.measure(bench, ["cpu"])
     runner = TorchRunner(SPECS["mlp"], CPU, seed=1, bench=bench)
     (row,) = measured(rows(runner, [256], Repeats(20, 1e9), FakeDevice()))
     found = saturation(row, CPU, ceilings)

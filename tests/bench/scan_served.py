@@ -18,11 +18,12 @@ from statistics import fmean
 from board import Board
 
 from probes.core.codec import decode, encode
-from probes.throughput.served import scanned
-from probes.throughput.served.client import HttpCaller, Watch, early, loop_with, resolve
+from probes.throughput.served import results
+from probes.throughput.served.http import BusySelector, HttpClient, loop_with, resolve
 from probes.throughput.served.level import Load, measure_level, poisson
-from probes.throughput.served.payload import Body, request
-from probes.throughput.served.scanned import Level, ServedSettings
+from probes.throughput.served.load import wake_early_s
+from probes.throughput.served.protocol import Body, request
+from probes.throughput.served.results import Level, ServedSettings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -52,16 +53,16 @@ def measure(port: int, load: Load, settings: ServedSettings) -> Level:
     endpoint = resolve("127.0.0.1", port, tls=False)
     body = Body(b'{"inputs":[]}')
     asked = request(body, path="/v2/models/exact/infer", authority=endpoint.authority, keep=True)
-    watch = Watch()
+    watch = BusySelector()
     loop = loop_with(watch)
     try:
         return loop.run_until_complete(
             measure_level(
                 load,
-                lambda: HttpCaller(endpoint, (asked,), watch, limit_s=settings.limit_s),
+                lambda: HttpClient(endpoint, (asked,), watch, limit_s=settings.limit_s),
                 settings,
                 busy_s=lambda: watch.busy_s,
-                early_s=early,
+                early_s=wake_early_s,
             )
         )
     finally:
@@ -131,8 +132,8 @@ def omission(board: Board) -> None:
     with exact("0.001", "--pause-every", "6", "--pause", "1") as port:
         how = replace(SETTINGS, window_s=6.0)
         closed = measure(port, Load("closed", 1), how)
-    corrected, naive = scanned.latencies(opened), scanned.naive_latencies(opened)
-    in_loop = scanned.latencies(closed)
+    corrected, naive = results.latencies(opened), results.naive_latencies(opened)
+    in_loop = results.latencies(closed)
     assert isinstance(corrected, tuple)
     assert isinstance(naive, tuple)
     assert isinstance(in_loop, tuple)

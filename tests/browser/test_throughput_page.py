@@ -13,7 +13,7 @@ sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "throughput"))
 from test_scan_shown import whole  # noqa: E402
 
 from probes.core.codec import to_json  # noqa: E402
-from probes.throughput.document import named_scan  # noqa: E402
+from probes.throughput.report import named_scan  # noqa: E402
 
 RESULTS = sorted((ROOT / "docs" / "results").glob("scan-*.json"))
 DESK, PHONE = 1280, 390

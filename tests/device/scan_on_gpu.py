@@ -16,13 +16,13 @@ from probes.hardware import snapshot
 from probes.hardware.torch_build import describe
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import median
-from probes.throughput import top_speed
-from probes.throughput.ceiling import Ceiling, Ceilings
+from probes.throughput import measure_ceilings
+from probes.throughput.ceilings import Ceiling, Ceilings
 from probes.throughput.direct.knee import Saturation, saturation
-from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
-from probes.throughput.direct.scanned import BatchRow, Inputs, Mode, Way
-from probes.throughput.direct.test_models import SPECS, Spec
+from probes.throughput.direct.models import SPECS, Spec
+from probes.throughput.direct.results import BatchRow, Inputs, Mode, Way
 from probes.throughput.direct.torch_runner import TorchRunner
+from probes.throughput.direct.trials import Repeats, SeriesEnd, rows
 from probes.throughput.direct.worker import AmdGauges, NvidiaGauges
 
 TRIALS, LONGEST_S = 100, 20.0
@@ -51,7 +51,7 @@ class Bars:
         facts = describe()
         pci_id = snapshot.pci_id_of_first_gpu(facts, snapshot.read_cards(Path("/")), Path("/"))
         self.gauges = AmdGauges(Path("/"), pci_id) if facts.api == "hip" else NvidiaGauges(pci_id)
-        self.ceilings: Ceilings = top_speed.measure(self.bench, ["gpu"])
+        self.ceilings: Ceilings = measure_ceilings.measure(self.bench, ["gpu"])
         (self.gpu,) = self.ceilings.devices
         board.figure("card", self.gpu.name, "")
 

@@ -10,8 +10,9 @@ from device_bars import Bar
 from probes.core.unknown import Unknown
 from probes.records.rows import Measurement, Pass, Reads, Record
 from probes.records.schema import ProbeReport, ProbeRun, read_report
-from probes.reports.answers import all_records, pick
-from probes.reports.compare import Comparison, Key, compare
+from probes.reports.compare import Key
+from probes.reports.run_compare import Comparison, compare
+from probes.reports.run_findings import all_records, pick
 
 LARGE = 2**20
 SLOWDOWN = 1.05

@@ -23,7 +23,7 @@ from probes.placement.runtime.host_memory import zero_copy  # noqa: E402
 from probes.placement.types import linear_shape, plan_stack  # noqa: E402
 from probes.records.rows import Pass, Split  # noqa: E402
 from probes.records.schema import Settings  # noqa: E402
-from probes.reports import answers  # noqa: E402
+from probes.reports import run_findings  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
 MIB = 2**20
@@ -201,7 +201,7 @@ def test_the_classifier_labels_every_known_block(bar: Bar, bench: TorchWorkbench
             spill._add(run, "zero_copy", control=index < 2)
             spill._add(run, "vram", control=index < 2)
         word = stack.enter_context(bench.memory("vram", 8)).span(0, 8)
-        placed = answers.place([spill._reread(bench, held, word) for held in run.held])
+        placed = run_findings.label_blocks([spill._reread(bench, held, word) for held in run.held])
     judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against
     wrong = [p for p in judged if p.by_timing != ("vram" if p.block.asked == "vram" else "host")]
     bar("known blocks labelled wrong", len(wrong), limit=0, unit="blocks", blocks=len(judged))

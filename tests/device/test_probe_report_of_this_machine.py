@@ -12,8 +12,8 @@ from probes.records import stats
 from probes.records.rounds import merged
 from probes.records.rows import Block, Expectation, Measurement, Noise, Pass, Reads, Request, Stop
 from probes.records.schema import Done, ProbeReport, read_report
-from probes.reports import answers, crossover
-from probes.reports.answers import all_records, best_gb_per_s, pick, took_s
+from probes.reports import crossover, run_findings
+from probes.reports.run_findings import all_records, best_gb_per_s, pick, took_s
 
 QUICK_S, FULL_S = 45.0, 600.0
 
@@ -148,7 +148,7 @@ def test_spill_probe_did_what_was_expected(bar: Bar, report: ProbeReport) -> Non
 
 
 def test_every_block_is_labelled_as_it_was_placed(bar: Bar, report: ProbeReport) -> None:
-    placed = answers.place(pick(all_records(report), Block))
+    placed = run_findings.label_blocks(pick(all_records(report), Block))
     if pick(all_records(report), Expectation)[0].behaviour != "refuses":
         pytest.skip("where a driver spills, the place of a block isn't known beforehand")
     judged = [p for p in placed if not p.block.control]  # the controls are what the others are held against

@@ -17,8 +17,8 @@ import pytest
 from waiting import PATIENCE_S, free_ports
 
 from probes.core.errors import Exit
-from probes.throughput.document import named_scan
-from probes.throughput.served.client import resolve
+from probes.throughput.report import named_scan
+from probes.throughput.served.http import resolve
 from probes.throughput.served.level import Load
 
 ROOT = Path(__file__).parents[2]

@@ -313,9 +313,9 @@ def test_callers_who_hang_up_or_never_finish_leave_no_traceback_and_do_not_keep_
     import socket
 
     from probes.records.samples import Subject
-    from probes.watch.metrics_server import MOST_CALLERS, Endpoint
+    from probes.watch.metrics_server import MOST_CALLERS, MetricsServer
 
-    endpoint = Endpoint(Subject("2026-11-21T23:00:00Z", "made", 0.25, (), ()), "::1", 0)
+    endpoint = MetricsServer(Subject("2026-11-21T23:00:00Z", "made", 0.25, (), ()), "::1", 0)
     port = int(endpoint.address.rpartition(":")[2].partition("/")[0])
     assert endpoint.address.startswith("http://[::1]:")
     slow = [socket.create_connection(("::1", port)) for _ in range(MOST_CALLERS)]

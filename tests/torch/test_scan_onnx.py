@@ -13,11 +13,11 @@ from probes.core.unknown import Unknown
 from probes.measure.device import TorchWorkbench
 from probes.placement.architectures import Block, Linear
 from probes.throughput.direct import onnx_runner
+from probes.throughput.direct.models import SPECS, Spec
 from probes.throughput.direct.onnx_runner import OnnxRunner
-from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
-from probes.throughput.direct.scanned import BatchRow, Mode, Way, latest
-from probes.throughput.direct.test_models import SPECS, Spec
+from probes.throughput.direct.results import BatchRow, Mode, Way, latest
 from probes.throughput.direct.torch_runner import TorchRunner
+from probes.throughput.direct.trials import Repeats, SeriesEnd, rows
 
 SMALL = Spec("small", ((16,),), lambda: torch.nn.Linear(16, 4))
 # as `mlp` and `encoder`, which take a minute to export on a busy machine

@@ -15,13 +15,13 @@ from probes.core.errors import LibraryMissing, ModelFails, OutOfMemory, Unsuppor
 from probes.core.unknown import Unknown
 from probes.measure import supervisor
 from probes.measure.device import TorchWorkbench
-from probes.throughput import top_speed
-from probes.throughput.ceiling import Ceilings
+from probes.throughput import measure_ceilings
+from probes.throughput.ceilings import Ceilings
 from probes.throughput.direct import onnx_runner, worker
-from probes.throughput.direct.repeats import SeriesEnd
-from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way, Work, latest
-from probes.throughput.direct.test_models import FEATURES, PARTICLES, SPECS, Spec, made, nearest, spec_of
+from probes.throughput.direct.models import FEATURES, PARTICLES, SPECS, Spec, build_model, nearest, spec_of
+from probes.throughput.direct.results import BatchRow, ModelFacts, Way, Work, latest
 from probes.throughput.direct.torch_runner import HostMemory, TorchRunner, work
+from probes.throughput.direct.trials import SeriesEnd
 
 CPU = Way("cpu", "pytorch", "fp32", "resident")
 SMALL = Spec("small", ((16,),), lambda: torch.nn.Linear(16, 4))
@@ -57,7 +57,7 @@ def test_nearest_neighbours_are_those_of_a_plain_search() -> None:
 
 @torch.no_grad()
 def test_particlenet_ignores_absent_particles_and_the_order_of_the_others() -> None:
-    net = made(SPECS["particlenet"], seed=5, dtype=torch.float64, device="cpu")
+    net = build_model(SPECS["particlenet"], seed=5, dtype=torch.float64, device="cpu")
     draw = torch.Generator().manual_seed(2)
     points = torch.randn(2, 2, PARTICLES, dtype=torch.float64, generator=draw)
     features = torch.randn(2, FEATURES, PARTICLES, dtype=torch.float64, generator=draw)
@@ -77,14 +77,14 @@ def test_particlenet_ignores_absent_particles_and_the_order_of_the_others() -> N
 def test_every_model_runs_on_its_inputs_in_every_precision(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         spec = SPECS[name]
-        module = made(spec, seed=1, dtype=dtype, device="cpu")
+        module = build_model(spec, seed=1, dtype=dtype, device="cpu")
         out = module(*(torch.randn(2, *shape).to(dtype) for shape in spec.inputs))
         assert torch.isfinite(out).all()
         assert out.dtype == dtype
 
 
 def test_weights_are_the_same_for_a_seed_and_others_for_another() -> None:
-    a, b, c = (made(SMALL, seed=seed, dtype=torch.float32, device="cpu").weight for seed in (1, 1, 2))
+    a, b, c = (build_model(SMALL, seed=seed, dtype=torch.float32, device="cpu").weight for seed in (1, 1, 2))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
 
@@ -284,13 +284,13 @@ def test_autocast_and_precisions_reach_the_model() -> None:
 
 def test_float32_products_are_whole_unless_tf32_is_asked_for() -> None:
     before = torch.get_float32_matmul_precision()
-    with top_speed.float32_as("tf32"):
+    with measure_ceilings.float32_as("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
-        with top_speed.float32_as("fp32"):
+        with measure_ceilings.float32_as("fp32"):
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.backends.cudnn.allow_tf32
     assert torch.get_float32_matmul_precision() == before
-    assert "TF32" in str(top_speed.supports("cpu", "tf32"))
+    assert "TF32" in str(measure_ceilings.supports("cpu", "tf32"))
 
 
 # ---- ONNX Runtime --------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def job(way: Way | None, **other: object) -> worker.ScanJob:
     return replace(made, **other)  # type: ignore[arg-type]
 
 
-def oversee(one: worker.ScanJob) -> supervisor.Ended[worker.Heard]:
+def oversee(one: worker.ScanJob) -> supervisor.Ended[worker.Message]:
     return supervisor.oversee(
         one, worker.parse, limit_s=600.0, heard=lambda _: None, command=supervisor.running(worker.__name__)
     )
@@ -380,10 +380,12 @@ def test_a_worker_says_what_is_absent_and_ends_well() -> None:
 
 
 def test_the_ceilings_of_this_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_speed, "EFFORT", replace(top_speed.EFFORT, samples=5, budget_s=0.05))
-    monkeypatch.setattr(top_speed, "SIDES", {"cpu": (64, 128)})
-    monkeypatch.setattr(top_speed, "COPY_BYTES", {"cpu": 2**22})
-    found = top_speed.measure(TorchWorkbench(has_gpu=False), ["cpu"], cpu_name="a CPU")
+    monkeypatch.setattr(
+        measure_ceilings, "EFFORT", replace(measure_ceilings.EFFORT, samples=5, budget_s=0.05)
+    )
+    monkeypatch.setattr(measure_ceilings, "SIDES", {"cpu": (64, 128)})
+    monkeypatch.setattr(measure_ceilings, "COPY_BYTES", {"cpu": 2**22})
+    found = measure_ceilings.measure(TorchWorkbench(has_gpu=False), ["cpu"], cpu_name="a CPU")
     assert isinstance(found, Ceilings)
     (cpu,) = found.devices
     for rate in (cpu.flops("fp32"), cpu.memory, cpu.launches):

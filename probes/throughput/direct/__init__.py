@@ -1,1 +1,5 @@
-"""The direct half of a throughput scan: the model is called in this process, without a server."""
+"""A model called in a loop: each way of running it in a fresh process, over batch sizes.
+
+`scan` runs the ways and saves rows as they come; `worker` is the process of one way; `trials` repeats its
+batch sizes; `torch_runner` and `onnx_runner` run `models`. `results` has the rows, `knee` what they say.
+"""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
-from probes.throughput.direct.scanned import BatchRow, Series, Way, Work, latency_s, throughput
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
+from probes.throughput.direct.results import BatchRow, Series, Way, Work, latency_s, throughput
 
 GROWS = 0.05  # per doubling: what counts as growth at the end of a scan
 NEAR = 0.05  # of the largest throughput: within it a batch size counts as saturating
@@ -224,8 +224,8 @@ def _share(
         return row.work
     if isinstance(on, Unknown):
         return on
-    found = ceiling(on)
-    return found if isinstance(found, Unknown) else of(row.work) / found.median / trial_s
+    ceiling_here = ceiling(on)
+    return ceiling_here if isinstance(ceiling_here, Unknown) else of(row.work) / ceiling_here.median / trial_s
 
 
 def _host(

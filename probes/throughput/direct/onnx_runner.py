@@ -18,9 +18,9 @@ import torch
 from probes.core.errors import LibraryMissing, ModelFails, OutOfMemory, ProbeError, Unsupported
 from probes.core.unknown import Unknown
 from probes.hardware.torch_build import first_line
-from probes.throughput.ceiling import Device
-from probes.throughput.direct.scanned import Way, Work
-from probes.throughput.direct.test_models import Spec, made
+from probes.throughput.ceilings import Device
+from probes.throughput.direct.models import Spec, build_model
+from probes.throughput.direct.results import Way, Work
 from probes.throughput.direct.torch_runner import HostMemory, TorchRunner, cause, not_finite
 
 OPSET = 17
@@ -73,7 +73,7 @@ def refuse(way: Way) -> None:
 
 def exported(spec: Spec, way: Way, seed: int) -> bytes:
     """The model as ONNX with a free batch dimension. Raises Unsupported where torch can't export it."""
-    module = made(spec, seed=seed, dtype=DTYPES[way.precision], device="cpu")
+    module = build_model(spec, seed=seed, dtype=DTYPES[way.precision], device="cpu")
     inputs = tuple(torch.randn(2, *shape).to(DTYPES[way.precision]) for shape in spec.inputs)
     names = [f"input{place}" for place in range(len(inputs))]
     file = io.BytesIO()
@@ -143,7 +143,7 @@ class OnnxRunner:
 
 
 class OnnxBatch:
-    """One batch size: what `probes.throughput.direct.repeats.Prepared` says."""
+    """One batch size: what `probes.throughput.direct.trials.Prepared` says."""
 
     def __init__(
         self,

@@ -15,10 +15,9 @@ from probes.hardware.sysfs import read_text
 from probes.measure import session, supervisor, this_machine
 from probes.records.facts import Machine, TorchFacts
 from probes.records.schema import Failed
-from probes.throughput.ceiling import Ceilings, Device
+from probes.throughput.ceilings import Ceilings, Device
 from probes.throughput.direct import worker
-from probes.throughput.direct.repeats import SeriesEnd
-from probes.throughput.direct.scanned import (
+from probes.throughput.direct.results import (
     Backend,
     BatchRow,
     DirectScan,
@@ -30,7 +29,8 @@ from probes.throughput.direct.scanned import (
     Way,
     latest,
 )
-from probes.throughput.document import ScanSettings, ThroughputReport, begun, write_new_scan, write_scan
+from probes.throughput.direct.trials import SeriesEnd
+from probes.throughput.report import ScanSettings, ThroughputReport, begun, write_new_scan, write_scan
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -65,14 +65,14 @@ def ways(
 
     The CPU reads its inputs where they are, so that they count as resident.
     """
-    found = []
+    ways = []
     for device, backend in product(on, [one for one in BACKENDS if one in (backends or BACKENDS)]):
         for mode in [one for one in MODES if one in (precisions or USUAL[device])]:
             places: Sequence[Inputs] = ("resident",)
             if device == "gpu":
                 places = [one for one in INPUTS if one in (inputs or ("copied",))]
-            found += [Way(device, backend, mode, place) for place in places]
-    return tuple(found)
+            ways += [Way(device, backend, mode, place) for place in places]
+    return tuple(ways)
 
 
 ROOT = Path("/")
@@ -108,7 +108,7 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScanRequest:
     """What a scan is asked for, beyond what its report says about it."""
 
     settings: ScanSettings
@@ -116,23 +116,23 @@ class Asked:
     longest_s: float  # of a batch size's trials
 
 
-Oversee = Callable[..., supervisor.Ended[worker.Heard]]
+Oversee = Callable[..., supervisor.Ended[worker.Message]]
 
 
 def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     """A report without figures yet. Raises DeviceUnusable where torch is missing."""
-    found = this_machine.look()
-    listener.machine(found)
-    if isinstance(found.torch, Unknown):
+    machine = this_machine.look()
+    listener.machine(machine)
+    if isinstance(machine.torch, Unknown):
         raise DeviceUnusable(
-            f"throughput runs a model in torch: {found.torch.reason}", "run it where torch is"
+            f"throughput runs a model in torch: {machine.torch.reason}", "run it where torch is"
         )
-    return begun(settings, found, Unknown("not measured yet"))
+    return begun(settings, machine, Unknown("not measured yet"))
 
 
 def direct(
     report: ThroughputReport,
-    asked: Asked,
+    asked: ScanRequest,
     folder: Path,
     listener: Listener,
     oversee: Oversee = supervisor.oversee,
@@ -155,7 +155,7 @@ class _Scan:
     def __init__(
         self,
         report: ThroughputReport,
-        asked: Asked,
+        asked: ScanRequest,
         path: Path,
         listener: Listener,
         *,
@@ -185,7 +185,7 @@ class _Scan:
         self._report = report
         write_scan(report, self._path)
 
-    def _with(self, series: Series, messages: Sequence[worker.Heard]) -> ThroughputReport:
+    def _with(self, series: Series, messages: Sequence[worker.Message]) -> ThroughputReport:
         before = self._report.direct or DirectScan(Unknown("no way has loaded it"), ())
         facts = [one for one in messages if isinstance(one, ModelFacts)]
         model = facts[0] if facts and isinstance(before.model, Unknown) else before.model
@@ -195,15 +195,15 @@ class _Scan:
         ended = self._work(None, here, CEILINGS_LIMIT_S)
         return ended.answer(Ceilings, "the worker reported none")
 
-    def _way(self, way: Way) -> tuple[Series, Sequence[worker.Heard]]:
+    def _way(self, way: Way) -> tuple[Series, Sequence[worker.Message]]:
         obstacle = lacking(self._report.machine, way.device)
         if obstacle:
             return Series(way, (), "absent", obstacle), ()
         each_s = SLOWER * self._asked.longest_s
         limit_s = START_LIMIT_S + each_s * len(self._asked.settings.batches)
-        so_far: list[worker.Heard] = []
+        so_far: list[worker.Message] = []
 
-        def heard(message: worker.Heard) -> None:
+        def heard(message: worker.Message) -> None:
             so_far.append(message)
             if isinstance(message, BatchRow):
                 # the worker waits meanwhile: what is shown is kept, whatever kills this process later
@@ -219,8 +219,8 @@ class _Scan:
         way: Way | None,
         on: tuple[Device, ...],
         limit_s: float,
-        heard: Callable[[worker.Heard], None] = lambda _message: None,
-    ) -> supervisor.Ended[worker.Heard]:
+        heard: Callable[[worker.Message], None] = lambda _message: None,
+    ) -> supervisor.Ended[worker.Message]:
         machine, settings = self._report.machine, self._asked.settings
         assert isinstance(machine.torch, TorchFacts)
         job = worker.ScanJob(
@@ -243,7 +243,7 @@ class _Scan:
         )
 
 
-def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:
+def series_of(way: Way, ended: supervisor.Ended[worker.Message]) -> Series:
     """A way's rows and how it ended, by its worker's messages and end. Pure."""
     rows, named = _rows(ended.records), _named(way, ended.records)
     last = next((one for one in ended.records if isinstance(one, SeriesEnd)), None)
@@ -255,11 +255,11 @@ def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:
     return Series(named, rows, last.end, last.reason, last.hint)
 
 
-def _rows(messages: Sequence[worker.Heard]) -> tuple[BatchRow, ...]:
+def _rows(messages: Sequence[worker.Message]) -> tuple[BatchRow, ...]:
     return latest(one for one in messages if isinstance(one, BatchRow))
 
 
-def _named(way: Way, messages: Sequence[worker.Heard]) -> Way:
+def _named(way: Way, messages: Sequence[worker.Message]) -> Way:
     """The way with its provider, once the worker has said it."""
     return next((one for one in messages if isinstance(one, Way)), way)
 

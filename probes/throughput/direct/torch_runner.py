@@ -22,9 +22,9 @@ from probes.measure.device import TorchWorkbench
 from probes.placement.runtime.host_memory import zero_copy
 from probes.records.stats import median
 from probes.throughput.direct.knee import AUTOCAST
-from probes.throughput.direct.scanned import Way, Work
-from probes.throughput.direct.test_models import SPECS, Spec, made
-from probes.throughput.top_speed import DTYPES, float32_as, place
+from probes.throughput.direct.models import SPECS, Spec, build_model
+from probes.throughput.direct.results import Way, Work
+from probes.throughput.measure_ceilings import DTYPES, float32_as, torch_device
 
 PICKING = ("gather", "index", "index_select", "embedding", "slice_scatter", "select_scatter")
 
@@ -137,8 +137,8 @@ class TorchRunner:
     def __init__(self, spec: Spec, way: Way, *, seed: int, bench: TorchWorkbench) -> None:
         self._spec, self._way, self._seed, self._bench = spec, way, seed, bench
         with refusals(f"the weights of {spec.name}"):
-            self.module = made(spec, seed=seed, dtype=dtype_of(way), device=place(way.device))
-        self._drawn = torch.Generator(place(way.device)).manual_seed(seed)
+            self.module = build_model(spec, seed=seed, dtype=dtype_of(way), device=torch_device(way.device))
+        self._drawn = torch.Generator(torch_device(way.device)).manual_seed(seed)
         self._host = HostMemory(ROOT)
 
     @contextmanager
@@ -163,7 +163,7 @@ class TorchRunner:
         autocast, device, module = autocast_of(self._way), "meta", self.module
         with torch.inference_mode(mode=False):
             if autocast or isinstance(module, torch.jit.ScriptModule):
-                device = place(self._way.device)
+                device = torch_device(self._way.device)
             else:
                 with torch.device("meta"):
                     module = self._spec.build().eval().to(dtype_of(self._way))
@@ -232,7 +232,7 @@ class HostMemory:
 
 
 class TorchBatch:
-    """One batch size: what `probes.throughput.direct.repeats.Prepared` says."""
+    """One batch size: what `probes.throughput.direct.trials.Prepared` says."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class TorchBatch:
     ) -> None:
         self._runner, self._way, self._shapes = runner, way, shapes
         self._drawn, self._bench, self._memory = drawn, bench, host
-        self._device = place(way.device)
+        self._device = torch_device(way.device)
         # drawn where that is quick, whatever the way; from there they go where the way wants them
         self._scratch = [torch.empty(shape, dtype=dtype_of(way), device=self._device) for shape in shapes]
         self._given = [self._home(one) for one in self._scratch]

@@ -20,11 +20,11 @@ from probes.hardware.sysfs import read_int
 from probes.measure import worker
 from probes.measure.worker import require_torch, why_without
 from probes.records.schema import Done, Failed
-from probes.throughput.ceiling import Ceilings, Device
-from probes.throughput.direct.repeats import Gauges, Repeats, Runner, SeriesEnd, rows
-from probes.throughput.direct.scanned import BatchRow, ModelFacts, Way
+from probes.throughput.ceilings import Ceilings, Device
+from probes.throughput.direct.results import BatchRow, ModelFacts, Way
+from probes.throughput.direct.trials import Gauges, Repeats, Runner, SeriesEnd, rows
 
-Heard = Ceilings | ModelFacts | Way | BatchRow | SeriesEnd
+Message = Ceilings | ModelFacts | Way | BatchRow | SeriesEnd
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class ScanJob:
 class ScanLine:
     """One line of the pipe."""
 
-    message: Heard | Done | Failed
+    message: Message | Done | Failed
 
 
-def parse(line: Json) -> Heard | Done | Failed:
+def parse(line: Json) -> Message | Done | Failed:
     """A message of this worker. Raises ValueError for anything else."""
     return decode(ScanLine, line, "message").message
 
 
-def messages(job: ScanJob, _tell: worker.Tell) -> Iterator[Heard | Done | Failed]:
+def messages(job: ScanJob, _tell: worker.Tell) -> Iterator[Message | Done | Failed]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
         require_torch("run it where torch is")
@@ -75,20 +75,20 @@ def messages(job: ScanJob, _tell: worker.Tell) -> Iterator[Heard | Done | Failed
         yield Failed(str(error), "check the place and the disk", int(Exit.BROKEN), wedged=False)
 
 
-def _ceilings(job: ScanJob) -> Iterator[Heard]:
+def _ceilings(job: ScanJob) -> Iterator[Message]:
     from probes.measure.device import TorchWorkbench
-    from probes.throughput import top_speed
+    from probes.throughput import measure_ceilings
 
     _use_threads(job)
     bench = TorchWorkbench(has_gpu="gpu" in job.devices)
-    yield top_speed.measure(bench, job.devices, cpu_name=job.cpu_name)
+    yield measure_ceilings.measure(bench, job.devices, cpu_name=job.cpu_name)
 
 
-def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
+def _series(job: ScanJob, way: Way) -> Iterator[Message]:
     from probes.measure.device import TorchWorkbench
-    from probes.throughput.direct import test_models
+    from probes.throughput.direct import models
     from probes.throughput.direct.torch_runner import TorchRunner, settle_allocator
-    from probes.throughput.top_speed import supports
+    from probes.throughput.measure_ceilings import supports
 
     _use_threads(job)
     settle_allocator()
@@ -96,7 +96,7 @@ def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
         lacking = supports(way.device, way.precision)
         if lacking:
             raise Unsupported(lacking.reason)
-    spec = test_models.spec_of(job.model, job.shapes)
+    spec = models.spec_of(job.model, job.shapes)
     runner: Runner
     if way.backend == "onnxruntime":
         runner, way = _onnx(job, way)
@@ -104,17 +104,17 @@ def _series(job: ScanJob, way: Way) -> Iterator[Heard]:
     else:
         bench = TorchWorkbench(has_gpu=way.device == "gpu")
         runner = TorchRunner(spec, way, seed=job.seed, bench=bench)
-        yield test_models.facts(spec, runner.module)
+        yield models.model_facts(spec, runner.module)
     yield from rows(runner, job.batches, Repeats(job.trials, job.longest_s, job.aim), _gauges(job, way))
 
 
 def _onnx(job: ScanJob, way: Way) -> tuple[Runner, Way]:
     from probes.measure.device import TorchWorkbench
-    from probes.throughput.direct import onnx_runner, test_models
+    from probes.throughput.direct import models, onnx_runner
     from probes.throughput.direct.torch_runner import TorchRunner
 
     onnx_runner.refuse(way)
-    spec = test_models.spec_of(job.model, job.shapes)
+    spec = models.spec_of(job.model, job.shapes)
     on_cpu = replace(way, device="cpu", inputs="resident")
     counted = TorchRunner(spec, on_cpu, seed=job.seed, bench=TorchWorkbench(has_gpu=False))
     runner = onnx_runner.OnnxRunner(spec, way, seed=job.seed, threads=job.threads, counted=counted)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from probes.records.stats import median, quantile
-from probes.throughput.served.client import GOOD, REFUSED, MakeCaller, Note, closed_loop, open_loop
-from probes.throughput.served.scanned import ClientSide, Count, Level, Loop, ServedSettings, Window
+from probes.throughput.served.http import GOOD, REFUSED
+from probes.throughput.served.load import MakeClient, RequestRecord, closed_loop, open_loop
+from probes.throughput.served.results import ClientSide, Count, Level, Loop, ServedSettings, Window
 
 BUSY = 0.7  # of a core: above it the client's own queue shows in the latencies
 LATE = 0.1  # of the median latency
@@ -26,45 +27,49 @@ class Load:
     rate_per_s: float | None = None
 
 
-def window_of(notes: Sequence[Note], dues: Sequence[float], begin_s: float, end_s: float) -> Window:
+def window_of(
+    records: Sequence[RequestRecord], dues: Sequence[float], begin_s: float, end_s: float
+) -> Window:
     """The window between two moments. `dues`: when requests were due, also those without a note yet."""
-    good = [note for note in notes if note.outcome == GOOD and begin_s < note.ended_s <= end_s]
+    good = [record for record in records if record.outcome == GOOD and begin_s < record.ended_s <= end_s]
     return Window(
         round(end_s - begin_s, _DIGITS),
         sum(begin_s < due <= end_s for due in dues),
         len(good),
-        median([note.ended_s - note.due_s for note in good]) if good else None,
+        median([record.ended_s - record.due_s for record in good]) if good else None,
     )
 
 
 def level_of(
-    load: Load, notes: Sequence[Note], windows: Sequence[Window], *, counted: tuple[float, float],
+    load: Load, records: Sequence[RequestRecord], windows: Sequence[Window], *, counted: tuple[float, float],
     unstable: str, busy_share: float,
 ) -> Level:  # fmt: skip
     """The level, of the requests that belong to the time `counted` (begin and end by the loop's clock)."""
     begin, end = counted
     closed = load.loop == "closed"
-    mine = sorted(note for note in notes if begin < (note.ended_s if closed else note.due_s) <= end)
-    good = [note for note in mine if note.outcome == GOOD]
-    origin = [note.sent_s if closed else note.due_s for note in good]
-    latency = [note.ended_s - from_s for note, from_s in zip(good, origin, strict=True)]
-    refused = [note.ended_s - note.sent_s for note in mine if note.outcome == REFUSED]
-    failed = Counter(note.outcome for note in mine if note.outcome not in (GOOD, REFUSED))
+    counted_records = sorted(
+        record for record in records if begin < (record.ended_s if closed else record.due_s) <= end
+    )
+    good = [record for record in counted_records if record.outcome == GOOD]
+    origin = [record.sent_s if closed else record.due_s for record in good]
+    latency = [record.ended_s - from_s for record, from_s in zip(good, origin, strict=True)]
+    refused = [record.ended_s - record.sent_s for record in counted_records if record.outcome == REFUSED]
+    failed = Counter(record.outcome for record in counted_records if record.outcome not in (GOOD, REFUSED))
     return Level(
         loop=load.loop,
         callers=load.callers,
         rate_per_s=load.rate_per_s,
         seconds=round(end - begin, _DIGITS),
-        answered=sum(note.outcome == GOOD and begin < note.ended_s <= end for note in notes),
+        answered=sum(record.outcome == GOOD and begin < record.ended_s <= end for record in records),
         due_s=_rounded(from_s - begin for from_s in origin),
-        waited_s=_rounded(() if closed else (note.sent_s - note.due_s for note in good)),
+        waited_s=_rounded(() if closed else (record.sent_s - record.due_s for record in good)),
         latency_s=_rounded(latency),
         refused=len(refused),
         refused_median_s=round(median(refused), _DIGITS) if refused else None,
         failed=tuple(Count(what, n) for what, n in failed.most_common()),
         windows=tuple(windows),
         unstable=unstable,
-        client=client_side(mine, latency, busy_share),
+        client=client_side(counted_records, latency, busy_share),
     )
 
 
@@ -72,9 +77,9 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, _DIGITS) for value in values)
 
 
-def client_side(notes: Sequence[Note], latency: Sequence[float], busy_share: float) -> ClientSide:
+def client_side(records: Sequence[RequestRecord], latency: Sequence[float], busy_share: float) -> ClientSide:
     """What the client cost, and whether it may have been the bottleneck."""
-    late = [note.sent_s - note.due_s for note in notes if not note.queued] or [0.0]
+    late = [record.sent_s - record.due_s for record in records if not record.queued] or [0.0]
     middle, p99 = median(late), quantile(late, 0.99)
     typical = median(latency) if latency else 0.0
     reasons = []
@@ -82,7 +87,7 @@ def client_side(notes: Sequence[Note], latency: Sequence[float], busy_share: flo
         reasons.append(f"the client was busy {busy_share:.0%} of the time")
     if middle > max(LATE * typical, LATE_AT_LEAST_S):
         reasons.append(f"the client sent {middle * 1e3:.2g} ms late")
-    queued = sum(note.queued for note in notes)
+    queued = sum(record.queued for record in records)
     return ClientSide(
         round(busy_share, 4), round(middle, _DIGITS), round(p99, _DIGITS), queued, ", ".join(reasons)
     )
@@ -100,12 +105,12 @@ def disagreement(windows: Sequence[Window], loop: Loop, *, needed: int, toleranc
         speeds = [window.answered / window.seconds for window in last]
     else:
         speeds = [window.answered / max(window.arrived, 1) for window in last]
-    found = []
+    reasons = []
     if (apart := spread(speeds)) > tolerance:
-        found.append(f"throughput differs by {apart:.0%} between windows")
+        reasons.append(f"throughput differs by {apart:.0%} between windows")
     if (apart := spread(medians)) > tolerance:
-        found.append(f"latency {_direction(medians)} by {apart:.0%} between windows")
-    return ", ".join(found)
+        reasons.append(f"latency {_direction(medians)} by {apart:.0%} between windows")
+    return ", ".join(reasons)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -135,17 +140,17 @@ LONGEST = 5
 _TURNS_S = 0.001  # for answers that came together to be noted
 
 
-class _Ledger:
+class _Records:
     """The notes of a level, when its requests were due, and a sign for each good answer."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[RequestRecord] = []
         self.dues: list[float] = []
         self.good = asyncio.Event()
         self.n_good = 0
         self.last_good_s = 0.0  # when the last of them came
 
-    def add(self, note: Note) -> None:
+    def add(self, note: RequestRecord) -> None:
         self.notes.append(note)
         if note.outcome == GOOD:
             self.n_good += 1
@@ -165,7 +170,7 @@ class _Ledger:
 
 
 @dataclass
-class _Span:
+class _Windows:
     """The windows so far: their bounds and what was seen in each as it ended."""
 
     bounds: list[tuple[float, float]]
@@ -176,7 +181,7 @@ class _Span:
 
 async def measure_level(
     load: Load,
-    make: MakeCaller,
+    make: MakeClient,
     settings: ServedSettings,
     *,
     busy_s: Callable[[], float],
@@ -186,7 +191,7 @@ async def measure_level(
 
     `early_s`: how long before an arrival to be awake, by the rate; a real clock's timers wake late.
     """
-    ledger, stop = _Ledger(), asyncio.Event()
+    ledger, stop = _Records(), asyncio.Event()
     gc.collect()
     gc.disable()  # a collection would delay answers
     driving = asyncio.create_task(_load(load, make, settings, ledger, stop=stop, early_s=early_s))
@@ -216,9 +221,9 @@ async def measure_level(
 
 async def _load(
     load: Load,
-    make: MakeCaller,
+    make: MakeClient,
     settings: ServedSettings,
-    ledger: _Ledger,
+    ledger: _Records,
     *,
     stop: asyncio.Event,
     early_s: Callable[[float], float],
@@ -241,14 +246,14 @@ async def _load(
 
 
 async def _windows(
-    load: Load, settings: ServedSettings, ledger: _Ledger, busy_s: Callable[[], float]
-) -> _Span:
+    load: Load, settings: ServedSettings, ledger: _Records, busy_s: Callable[[], float]
+) -> _Windows:
     """Windows until they agree, or as many as are allowed."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(WARM_UP * settings.window_s)
     at = len(ledger.notes)
     begin = first = await _boundary(load, settings, ledger)
-    span, busy_before = _Span([], []), busy_s()
+    span, busy_before = _Windows([], []), busy_s()
     for _ in range(settings.most_windows):
         await _window(settings, ledger)
         end = await _boundary(load, settings, ledger)
@@ -267,7 +272,7 @@ async def _windows(
     return span
 
 
-async def _window(settings: ServedSettings, ledger: _Ledger) -> None:
+async def _window(settings: ServedSettings, ledger: _Records) -> None:
     """As long as a window is, and until it has some answers."""
     before = ledger.n_good
     await asyncio.sleep(settings.window_s)
@@ -277,7 +282,7 @@ async def _window(settings: ServedSettings, ledger: _Ledger) -> None:
         await asyncio.sleep(settings.window_s)
 
 
-async def _boundary(load: Load, settings: ServedSettings, ledger: _Ledger) -> float:
+async def _boundary(load: Load, settings: ServedSettings, ledger: _Records) -> float:
     """Now; in a closed loop the next good answer, for batches end many at once and a window would cut one."""
     loop = asyncio.get_running_loop()
     if load.loop == "open":

@@ -9,23 +9,30 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from probes.core.errors import ServerUnusable
-from probes.throughput.served import payload as described
-from probes.throughput.served.answers import AnswerReader, Wanted
-from probes.throughput.served.client import (
+from probes.throughput.served import protocol
+from probes.throughput.served.http import (
     GOOD,
     MOST_CONNECTIONS,
+    BusySelector,
     Endpoint,
-    HttpCaller,
-    MakeCaller,
-    Target,
-    Watch,
-    early,
+    HttpClient,
+    ResponseParser,
     loop_with,
     resolve,
 )
 from probes.throughput.served.level import Load, measure_level
-from probes.throughput.served.payload import Body, Tensor, bodies, get, request, sized
-from probes.throughput.served.scanned import (
+from probes.throughput.served.load import MakeClient, wake_early_s
+from probes.throughput.served.protocol import (
+    Body,
+    ResponseCheck,
+    Target,
+    Tensor,
+    bodies,
+    get,
+    request,
+    with_sizes,
+)
+from probes.throughput.served.results import (
     Level,
     ServedBy,
     ServedScan,
@@ -40,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asking:
+class RequestOptions:
     """What to send. `payload`: a whole body that is sent as it is, instead of one made of the metadata."""
 
     inputs: tuple[str, ...] = ()
@@ -53,21 +60,21 @@ class Asking:
 Listener = Callable[[ServedScan], None]
 
 
-def scan(target: Target, asking: Asking, settings: ServedSettings, on_level: Listener) -> ServedScan:
+def scan(target: Target, options: RequestOptions, settings: ServedSettings, on_level: Listener) -> ServedScan:
     """Measure the closed loop, then the open one. `on_level` is called with everything so far.
 
     Raises ServerUnusable where the server can't be reached or asked, UsageError for an impossible request,
     and KeyboardInterrupt; what was handed over until then is all that there is.
     """
-    watch = Watch()
-    loop = loop_with(watch)
+    selector = BusySelector()
+    loop = loop_with(selector)
     try:
-        return _Scan(loop, watch, settings, on_level).run(target, asking)
+        return _Scan(loop, selector, settings, on_level).run(target, options)
     finally:
-        _wind_up(loop)
+        _close_loop(loop)
 
 
-def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel what an interruption has left, so that no connection stays open and nothing warns."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
@@ -84,116 +91,124 @@ async def _ended(tasks: set["asyncio.Task[Any]"]) -> None:
 
 class _Scan:
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, watch: Watch, settings: ServedSettings, on_level: Listener
+        self,
+        loop: asyncio.AbstractEventLoop,
+        selector: BusySelector,
+        settings: ServedSettings,
+        on_level: Listener,
     ) -> None:
         self._loop = loop
-        self._watch = watch
+        self._selector = selector
         self._settings = settings
         self._on_level = on_level
 
-    def run(self, target: Target, asking: Asking) -> ServedScan:
-        endpoint = _resolved(target)
+    def run(self, target: Target, options: RequestOptions) -> ServedScan:
+        endpoint = _resolve(target)
         secure = ssl.create_default_context() if target.tls else None
-        by, requests, wanted = self._do(self._prepared(target, endpoint, asking, secure))
+        by, requests, check = self._do(self._prepare(target, endpoint, options, secure))
 
-        def make() -> HttpCaller:
+        def make() -> HttpClient:
             s = self._settings
-            return HttpCaller(
+            return HttpClient(
                 endpoint,
                 requests,
-                self._watch,
+                self._selector,
                 limit_s=s.limit_s,
                 keep=s.keep_alive,
                 secure=secure,
-                wanted=wanted,
+                check=check,
             )
 
-        found = ServedScan(by, self._settings, (), UNFINISHED, complete=False)
-        self._on_level(found)
-        found = self._closed(found, make)
-        found = self._open(found, make) if found.complete else found
-        self._on_level(found)
-        return found
+        scanned = ServedScan(by, self._settings, (), UNFINISHED, complete=False)
+        self._on_level(scanned)
+        scanned = self._closed(scanned, make)
+        scanned = self._open(scanned, make) if scanned.complete else scanned
+        self._on_level(scanned)
+        return scanned
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
-    def _level(self, found: ServedScan, load: Load, make: MakeCaller) -> tuple[ServedScan, Level]:
-        busy = lambda: self._watch.busy_s  # noqa: E731
-        level = self._do(measure_level(load, make, self._settings, busy_s=busy, early_s=early))
-        found = replace(found, levels=(*found.levels, level))
-        self._on_level(found)
-        return found, level
+    def _level(self, scanned: ServedScan, load: Load, make: MakeClient) -> tuple[ServedScan, Level]:
+        busy = lambda: self._selector.busy_s  # noqa: E731
+        level = self._do(measure_level(load, make, self._settings, busy_s=busy, early_s=wake_early_s))
+        scanned = replace(scanned, levels=(*scanned.levels, level))
+        self._on_level(scanned)
+        return scanned, level
 
-    def _closed(self, found: ServedScan, make: MakeCaller) -> ServedScan:
+    def _closed(self, scanned: ServedScan, make: MakeClient) -> ServedScan:
         while True:
-            callers, why = next_callers(found.of("closed"), self._settings)
+            callers, why = next_callers(scanned.of("closed"), self._settings)
             if callers is None:
-                answered = bool(found.levels[-1].answered)
-                return replace(found, ended=why, complete=answered)
-            found, _ = self._level(found, Load("closed", callers), make)
+                answered = bool(scanned.levels[-1].answered)
+                return replace(scanned, ended=why, complete=answered)
+            scanned, _ = self._level(scanned, Load("closed", callers), make)
 
-    def _open(self, found: ServedScan, make: MakeCaller) -> ServedScan:
-        ended = [found.ended]
+    def _open(self, scanned: ServedScan, make: MakeClient) -> ServedScan:
+        ended = [scanned.ended]
         most = min(self._settings.most_connections, MOST_CONNECTIONS)
-        for rate in open_rates(found.of("closed"), self._settings):
-            found, level = self._level(found, Load("open", most, rate), make)
+        for rate in open_rates(scanned.of("closed"), self._settings):
+            scanned, level = self._level(scanned, Load("open", most, rate), make)
             if why := saturated(level):
-                return replace(found, ended="; ".join([*ended, why]), complete=bool(level.latency_s))
-        return replace(found, ended="; ".join([*ended, "every rate was measured"]))
+                return replace(scanned, ended="; ".join([*ended, why]), complete=bool(level.latency_s))
+        return replace(scanned, ended="; ".join([*ended, "every rate was measured"]))
 
-    async def _prepared(
-        self, target: Target, endpoint: Endpoint, asking: Asking, secure: ssl.SSLContext | None
-    ) -> tuple[ServedBy, tuple[bytes, ...], Wanted]:
+    async def _prepare(
+        self, target: Target, endpoint: Endpoint, options: RequestOptions, secure: ssl.SSLContext | None
+    ) -> tuple[ServedBy, tuple[bytes, ...], ResponseCheck]:
         """Who answers, the requests to send, of which one has been answered well, and what answers hold."""
-        looking = HttpCaller(endpoint, (), self._watch, limit_s=self._settings.limit_s, secure=secure)
+        client = HttpClient(endpoint, (), self._selector, limit_s=self._settings.limit_s, secure=secure)
         keep, authority = self._settings.keep_alive, endpoint.authority
         try:
-            if asking.payload is None:
-                by, path, made, wanted = await self._described(looking, target, authority, asking)
+            if options.payload is None:
+                by, path, bodies_to_send, check = await self._from_metadata(
+                    client, target, authority, options
+                )
             else:
-                by, path, made, wanted = _given(target, asking.payload)
-            requests = tuple(request(body, path=path, authority=authority, keep=keep) for body in made)
-            first = await _tried(looking, requests[0], by.url, wanted)
-            return by, requests, replace(wanted, first_bytes=first.body_bytes)
+                by, path, bodies_to_send, check = _from_payload(target, options.payload)
+            requests = tuple(
+                request(body, path=path, authority=authority, keep=keep) for body in bodies_to_send
+            )
+            first = await _try_request(client, requests[0], by.url, check)
+            return by, requests, replace(check, first_bytes=first.body_bytes)
         finally:
-            looking.close()
+            client.close()
 
-    async def _described(
-        self, caller: HttpCaller, target: Target, authority: str, asking: Asking
-    ) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
-        server = described.server_says(await _got(caller, f"{target.prefix}/v2", authority) or b"{}")
-        target = target if target.model else await _with_model(caller, target, authority)
+    async def _from_metadata(
+        self, client: HttpClient, target: Target, authority: str, options: RequestOptions
+    ) -> tuple[ServedBy, str, tuple[Body, ...], ResponseCheck]:
+        server = protocol.server_metadata(await _get_body(client, f"{target.prefix}/v2", authority) or b"{}")
+        target = target if target.model else await _with_model(client, target, authority)
         place = target.path.removesuffix("/infer")
-        body = await _got(caller, place, authority)
+        body = await _get_body(client, place, authority)
         if body is None:
             raise ServerUnusable(
                 f"{target.url.removesuffix('/infer')} describes no model",
                 "name it: --served-model NAME, or give --payload",
             )
-        model = described.model_says(body)
-        chosen = described.chosen(model, server, asking.inputs)
-        rows = self._settings.rows if any(one.shape[:1] == (-1,) for one in chosen) else None
-        inputs = sized(
-            chosen,
+        model = protocol.model_metadata(body)
+        tensors = protocol.choose_inputs(model, server, options.inputs)
+        rows = self._settings.rows if any(tensor.shape[:1] == (-1,) for tensor in tensors) else None
+        inputs = with_sizes(
+            tensors,
             rows=self._settings.rows,
-            dim=asking.dim,
-            shapes=dict(asking.shapes),
+            dim=options.dim,
+            shapes=dict(options.shapes),
         )
-        made = bodies(inputs, seed=self._settings.seed, binary=server.binary and not asking.in_json)
+        made = bodies(inputs, seed=self._settings.seed, binary=server.binary and not options.in_json)
         by = ServedBy(
             url=target.url,
             model=target.model,
             server=f"{server.name} {server.version}".strip(),
             platform=model.platform,
-            request=_words(inputs, made[0]),
+            request=_request_text(inputs, made[0]),
             request_bytes=len(made[0].data),
             facts=model.parameters,
         )
-        return by, target.path, made, Wanted(protocol=True, rows=rows)
+        return by, target.path, made, ResponseCheck(protocol=True, rows=rows)
 
 
-def _resolved(target: Target) -> Endpoint:
+def _resolve(target: Target) -> Endpoint:
     try:
         return resolve(target.host, target.port, tls=target.tls)
     except (OSError, UnicodeError) as error:  # a label of a name is empty, or longer than 63 characters
@@ -201,49 +216,49 @@ def _resolved(target: Target) -> Endpoint:
         raise ServerUnusable(f"can't find {target.host}: {why}", "check the address of --url") from error
 
 
-async def _got(caller: HttpCaller, path: str, authority: str) -> bytes | None:
+async def _get_body(client: HttpClient, path: str, authority: str) -> bytes | None:
     """The body of a GET; None for any status but 200. Raises ServerUnusable where no answer comes."""
-    reply, answer = await caller.fetch(get(path, authority=authority))
-    if not answer.done:
-        raise _unreachable(authority, reply.outcome)
-    _refuse_redirect(answer, authority + path)
-    return bytes(answer.body) if answer.status == 200 else None
+    exchange, response = await client.fetch(get(path, authority=authority))
+    if not response.done:
+        raise _unreachable(authority, exchange.outcome)
+    _refuse_redirect(response, authority + path)
+    return bytes(response.body) if response.status == 200 else None
 
 
-async def _with_model(caller: HttpCaller, target: Target, authority: str) -> Target:
+async def _with_model(client: HttpClient, target: Target, authority: str) -> Target:
     """The one model of a server that lists its models."""
     index = request(Body(b"{}"), path=f"{target.prefix}/v2/repository/index", authority=authority, keep=True)
-    reply, answer = await caller.fetch(index)
-    if not answer.done:
-        raise _unreachable(authority, reply.outcome)
-    _refuse_redirect(answer, authority)
-    if answer.status != 200:
+    exchange, response = await client.fetch(index)
+    if not response.done:
+        raise _unreachable(authority, exchange.outcome)
+    _refuse_redirect(response, authority)
+    if response.status != 200:
         raise ServerUnusable("the server doesn't list its models", "name one: --served-model NAME")
     # whatever JSON can say goes back as it came, half of a surrogate pair too
-    name = quote(described.only_model(bytes(answer.body)), safe="", errors="surrogatepass")
+    name = quote(protocol.only_model(bytes(response.body)), safe="", errors="surrogatepass")
     return replace(target, model=name, path=f"{target.prefix}/v2/models/{name}/infer")
 
 
-async def _tried(caller: HttpCaller, one: bytes, url: str, wanted: Wanted) -> AnswerReader:
+async def _try_request(client: HttpClient, prepared: bytes, url: str, check: ResponseCheck) -> ResponseParser:
     """The answer to one request before any is timed. Raises ServerUnusable with what the server says."""
-    reply, answer = await caller.fetch(one)
-    _refuse_redirect(answer, url)
-    why = wanted.outcome(answer) if reply.outcome == GOOD else reply.outcome
+    exchange, response = await client.fetch(prepared)
+    _refuse_redirect(response, url)
+    why = check.outcome(response) if exchange.outcome == GOOD else exchange.outcome
     if why:
-        said = bytes(answer.body[:300]).decode(errors="replace").strip()
+        text = bytes(response.body[:300]).decode(errors="replace").strip()
         raise ServerUnusable(
-            f"{url} doesn't answer a request: {why}{f': {said}' if said else ''}",
+            f"{url} doesn't answer a request: {why}{f': {text}' if text else ''}",
             "see the server's log; other inputs: --send, --tensor, --payload FILE",
         )
-    return answer
+    return response
 
 
-def _refuse_redirect(answer: AnswerReader, where: str) -> None:
+def _refuse_redirect(response: ResponseParser, where: str) -> None:
     """Following it in every request would time two of them. Raises ServerUnusable with where it leads."""
-    if 300 <= answer.status < 400:
-        target = answer.headers.get(b"location", b"")[:300].decode(errors="replace") or "no address"
+    if 300 <= response.status < 400:
+        target = response.headers.get(b"location", b"")[:300].decode(errors="replace") or "no address"
         raise ServerUnusable(
-            f"{where} redirects (status {answer.status}) to {target}",
+            f"{where} redirects (status {response.status}) to {target}",
             "give the address that it leads to: --url",
         )
 
@@ -255,13 +270,13 @@ def _unreachable(authority: str, why: str) -> ServerUnusable:
     return ServerUnusable(f"can't ask {authority}: {why}", hint)
 
 
-def _given(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...], Wanted]:
+def _from_payload(target: Target, payload: bytes) -> tuple[ServedBy, str, tuple[Body, ...], ResponseCheck]:
     protocol = bool(target.model)
     checked = "" if protocol else ", whose answers are judged by status and length alone"
     by = ServedBy(target.url, target.model, "", "", f"a given body{checked}", len(payload))
-    return by, target.path or "/", (Body(payload),), Wanted(protocol)
+    return by, target.path or "/", (Body(payload),), ResponseCheck(protocol)
 
 
-def _words(inputs: tuple[Tensor, ...], body: Body) -> str:
-    tensors = ", ".join(f"{one.name} {one.datatype}{list(one.shape)}" for one in inputs)
+def _request_text(inputs: tuple[Tensor, ...], body: Body) -> str:
+    tensors = ", ".join(f"{tensor.name} {tensor.datatype}{list(tensor.shape)}" for tensor in inputs)
     return f"{tensors}, {'in JSON' if body.json_bytes is None else 'as binary tensors'}"

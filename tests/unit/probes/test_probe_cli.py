@@ -23,8 +23,9 @@ from probes.records.facts import TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Expectation, Gap, Measurement, Small, Stop
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived, read_report, write_report
-from probes.reports import text as render
-from probes.reports.tables import tables
+from probes.reports.kinds import RUN
+from probes.reports.run import record_line
+from probes.reports.run_tables import page_tables
 
 GIB = 2**30
 
@@ -65,7 +66,7 @@ def test_a_report_reads_well_with_and_without_tabulate(
 ) -> None:
     if plain:
         without_tabulate(monkeypatch)
-    text = render.render(full, markdown=markdown)
+    text = RUN.text(full, markdown=markdown)
     for part in (
         "The answer",
         "What follows",
@@ -82,7 +83,7 @@ def test_a_report_reads_well_with_and_without_tabulate(
 
 
 def test_in_markdown_nothing_that_follows_a_table_becomes_a_row_of_it(full: ProbeReport) -> None:
-    lines = render.render(full, markdown=True).splitlines()
+    lines = RUN.text(full, markdown=True).splitlines()
     after = [below for row, below in itertools.pairwise(lines) if row.startswith("|") and below[:1] != "|"]
     assert after
     assert set(after) == {""}
@@ -90,7 +91,7 @@ def test_in_markdown_nothing_that_follows_a_table_becomes_a_row_of_it(full: Prob
 
 def test_markdown_tables_have_as_many_cells_in_every_line(full: ProbeReport) -> None:
     tables: dict[int, set[int]] = {}
-    lines = render.render(full, markdown=True).splitlines()
+    lines = RUN.text(full, markdown=True).splitlines()
     number = 0
     for before, line in zip(["", *lines], lines, strict=False):
         number += line.startswith("|") and not before.startswith("|")
@@ -101,7 +102,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(full: ProbeReport) -> 
 
 
 def test_every_record_has_its_line_or_none_on_purpose(full: ProbeReport) -> None:
-    lines = [render.record_line(record) for run in full.runs for record in run.records]
+    lines = [record_line(record) for run in full.runs for record in run.records]
     assert any("expected: It refuses." in line for line in lines)
     assert any("asked the driver" in line for line in lines)
     assert any("stopped at" in line for line in lines)
@@ -230,7 +231,7 @@ def test_each_process_leaves_its_small_work_in_the_report_beside_its_records(
     (transfer, *_) = merged(only_report(tmp_path)).runs
     assert transfer.small == (small, small)
     assert transfer.records == ()
-    (table,) = tables(transfer, ())
+    (table,) = page_tables(transfer)
     assert table.rows == (("layers", "272 µs", "1.45 ms"),) * 2
 
 

@@ -31,7 +31,7 @@ def test_both_command_lines_print_the_same_schema(capsys: pytest.CaptureFixture[
 def test_a_page_without_the_library_that_draws_it_names_what_to_install(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "probes.reports.charts", None)
+    monkeypatch.setitem(sys.modules, "probes.reports.run_charts", None)
     assert main(["html", str(kept)]) == Exit.DEVICE
     assert "pip install 'gpu-weir[report]'" in capsys.readouterr().err
     assert main(["prometheus", str(kept)]) == 0

@@ -19,8 +19,9 @@ from probes.fit.limits import verdict_of
 from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.fit.search import Hint
 from probes.fit.worker import NOT_BEGUN, Ask, Began, Found, assembled, refuse_what_the_host_lacks
-from probes.reports.fit import draw, lines
-from probes.reports.fit_page import render_fit
+from probes.reports.fit import lines
+from probes.reports.kinds import FIT
+from probes.reports.pictures import draw_fit
 
 NO = Unknown("not here")
 MIB = 1 << 20
@@ -87,7 +88,7 @@ def test_a_hostile_name_is_quoted_in_the_picture_and_the_text() -> None:
     bad = FitReport(**{**vars(report), "machine": "\x1b[2J<script>", "notes": ("<b>\x1b]0;x\x07",)})
     assert "\x1b" not in lines(bad)
     named = Question("<script>alert(1)</script>")
-    assert "<script>" not in draw(FitReport(**{**vars(report), "question": named}))
+    assert "<script>" not in draw_fit(FitReport(**{**vars(report), "question": named}))
 
 
 def _report() -> FitReport:
@@ -309,7 +310,7 @@ def test_a_page_has_predicted_and_measured_in_columns_of_their_own() -> None:
     began = Began(Built(100 * MIB, 100 * MIB), "a cap")
     found = assembled(ask(), list(tried), Found(taken=taken), began, seconds=3.0, why="")
     report = replace(_report(), measured=found, predicted_at_largest=taken)
-    page = render_fit(report, raw="{}", name="fit.json")
+    page = FIT.page(report, raw="{}", name="fit.json")
     for text in (lines(report), page):
         assert "predicted by rules" in text
         assert "predicted by a trace" in text
@@ -532,7 +533,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(
 ) -> None:
     kept = tmp_path / "fit.json"
     kept.write_text(to_json(_report()), encoding="utf-8")
-    monkeypatch.setattr("probes.cli.reports._page", None)
+    monkeypatch.setattr("probes.reports.kinds.render_page", None)
     for place in (tmp_path, kept / "page.html"):
         assert program.main(["html", str(kept), "--out", str(place)]) == 5
         assert f"can't write {place}" in capsys.readouterr().err

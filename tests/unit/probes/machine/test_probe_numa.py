@@ -13,7 +13,7 @@ from probes.hardware.snapshot import machine_lines
 from probes.records.facts import NumaNode
 from probes.records.rows import NumaPlaces
 from probes.records.schema import Settings
-from probes.reports.text import render
+from probes.reports.kinds import RUN
 
 PCI_ID = "0000:03:00.0"
 
@@ -83,9 +83,9 @@ def test_a_node_that_cannot_be_held_to_is_refused_before_anything_is_measured(
 
 def test_where_each_process_measured_is_in_the_report_and_reported() -> None:
     places = NumaPlaces(1, (0, 1), 1, Unknown("Operation not permitted"), held=False)
-    text = render(report(done("transfer", places)))
+    text = RUN.text(report(done("transfer", places)))
     assert "NUMA nodes: GPU 1, processors 0, 1, pinned buffers 1, pageable buffers unknown (Operation" in text
-    held = render(report(done("transfer", replace(places, processors=(1,), held=True))))
+    held = RUN.text(report(done("transfer", replace(places, processors=(1,), held=True))))
     assert "processors 1, pinned buffers 1" in held
     assert "held to the node of the GPU" in held
     here = machine(numa_nodes=(NumaNode(0, "0-3", 2**30),), gpu_numa_node=0)

@@ -14,7 +14,7 @@ from probes.measure import background_load
 from probes.measure.background_load import Look, judge
 from probes.measure.worker import watched
 from probes.records.rows import Gap, Measurement, Noise
-from probes.reports import text as render
+from probes.reports.kinds import RUN
 
 CALM = Look(
     at_s=0.0,
@@ -96,9 +96,7 @@ def test_every_row_gets_its_noise_and_other_records_pass() -> None:
 
 def test_flags_are_doubts_in_the_table_and_counted_below() -> None:
     noisy = replace(ROW, noise=Noise(("foreign: a small kernel had to wait 2 ms",), ("throttling: no NVML",)))
-    text = render.render(
-        report(done("transfer", noisy, replace(ROW, payload_bytes=8192, noise=Noise((), ()))))
-    )
+    text = RUN.text(report(done("transfer", noisy, replace(ROW, payload_bytes=8192, noise=Noise((), ())))))
     assert "noise, 1 times in 2 rows: foreign: a small kernel" in text
     assert "not watched: throttling: no NVML" in text
 

@@ -15,10 +15,10 @@ from probes.measure import scenarios
 from probes.placement.types import Shape, linear_shape, plan_stack, spread
 from probes.records.rows import Gap, Measurement, Noise, Pass, Split
 from probes.records.schema import Settings
-from probes.reports.answers import answers, is_faster
 from probes.reports.crossover import Timed, k_star
-from probes.reports.headline import headline
-from probes.reports.text import render
+from probes.reports.kinds import RUN
+from probes.reports.run_findings import findings, is_faster
+from probes.reports.run_headline import headline
 
 MIB, GIB = 2**20, 2**30
 
@@ -144,7 +144,7 @@ LINK = Measurement("h2d_pinned", GIB, GIB, 1, "device", (GIB / 55e9,) * 20, (0.0
 
 def said(times: dict[str, float], *, noise: float = 0.0) -> str:
     return "\n".join(
-        answers(report(done("scenarios", *passes(1, times, noise=noise)), done("transfer", LINK)))
+        findings(report(done("scenarios", *passes(1, times, noise=noise)), done("transfer", LINK)))
     )
 
 
@@ -193,7 +193,7 @@ RATES = {"h2d_pinned": 55.0, "h2d_pageable": 11.0, "zero_copy_read": 51.0, "vram
 
 
 def test_the_link_is_reported_in_words() -> None:
-    text = "\n".join(answers(report(done("transfer", *bandwidths(**RATES)))))
+    text = "\n".join(findings(report(done("transfer", *bandwidths(**RATES)))))
     assert "pinning once gains a factor of 5.0" in text
     assert "read even once is better copied" in text
 
@@ -207,7 +207,7 @@ def test_the_sentence_on_copying_does_not_flip_within_its_own_error() -> None:
         noisy = bandwidths(0.005, **{**rates, "zero_copy_read": rate})
         said = headline(report(done("transfer", *noisy)))[0]
         assert "if they are read 2 times or more (one read is too close to tell)" in said
-        text = "\n".join(answers(report(done("transfer", *noisy))))
+        text = "\n".join(findings(report(done("transfer", *noisy))))
         assert "2 times or more (one read is too close to tell)" in text
 
 
@@ -219,7 +219,7 @@ def test_wall_time_leads_for_passes_and_device_time_stands_beside_it() -> None:
     assert "and 1 ms with everything in VRAM, 16 times less" in fastest
     assert "device time alone, without launching: 8 ms against 500 us" in fastest
     assert "Device time alone, without launching: mlp float16 batch 1 500 us all in VRAM, 8 ms" in said(TIMES)
-    assert "One forward pass by the wall clock." in render(kept)
+    assert "One forward pass by the wall clock." in RUN.text(kept)
     one = passes(1, TIMES)[0]
     assert one.samples_s == one.wall_s
 
@@ -275,9 +275,9 @@ def test_processes_that_differ_keep_a_difference_from_being_reported() -> None:
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:
-    assert answers(report()) == ()
+    assert findings(report()) == ()
     alone = Measurement("h2h_copy", 4096, 4096, 1, "wall", Unknown("none"), (1.0,))
-    assert answers(report(done("transfer", alone))) == ()
+    assert findings(report(done("transfer", alone))) == ()
 
 
 # model, element type: difference between the four ways, distance from the same model in float64, difference
@@ -309,7 +309,7 @@ def test_tolerances_pass_what_rounding_does_and_catch_a_wrong_layer(
 def test_statements_name_the_models_that_they_hold_for() -> None:
     """Two models of one batch size are two cases, each with its own verdict."""
     other = [replace(p, model="transformer") for p in passes(1, {**TIMES, "zero_copy_all": 15e-3})]
-    text = "\n".join(answers(report(done("scenarios", *passes(1, TIMES), *other))))
+    text = "\n".join(findings(report(done("scenarios", *passes(1, TIMES), *other))))
     assert (
         '"leaving the inputs in system RAM beats copying them" does NOT hold here for mlp float16 batch 1 '
         "(22 ms +- 0 ns left there, 20 ms +- 0 ns copied); it holds here for transformer float16 batch 1 ("

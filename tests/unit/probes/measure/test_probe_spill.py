@@ -13,8 +13,8 @@ from probes.measure import spill
 from probes.records.facts import Card
 from probes.records.rows import Block, Expectation, Gap, Record, Request, Stop
 from probes.records.schema import Settings
-from probes.reports import answers as residency
-from probes.reports.answers import answers, pick
+from probes.reports import run_findings as residency
+from probes.reports.run_findings import findings, pick
 
 MIB, GIB = 2**20, 2**30
 EXPECTED = Expectation("refuses", "It refuses.", "a test")
@@ -38,7 +38,7 @@ def verdict(records: list[Record]) -> str:
 
 
 def labels(records: list[Record]) -> list[str]:
-    return [p.by_timing for p in residency.place(pick(records, Block)) if not p.block.control]
+    return [p.by_timing for p in residency.label_blocks(pick(records, Block)) if not p.block.control]
 
 
 def test_the_expectation_is_reported_before_anything_is_asked() -> None:
@@ -63,7 +63,9 @@ def test_a_driver_that_spills_is_caught_with_the_bytes() -> None:
     records = run(FakeBench(vram_bytes=4 * GIB, spills=True), FULL)
     assert pick(records, Stop)[-1].cause == "target"
     spilled = [
-        p for p in residency.place(pick(records, Block)) if p.by_timing != "vram" and not p.block.control
+        p
+        for p in residency.label_blocks(pick(records, Block))
+        if p.by_timing != "vram" and not p.block.control
     ]
     assert {p.by_timing for p in spilled} == {"paged"}  # read at 3 GB/s where the link does 51
     assert {p.by_counters for p in spilled} == {"host"}
@@ -102,7 +104,7 @@ def test_everything_is_given_back() -> None:
 
 
 def test_controls_are_labelled_as_they_were_placed() -> None:
-    controls = [p for p in residency.place(pick(run(FakeBench()), Block)) if p.block.control]
+    controls = [p for p in residency.label_blocks(pick(run(FakeBench()), Block)) if p.block.control]
     assert len(controls) == 2 * spill.CONTROLS
     assert all(p.by_timing == ("vram" if p.block.asked == "vram" else "host") for p in controls)
     assert not any(p.disagree for p in controls)
@@ -111,14 +113,14 @@ def test_controls_are_labelled_as_they_were_placed() -> None:
 def test_the_first_read_after_all_were_allocated_is_timed_and_kept_apart() -> None:
     """What a driver had paged out comes back in it; later reads don't show that."""
     paged = run(FakeBench(vram_bytes=4 * GIB, spills=True, paged_out_s=0.5), FULL)
-    blocks = [p.block for p in residency.place(pick(paged, Block)) if p.by_timing == "paged"]
+    blocks = [p.block for p in residency.label_blocks(pick(paged, Block)) if p.by_timing == "paged"]
     assert blocks
     for one in blocks:
         assert isinstance(one.first_read_s, float)
         assert one.first_read_s > 0.5 > max(one.read_s)
     told = residency.first_read_verdict(pick(paged, Block))
     assert f"the first read of {len(blocks)} of " in str(told)
-    assert "paged in from elsewhere" in "\n".join(answers(report(done("spill", *paged))))
+    assert "paged in from elsewhere" in "\n".join(findings(report(done("spill", *paged))))
     calm = residency.first_read_verdict(pick(run(FakeBench()), Block))
     assert "1.00 x as long as later ones: nothing was paged in" in str(calm)
 
@@ -133,12 +135,12 @@ def block(index: int, seconds: float, *, asked: str = "vram", control: bool = Fa
 
 def test_memories_of_one_speed_are_not_distinguished_by_timing() -> None:
     apu = [block(0, 0.02, control=True), block(1, 0.025, asked="zero_copy", control=True), block(2, 0.02)]
-    assert [p.by_timing for p in residency.place(apu)] == ["unclear"] * 3
+    assert [p.by_timing for p in residency.label_blocks(apu)] == ["unclear"] * 3
     assert "can't show where" in residency.verdict((), apu, Stop("target", GIB, "enough"))
 
 
 def test_without_controls_nothing_is_labelled() -> None:
-    assert residency.place([block(0, 0.02)])[0].by_timing == "unclear"
+    assert residency.label_blocks([block(0, 0.02)])[0].by_timing == "unclear"
     assert isinstance(residency.controls([]), Unknown)
 
 
@@ -155,7 +157,8 @@ def test_without_controls_nothing_is_labelled() -> None:
 )
 def test_counters_say_where_a_block_went(drop: int | Unknown, growth: int | Unknown, label: str) -> None:
     assert (
-        residency.by_counters(replace(block(0, 1.0), vram_drop_bytes=drop, gtt_growth_bytes=growth)) == label
+        residency.label_by_counters(replace(block(0, 1.0), vram_drop_bytes=drop, gtt_growth_bytes=growth))
+        == label
     )
 
 
@@ -165,7 +168,7 @@ def test_signals_that_differ_are_pointed_at() -> None:
         block(1, 0.02, asked="zero_copy", control=True),
         replace(block(2, 0.02), vram_drop_bytes=GIB),
     ]
-    assert [p.disagree for p in residency.place(blocks)] == [False, False, True]
+    assert [p.disagree for p in residency.label_blocks(blocks)] == [False, False, True]
 
 
 @given(

@@ -14,7 +14,7 @@ from probes.measure.spill import Gauges, Plan
 from probes.measure.workbench import Pattern
 from probes.records.rows import Block, Expectation, Gap, Reading, Record, Request, Stop
 from probes.records.schema import Settings
-from probes.reports.answers import pick
+from probes.reports.run_findings import pick
 
 MIB, GIB = 2**20, 2**30
 EXPECTED = Expectation("refuses", "It refuses.", "a test")

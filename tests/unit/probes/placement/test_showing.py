@@ -18,7 +18,8 @@ from probes.placement.planner.multi_gpu import make_cards
 from probes.placement.planner.plan import Made, make
 from probes.placement.planner.profile import profile
 from probes.placement.types import Objective, Plan, Workload
-from probes.reports.plan import draw, lines
+from probes.reports.pictures import draw_plan
+from probes.reports.plan import lines
 
 ROOT = Path(__file__).parents[4]
 GIB = 2**30
@@ -92,7 +93,7 @@ def test_a_pass_without_a_cache_is_said_by_its_rows() -> None:
 
 
 def test_the_picture_marks_every_block_and_every_span(mixed: Made) -> None:
-    drawing = ElementTree.fromstring(draw(mixed.plan, mixed.found.timeline))
+    drawing = ElementTree.fromstring(draw_plan(mixed.plan, mixed.found.timeline))
     marks = [one for one in drawing.iter("{http://www.w3.org/2000/svg}rect") if one.get("class") == "mark"]
     assert len(marks) >= len(mixed.plan.blocks) + len(mixed.found.timeline.spans)
     width = float(drawing.attrib["viewBox"].split()[2])
@@ -105,7 +106,7 @@ def test_the_picture_marks_every_block_and_every_span(mixed: Made) -> None:
 def test_names_from_a_file_are_text_in_a_picture(name: str, mixed: Made) -> None:
     blocks = tuple(replace(block, name=name) for block in mixed.plan.blocks)
     plan: Plan = replace(mixed.plan, model=name, machine=name, blocks=blocks)
-    drawing = ElementTree.fromstring(draw(plan, mixed.found.timeline))
+    drawing = ElementTree.fromstring(draw_plan(plan, mixed.found.timeline))
     kinds = {one.tag.rpartition("}")[2] for one in drawing.iter()}
     assert kinds == {"svg", "title", "desc", "style", "text", "rect", "line"}
 
@@ -125,7 +126,7 @@ def test_a_block_with_an_endless_name_widens_no_table(mixed: Made) -> None:
 
 
 def test_the_picture_loads_nothing(mixed: Made) -> None:
-    drawn = draw(mixed.plan, mixed.found.timeline)
+    drawn = draw_plan(mixed.plan, mixed.found.timeline)
     without_namespace: Any = drawn.replace("http://www.w3.org/2000/svg", "")
     assert "http" not in without_namespace
     assert "url(" not in drawn

@@ -18,7 +18,8 @@ from probes.placement.planner.multi_gpu import make_cards
 from probes.placement.planner.plan import make
 from probes.placement.planner.profile import names, profile
 from probes.placement.types import Workload
-from probes.reports.plan import draw, lines
+from probes.reports.pictures import draw_plan
+from probes.reports.plan import lines
 
 MIB = 1 << 20
 USES: tuple[Use, ...] = ("product", "lookup", "elementwise")
@@ -73,7 +74,7 @@ def test_a_model_with_nothing_in_some_places_has_a_sound_plan_or_a_smallest_budg
         assert flaw(made.plan) == ""
         assert math.isfinite(made.plan.time.high_s)
         assert lines(made.plan)
-        assert draw(made.plan, made.found.timeline)
+        assert draw_plan(made.plan, made.found.timeline)
         if len(model.blocks) > 1:
             over = make_cards(model, machine, cards=2, captured=captured, **{**how, "vram": 600 * MIB})  # type: ignore[arg-type]
             assert len(over.plan.cards) == 2

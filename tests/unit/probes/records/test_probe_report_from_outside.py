@@ -12,7 +12,7 @@ from probes.core import codec
 from probes.core.errors import Exit, ReportError
 from probes.hardware import prune_manifest
 from probes.records import rows, schema
-from probes.reports import answers
+from probes.reports import run_findings
 
 DEEP = "[" * 200_000
 
@@ -125,7 +125,7 @@ def test_a_date_that_is_none_is_no_traceback(
 
 
 def test_a_refusal_without_its_request_is_a_sentence_all_the_same() -> None:
-    told = answers.verdict((), [BLOCK], rows.Stop("refused", 1 << 30, ""))
+    told = run_findings.verdict((), [BLOCK], rows.Stop("refused", 1 << 30, ""))
     assert told.startswith("refused with out of memory at 1.00 GiB; ")
 
 

@@ -14,8 +14,8 @@ from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS, merged
 from probes.records.rows import Gap, Measurement, Noise, Reads, Split, Stop
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, from_json
 from probes.records.stats import summarize
-from probes.reports.answers import all_records, pick
-from probes.reports.text import render
+from probes.reports.kinds import RUN
+from probes.reports.run_findings import all_records, pick
 
 FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 
@@ -42,7 +42,7 @@ def test_each_case_comes_once_with_the_samples_of_every_process() -> None:
     ]
     (run,) = merged(kept).runs
     assert (run.processes, run.seconds) == (3, 6.0)
-    assert "done in 6.0 s by 3 processes" in render(kept)
+    assert "done in 6.0 s by 3 processes" in RUN.text(kept)
 
 
 def test_what_was_seen_beside_any_process_counts() -> None:

@@ -13,8 +13,8 @@ from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
 from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport
-from probes.reports.compare import compare, render_markdown
-from probes.reports.prometheus import HELP, exposition
+from probes.reports.run_compare import compare, render_markdown
+from probes.reports.run_metrics import HELP, exposition
 
 ROOT = Path(__file__).parents[4]
 RESULTS = sorted((ROOT / "docs" / "results").glob("h200*.json"))

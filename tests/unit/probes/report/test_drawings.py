@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from probes.core.unknown import Unknown
 from probes.reports import canvas
-from probes.reports import charts as draw
-from probes.reports.answers import Controls
+from probes.reports import run_charts as draw
 from probes.reports.canvas import DESK, PHONE
-from probes.reports.charts import charts, draw_plots
+from probes.reports.run_charts import charts, draw_plots
+from probes.reports.run_findings import Controls
 
 GIB = 2**30
 pytestmark = pytest.mark.thorough  # a second each

@@ -9,7 +9,8 @@ import strict_readers as read
 from probes.records.rows import Pass
 from probes.records.schema import ProbeReport
 from probes.reports.html import render_page
-from probes.reports.prometheus import exposition
+from probes.reports.run import run_document
+from probes.reports.run_metrics import exposition
 
 EVIL = "$\\frac{a$ \x1b[2J </style><script>x</script> \u202e `y` ${A} &amp; \udce9"
 
@@ -28,7 +29,7 @@ def hostile() -> ProbeReport:
 
 def test_no_name_in_a_probe_report_adds_an_element_to_its_page() -> None:
     pages = [
-        read.html_of(render_page(report, (), raw="{}", name=name))
+        read.html_of(render_page(run_document(report), (), raw="{}", name=name))
         for report, name in ((hostile(), EVIL), (make.full_report(), "r.json"))
     ]
     (text, tags, _), (_, plain, _) = pages

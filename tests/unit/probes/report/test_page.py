@@ -8,14 +8,19 @@ import pytest
 
 from probes.core.codec import to_json
 from probes.records.rows import Measurement
+from probes.records.schema import ProbeRun
 from probes.records.stats import summarize
-from probes.reports.answers import all_records, pick
-from probes.reports.compare import compare
-from probes.reports.html import Plot, render_page
-from probes.reports.prometheus import exposition
-from probes.reports.svg import COLOURS, embed
-from probes.reports.tables import facts, rate, span, tables
-from probes.reports.text import render
+from probes.reports.document import Plot, Table
+from probes.reports.formats import facts, rate, span
+from probes.reports.html import render_page
+from probes.reports.kinds import RUN
+from probes.reports.palette import PALETTE
+from probes.reports.run import run_document
+from probes.reports.run_compare import compare
+from probes.reports.run_findings import all_records, pick
+from probes.reports.run_metrics import exposition
+from probes.reports.run_tables import page_tables, run_tables
+from probes.reports.svg import embed
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (
@@ -62,7 +67,11 @@ REPORTS = {
 
 @cache
 def page(name: str) -> str:
-    return render_page(REPORTS[name], PLOTS, raw=to_json(REPORTS[name]), name="report.json")
+    return render_page(run_document(REPORTS[name]), PLOTS, raw=to_json(REPORTS[name]), name="report.json")
+
+
+def tables(run: ProbeRun) -> tuple[Table, ...]:
+    return (*run_tables(run.records, ()), *page_tables(run))
 
 
 def read(text: str) -> Reader:
@@ -128,7 +137,7 @@ def test_waived_and_wedged_probes_are_shown_with_their_reason() -> None:
 
 def test_every_timed_row_is_reported_with_n_figure_and_its_error() -> None:
     for run in make.full_report().runs:
-        timed = [t for t in tables(run, ()) if t.title.endswith(", measured")]
+        timed = [t for t in tables(run) if t.title.endswith(", measured")]
         assert timed or run.probe not in ("transfer", "breakeven", "spill", "scenarios")
         for table in timed:
             n, figure = table.headers.index("n"), table.headers.index("median ± error")
@@ -141,11 +150,13 @@ def test_page_shows_one_figure_for_one_row_everywhere() -> None:
     report = make.three_rounds()
     row = next(m for m in pick(all_records(report), Measurement) if m.case == f"h2d_pinned {256 * make.MIB}")
     told = summarize(row.times_s)
-    lines = [re.split(" {2,}", line) for line in render(report).splitlines()]
+    lines = [re.split(" {2,}", line) for line in RUN.text(report).splitlines()]
     shown = next(line for line in lines if line[:2] == ["h2d_pinned", "256 MiB"])
     assert span(told.median, told.error) in shown
     assert str(rate(row.moved_bytes, row.times_s)) in shown
-    assert span(told.median, told.error) in render_page(report, PLOTS, raw="{}", name="report.json")
+    assert span(told.median, told.error) in render_page(
+        run_document(report), PLOTS, raw="{}", name="report.json"
+    )
     labels = f'{{path="h2d_pinned",payload_bytes="{256 * make.MIB}",clock="device"}}'
     assert f"weir_transfer_time_seconds{labels} {told.median!r}" in exposition(report)
     lines = compare(report, report, names=("a", "b")).lines
@@ -155,7 +166,7 @@ def test_page_shows_one_figure_for_one_row_everywhere() -> None:
 
 def test_every_record_has_its_row() -> None:
     run = make.full_report().runs[0]
-    rows = {table.title: len(table.rows) for table in tables(run, ())}
+    rows = {table.title: len(table.rows) for table in tables(run)}
     assert rows["Transfers, measured"] == len(make.PATHS) * len(make.SIZES)
     assert rows["Not measured"] == 1
 
@@ -168,12 +179,12 @@ def test_predicted_and_measured_columns_say_which_they_are() -> None:
 
 def test_noise_beside_a_row_is_a_doubt_about_it() -> None:
     scenarios = make.full_report().runs[-1]
-    table = next(t for t in tables(scenarios, ()) if t.title == "Passes, measured")
+    table = next(t for t in tables(scenarios) if t.title == "Passes, measured")
     assert all("another process used the GPU" in row[table.headers.index("doubts")] for row in table.rows)
 
 
 def test_split_of_a_pass_is_reported_or_unknown() -> None:
-    table = next(t for t in tables(make.full_report().runs[-1], ()) if t.title == "Passes, measured")
+    table = next(t for t in tables(make.full_report().runs[-1]) if t.title == "Passes, measured")
     column = table.headers.index("copy / wait / compute")
     told = {row[table.headers.index("scenario")]: row[column] for row in table.rows}
     assert told["streamed"] == "6.5 ms / 100 µs / 400 µs"
@@ -223,6 +234,6 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["blue", "vermillion", "green", "purple", "amber", "ink", "muted"])
 def test_colours_stand_out_from_the_paper_as_wcag_asks(name: str, dark: bool) -> None:
-    bright, dim = sorted((luminance(COLOURS[name][dark]), luminance(COLOURS["paper"][dark])), reverse=True)
+    bright, dim = sorted((luminance(PALETTE[name][dark]), luminance(PALETTE["paper"][dark])), reverse=True)
     needed = 4.5 if name in ("ink", "muted") else 3.0
     assert (bright + 0.05) / (dim + 0.05) >= needed

@@ -8,7 +8,7 @@ from probe_samples import done, report
 from probes.core.unknown import Unknown
 from probes.measure.background_load import Look, judge
 from probes.records.rows import Expectation, Record, Request, Stop
-from probes.reports import answers, headline
+from probes.reports import run_findings, run_headline
 
 MIB, GIB = 2**20, 2**30
 BEFORE = Look(
@@ -72,22 +72,22 @@ def asked(*, granted: bool, behaviour: str = "refuses") -> list[Record]:
 
 
 def test_the_drivers_own_answer_is_held_against_what_is_expected() -> None:
-    said = answers.answers(report(done("spill", *asked(granted=False))))
+    said = run_findings.findings(report(done("spill", *asked(granted=False))))
     assert said[1].startswith("Around the limit: of 1 requests")
     assert said[2] == (
         "The driver itself: one request for 2.00 GiB with 1.00 GiB free was "
         "refused with out of memory: it does not spill."
     )
     assert said[3] == "That is as expected here. Cards of this kind refuse."
-    other = answers.answers(report(done("spill", *asked(granted=True))))
+    other = run_findings.findings(report(done("spill", *asked(granted=True))))
     assert other[2].endswith("was granted: it would spill.")
     assert other[3] == "That is NOT as expected here. Cards of this kind refuse."
 
 
 def test_an_answer_without_an_expectation_is_neither_expected_nor_not() -> None:
     for records in (asked(granted=False)[1:], asked(granted=False, behaviour="unknown")):
-        assert not any("expected" in one for one in answers.answers(report(done("spill", *records))))
-        assert "expected" not in headline.headline(report(done("spill", *records)))[1]
+        assert not any("expected" in one for one in run_findings.findings(report(done("spill", *records))))
+        assert "expected" not in run_headline.headline(report(done("spill", *records)))[1]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,15 @@ def test_an_answer_without_an_expectation_is_neither_expected_nor_not() -> None:
     ],
 )
 def test_what_a_full_card_does_is_said_with_the_request_that_showed_it(granted: bool, sentence: str) -> None:
-    assert headline.headline(report(done("spill", *asked(granted=granted))))[1] == sentence
+    assert run_headline.headline(report(done("spill", *asked(granted=granted))))[1] == sentence
 
 
 def test_a_report_without_an_oversize_request_says_nothing_of_the_drivers_answer() -> None:
     records = [
         one for one in asked(granted=False) if getattr(one, "purpose", "") not in ("oversize", "forced")
     ]
-    said = answers.answers(report(done("spill", *records)))
+    said = run_findings.findings(report(done("spill", *records)))
     assert not any(one.startswith(("The driver itself", "Around the limit")) for one in said)
-    assert headline.headline(report(done("spill", *records)))[1].startswith("Asked for more device memory: ")
+    assert run_headline.headline(report(done("spill", *records)))[1].startswith(
+        "Asked for more device memory: "
+    )

@@ -8,9 +8,9 @@ import pytest
 from probes.core.unknown import Unknown
 from probes.records import stats
 from probes.records.rows import Block, Measurement, Noise, Request
-from probes.reports import answers
-from probes.reports.answers import Controls
+from probes.reports import run_findings
 from probes.reports.crossover import BreakEven
+from probes.reports.run_findings import Controls
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_doubts_begin_above_their_thresholds(changes: dict[str, object], reasons
     ],
 )
 def test_labels_by_timing_change_at_their_thresholds(read: float, known: Controls, label: str) -> None:
-    assert answers.by_timing(read, known) == label
+    assert run_findings.label_by_timing(read, known) == label
 
 
 def block(asked: str, read_s: float, **changes: object) -> Block:
@@ -116,15 +116,15 @@ def block(asked: str, read_s: float, **changes: object) -> Block:
 def test_controls_are_the_middle_ones_of_each_place_and_no_other_blocks() -> None:
     vram = [block("vram", (1 << 30) / 1e9 / speed, control=True) for speed in (90, 100, 400)]
     host = [block("zero_copy", (1 << 30) / 1e9 / speed, control=True) for speed in (4, 5, 9)]
-    found = answers.controls([*vram, *host, block("vram", 1.0), block("zero_copy", 1.0)])
+    found = run_findings.controls([*vram, *host, block("vram", 1.0), block("zero_copy", 1.0)])
     assert isinstance(found, Controls)
     assert (found.vram_gb_per_s, found.host_gb_per_s) == (pytest.approx(100), pytest.approx(5))
-    assert isinstance(answers.controls(vram), Unknown)
-    assert isinstance(answers.controls(host), Unknown)
+    assert isinstance(run_findings.controls(vram), Unknown)
+    assert isinstance(run_findings.controls(host), Unknown)
 
 
 def test_signals_disagree_only_where_both_speak() -> None:
-    one = answers.Placed(block("vram", 1.0), 1.0, "vram", "host")
+    one = run_findings.LabelledBlock(block("vram", 1.0), 1.0, "vram", "host")
     assert one.disagree
     assert not replace(one, by_counters="vram").disagree
     assert not replace(one, by_counters="unclear").disagree
@@ -132,10 +132,10 @@ def test_signals_disagree_only_where_both_speak() -> None:
 
 
 def test_first_reads_are_slow_beyond_three_times_the_later_ones() -> None:
-    calm = answers.first_read_verdict([block("vram", 1.0, first_read_s=3.0)])
+    calm = run_findings.first_read_verdict([block("vram", 1.0, first_read_s=3.0)])
     assert "took 3.00 x as long" in str(calm)
     slow = [block("vram", 1.0, first_read_s=first) for first in (3.5, 8.0, 1.0)]
-    told = str(answers.first_read_verdict([*slow, block("zero_copy", 1.0, first_read_s=99.0)]))
+    told = str(run_findings.first_read_verdict([*slow, block("zero_copy", 1.0, first_read_s=99.0)]))
     assert "2 of 3 blocks (2.00 GiB) took up to 8 x" in told
 
 
@@ -143,7 +143,7 @@ def test_first_reads_are_slow_beyond_three_times_the_later_ones() -> None:
     ("cap", "free", "who"), [(1, 10, "torch's cap"), (1, 9, "the driver"), (None, 10, "the driver")]
 )
 def test_a_cap_refuses_only_where_the_driver_had_room(cap: int | None, free: int, who: str) -> None:
-    assert answers.refused_by(Request("block", 10, 0, free, cap, False, "")) == who
+    assert run_findings.refused_by(Request("block", 10, 0, free, cap, False, "")) == who
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_a_cap_refuses_only_where_the_driver_had_room(cap: int | None, free: int
     ],
 )
 def test_advice_names_the_counts_of_reads_that_are_too_close(reads: float, error: float, advice: str) -> None:
-    assert answers.reads_advice(BreakEven(1, reads, error), "copy") == advice
+    assert run_findings.reads_advice(BreakEven(1, reads, error), "copy") == advice
 
 
 def test_never_worth_a_copy_has_no_count_of_reads() -> None:
     never = BreakEven(1, math.inf, math.inf)
-    assert (answers.least_reads(never), answers.surely_reads(never)) == (None, None)
+    assert (run_findings.least_reads(never), run_findings.surely_reads(never)) == (None, None)
 
 
 def row(*times: float, noise: Noise | None = None) -> Measurement:
@@ -171,22 +171,22 @@ def row(*times: float, noise: Noise | None = None) -> Measurement:
 
 def test_a_percent_is_the_least_notable_difference() -> None:
     steady = row(100.0, 100.0, 100.0)
-    assert answers.is_faster(steady, row(101.0, 101.0, 101.0)) is True
-    assert answers.is_faster(row(101.0, 101.0, 101.0), steady) is False
-    assert answers.is_faster(steady, row(100.9, 100.9, 100.9)) is None
+    assert run_findings.is_faster(steady, row(101.0, 101.0, 101.0)) is True
+    assert run_findings.is_faster(row(101.0, 101.0, 101.0), steady) is False
+    assert run_findings.is_faster(steady, row(100.9, 100.9, 100.9)) is None
 
 
 def test_a_difference_within_three_errors_is_not_reported() -> None:
     error = 0.5 / math.sqrt(2)  # of two samples one apart
-    assert answers.is_faster(row(0.0, 1.0), row(0.5 + 2.9 * error)) is None
-    assert answers.is_faster(row(0.0, 1.0), row(0.5 + 3.1 * error)) is True
+    assert run_findings.is_faster(row(0.0, 1.0), row(0.5 + 2.9 * error)) is None
+    assert run_findings.is_faster(row(0.0, 1.0), row(0.5 + 3.1 * error)) is True
 
 
 def test_a_disturbed_slower_row_is_judged_by_its_fastest_samples() -> None:
     slow = row(1.0, 2.0, 2.0, 2.0, 2.0)
     noisy = replace(slow, noise=Noise(("foreign: another process",), ()))
     fast = row(*[1.3] * 5)
-    assert answers.is_faster(fast, slow) is True
-    assert answers.is_faster(fast, noisy) is None
-    assert answers.is_faster(fast, replace(slow, noise=Noise((answers.OWN_LOAD,), ()))) is True
-    assert answers.is_faster(row(*[0.9] * 5), noisy) is True
+    assert run_findings.is_faster(fast, slow) is True
+    assert run_findings.is_faster(fast, noisy) is None
+    assert run_findings.is_faster(fast, replace(slow, noise=Noise((run_findings.OWN_LOAD,), ()))) is True
+    assert run_findings.is_faster(row(*[0.9] * 5), noisy) is True

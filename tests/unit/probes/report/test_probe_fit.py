@@ -16,8 +16,8 @@ from probes.records import stats
 from probes.records.rows import Gap, Measurement, Reads, Record
 from probes.records.schema import Settings
 from probes.reports import crossover
-from probes.reports.answers import answers, least_reads, pick, surely_reads
 from probes.reports.crossover import Fit, Point
+from probes.reports.run_findings import findings, least_reads, pick, surely_reads
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = tuple(4 * KIB * 4**i for i in range(10))
@@ -167,7 +167,7 @@ def test_the_faster_way_is_reported_for_each_count_of_reads(simulated: list[Reco
 
 
 def test_the_advice_is_in_words(simulated: list[Record]) -> None:
-    text = "\n".join(answers(report(done("transfer", *simulated))))
+    text = "\n".join(findings(report(done("transfer", *simulated))))
     assert "copy it to VRAM first, even for one read" in text
     assert "Predicted and measured break-even differ by" in text
 
@@ -237,7 +237,7 @@ def test_a_prediction_errs_by_its_own_size_and_not_by_the_worst_of_all() -> None
 def test_without_the_paths_nothing_is_predicted(simulated: list[Record]) -> None:
     assert isinstance(crossover.adviser([]), Unknown)
     assert isinstance(crossover.measured([], MIB), Unknown)
-    text = "\n".join(answers(report(done("breakeven", *pick(simulated, Reads)))))
+    text = "\n".join(findings(report(done("breakeven", *pick(simulated, Reads)))))
     assert "can't be predicted: h2d_then_read was measured at 0 sizes" in text
 
 

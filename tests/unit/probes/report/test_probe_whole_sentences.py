@@ -10,7 +10,7 @@ from probe_samples import APU_NODE, CUDA_TORCH, done, failed, machine, report, w
 from probes.core.unknown import Unknown
 from probes.measure.workbench import READS_AFTER
 from probes.records.rows import Block, Measurement, Noise, Pass, Reads, Request, Stop, Way
-from probes.reports import answers, crossover, headline
+from probes.reports import crossover, run_findings, run_headline
 from probes.reports.crossover import COPY, IN_PLACE, REREAD
 
 MIB, GIB = 2**20, 2**30
@@ -55,13 +55,13 @@ def lines(n_bytes: int, crossing: float, *, factors: tuple[float, ...] = (1.0,))
     ],
 )
 def test_sizes_with_one_answer_are_reported_together(copied: float, reread: float, sentence: str) -> None:
-    said = answers.answers(report(done("transfer", *paths(copied, 11e-12, reread))))
+    said = run_findings.findings(report(done("transfer", *paths(copied, 11e-12, reread))))
     assert f"Host memory that the GPU reads in full: {sentence}" in said
 
 
 def test_the_worst_of_the_predictions_is_reported() -> None:
     reads = [*lines(MIB, 3.0), *lines(4 * MIB, 1.6)]
-    said = answers.answers(report(done("transfer", *paths(15e-12, 11e-12, 1e-12), *reads)))
+    said = run_findings.findings(report(done("transfer", *paths(15e-12, 11e-12, 1e-12), *reads)))
     assert (
         "Predicted and measured break-even differ by 50% at most over 2 sizes "
         "(at 1.00 MiB: predicted 1.50, measured 3.00 reads)." in said
@@ -100,14 +100,16 @@ def test_the_error_of_a_crossing_is_what_the_rows_errors_move_it_by() -> None:
 
 def test_the_link_is_compared_with_a_copy() -> None:
     rows = [row("h2d_pinned", GIB, 0.02), row("h2d_pageable", GIB, 0.08), row("zero_copy_read", GIB, 0.04)]
-    said = " ".join(answers.answers(report(done("transfer", *rows, row("vram_read", GIB, 0.001)))))
+    said = " ".join(run_findings.findings(report(done("transfer", *rows, row("vram_read", GIB, 0.001)))))
     assert "gains a factor of 4.0" in said
     assert "at 26.8 GB/s, 50% of a copy's speed" in said
 
 
 def test_inputs_stay_where_vram_is_no_faster() -> None:
     names = ("h2d_pinned", "zero_copy_read", "vram_read")
-    (inputs, _, _) = headline.headline(report(done("transfer", *(row(name, GIB, 0.02) for name in names))))
+    (inputs, _, _) = run_headline.headline(
+        report(done("transfer", *(row(name, GIB, 0.02) for name in names)))
+    )
     assert inputs.startswith("Leave large inputs in system RAM, because VRAM is no faster here: ")
     assert "break-even" not in inputs
 
@@ -115,33 +117,33 @@ def test_inputs_stay_where_vram_is_no_faster() -> None:
 def test_a_disturbed_row_that_is_clearly_slower_is_slower_in_either_order() -> None:
     slow = replace(row("vram_read", 1, 1.0, 2.0, 2.0, 2.0, 2.0), noise=Noise(("foreign: another",), ()))
     fast = row("vram_read", 1, *[0.5] * 5)
-    assert answers.is_faster(slow, fast) is False
-    assert answers.is_faster(fast, slow) is True
+    assert run_findings.is_faster(slow, fast) is False
+    assert run_findings.is_faster(fast, slow) is True
 
 
 def test_a_probe_without_figures_says_why() -> None:
-    assert headline.missing(report(), "spill") == "the probe `spill` was not run"
-    assert headline.missing(report(waived()), "spill") == "`spill` was waived: no GPU to measure"
-    assert headline.missing(report(failed(4)), "spill") == "`spill` failed: it broke"
-    assert headline.missing(report(done("spill")), "spill") == "`spill` holds no such rows"
+    assert run_headline.why_missing(report(), "spill") == "the probe `spill` was not run"
+    assert run_headline.why_missing(report(waived()), "spill") == "`spill` was waived: no GPU to measure"
+    assert run_headline.why_missing(report(failed(4)), "spill") == "`spill` failed: it broke"
+    assert run_headline.why_missing(report(done("spill")), "spill") == "`spill` holds no such rows"
 
 
 def test_what_a_full_card_does_is_expected_only_where_something_is_known() -> None:
     unknown = "What happens when VRAM is full is unknown (the probe `spill` was not run)"
-    assert headline.headline(report())[1] == f"{unknown}."
-    expected = headline.headline(report(torch=CUDA_TORCH))[1]
+    assert run_headline.headline(report())[1] == f"{unknown}."
+    expected = run_headline.headline(report(torch=CUDA_TORCH))[1]
     assert re.fullmatch(rf"{re.escape(unknown)}; expected here: NVIDIA on Linux: .*[^.]\.", expected)
 
 
 def test_the_next_step_is_the_service_for_the_card_that_is_here() -> None:
-    assert headline.next_step(machine(torch=CUDA_TORCH)) == ""
+    assert run_headline.next_step(machine(torch=CUDA_TORCH)) == ""
     run = "to measure the card that is here, run `docker compose run --rm {}`"
-    assert headline.next_step(machine(kfd_nodes=(APU_NODE,))) == run.format("probe-rocm")
-    assert headline.next_step(machine(kfd_nodes=(APU_NODE,), wsl=True)) == run.format("probe-wsl")
-    assert headline.next_step(machine()).startswith("no card is visible from here; ")
-    unknown = headline.headline(report())[2]
+    assert run_headline.next_step(machine(kfd_nodes=(APU_NODE,))) == run.format("probe-rocm")
+    assert run_headline.next_step(machine(kfd_nodes=(APU_NODE,), wsl=True)) == run.format("probe-wsl")
+    assert run_headline.next_step(machine()).startswith("no card is visible from here; ")
+    unknown = run_headline.headline(report())[2]
     assert "the probe `scenarios` was not run): no card is visible" in unknown
-    known = headline.headline(report(torch=CUDA_TORCH))[2]
+    known = run_headline.headline(report(torch=CUDA_TORCH))[2]
     assert known.endswith("(the probe `scenarios` was not run).")
 
 
@@ -163,7 +165,7 @@ def ways(model: str, rows: int, **took_s: float) -> list[Pass]:
 )
 def test_the_fastest_way_is_named_with_the_second_beside_it(best: str, told: str) -> None:
     took = {"resident": 0.1, "streamed": 0.3, "zero_copy_weights": 0.3, "zero_copy_all": 0.3, best: 0.2}
-    (_, _, fastest) = headline.headline(report(done("scenarios", *ways("mlp", 1, **took))))
+    (_, _, fastest) = run_headline.headline(report(done("scenarios", *ways("mlp", 1, **took))))
     assert fastest.startswith(f"With 25% of the weights in system RAM, {told}: 200 ms a pass")
     assert "against 300 ms" in fastest
     assert "2 times less (mlp, float16, batch 1)" in fastest
@@ -171,7 +173,7 @@ def test_the_fastest_way_is_named_with_the_second_beside_it(best: str, told: str
 
 def test_passes_are_grouped_by_known_models_first_and_then_by_batch() -> None:
     found = [one for key in (("zebra", 1), ("mlp", 256), ("mlp", 1)) for one in ways(*key, streamed=1.0)]
-    assert list(answers.groups(found)) == [
+    assert list(run_findings.by_model(found)) == [
         ("mlp", "float16", 1),
         ("mlp", "float16", 256),
         ("zebra", "float16", 1),
@@ -180,14 +182,14 @@ def test_passes_are_grouped_by_known_models_first_and_then_by_batch() -> None:
 
 def test_without_a_device_clock_nothing_is_said_of_device_time() -> None:
     took = {"resident": 0.1, "streamed": 0.3, "zero_copy_weights": 0.3, "zero_copy_all": 0.3}
-    said = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
+    said = run_findings.findings(report(done("scenarios", *ways("mlp", 1, **took))))
     assert not any("Device time" in one for one in said)
     assert any("streamed" in one or "Streaming" in one for one in said)
 
 
 def test_streaming_at_its_rivals_speed_is_not_called_slower() -> None:
     took = {"resident": 0.1, "streamed": 0.3, "zero_copy_weights": 0.3, "zero_copy_all": 0.4}
-    said = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
+    said = run_findings.findings(report(done("scenarios", *ways("mlp", 1, **took))))
     assert any("1.00 x faster" in one for one in said)
 
 
@@ -201,14 +203,14 @@ def test_requests_around_the_limit_are_counted_by_their_answers() -> None:
     made = (
         [request("forced", granted=True)] * 3 + [request("forced", declined=True)] + [request("forced")] * 2
     )
-    told = answers.forced_verdict([*made, request("block", granted=True)])
+    told = run_findings.forced_verdict([*made, request("block", granted=True)])
     assert str(told).startswith("of 6 requests for 0.9 to 1.5 of the limit 3 were granted, 2 refused")
     assert ", 1 not made" in str(told)
 
 
 def test_the_last_refused_block_says_who_refused() -> None:
     asked = [request("block"), request("block", cap=5), request("block", granted=True), request("forced")]
-    told = answers.verdict(asked, (), Stop("refused", GIB, ""))
+    told = run_findings.verdict(asked, (), Stop("refused", GIB, ""))
     assert told.startswith("refused with out of memory by torch's cap at 1.00 GiB")
 
 
@@ -219,10 +221,10 @@ def block(read_s: float, *, control: bool = False, asked: str = "vram") -> Block
 @pytest.mark.parametrize("read_s", [0.1, 1.0])  # at the link's speed, and far below it
 def test_blocks_outside_vram_are_a_silent_spill(read_s: float) -> None:
     controls = [block(0.001, control=True), block(0.1, control=True, asked="zero_copy")]
-    told = answers.verdict((), [*controls, block(0.001), block(read_s)], Stop("target", 2 * GIB, ""))
+    told = run_findings.verdict((), [*controls, block(0.001), block(read_s)], Stop("target", 2 * GIB, ""))
     assert told.startswith("spilled silently: of 2.00 GiB granted as device memory, 1.00 GiB reads")
     run = done("spill", *controls, block(0.001), block(read_s), Stop("target", 2 * GIB, ""))
-    assert headline.headline(report(run))[1].startswith("When VRAM is full it spills silently: of 2 GiB")
+    assert run_headline.headline(report(run))[1].startswith("When VRAM is full it spills silently: of 2 GiB")
 
 
 @pytest.mark.parametrize(
@@ -230,12 +232,12 @@ def test_blocks_outside_vram_are_a_silent_spill(read_s: float) -> None:
 )
 def test_counters_speak_from_half_a_block_on(drop: int, growth: int, label: str) -> None:
     one = replace(block(1.0), n_bytes=16, vram_drop_bytes=drop, gtt_growth_bytes=growth)
-    assert answers.by_counters(one) == label
+    assert run_findings.label_by_counters(one) == label
 
 
 def test_the_fastest_way_is_reported_with_its_error_and_how_much_slower_it_is() -> None:
     took = {"resident": 0.1, "streamed": 0.2, "zero_copy_weights": 0.3, "zero_copy_all": 0.4}
-    (first, *_) = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
+    (first, *_) = run_findings.findings(report(done("scenarios", *ways("mlp", 1, **took))))
     assert first == (
         '"all in VRAM is fastest" holds here for mlp float16 batch 1 (100 ms +- 0 ns against 200 ms +- 0 ns '
         "streamed with 25% of the weights left in system RAM, 2.00 x)."
@@ -251,7 +253,7 @@ def test_the_fastest_way_is_reported_with_its_error_and_how_much_slower_it_is() 
 )
 def test_the_rival_of_all_in_vram_is_named(fastest: str, name: str) -> None:
     took = {"resident": 0.1, "streamed": 0.3, "zero_copy_weights": 0.3, "zero_copy_all": 0.3, fastest: 0.2}
-    (first, *_) = answers.answers(report(done("scenarios", *ways("mlp", 1, **took))))
+    (first, *_) = run_findings.findings(report(done("scenarios", *ways("mlp", 1, **took))))
     assert f" {name} with 25% of the weights left" in first
 
 
@@ -259,14 +261,14 @@ def test_models_without_all_four_ways_are_left_out() -> None:
     took = {"resident": 0.1, "streamed": 0.2, "zero_copy_weights": 0.3, "zero_copy_all": 0.4}
     part = ways("mlp", 1, resident=0.1, streamed=0.2)
     found = report(done("scenarios", *part, *ways("gpt2-xl", 1, **took)))
-    assert "gpt2-xl, float16, batch 1" in headline.headline(found)[2]
-    assert not any("mlp" in one for one in answers.answers(found))
-    assert "is unknown" in headline.headline(report(done("scenarios", *part)))[2]
+    assert "gpt2-xl, float16, batch 1" in run_headline.headline(found)[2]
+    assert not any("mlp" in one for one in run_findings.findings(found))
+    assert "is unknown" in run_headline.headline(report(done("scenarios", *part)))[2]
 
 
 def test_a_link_whose_vram_is_no_faster_never_repays_a_copy() -> None:
     rows = [row(name, GIB, 0.02) for name in ("h2d_pinned", "zero_copy_read", "vram_read")]
-    (said, *_) = answers.answers(report(done("transfer", *rows)))
+    (said, *_) = run_findings.findings(report(done("transfer", *rows)))
     assert said.endswith("VRAM is no faster, so copying never pays.")
 
 

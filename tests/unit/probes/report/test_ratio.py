@@ -19,7 +19,7 @@ from probes.measure.session import MOST, PAIRS
 from probes.records.rows import Measurement, Noise, Pass, Reads
 from probes.records.schema import ProbeReport, ProbeRun
 from probes.records.stats import pairs_scatter
-from probes.reports.compare import (
+from probes.reports.run_compare import (
     Ratio,
     Scatter,
     compare,

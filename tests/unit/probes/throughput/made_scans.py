@@ -2,9 +2,9 @@
 
 from probes.core.unknown import Unknown
 from probes.records.facts import Machine
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings, FlopCeiling
-from probes.throughput.direct.scanned import BatchRow, DirectScan, ModelFacts, Series, Way, Work
-from probes.throughput.document import KIND, VERSION, ScanSettings, ThroughputReport
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings, FlopCeiling
+from probes.throughput.direct.results import BatchRow, DirectScan, ModelFacts, Series, Way, Work
+from probes.throughput.report import KIND, VERSION, ScanSettings, ThroughputReport
 
 NONE = Unknown("made without it")
 WAY = Way("cpu", "pytorch", "fp32", "resident")

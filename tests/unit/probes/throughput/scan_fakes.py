@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from probes.core.errors import OutOfMemory
 from probes.core.unknown import Unknown
-from probes.throughput.direct.scanned import Work
+from probes.throughput.direct.results import Work
 
 
 @dataclass

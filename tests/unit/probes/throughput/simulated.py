@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from probes.throughput.served.client import GOOD, Reply
+from probes.throughput.served.http import GOOD, Exchange
 
 T = TypeVar("T")
 
@@ -58,12 +58,12 @@ class Queue:
     most_inside: int = 0
     arrivals: list[float] = field(default_factory=list)
 
-    async def ask(self, _number: int = 0) -> Reply:
+    async def ask(self, _number: int = 0) -> Exchange:
         loop = asyncio.get_running_loop()
         sent = loop.time()
         if self.inside >= self.refuse_beyond:
             await asyncio.sleep(0.0001)
-            return Reply(sent, loop.time(), "refused")
+            return Exchange(sent, loop.time(), "refused")
         self.inside += 1
         self.most_inside = max(self.inside, self.most_inside)
         self.arrivals.append(sent)
@@ -73,7 +73,7 @@ class Queue:
                 if begin <= self.free_at < end:
                     self.free_at = end
             await asyncio.sleep(self.free_at - loop.time())
-            return Reply(sent, loop.time(), GOOD)
+            return Exchange(sent, loop.time(), GOOD)
         finally:
             self.inside -= 1
 
@@ -85,10 +85,10 @@ class Queue:
 class Doing:
     """A caller that does what a function says."""
 
-    what: Callable[[float], Reply]
+    what: Callable[[float], Exchange]
     takes_s: float = 0.01
 
-    async def ask(self, _number: int) -> Reply:
+    async def ask(self, _number: int) -> Exchange:
         sent = asyncio.get_running_loop().time()
         await asyncio.sleep(self.takes_s)
         return self.what(sent)

@@ -6,7 +6,7 @@ import pytest
 
 from probes.core.errors import OutOfMemory
 from probes.core.unknown import Unknown
-from probes.throughput.ceiling import (
+from probes.throughput.ceilings import (
     Ceiling,
     Ceilings,
     DeviceCeilings,

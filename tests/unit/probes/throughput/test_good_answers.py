@@ -4,16 +4,17 @@ import json
 
 import pytest
 
-from probes.throughput.served.answers import READ_BYTES, AnswerReader, Wanted
+from probes.throughput.served.http import ResponseParser
+from probes.throughput.served.protocol import READ_BYTES, ResponseCheck
 
 GOOD = {"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}
 
 
-def read(document: object, tail: bytes = b"", *, binary: bool = False) -> AnswerReader:
+def read(document: object, tail: bytes = b"", *, binary: bool = False) -> ResponseParser:
     """An answer with status 200."""
     head = document if isinstance(document, bytes) else json.dumps(document).encode()
     extra = b"Inference-Header-Content-Length: %d\r\n" % len(head) if binary else b""
-    reader = AnswerReader(keep_bytes=READ_BYTES)
+    reader = ResponseParser(keep_bytes=READ_BYTES)
     length = len(head) + len(tail)
     reader.feed(b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b%b" % (extra, length, head, tail))
     return reader
@@ -34,8 +35,8 @@ def in_binary(datatype: str, shape: list[int], size: int) -> dict[str, object]:
         read({"outputs": [in_binary("BYTES", [2], 10)]}, b"\1\0\0\0a\1\0\0\0b", binary=True),
     ],
 )
-def test_an_answer_with_what_was_asked_for_is_good(answer: AnswerReader) -> None:
-    assert Wanted(protocol=True, rows=2).outcome(answer) == ""
+def test_an_answer_with_what_was_asked_for_is_good(answer: ResponseParser) -> None:
+    assert ResponseCheck(protocol=True, rows=2).outcome(answer) == ""
 
 
 @pytest.mark.parametrize(
@@ -56,19 +57,19 @@ def test_an_answer_with_what_was_asked_for_is_good(answer: AnswerReader) -> None
         (read({"outputs": [GOOD | {"shape": [1, 6]}]}), "no output that has a row for each input"),
     ],
 )
-def test_status_200_alone_is_no_answer(answer: AnswerReader, why: str) -> None:
-    assert why in Wanted(protocol=True, rows=2).outcome(answer)
+def test_status_200_alone_is_no_answer(answer: ResponseParser, why: str) -> None:
+    assert why in ResponseCheck(protocol=True, rows=2).outcome(answer)
 
 
 def test_long_answers_are_judged_by_their_length_once_one_has_been_read() -> None:
     long = GOOD | {"data": [0.123456789] * READ_BYTES, "shape": [2, READ_BYTES // 2]}
     answer = read({"outputs": [long]})
-    wanted = Wanted(protocol=True, rows=2, first_bytes=answer.body_bytes)
+    wanted = ResponseCheck(protocol=True, rows=2, first_bytes=answer.body_bytes)
     assert wanted.outcome(answer) == ""
     assert "much shorter than the first answer" in wanted.outcome(read({"outputs": [GOOD]}))
 
 
 def test_of_a_path_outside_the_protocol_only_the_length_is_known() -> None:
-    wanted = Wanted(protocol=False, first_bytes=20)
+    wanted = ResponseCheck(protocol=False, first_bytes=20)
     assert wanted.outcome(read(b"x" * 12)) == ""
     assert "much shorter" in wanted.outcome(read(b"x" * 9))

@@ -12,9 +12,9 @@ from test_scan_shown import whole
 from probes.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import ReportError, ServerUnusable, UsageError
-from probes.throughput.document import from_json
-from probes.throughput.served.client import parse_url
-from probes.throughput.served.scan import _resolved
+from probes.throughput.report import from_json
+from probes.throughput.served.protocol import parse_url
+from probes.throughput.served.scan import _resolve
 
 Report = dict[str, Any]
 
@@ -77,7 +77,7 @@ def test_an_honest_scan_is_still_read() -> None:
 @pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".example"])
 def test_a_host_that_no_name_server_could_know_is_an_error_and_no_traceback(host: str) -> None:
     with pytest.raises(ServerUnusable, match="can't find"):
-        _resolved(parse_url(f"http://{host}:1"))
+        _resolve(parse_url(f"http://{host}:1"))
 
 
 def test_port_0_does_not_silently_become_port_80() -> None:

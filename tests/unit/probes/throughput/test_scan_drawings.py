@@ -12,8 +12,10 @@ from test_scan_shown import served, whole
 from probes.core.unknown import Unknown
 from probes.reports import scan_charts as scandraw
 from probes.reports.canvas import DESK
-from probes.reports.scan_charts import Dot, Line, ScanCharts, render_scan_page, scan_charts
-from probes.throughput.direct.scanned import DirectScan, latency_s
+from probes.reports.html import render_page
+from probes.reports.scan import scan_document
+from probes.reports.scan_charts import Dot, Line, ScanCharts, scan_charts
+from probes.throughput.direct.results import DirectScan, latency_s
 
 pytestmark = pytest.mark.thorough  # a second each
 
@@ -127,7 +129,7 @@ def test_a_chart_of_nothing_says_what_was_not_run() -> None:
 
 
 def test_the_page_of_a_scan_is_titled_by_model_and_machine() -> None:
-    page = render_scan_page(whole(), (), raw="{}", name="scan.json")
+    page = render_page(scan_document(whole()), (), raw="{}", name="scan.json")
     assert "<h1" in page
     assert "None" not in page.partition("<section")[0]
     assert served().by.url in page

@@ -15,8 +15,8 @@ from probes.core.unknown import Unknown
 from probes.records.facts import TorchFacts
 from probes.reports.scan_compare import compare_scans, render_scan_markdown
 from probes.reports.scan_metrics import HELP, scan_exposition
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served.scanned import Count, Level
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served.results import Count, Level
 
 HOSTILE = '<script>alert(1)</script>|`"\x1b[31m'
 

@@ -7,9 +7,9 @@ import made_scans as make
 import pytest
 
 from probes.core.unknown import Unknown
-from probes.throughput.ceiling import Ceilings, DeviceCeilings, FlopCeiling
+from probes.throughput.ceilings import Ceilings, DeviceCeilings, FlopCeiling
 from probes.throughput.direct.knee import Flat, Growing, Knee, Point, find, of_series, saturation
-from probes.throughput.direct.scanned import BatchRow, Way, Work, joules_per_input, latency_s, throughput
+from probes.throughput.direct.results import BatchRow, Way, Work, joules_per_input, latency_s, throughput
 
 NONE = Unknown("made without it")
 

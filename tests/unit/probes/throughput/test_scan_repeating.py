@@ -7,8 +7,8 @@ from scan_fakes import FakeDevice
 
 from probes.core.unknown import Unknown
 from probes.records.stats import median
-from probes.throughput.direct.repeats import Repeats, SeriesEnd, rows
-from probes.throughput.direct.scanned import BatchRow, joules_per_input, latest, throughput
+from probes.throughput.direct.results import BatchRow, joules_per_input, latest, throughput
+from probes.throughput.direct.trials import Repeats, SeriesEnd, rows
 
 BATCHES = tuple(2**power for power in range(8))
 

@@ -11,9 +11,9 @@ from probes.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import Exit
 from probes.core.unknown import Unknown
-from probes.reports.scan import interval, level_line, served_answer, served_tables, side_by_side
-from probes.throughput.document import ThroughputReport
-from probes.throughput.served.scanned import ClientSide, Count, Percentile, ServedScan
+from probes.reports.scan import interval, level_line, served_findings, served_tables, side_by_side
+from probes.throughput.report import ThroughputReport
+from probes.throughput.served.results import ClientSide, Count, Percentile, ServedScan
 
 
 def served() -> ServedScan:
@@ -27,7 +27,7 @@ def whole() -> ThroughputReport:
 
 
 def test_the_answer_names_the_most_the_knee_the_slo_and_the_end() -> None:
-    most, bend, slo, ended = served_answer(served())
+    most, bend, slo, ended = served_findings(served())
     assert "200" in most
     assert "at 4 callers" in most
     assert "knee is at 2.5" in bend
@@ -37,7 +37,7 @@ def test_the_answer_names_the_most_the_knee_the_slo_and_the_end() -> None:
 
 def test_inputs_are_named_apart_from_requests_where_one_has_several() -> None:
     many = replace(served(), settings=replace(SETTINGS, rows=8))
-    assert "1600 inputs/s" in served_answer(many)[0]
+    assert "1600 inputs/s" in served_findings(many)[0]
     closed = served_tables(many)[0]
     assert closed.rows[0][closed.headers.index("inputs/s")] == "640"
 

@@ -6,9 +6,9 @@ import made_scans as make
 import pytest
 
 from probes.core.unknown import Unknown
-from probes.reports.scan import direct_answer
-from probes.throughput.ceiling import Ceiling, Ceilings
-from probes.throughput.direct.scanned import BatchRow, DirectScan, Series, Way
+from probes.reports.scan import direct_findings
+from probes.throughput.ceilings import Ceiling, Ceilings
+from probes.throughput.direct.results import BatchRow, DirectScan, Series, Way
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 LAUNCHED = Unknown("no device clock")
@@ -33,7 +33,7 @@ def flat(flop_share: float, *, operations: int = 20, memory_share: float = 0.0) 
 
 def said(*series: Series, ceilings=None) -> str:
     scan = DirectScan(make.direct().model, series)
-    return direct_answer(scan, make.ceilings() if ceilings is None else ceilings)[0]
+    return direct_findings(scan, make.ceilings() if ceilings is None else ceilings)[0]
 
 
 def test_a_device_near_a_ceiling_is_saturated_and_the_ceiling_is_named() -> None:
@@ -109,7 +109,7 @@ def test_each_device_is_judged_by_its_fastest_way_and_a_drivers_figure_is_put_ri
         way=Way("gpu", "pytorch", "fp16", "copied"),
     )
     scan = DirectScan(make.direct().model, (slow, fast, flat(0.9)))
-    first, second, *ways = direct_answer(scan, make.ceilings())
+    first, second, *ways = direct_findings(scan, make.ceilings())
     assert first.startswith("Is the CPU saturated?")
     assert second.startswith("Is the GPU saturated?")
     assert "Fastest way: pytorch, fp16, inputs copied. Its driver calls it 97% busy" in second
@@ -119,11 +119,11 @@ def test_each_device_is_judged_by_its_fastest_way_and_a_drivers_figure_is_put_ri
 def test_a_way_without_rows_is_not_judged() -> None:
     absent = Series(make.WAY, (), "absent", "no onnxruntime", "pip install onnxruntime")
     scan = DirectScan(make.direct().model, (absent,))
-    assert direct_answer(scan, make.ceilings()) == (
+    assert direct_findings(scan, make.ceilings()) == (
         "cpu pytorch fp32 resident: not measured: no onnxruntime (pip install onnxruntime)",
     )
 
 
 def test_a_model_whose_outputs_are_doubtful_is_said_once() -> None:
     doubted = make.series(*(replace(row, doubt="outputs hold NaN") for row in flat(0.9).rows))
-    assert direct_answer(DirectScan(make.direct().model, (doubted,)), make.ceilings())[1].count("NaN") == 1
+    assert direct_findings(DirectScan(make.direct().model, (doubted,)), make.ceilings())[1].count("NaN") == 1

@@ -17,20 +17,20 @@ from probes.hardware import host
 from probes.measure.supervisor import Ended
 from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
-from probes.reports.scan import render_scan
+from probes.reports.kinds import THROUGHPUT
 from probes.throughput.direct import scan, worker
-from probes.throughput.direct.repeats import SeriesEnd
+from probes.throughput.direct.results import DirectScan, Series, Way
 from probes.throughput.direct.scan import powers, ways
-from probes.throughput.direct.scanned import DirectScan, Series, Way
-from probes.throughput.document import named_scan
+from probes.throughput.direct.trials import SeriesEnd
+from probes.throughput.report import named_scan
 
 TORCH = TorchFacts("2.13", "none", "", 2, (), "this torch is a CPU build")
 CPU = replace(make.machine(), torch=TORCH)
 ROWS = make.direct().series[0].rows
-Play = Callable[[worker.ScanJob], Ended[worker.Heard]]
+Play = Callable[[worker.ScanJob], Ended[worker.Message]]
 
 
-def good(job: worker.ScanJob) -> Ended[worker.Heard]:
+def good(job: worker.ScanJob) -> Ended[worker.Message]:
     if job.way is None:
         return Ended(Done(), (make.ceilings(),), 0.1)
     facts = make.direct().model
@@ -45,7 +45,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
     def replace_with(play: Play) -> None:
         def oversee(
             job: worker.ScanJob, parse: object, **how: Callable[[object], None]
-        ) -> Ended[worker.Heard]:
+        ) -> Ended[worker.Message]:
             ended = play(job)
             for record in ended.records:
                 how["heard"](record)
@@ -84,7 +84,7 @@ def test_a_scan_prints_its_answer_and_keeps_every_trial(played, tmp_path, capsys
 
 
 def test_a_backend_that_is_missing_is_unknown_with_what_to_install(played, tmp_path, capsys) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+    def play(job: worker.ScanJob) -> Ended[worker.Message]:
         if job.way and job.way.backend == "onnxruntime":
             return Ended(Done(), (SeriesEnd("absent", "no onnxruntime", "pip install onnxruntime"),), 0.1)
         return good(job)
@@ -97,7 +97,7 @@ def test_a_backend_that_is_missing_is_unknown_with_what_to_install(played, tmp_p
 def test_a_gpu_that_is_not_there_is_absent_and_no_worker_is_started_for_it(played, tmp_path) -> None:
     jobs = []
 
-    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+    def play(job: worker.ScanJob) -> Ended[worker.Message]:
         jobs.append(job)
         return good(job)
 
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_not_there_is_absent_and_no_worker_is_started_for_it(playe
 
 
 def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, capsys) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+    def play(job: worker.ScanJob) -> Ended[worker.Message]:
         if job.way is None:
             return good(job)
         return Ended(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), ROWS[:2], 0.1)
@@ -136,7 +136,7 @@ def test_a_cpu_limit_that_holds_the_scan_back_is_in_the_answer(
 ) -> None:
     around = replace(host.describe(tmp_path), cpu_limit=limit)
     report = replace(make.report(), machine=replace(CPU, surroundings=around))
-    found = "A CPU limit of 0.5 of 2 processors holds this container back" in render_scan(report)
+    found = "A CPU limit of 0.5 of 2 processors holds this container back" in THROUGHPUT.text(report)
     assert found == said
 
 
@@ -156,7 +156,7 @@ def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) 
 
 
 def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+    def play(job: worker.ScanJob) -> Ended[worker.Message]:
         if job.way and job.way.precision == "fp32":
             return Ended(Failed("the worker was killed by SIGKILL", "", 4, wedged=False), ROWS[:1], 0.1)
         return good(job)
@@ -175,7 +175,7 @@ def test_without_torch_nothing_is_measured(played, tmp_path, monkeypatch, capsys
 
 
 def test_ceilings_that_cannot_be_measured_leave_shares_unknown(played, tmp_path, capsys) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Heard]:
+    def play(job: worker.ScanJob) -> Ended[worker.Message]:
         if job.way is None:
             return Ended(Failed("no end within 300 s; it was stopped", "", 4, wedged=False), (), 300.0)
         return good(job)
@@ -243,13 +243,13 @@ def test_ways_are_every_combination_once_and_the_cpu_has_no_link() -> None:
 
 
 def test_every_model_that_the_command_line_offers_is_named_once() -> None:
-    source = Path(scan.__file__).with_name("test_models.py").read_text()
+    source = Path(scan.__file__).with_name("models.py").read_text()
     assert all(f'"{name}"' in source for name in throughput.MODELS)  # it imports torch, which isn't here
 
 
 def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:
     series = Series(make.WAY, ROWS, "out of memory", "batch 64: refused")
-    text = render_scan(replace(make.report(), direct=DirectScan(make.direct().model, (series,))))
+    text = THROUGHPUT.text(replace(make.report(), direct=DirectScan(make.direct().model, (series,))))
     assert "Ended: out of memory, batch 64: refused" in text
     assert "? J/input: made without it" in text
 

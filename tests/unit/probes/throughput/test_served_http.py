@@ -6,10 +6,9 @@ import struct
 import pytest
 
 from probes.core.errors import ServerUnusable, UsageError
-from probes.throughput.served import payload
-from probes.throughput.served.answers import MOST_BODY_BYTES, AnswerReader, Garbled
-from probes.throughput.served.client import parse_url
-from probes.throughput.served.payload import Tensor
+from probes.throughput.served import protocol
+from probes.throughput.served.http import MOST_BODY_BYTES, MalformedResponse, ResponseParser
+from probes.throughput.served.protocol import Tensor, parse_url
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nT: v\r\n\r\n"
@@ -19,7 +18,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
 @pytest.mark.parametrize("whole", [PLAIN, CHUNKED, INTERIM])
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
 def test_an_answer_is_the_same_however_its_bytes_come(whole: bytes, piece: int) -> None:
-    reader = AnswerReader(keep_bytes=100)
+    reader = ResponseParser(keep_bytes=100)
     for at in range(0, len(whole), piece):
         assert not reader.done
         reader.feed(whole[at : at + piece])
@@ -27,20 +26,20 @@ def test_an_answer_is_the_same_however_its_bytes_come(whole: bytes, piece: int) 
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    reader = AnswerReader(keep_bytes=100)
+    reader = ResponseParser(keep_bytes=100)
     reader.feed(b"HTTP/1.0 200 OK\r\n\r\nhel")
     reader.feed(b"lo")
     assert not reader.done
     assert reader.end()
     assert (bytes(reader.body), reader.keep_alive) == (b"hello", False)
-    cut = AnswerReader()
+    cut = ResponseParser()
     cut.feed(PLAIN[:-1])
     assert not cut.end()
 
 
 @pytest.mark.parametrize("said", [b"Connection: close", b"connection: Keep-Alive, Close"])
 def test_a_server_may_close_the_connection(said: bytes) -> None:
-    reader = AnswerReader()
+    reader = ResponseParser()
     reader.feed(b"HTTP/1.1 204 No Content\r\n" + said + b"\r\n\r\n")
     assert (reader.done, reader.keep_alive) == (True, False)
 
@@ -64,21 +63,21 @@ def test_a_server_may_close_the_connection(said: bytes) -> None:
     ],
 )
 def test_what_is_no_answer_is_refused(sent: bytes) -> None:
-    with pytest.raises(Garbled):
-        AnswerReader().feed(sent)
+    with pytest.raises(MalformedResponse):
+        ResponseParser().feed(sent)
 
 
 def test_an_endless_body_without_a_length_is_refused() -> None:
-    reader = AnswerReader()
+    reader = ResponseParser()
     reader.feed(b"HTTP/1.1 200 OK\r\n\r\n")
     for _ in range(64):
         reader.feed(bytes(1 << 20))
-    with pytest.raises(Garbled, match="64 MiB"):
+    with pytest.raises(MalformedResponse, match="64 MiB"):
         reader.feed(b"x")
 
 
 def test_a_body_that_nobody_wants_takes_no_memory() -> None:
-    reader = AnswerReader()
+    reader = ResponseParser()
     reader.feed(PLAIN)
     assert (reader.body_bytes, bytes(reader.body)) == (5, b"")
 
@@ -121,7 +120,7 @@ def test_two_names_for_the_model_are_a_usage_error() -> None:
 
 
 def test_open_dimensions_are_filled() -> None:
-    found = payload.sized(
+    found = protocol.with_sizes(
         [Tensor("x", "FP32", (-1, 3, -1, 8)), Tensor("y", "INT64", (-1, -1))],
         rows=4,
         dim=5,
@@ -135,17 +134,17 @@ def test_open_dimensions_are_filled() -> None:
 )
 def test_shapes_that_do_not_fit_are_usage_errors(shapes: dict[str, tuple[int, ...]], rows: int) -> None:
     with pytest.raises(UsageError):
-        payload.sized([Tensor("x", "FP32", (3, 2))], rows=rows, dim=1, shapes=shapes)
+        protocol.with_sizes([Tensor("x", "FP32", (3, 2))], rows=rows, dim=1, shapes=shapes)
 
 
 def test_bodies_differ_and_hold_what_they_say() -> None:
     inputs = [Tensor("input_ids", "INT64", (2, 3)), Tensor("attention_mask", "INT64", (2, 3))]
-    made = payload.bodies(inputs, seed=1, binary=False)
-    assert len({body.data for body in made}) == payload.SAMPLES
+    made = protocol.bodies(inputs, seed=1, binary=False)
+    assert len({body.data for body in made}) == protocol.SAMPLES
     first = json.loads(made[0].data)["inputs"]
     assert [len(one["data"]) for one in first] == [6, 6]
     assert first[1]["data"] == [1] * 6
-    assert payload.bodies(inputs, seed=1, binary=False) == made
+    assert protocol.bodies(inputs, seed=1, binary=False) == made
 
 
 @pytest.mark.parametrize(
@@ -153,39 +152,41 @@ def test_bodies_differ_and_hold_what_they_say() -> None:
     [("FP32", 4), ("FP16", 2), ("BF16", 2), ("FP64", 8), ("INT8", 1), ("UINT64", 8), ("BOOL", 1)],
 )
 def test_binary_tensors_follow_the_json(datatype: str, size: int) -> None:
-    body = payload.bodies([Tensor("x", datatype, (2, 5))], seed=1, binary=True)[0]
+    body = protocol.bodies([Tensor("x", datatype, (2, 5))], seed=1, binary=True)[0]
     assert body.json_bytes is not None
     entry = json.loads(body.data[: body.json_bytes])["inputs"][0]
     assert entry["parameters"]["binary_data_size"] == len(body.data) - body.json_bytes == 10 * size
-    head = payload.request(body, path="/p", authority="h:1", keep=True).split(b"\r\n\r\n")[0]
+    head = protocol.request(body, path="/p", authority="h:1", keep=True).split(b"\r\n\r\n")[0]
     assert f"Inference-Header-Content-Length: {body.json_bytes}".encode() in head
 
 
 def test_texts_are_sent_behind_their_lengths() -> None:
-    body = payload.bodies([Tensor("text", "BYTES", (1,))], seed=1, binary=True)[0]
+    body = protocol.bodies([Tensor("text", "BYTES", (1,))], seed=1, binary=True)[0]
     tail = body.data[body.json_bytes :]
     assert struct.unpack("<I", tail[:4])[0] == len(tail) - 4
 
 
 def test_a_request_of_endless_size_is_refused() -> None:
     with pytest.raises(UsageError, match="values"):
-        payload.bodies([Tensor("x", "FP32", (10**6, 10**6))], seed=1, binary=True)
+        protocol.bodies([Tensor("x", "FP32", (10**6, 10**6))], seed=1, binary=True)
 
 
 def test_texts_count_by_their_words_so_that_a_server_can_not_ask_for_gigabytes() -> None:
     with pytest.raises(UsageError, match="10,000,000 values"):
-        payload.bodies([Tensor("text", "BYTES", (10**6,))], seed=1, binary=True)
+        protocol.bodies([Tensor("text", "BYTES", (10**6,))], seed=1, binary=True)
 
 
 def test_of_weirs_service_only_the_ids_are_sent() -> None:
     names = ("text", "text_pair", "input_ids", "attention_mask", "token_type_ids")
-    model = payload.ModelSays("finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names))
-    weir = payload.ServerSays("weir", "1", binary=True)
-    assert [one.name for one in payload.chosen(model, weir, ())] == ["input_ids"]
-    assert [one.name for one in payload.chosen(model, weir, ("text",))] == ["text"]
-    assert len(payload.chosen(model, payload.ServerSays("triton"), ())) == 5
+    model = protocol.ModelMetadata(
+        "finbert", "pytorch", tuple(Tensor(name, "INT64", (-1, -1)) for name in names)
+    )
+    weir = protocol.ServerMetadata("weir", "1", binary=True)
+    assert [one.name for one in protocol.choose_inputs(model, weir, ())] == ["input_ids"]
+    assert [one.name for one in protocol.choose_inputs(model, weir, ("text",))] == ["text"]
+    assert len(protocol.choose_inputs(model, protocol.ServerMetadata("triton"), ())) == 5
     with pytest.raises(ServerUnusable, match="'x'"):
-        payload.chosen(model, weir, ("x",))
+        protocol.choose_inputs(model, weir, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -201,18 +202,18 @@ def test_of_weirs_service_only_the_ids_are_sent() -> None:
 )  # fmt: skip
 def test_a_description_that_can_not_be_used_says_what_to_give_instead(body: bytes) -> None:
     with pytest.raises(ServerUnusable) as caught:
-        payload.model_says(body)
+        protocol.model_metadata(body)
     assert "--payload" in caught.value.hint
 
 
 def test_the_one_ready_model_is_found() -> None:
     index = [{"name": "a", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE"}]
-    assert payload.only_model(json.dumps(index).encode()) == "a"
+    assert protocol.only_model(json.dumps(index).encode()) == "a"
     with pytest.raises(ServerUnusable, match="a, b"):
-        payload.only_model(b'[{"name": "a"}, {"name": "b"}]')
+        protocol.only_model(b'[{"name": "a"}, {"name": "b"}]')
 
 
 def test_what_a_server_says_of_itself_may_be_anything() -> None:
-    assert payload.server_says(b'{"name": 3, "extensions": 4}') == payload.ServerSays()
-    assert payload.server_says(b"nonsense") == payload.ServerSays()
-    assert payload.server_says(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary
+    assert protocol.server_metadata(b'{"name": 3, "extensions": 4}') == protocol.ServerMetadata()
+    assert protocol.server_metadata(b"nonsense") == protocol.ServerMetadata()
+    assert protocol.server_metadata(b'{"name": "triton", "extensions": ["binary_tensor_data"]}').binary

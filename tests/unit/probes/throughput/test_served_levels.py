@@ -8,10 +8,10 @@ import pytest
 from simulated import Doing, Queue, simulate
 
 from probes.core.unknown import Unknown
-from probes.throughput.served import scanned
-from probes.throughput.served.client import Reply
+from probes.throughput.served import results
+from probes.throughput.served.http import Exchange
 from probes.throughput.served.level import Load, measure_level, poisson
-from probes.throughput.served.scanned import Level, ServedSettings
+from probes.throughput.served.results import Level, ServedSettings
 
 
 def settings(**other: object) -> ServedSettings:
@@ -38,7 +38,7 @@ def lindley(rate: float, seed: int, service_s: float, count: int) -> list[float]
 
 def test_a_closed_loop_of_one_reaches_what_a_lone_caller_can() -> None:
     level = measured(Load("closed", 1), Queue(0.01))
-    assert scanned.throughput(level).value == pytest.approx(100, rel=0.01)
+    assert results.throughput(level).value == pytest.approx(100, rel=0.01)
     assert level.latency_s == pytest.approx([0.01] * len(level.latency_s))
     assert not level.unstable
     assert len(level.windows) == 3
@@ -48,7 +48,7 @@ def test_callers_of_a_closed_loop_share_what_the_server_can() -> None:
     queue = Queue(0.01)
     level = measured(Load("closed", 8), queue)
     assert queue.most_inside == 8
-    assert scanned.throughput(level).value == pytest.approx(100, rel=0.01)
+    assert results.throughput(level).value == pytest.approx(100, rel=0.01)
     assert fmean(level.latency_s) == pytest.approx(0.08, rel=0.01)
 
 
@@ -81,7 +81,7 @@ def test_a_pause_of_the_server_shows_in_an_open_loop_and_hides_in_a_naive_one() 
     """One connection, 50 requests a second, 1 s of pause in the 6 s that count: a sixth of them waited."""
     queue = Queue(0.001, pauses=((4.0, 5.0),))
     level = measured(Load("open", 1, 50.0), queue, settings(tolerance=0.0, most_windows=3))
-    corrected, naive = scanned.latencies(level), scanned.naive_latencies(level)
+    corrected, naive = results.latencies(level), results.naive_latencies(level)
     assert not isinstance(corrected, Unknown)
     assert not isinstance(naive, Unknown)
     assert corrected[1].value == pytest.approx(0.4, abs=0.15)  # p90: 1 s x (1 - 0.1 x 6)
@@ -89,7 +89,7 @@ def test_a_pause_of_the_server_shows_in_an_open_loop_and_hides_in_a_naive_one() 
     assert corrected[2].value > 0.85
     assert level.client.queued > 40
     closed = measured(Load("closed", 1), Queue(0.001, pauses=((4.0, 5.0),)), settings(most_windows=3))
-    found = scanned.latencies(closed)
+    found = results.latencies(closed)
     assert not isinstance(found, Unknown)
     assert found[2].value < 0.005  # the one slow answer is one of thousands
 
@@ -122,7 +122,7 @@ def test_refusals_are_counted_apart_and_do_not_flood() -> None:
 
 
 def test_a_server_that_always_fails_ends_the_level_soon() -> None:
-    broken = Doing(lambda sent: Reply(sent, sent + 0.01, "connection reset"))
+    broken = Doing(lambda sent: Exchange(sent, sent + 0.01, "connection reset"))
     level = measured(Load("closed", 2), broken)
     assert level.answered == 0
     assert level.failed[0].what == "connection reset"
@@ -130,7 +130,7 @@ def test_a_server_that_always_fails_ends_the_level_soon() -> None:
 
 
 def test_a_late_client_is_said_to_be_the_bottleneck() -> None:
-    slow = Doing(lambda sent: Reply(sent + 0.005, sent + 0.01, "good"))
+    slow = Doing(lambda sent: Exchange(sent + 0.005, sent + 0.01, "good"))
     level = measured(Load("closed", 2), slow)
     assert "sent 5 ms late" in level.client.bound_by
     assert not measured(Load("closed", 2), Queue(0.01)).client.bound_by
@@ -143,7 +143,7 @@ def _busy():
 
 
 def test_a_fault_of_the_driver_is_raised_and_not_awaited_for_ever() -> None:
-    def broken(_sent: float) -> Reply:
+    def broken(_sent: float) -> Exchange:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -161,14 +161,14 @@ def test_a_server_slower_than_a_window_is_waited_for(load: Load) -> None:
 def test_a_window_ends_at_a_good_answer_whatever_is_noted_after_it() -> None:
     """The one who answers and the one who refuses end in one turn of the loop, the refusal a little later."""
     from probes.throughput.served import level as levelrun
-    from probes.throughput.served.client import Note
+    from probes.throughput.served.load import RequestRecord
 
     async def bound() -> float:
-        ledger = levelrun._Ledger()
+        ledger = levelrun._Records()
         asking = asyncio.create_task(levelrun._boundary(Load("closed", 2), settings(), ledger))
         await asyncio.sleep(1.0)
-        ledger.add(Note(0.0, 0.0, 1.0, "good", False))
-        ledger.add(Note(0.0, 0.0, 1.75, "refused", False))
+        ledger.add(RequestRecord(0.0, 0.0, 1.0, "good", False))
+        ledger.add(RequestRecord(0.0, 0.0, 1.75, "refused", False))
         return await asking
 
     assert simulate(bound()) == 1.0

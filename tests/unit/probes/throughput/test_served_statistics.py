@@ -9,8 +9,8 @@ import pytest
 from probes.core.codec import decode, encode
 from probes.core.unknown import Unknown
 from probes.throughput.served import level as stability
-from probes.throughput.served import scanned
-from probes.throughput.served.scanned import (
+from probes.throughput.served import results
+from probes.throughput.served.results import (
     ClientSide,
     Count,
     Level,
@@ -51,12 +51,12 @@ def level(
     ],
 )
 def test_the_ranks_that_enclose_a_quantile(n: int, share: float, low: int, high: int) -> None:
-    assert scanned.ranks(n, share) == (low, high)
+    assert results.ranks(n, share) == (low, high)
 
 
 @pytest.mark.parametrize(("n", "share"), [(30, 0.5), (200, 0.9), (700, 0.99)])
 def test_the_chosen_ranks_cover_at_least_95_percent_by_exact_sums(n: int, share: float) -> None:
-    low, high = scanned.ranks(n, share)
+    low, high = results.ranks(n, share)
     inside = sum(math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(low, high))
     assert 0.95 <= inside < 0.985
 
@@ -66,7 +66,7 @@ def test_an_interval_covers_the_true_quantile_about_as_often_as_it_says() -> Non
     rng = random.Random(3)
     hits = 0
     for _ in range(200):
-        found = scanned.percentile([rng.expovariate(1.0) for _ in range(300)], 0.9)
+        found = results.percentile([rng.expovariate(1.0) for _ in range(300)], 0.9)
         assert isinstance(found.low, float)
         assert isinstance(found.high, float)
         hits += found.low <= math.log(10) <= found.high
@@ -77,16 +77,16 @@ def test_correlated_samples_have_a_wider_interval() -> None:
     rng = random.Random(4)
     alone = [rng.random() for _ in range(400)]
     repeated = [value for value in alone[:100] for _ in range(4)]
-    wide, narrow = scanned.percentile(repeated, 0.5), scanned.percentile(alone, 0.5)
+    wide, narrow = results.percentile(repeated, 0.5), results.percentile(alone, 0.5)
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)  # type: ignore[operator]
-    assert 40 < scanned.independent(repeated) < 140
+    assert 40 < results.independent(repeated) < 140
 
 
 def test_a_sample_too_small_for_p99_has_no_upper_end() -> None:
-    found = scanned.percentile([float(i % 7) for i in range(50)], 0.99)
+    found = results.percentile([float(i % 7) for i in range(50)], 0.99)
     assert isinstance(found.high, Unknown)
     assert "too few" in found.high.reason
-    one = scanned.percentile([1.0], 0.5)
+    one = results.percentile([1.0], 0.5)
     assert (one.value, isinstance(one.low, Unknown), isinstance(one.high, Unknown)) == (1.0, True, True)
 
 
@@ -113,77 +113,77 @@ def test_an_open_loop_is_judged_by_the_share_that_is_answered() -> None:
 
 def test_throughput_has_the_error_of_its_windows_only_of_those_that_count() -> None:
     windows = (Window(1.0, 0, 10, 0.1), *(Window(1.0, n, n, 0.01) for n in (90, 100, 110)))
-    found = scanned.throughput(replace(level(1, 100), windows=windows))
+    found = results.throughput(replace(level(1, 100), windows=windows))
     assert found.value == 100
     assert found.error == pytest.approx(1.32 * 10 / math.sqrt(3))
-    assert scanned.throughput(replace(level(1, 100), windows=windows[1:2], seconds=1.0)).error is None
+    assert results.throughput(replace(level(1, 100), windows=windows[1:2], seconds=1.0)).error is None
 
 
 def test_goodput_counts_what_was_refused_or_failed_as_not_good() -> None:
-    found = scanned.goodput(replace(level(1, 100), refused=50, failed=(Count("reset", 50),)), 0.05)
+    found = results.goodput(replace(level(1, 100), refused=50, failed=(Count("reset", 50),)), 0.05)
     assert (found.per_s, found.share) == (100, 0.75)
     assert 0.7 < found.low < 0.75 < found.high < 0.8
-    assert scanned.goodput(level(1, 100), 0.005).per_s == 0
+    assert results.goodput(level(1, 100), 0.005).per_s == 0
 
 
 def test_wilsons_interval_is_within_0_and_1() -> None:
-    assert scanned.wilson(0, 0) == (0.0, 0.0, 1.0)
-    assert scanned.wilson(10, 10)[1:] == (pytest.approx(0.7225, abs=1e-3), 1.0)
-    assert scanned.wilson(0, 10)[1:] == (0.0, pytest.approx(0.2775, abs=1e-3))
+    assert results.wilson(0, 0) == (0.0, 0.0, 1.0)
+    assert results.wilson(10, 10)[1:] == (pytest.approx(0.7225, abs=1e-3), 1.0)
+    assert results.wilson(0, 10)[1:] == (0.0, pytest.approx(0.2775, abs=1e-3))
 
 
 def test_the_knee_is_where_the_two_bounds_cross() -> None:
-    found = scanned.knee([level(1, 10), level(2, 20), level(4, 38), level(8, 40), level(16, 40)])
+    found = results.knee([level(1, 10), level(2, 20), level(4, 38), level(8, 40), level(16, 40)])
     assert not isinstance(found, Unknown)
     assert found.callers == pytest.approx(4)
 
 
 def test_there_is_no_knee_while_throughput_grows() -> None:
-    found = scanned.knee([level(1, 10), level(2, 20), level(4, 40)])
+    found = results.knee([level(1, 10), level(2, 20), level(4, 40)])
     assert isinstance(found, Unknown)
     assert "still grows at 4" in found.reason
-    assert isinstance(scanned.knee([]), Unknown)
+    assert isinstance(results.knee([]), Unknown)
 
 
 def test_callers_double_until_throughput_stops_growing_twice() -> None:
     seen: list[Level] = []
-    while (callers := scanned.next_callers(seen, SETTINGS)[0]) is not None:
+    while (callers := results.next_callers(seen, SETTINGS)[0]) is not None:
         seen.append(level(callers, min(10 * callers, 40)))
     assert [one.callers for one in seen] == [1, 2, 4, 8, 16]
-    assert "than 4 don't raise" in scanned.next_callers(seen, SETTINGS)[1]
+    assert "than 4 don't raise" in results.next_callers(seen, SETTINGS)[1]
 
 
 def test_callers_stop_at_the_most_and_where_nothing_is_answered() -> None:
     grows = [level(n, 10 * n) for n in (1, 2, 4, 8)]
-    assert scanned.next_callers(grows, replace(SETTINGS, most_callers=8)) == (
+    assert results.next_callers(grows, replace(SETTINGS, most_callers=8)) == (
         None,
         "more callers than 8 weren't asked for",
     )
     dead = replace(level(2, 0), failed=(Count("connection reset", 7),))
-    assert "connection reset 7" in scanned.next_callers([level(1, 10), dead], SETTINGS)[1]
+    assert "connection reset 7" in results.next_callers([level(1, 10), dead], SETTINGS)[1]
 
 
 def test_rates_rise_as_shares_of_the_best_or_as_asked() -> None:
-    rates = scanned.open_rates([level(1, 10), level(2, 50)], SETTINGS)
-    assert rates == tuple(share * 50 for share in scanned.SHARES) == tuple(sorted(rates))
-    assert scanned.open_rates([], replace(SETTINGS, rates_per_s=(5.0, 2.0))) == (2.0, 5.0)
-    assert scanned.open_rates([level(1, 0)], SETTINGS) == ()
+    rates = results.open_rates([level(1, 10), level(2, 50)], SETTINGS)
+    assert rates == tuple(share * 50 for share in results.SHARES) == tuple(sorted(rates))
+    assert results.open_rates([], replace(SETTINGS, rates_per_s=(5.0, 2.0))) == (2.0, 5.0)
+    assert results.open_rates([level(1, 0)], SETTINGS) == ()
 
 
 def test_a_server_that_falls_behind_is_saturated() -> None:
     fine = level(9, 50, loop="open", rate=50.0)
-    assert scanned.saturated(fine) == ""
+    assert results.saturated(fine) == ""
     behind = replace(fine, windows=(Window(1.0, 100, 60, 0.5),) * 3)
-    assert "60%" in scanned.saturated(behind)
+    assert "60%" in results.saturated(behind)
 
 
 def test_a_few_requests_still_under_way_are_no_saturation() -> None:
     slow = level(1, 0.5, loop="open", rate=0.5)
     assert (
-        scanned.saturated(replace(slow, windows=(Window(6.0, 3, 3, 1.0),) * 2 + (Window(6.0, 3, 2, 1.0),)))
+        results.saturated(replace(slow, windows=(Window(6.0, 3, 3, 1.0),) * 2 + (Window(6.0, 3, 2, 1.0),)))
         == ""
     )
-    assert "58%" in scanned.saturated(
+    assert "58%" in results.saturated(
         replace(slow, windows=(Window(6.0, 4, 3, 1.0),) * 2 + (Window(6.0, 4, 1, 1.0),))
     )
 
@@ -195,11 +195,11 @@ def test_the_rate_within_an_slo_is_the_highest_whose_p99_surely_holds() -> None:
         level(9, 500, loop="open", rate=500.0, latency_s=0.2),
         replace(level(9, 450, loop="open", rate=450.0, latency_s=0.02), refused=1),
     ]
-    found = scanned.within_slo(ServedScan(BY, SETTINGS, tuple(levels), ""))
+    found = results.within_slo(ServedScan(BY, SETTINGS, tuple(levels), ""))
     assert isinstance(found, Level)
     assert found.rate_per_s == 400.0
     few = ServedScan(BY, SETTINGS, (level(9, 5, loop="open", rate=5.0),), "")
-    assert isinstance(scanned.within_slo(few), Unknown)  # 15 answers say nothing of p99
+    assert isinstance(results.within_slo(few), Unknown)  # 15 answers say nothing of p99
 
 
 def test_a_served_scan_survives_its_file() -> None:

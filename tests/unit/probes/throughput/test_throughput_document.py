@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from probes.core.codec import to_json
 from probes.core.errors import ReportError
-from probes.throughput.document import from_json, named_scan, throughput_schema, write_scan
+from probes.throughput.report import from_json, named_scan, throughput_schema, write_scan
 
 ROOT = Path(__file__).parents[4]
 SCHEMA = Draft202012Validator(json.loads(throughput_schema()))

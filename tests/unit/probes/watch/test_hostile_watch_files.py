@@ -16,7 +16,7 @@ from probes.records.watched import Saturation
 from probes.reports.watch import report_lines, saturation_text
 from probes.watch import recording
 from probes.watch.recording import named_watch, report_of
-from probes.watch.totals import Tally
+from probes.watch.totals import WatchTotals
 
 LINE = recording.LineWriter().line(sample(0.25, power_w=100.0))
 
@@ -76,7 +76,7 @@ def test_a_line_without_an_end_is_refused_before_memory_is_taken_for_it(
 
 
 def report_with(change: Callable[[dict[str, Any]], object]) -> str:
-    tally = Tally(0.25, 1)
+    tally = WatchTotals(0.25, 1)
     tally.add(sample(0.0))
     report = json.loads(to_json(report_of(SUBJECT, tally)))
     change(report)

@@ -8,14 +8,14 @@ from watch_samples import sample
 from probes.core.unknown import Unknown
 from probes.records.samples import ProcessUse
 from probes.records.watched import Energy, Slowdowns, Track
-from probes.watch.totals import MOST_STEPS, Intervals, PowerArea, Tally
+from probes.watch.totals import MOST_STEPS, EnergyTotal, Intervals, WatchTotals
 from probes.watch.watcher import Deadlines
 
 NONE = Unknown("no counter")
 
 
 def area(points: list[tuple[float, float | Unknown]]) -> Energy | Unknown:
-    found = PowerArea()
+    found = EnergyTotal()
     for at_s, power in points:
         found.add(at_s, power, NONE)
     return found.energy()
@@ -46,7 +46,7 @@ def test_power_that_was_never_known_has_the_reason() -> None:
 
 
 def test_the_cards_own_counter_is_preferred() -> None:
-    found = PowerArea()
+    found = EnergyTotal()
     for at in range(11):
         found.add(at, 100.0, 7000.0 + 110.0 * at)
     energy = found.energy()
@@ -55,7 +55,7 @@ def test_the_cards_own_counter_is_preferred() -> None:
 
 
 def test_a_counter_that_begins_again_is_not_used() -> None:
-    found = PowerArea()
+    found = EnergyTotal()
     for at, counter in enumerate((500.0, 600.0, 10.0)):
         found.add(at, 100.0, counter)
     energy = found.energy()
@@ -64,7 +64,7 @@ def test_a_counter_that_begins_again_is_not_used() -> None:
 
 
 def test_a_counter_that_stops_early_yields_to_power() -> None:
-    found = PowerArea()
+    found = EnergyTotal()
     for at in range(5):
         found.add(at, 100.0, 500.0 + at if at < 2 else NONE)
     energy = found.energy()
@@ -72,8 +72,8 @@ def test_a_counter_that_stops_early_yields_to_power() -> None:
     assert energy.covers_s == 4
 
 
-def tallied(*samples: object) -> Tally:
-    tally = Tally(0.25, 1)
+def tallied(*samples: object) -> WatchTotals:
+    tally = WatchTotals(0.25, 1)
     for one in samples:
         tally.add(one)  # type: ignore[arg-type]
     return tally
@@ -92,7 +92,7 @@ def test_slowdowns_that_were_never_known_are_unknown_and_not_zero() -> None:
     assert tallied(sample(0.0, slow=lost), sample(0.25, slow=lost)).cards()[0].slowdowns == lost
 
 
-def track(tally: Tally, gauge: str) -> Track:
+def track(tally: WatchTotals, gauge: str) -> Track:
     return next(one for one in tally.cards()[0].tracks if one.gauge == gauge)
 
 
@@ -113,7 +113,7 @@ def test_a_gauge_that_was_never_there_has_no_figures() -> None:
 
 @pytest.mark.thorough
 def test_a_watch_of_a_day_takes_no_more_memory_than_one_of_minutes() -> None:
-    tally = Tally(0.25, 1)
+    tally = WatchTotals(0.25, 1)
     for at in range(20_000):
         tally.add(sample(at * 4.3, power_w=float(at % 7)))
     found = track(tally, "power_w")

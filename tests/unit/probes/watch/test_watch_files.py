@@ -16,13 +16,14 @@ from probes.core.errors import ReportError, UsageError
 from probes.core.unknown import Unknown
 from probes.records.samples import ProcessUse, Sample
 from probes.records.watched import from_json, watch_schema, write_watch
-from probes.reports.watch import report_lines, sample_line
-from probes.throughput.ceiling import Ceiling, Ceilings, DeviceCeilings
+from probes.reports.watch import report_lines
+from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.watch import recording
-from probes.watch.allocator import AllocatorTally, hooked
+from probes.watch.allocator import AllocatorTotals, with_hook
 from probes.watch.metrics_server import exposition
 from probes.watch.recording import named_watch, open_recorders
-from probes.watch.watcher import Tops, saturation
+from probes.watch.screen import sample_line
+from probes.watch.watcher import CardCeilings, saturation
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "schema" / "watch-report.schema.json"
 USE = ProcessUse(7, "py\x1b[2Jthon", 2**20, NONE, NONE)
@@ -130,7 +131,9 @@ def test_saturation_is_work_of_what_was_measured_and_unknown_without_it() -> Non
     rates = {"dram_percent": 50.0, "to_card_bytes_per_s": 4e9, "busy_percent": 100.0}
     report = _report(sample(0.0, **rates), sample(0.25, **rates))
     card = replace(SUBJECT.cards[0], memory_bytes_per_s=2e12)
-    memory, to_card, from_card, units, _ = saturation(card, report.cards[0], Tops(memory_bytes=1.6e12))
+    memory, to_card, from_card, units, _ = saturation(
+        card, report.cards[0], CardCeilings(memory_bytes=1.6e12)
+    )
     assert (memory.achieved, memory.ceiling) == (1e12, 1.6e12)
     assert to_card.achieved == 4e9
     assert isinstance(to_card.ceiling, Unknown)
@@ -140,9 +143,9 @@ def test_saturation_is_work_of_what_was_measured_and_unknown_without_it() -> Non
 
 def _report(*samples: Sample):
     from probes.watch.recording import report_of
-    from probes.watch.totals import Tally
+    from probes.watch.totals import WatchTotals
 
-    tally = Tally(0.25, 1)
+    tally = WatchTotals(0.25, 1)
     for one in samples:
         tally.add(one)
     return report_of(SUBJECT, tally)
@@ -186,7 +189,7 @@ def test_show_and_html_take_reports_and_samples_and_quote_what_others_wrote(
     ],
 )
 def test_the_hook_comes_before_the_program(words: list[str], changed: list[str]) -> None:
-    assert hooked(words, "HOOK") == changed
+    assert with_hook(words, "HOOK") == changed
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,7 @@ def test_the_hook_comes_before_the_program(words: list[str], changed: list[str])
 def test_a_command_that_the_hook_cannot_join_is_refused(words: list[str]) -> None:
     for given in (words, tuple(words)):
         with pytest.raises(UsageError):
-            hooked(given, "HOOK")
+            with_hook(given, "HOOK")
 
 
 def hook_line(**changes: int) -> bytes:
@@ -222,7 +225,7 @@ def hook_line(**changes: int) -> bytes:
 
 
 def test_fragmentation_is_that_of_the_moment_when_most_was_reserved() -> None:
-    tally = AllocatorTally()
+    tally = AllocatorTotals()
     data = (
         hook_line(reserved=50) + hook_line(largest_free=25) + b"garbage\n" + hook_line(reserved=20, retries=2)
     )
@@ -234,7 +237,7 @@ def test_fragmentation_is_that_of_the_moment_when_most_was_reserved() -> None:
 
 
 def test_a_program_without_torch_has_no_allocator() -> None:
-    assert isinstance(AllocatorTally().found(), Unknown)
+    assert isinstance(AllocatorTotals().found(), Unknown)
 
 
 def test_the_verb_watches_this_machine_and_writes_what_was_asked_for(
@@ -277,8 +280,8 @@ def test_ceilings_come_from_a_throughput_report(monkeypatch: pytest.MonkeyPatch)
     rate = Ceiling("made", 2e12, (1.0, 1.0, 1.0), "wall")
     gpu = DeviceCeilings("gpu", "made", (), rate, replace(rate, work=5e10), NONE, rate)
     made = SimpleNamespace(ceilings=Ceilings((gpu,)))
-    monkeypatch.setattr("probes.throughput.document.named_scan", lambda _path: (made, ""))
-    assert watch._tops(Path("x")) == (Tops(2e12, 5e10, NONE),)
+    monkeypatch.setattr("probes.throughput.report.named_scan", lambda _path: (made, ""))
+    assert watch._ceilings(Path("x")) == (CardCeilings(2e12, 5e10, NONE),)
     made.ceilings = Ceilings(())
-    (tops,) = watch._tops(Path("x"))
+    (tops,) = watch._ceilings(Path("x"))
     assert isinstance(tops.memory_bytes, Unknown)

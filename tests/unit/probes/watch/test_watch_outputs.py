@@ -208,7 +208,7 @@ def test_a_broken_report_from_a_pipe_has_the_name_that_the_user_gave(
 def test_a_stream_without_an_end_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("probes.throughput.document.MOST_BYTES", 10_000)
+    monkeypatch.setattr("probes.reports.kinds.MOST_BYTES", 10_000)
     assert main(["show", "/dev/zero"]) == 5
     assert "can't read /dev/zero: more than 10,000 bytes" in capsys.readouterr().err
 

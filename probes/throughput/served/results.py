@@ -1,6 +1,7 @@
 """What a served scan keeps: its settings, and of each level every request in the windows that count.
 
-Derived figures (percentiles, throughput, goodput, the knee) aren't stored; `servedcurve` computes them.
+Derived figures aren't stored: percentiles, throughput, goodput and the knee are functions here, as is which
+level is measured next.
 """
 
 import math
@@ -246,7 +247,7 @@ def latencies(level: Level) -> tuple[Percentile, ...] | Unknown:
 
 
 def naive_latencies(level: Level) -> tuple[Percentile, ...] | Unknown:
-    """The same from when they were sent, which leaves out the wait of requests that couldn't be sent."""
+    """p50, p90 and p99 from sending, which leaves out the wait of requests for a connection."""
     return _percentiles(since_sent(level))
 
 
@@ -333,7 +334,7 @@ def next_callers(levels: Sequence[Level], settings: ServedSettings) -> tuple[int
         return 1, ""
     last = levels[-1]
     if not last.answered:
-        return None, f"with {last.callers} calling at once no answer was good: {ends_of(last)}"
+        return None, f"with {last.callers} calling at once no answer was good: {bad_ends(last)}"
     if _flat(levels) >= FLAT:
         return None, f"more callers than {_best_callers(levels)} don't raise throughput"
     if 2 * last.callers > settings.most_callers:
@@ -369,13 +370,13 @@ def saturated(level: Level) -> str:
     arrived = sum(window.arrived for window in level.windows) or 1
     answered = sum(window.answered for window in level.windows)
     if not level.latency_s:
-        return f"at {level.rate_per_s:.4g}/s no answer was good: {ends_of(level)}"
+        return f"at {level.rate_per_s:.4g}/s no answer was good: {bad_ends(level)}"
     if arrived - answered > max((1 - KEPT_UP) * arrived, UNDER_WAY):
         return f"at {level.rate_per_s:.4g}/s the server answered {answered / arrived:.0%} of what arrived"
     return ""
 
 
-def ends_of(level: Level) -> str:
+def bad_ends(level: Level) -> str:
     """How requests ended that weren't answered well."""
     refused = [f"refused (429) {level.refused}"] if level.refused else []
     return ", ".join([*refused, *(f"{one.what} {one.requests}" for one in level.failed)]) or "none ended"

@@ -9,13 +9,15 @@ from probes.records.facts import Machine, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Block, Expectation, Pass, Record, Request, Scenario, Stop
 from probes.records.schema import Failed, ProbeReport, Waived
-from probes.reports import answers
-from probes.reports.answers import (
+from probes.reports import run_findings
+from probes.reports.crossover import BreakEven
+from probes.reports.formats import size
+from probes.reports.run_findings import (
     COMPARED,
     all_records,
     best_gb_per_s,
+    by_model,
     device_time_s,
-    groups,
     is_faster,
     large_break_even,
     pick,
@@ -23,8 +25,6 @@ from probes.reports.answers import (
     surely_reads,
     took_s,
 )
-from probes.reports.crossover import BreakEven
-from probes.reports.tables import size
 
 SPILLED: dict[Scenario, str] = {
     "streamed": "streaming those through two VRAM buffers",
@@ -41,7 +41,7 @@ def headline(report: ProbeReport) -> tuple[str, str, str]:
     return _inputs(report, records), _full_card(report, records), _fastest(report, records)
 
 
-def missing(report: ProbeReport, probe: str) -> str:
+def why_missing(report: ProbeReport, probe: str) -> str:
     """Why a probe's figures aren't in the report."""
     runs = [run for run in merged(report).runs if run.probe == probe]
     if not runs:
@@ -74,7 +74,7 @@ def _inputs(report: ProbeReport, records: Sequence[Record]) -> str:
             f"There is no GPU to copy to ({facts.obstacle}), so inputs stay in system RAM, which this "
             f"machine copies at {host:.3g} GB/s (reads plus writes)."
         )
-    return f"Whether to copy inputs into VRAM is unknown ({missing(report, 'transfer')})."
+    return f"Whether to copy inputs into VRAM is unknown ({why_missing(report, 'transfer')})."
 
 
 def _advice(reads: BreakEven) -> str:
@@ -91,7 +91,7 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
         return _untried(report)
     blocks = pick(records, Block)
     oversize = [request for request in requests if request.purpose == "oversize"]
-    spilled = answers.outside_vram(blocks)
+    spilled = run_findings.bytes_outside_vram(blocks)
     if spilled:
         return (
             f"When VRAM is full it spills silently: of {size(stops[-1].held_bytes)} granted as device "
@@ -99,15 +99,15 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
             f"{_as_expected(records, granted=True)}."
         )
     if not oversize:
-        return f"Asked for more device memory: {answers.verdict(requests, blocks, stops[-1])}."
-    asked = (
+        return f"Asked for more device memory: {run_findings.verdict(requests, blocks, stops[-1])}."
+    request_was = (
         f"a request for {size(oversize[0].asked_bytes)} with {size(oversize[0].vram_free_bytes)} free was "
     )
     as_expected = _as_expected(records, granted=oversize[0].granted)
     if oversize[0].granted:
-        return f"When VRAM is full the driver spills silently: {asked}granted{as_expected}."
+        return f"When VRAM is full the driver spills silently: {request_was}granted{as_expected}."
     return (
-        f"When VRAM is full the driver refuses: {asked}answered with out of memory{as_expected}, "
+        f"When VRAM is full the driver refuses: {request_was}answered with out of memory{as_expected}, "
         "so nothing moves to system RAM unless the program puts it there."
     )
 
@@ -115,7 +115,9 @@ def _full_card(report: ProbeReport, records: Sequence[Record]) -> str:
 def _untried(report: ProbeReport) -> str:
     expected = expect(report.machine)
     known = "" if expected.behaviour == "unknown" else f"; expected here: {expected.sentence}"
-    return f"What happens when VRAM is full is unknown ({missing(report, 'spill')}){known}".rstrip(".") + "."
+    return (
+        f"What happens when VRAM is full is unknown ({why_missing(report, 'spill')}){known}".rstrip(".") + "."
+    )
 
 
 def next_step(machine: Machine) -> str:
@@ -143,9 +145,9 @@ def _as_expected(records: Sequence[Record], *, granted: bool) -> str:
 
 
 def _fastest(report: ProbeReport, records: Sequence[Record]) -> str:
-    complete = [(key, ways) for key, ways in groups(pick(records, Pass)).items() if ways.keys() >= COMPARED]
+    complete = [(key, ways) for key, ways in by_model(pick(records, Pass)).items() if ways.keys() >= COMPARED]
     if not complete:
-        why, step = missing(report, "scenarios"), next_step(report.machine)
+        why, step = why_missing(report, "scenarios"), next_step(report.machine)
         return f"What runs a model larger than VRAM fastest is unknown ({why}){step and f': {step}'}."
     (model, dtype, rows), ways = complete[0]
     ranked = sorted(SPILLED.keys() & ways.keys(), key=lambda name: took_s(ways[name]))

@@ -28,157 +28,13 @@ from probes.records.schema import ProbeReport
 from probes.records.stats import median, summarize
 from probes.reports import crossover
 
-SLOW_FIRST = 3.0  # times as long as later reads: the block was fetched from elsewhere first
-LEAST_CONTRAST = 3.0  # between the controls; below it (an APU) timing can't distinguish the two
-FAR_BELOW = 3.0  # slower than the link by this factor: pages come and go
-
-
-@dataclass(frozen=True)
-class Controls:
-    """Read bandwidth of blocks whose place is known, GB/s."""
-
-    vram_gb_per_s: float
-    host_gb_per_s: float
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A block with its label by each signal."""
-
-    block: Block
-    gb_per_s: float
-    by_timing: Label
-    by_counters: Label
-
-    @property
-    def disagree(self) -> bool:
-        """Whether both signals are known and disagree."""
-        return "unclear" not in (self.by_timing, self.by_counters) and self.by_timing != self.by_counters
-
-
-def read_gb_per_s(block: Block) -> float:
-    """The block's median read bandwidth, GB/s."""
-    return gb_per_s(block.n_bytes, median(block.read_s))
-
-
-def controls(blocks: Sequence[Block]) -> Controls | Unknown:
-    """The controls among the blocks, or why there are none."""
-    vram = [read_gb_per_s(b) for b in blocks if b.control and b.asked == "vram"]
-    host = [read_gb_per_s(b) for b in blocks if b.control and b.asked == "zero_copy"]
-    if not vram or not host:
-        return Unknown("the control blocks were not measured")
-    return Controls(median(vram), median(host))
-
-
-def by_timing(read: float, known: Controls) -> Label:
-    """The label nearest to the read bandwidth (GB/s) on a logarithmic scale."""
-    if known.vram_gb_per_s < LEAST_CONTRAST * known.host_gb_per_s:
-        return "unclear"
-    if read < known.host_gb_per_s / FAR_BELOW:
-        return "paged"
-    return "vram" if read > math.sqrt(known.vram_gb_per_s * known.host_gb_per_s) else "host"
-
-
-def by_counters(block: Block) -> Label:
-    """The label by the driver's own accounts; unclear when they moved by less than half the block."""
-    half = block.n_bytes // 2
-    if isinstance(block.gtt_growth_bytes, int) and block.gtt_growth_bytes >= half:
-        return "host"
-    if isinstance(block.vram_drop_bytes, int) and block.vram_drop_bytes >= half:
-        return "vram"
-    return "unclear"
-
-
-def place(blocks: Sequence[Block]) -> tuple[Placed, ...]:
-    """Every block with both labels."""
-    known = controls(blocks)
-    return tuple(
-        Placed(
-            block,
-            read_gb_per_s(block),
-            by_timing(read_gb_per_s(block), known) if isinstance(known, Controls) else "unclear",
-            by_counters(block),
-        )
-        for block in blocks
-    )
-
-
-def outside_vram(blocks: Sequence[Block]) -> int:
-    """Bytes that were granted as device memory and read as slowly as the link or below."""
-    placed = (p for p in place(blocks) if not p.block.control and p.by_timing in ("host", "paged"))
-    return sum(p.block.n_bytes for p in placed)
-
-
-def first_read_verdict(blocks: Sequence[Block]) -> str | Unknown:
-    """How long the first read after everything was allocated took, against later ones, in a sentence."""
-    known = [(b.first_read_s, median(b.read_s), b) for b in blocks if isinstance(b.first_read_s, float)]
-    mine = [one for one in known if one[2].asked == "vram"]
-    if not mine:
-        return Unknown("the first read of the blocks was not timed")
-    slow = [(first / later, block) for first, later, block in mine if first > SLOW_FIRST * later]
-    if not slow:
-        middle = median([first / later for first, later, _ in mine])
-        return f"the first read of a block took {middle:.2f} x as long as later ones: nothing was paged in"
-    worst = max(factor for factor, _ in slow)
-    n_bytes = sum(block.n_bytes for _, block in slow)
-    return (
-        f"the first read of {len(slow)} of {len(mine)} blocks ({binary_bytes(n_bytes)}) took up to "
-        f"{worst:.3g} x as long as later ones: they were paged in from elsewhere"
-    )
-
-
-def refused_by(request: Request) -> str:
-    """Who refused: our cap, if there is one and the driver had room for the request, else the driver."""
-    capped = request.cap_bytes is not None and request.vram_free_bytes >= request.asked_bytes
-    return "torch's cap" if capped else "the driver"
-
-
-def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) -> str:
-    """What happened, in a sentence."""
-    held = binary_bytes(stop.held_bytes)
-    spilled = outside_vram(blocks)
-    if spilled:
-        return (
-            f"spilled silently: of {held} granted as device memory, {binary_bytes(spilled)} "
-            "reads at the link's speed or below"
-        )
-    unclear = any(p.by_timing == "unclear" for p in place(blocks))
-    where = "timing can't show where the blocks are" if unclear else "every block is in VRAM"
-    if stop.cause == "refused":
-        refusals = [refused_by(r) for r in requests if r.purpose == "block" and not r.granted]
-        by = f" by {refusals[-1]}" if refusals else ""
-        return f"refused with out of memory{by} at {held}; {where}"
-    return f"{held} were granted; {where} ({stop.note})"
-
-
-def forced_verdict(requests: Sequence[Request]) -> str | Unknown:
-    """What became of the requests around the limit, in a sentence."""
-    forced = [request for request in requests if request.purpose == "forced"]
-    if not forced:
-        return Unknown("nothing was asked for around the limit")
-    granted, declined = sum(r.granted for r in forced), sum(r.declined for r in forced)
-    return (
-        f"of {len(forced)} requests for 0.9 to 1.5 of the limit {granted} were granted, "
-        f"{len(forced) - granted - declined} refused with out of memory, "
-        f"{declined} not made to keep the host-memory floor"
-    )
-
-
-def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
-    """The driver's answer to one request larger than all free VRAM."""
-    asked = [request for request in requests if request.purpose == "oversize"]
-    if not asked:
-        return Unknown("the driver was not asked for more than the free VRAM")
-    size, free = binary_bytes(asked[0].asked_bytes), binary_bytes(asked[0].vram_free_bytes)
-    refused = "refused with out of memory: it does not spill"
-    answer = "granted: it would spill" if asked[0].granted else refused
-    return f"one request for {size} with {free} free was {answer}"
-
-
 R = TypeVar("R", bound=Record)
 OWN_LOAD = "throttled: power cap"
 CLEAR = 3.0  # standard errors between two figures before one is called smaller
 NOTABLE = 0.01  # of the smaller: below it a difference may be real, but is of no use
+SLOW_FIRST = 3.0  # times as long as later reads: the block was fetched from elsewhere first
+LEAST_CONTRAST = 3.0  # between the controls; below it (an APU) timing can't distinguish the two
+FAR_BELOW = 3.0  # slower than the link by this factor: pages come and go
 
 
 def pick(records: Sequence[Record], kind: type[R]) -> list[R]:
@@ -191,7 +47,7 @@ def all_records(report: ProbeReport) -> list[Record]:
     return [record for run in merged(report).runs for record in run.records]
 
 
-def answers(report: ProbeReport) -> tuple[str, ...]:
+def findings(report: ProbeReport) -> tuple[str, ...]:
     """Everything that can be said from this report."""
     records = all_records(report)
     return (*_link(records), *_break_even(records), *_spill(records), *_scenarios(records))
@@ -229,18 +85,18 @@ def _link(records: Sequence[Record]) -> list[str]:
     pinned, pageable, in_place, vram = (
         best_gb_per_s(records, name) for name in ("h2d_pinned", "h2d_pageable", "zero_copy_read", "vram_read")
     )
-    said = []
+    sentences = []
     if pinned and pageable:
-        said.append(
+        sentences.append(
             f"Copying into VRAM runs at {pinned:.1f} GB/s from pinned memory and {pageable:.1f} GB/s from "
             f"ordinary (pageable) memory: pinning once gains a factor of {pinned / pageable:.1f}."
         )
     if pinned and in_place and vram:
-        said.append(
+        sentences.append(
             f"A kernel reads host memory in place at {in_place:.1f} GB/s, {in_place / pinned:.0%} of a "
             f"copy's speed, and VRAM at {vram:.0f} GB/s: {_reads(large_break_even(records))}"
         )
-    return said
+    return sentences
 
 
 def _break_even(records: Sequence[Record]) -> list[str]:
@@ -250,22 +106,22 @@ def _break_even(records: Sequence[Record]) -> list[str]:
     if isinstance(advice, Unknown):
         return [f"Break-even can't be predicted: {advice.reason}."] if reads else []
     sizes = [2**power for power in range(16, 29)]  # 64 KiB to 256 MiB
-    said = [f"Host memory that the GPU reads in full: {_advice([advice.at(n) for n in sizes])}."]
+    sentences = [f"Host memory that the GPU reads in full: {_advice([advice.at(n) for n in sizes])}."]
     met = crossover.crossings(pick(records, Measurement), reads)
     if isinstance(met, tuple) and met:
         worst = max(met, key=lambda crossing: crossing.distance)
-        said.append(
+        sentences.append(
             f"Predicted and measured break-even differ by {worst.distance:.0%} at most over {len(met)} sizes "
             f"(at {binary_bytes(worst.n_bytes)}: predicted {worst.predicted.reads:.2f}, "
             f"measured {worst.measured.reads:.2f} reads)."
         )
-    return said
+    return sentences
 
 
-def _advice(found: Sequence[crossover.BreakEven]) -> str:
+def _advice(break_evens: Sequence[crossover.BreakEven]) -> str:
     """Groups neighbouring sizes with the same answer: from how many reads on copying to VRAM first pays."""
     parts = []
-    for (least, sure), run in groupby(found, key=lambda at: (least_reads(at), surely_reads(at))):
+    for (least, sure), run in groupby(break_evens, key=lambda at: (least_reads(at), surely_reads(at))):
         sizes = [at.n_bytes for at in run]
         span = binary_bytes(sizes[0]) + (f" to {binary_bytes(sizes[-1])}" if len(sizes) > 1 else "")
         if least is None or sure is None:
@@ -323,21 +179,163 @@ def _spill(records: Sequence[Record]) -> list[str]:
     if not stops:
         return []
     requests, expected = pick(records, Request), pick(records, Expectation)
-    said = [f"Asking for more device memory: {verdict(requests, pick(records, Block), stops[-1])}."]
+    sentences = [f"Asking for more device memory: {verdict(requests, pick(records, Block), stops[-1])}."]
     first = first_read_verdict(pick(records, Block))
     if isinstance(first, str):
-        said.append(f"When the blocks were read again, {first}.")
+        sentences.append(f"When the blocks were read again, {first}.")
     forced = forced_verdict(requests)
     if isinstance(forced, str):
-        said.append(f"Around the limit: {forced}.")
+        sentences.append(f"Around the limit: {forced}.")
     driver = driver_verdict(requests)
     if isinstance(driver, str):
-        said.append(f"The driver itself: {driver}.")
+        sentences.append(f"The driver itself: {driver}.")
         oversize = next(request for request in requests if request.purpose == "oversize")
         agrees = expected[0].agrees(granted=oversize.granted) if expected else None
         if agrees is not None:
-            said.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
-    return said
+            sentences.append(f"That is {'as' if agrees else 'NOT as'} expected here. {expected[0].sentence}")
+    return sentences
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Read bandwidth of blocks whose place is known, GB/s."""
+
+    vram_gb_per_s: float
+    host_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class LabelledBlock:
+    """A block with its label by each signal."""
+
+    block: Block
+    gb_per_s: float
+    by_timing: Label
+    by_counters: Label
+
+    @property
+    def disagree(self) -> bool:
+        """Whether both signals are known and disagree."""
+        return "unclear" not in (self.by_timing, self.by_counters) and self.by_timing != self.by_counters
+
+
+def read_gb_per_s(block: Block) -> float:
+    """The block's median read bandwidth, GB/s."""
+    return gb_per_s(block.n_bytes, median(block.read_s))
+
+
+def controls(blocks: Sequence[Block]) -> Controls | Unknown:
+    """The controls among the blocks, or why there are none."""
+    vram = [read_gb_per_s(b) for b in blocks if b.control and b.asked == "vram"]
+    host = [read_gb_per_s(b) for b in blocks if b.control and b.asked == "zero_copy"]
+    if not vram or not host:
+        return Unknown("the control blocks were not measured")
+    return Controls(median(vram), median(host))
+
+
+def label_by_timing(read: float, known: Controls) -> Label:
+    """The label nearest to the read bandwidth (GB/s) on a logarithmic scale."""
+    if known.vram_gb_per_s < LEAST_CONTRAST * known.host_gb_per_s:
+        return "unclear"
+    if read < known.host_gb_per_s / FAR_BELOW:
+        return "paged"
+    return "vram" if read > math.sqrt(known.vram_gb_per_s * known.host_gb_per_s) else "host"
+
+
+def label_by_counters(block: Block) -> Label:
+    """The label by the driver's own accounts; unclear when they moved by less than half the block."""
+    half = block.n_bytes // 2
+    if isinstance(block.gtt_growth_bytes, int) and block.gtt_growth_bytes >= half:
+        return "host"
+    if isinstance(block.vram_drop_bytes, int) and block.vram_drop_bytes >= half:
+        return "vram"
+    return "unclear"
+
+
+def label_blocks(blocks: Sequence[Block]) -> tuple[LabelledBlock, ...]:
+    """Every block with both labels."""
+    known = controls(blocks)
+    return tuple(
+        LabelledBlock(
+            block,
+            read_gb_per_s(block),
+            label_by_timing(read_gb_per_s(block), known) if isinstance(known, Controls) else "unclear",
+            label_by_counters(block),
+        )
+        for block in blocks
+    )
+
+
+def bytes_outside_vram(blocks: Sequence[Block]) -> int:
+    """Bytes that were granted as device memory and read as slowly as the link or below."""
+    placed = (p for p in label_blocks(blocks) if not p.block.control and p.by_timing in ("host", "paged"))
+    return sum(p.block.n_bytes for p in placed)
+
+
+def first_read_verdict(blocks: Sequence[Block]) -> str | Unknown:
+    """How long the first read after everything was allocated took, against later ones, in a sentence."""
+    known = [(b.first_read_s, median(b.read_s), b) for b in blocks if isinstance(b.first_read_s, float)]
+    granted = [entry for entry in known if entry[2].asked == "vram"]
+    if not granted:
+        return Unknown("the first read of the blocks was not timed")
+    slow = [(first / later, block) for first, later, block in granted if first > SLOW_FIRST * later]
+    if not slow:
+        middle = median([first / later for first, later, _ in granted])
+        return f"the first read of a block took {middle:.2f} x as long as later ones: nothing was paged in"
+    worst = max(factor for factor, _ in slow)
+    n_bytes = sum(block.n_bytes for _, block in slow)
+    return (
+        f"the first read of {len(slow)} of {len(granted)} blocks ({binary_bytes(n_bytes)}) took up to "
+        f"{worst:.3g} x as long as later ones: they were paged in from elsewhere"
+    )
+
+
+def refused_by(request: Request) -> str:
+    """Who refused: our cap, if there is one and the driver had room for the request, else the driver."""
+    capped = request.cap_bytes is not None and request.vram_free_bytes >= request.asked_bytes
+    return "torch's cap" if capped else "the driver"
+
+
+def verdict(requests: Sequence[Request], blocks: Sequence[Block], stop: Stop) -> str:
+    """What happened, in a sentence."""
+    held = binary_bytes(stop.held_bytes)
+    spilled = bytes_outside_vram(blocks)
+    if spilled:
+        return (
+            f"spilled silently: of {held} granted as device memory, {binary_bytes(spilled)} "
+            "reads at the link's speed or below"
+        )
+    unclear = any(p.by_timing == "unclear" for p in label_blocks(blocks))
+    where = "timing can't show where the blocks are" if unclear else "every block is in VRAM"
+    if stop.cause == "refused":
+        refusals = [refused_by(r) for r in requests if r.purpose == "block" and not r.granted]
+        by = f" by {refusals[-1]}" if refusals else ""
+        return f"refused with out of memory{by} at {held}; {where}"
+    return f"{held} were granted; {where} ({stop.note})"
+
+
+def forced_verdict(requests: Sequence[Request]) -> str | Unknown:
+    """What became of the requests around the limit, in a sentence."""
+    forced = [request for request in requests if request.purpose == "forced"]
+    if not forced:
+        return Unknown("nothing was asked for around the limit")
+    granted, declined = sum(r.granted for r in forced), sum(r.declined for r in forced)
+    return (
+        f"of {len(forced)} requests for 0.9 to 1.5 of the limit {granted} were granted, "
+        f"{len(forced) - granted - declined} refused with out of memory, "
+        f"{declined} not made to keep the host-memory floor"
+    )
+
+
+def driver_verdict(requests: Sequence[Request]) -> str | Unknown:
+    """The driver's answer to one request larger than all free VRAM."""
+    oversize = [request for request in requests if request.purpose == "oversize"]
+    if not oversize:
+        return Unknown("the driver was not asked for more than the free VRAM")
+    size, free = binary_bytes(oversize[0].asked_bytes), binary_bytes(oversize[0].vram_free_bytes)
+    refused = "refused with out of memory: it does not spill"
+    answer = "granted: it would spill" if oversize[0].granted else refused
+    return f"one request for {size} with {free} free was {answer}"
 
 
 # older reports have no others
@@ -353,18 +351,20 @@ NAMES: dict[Scenario, str] = {
 }
 
 
-def groups(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
+def by_model(passes: Sequence[Pass]) -> dict[Way, dict[Scenario, Pass]]:
     """The passes by model, element type and batch size, each with its scenarios."""
-    found: dict[Way, dict[Scenario, Pass]] = {}
-    for one in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
-        found.setdefault((one.model, one.dtype, one.rows), {})[one.scenario] = one
-    return found
+    models: dict[Way, dict[Scenario, Pass]] = {}
+    for row in sorted(passes, key=lambda p: (MODELS.index(p.model) if p.model in MODELS else 99, p.rows)):
+        models.setdefault((row.model, row.dtype, row.rows), {})[row.scenario] = row
+    return models
 
 
 def _scenarios(records: Sequence[Record]) -> list[str]:
     """Each statement once, with the models for which it holds and those for which it doesn't."""
     link = best_gb_per_s(records, "h2d_pinned")
-    complete = {key: times for key, times in groups(pick(records, Pass)).items() if times.keys() >= COMPARED}
+    complete = {
+        key: times for key, times in by_model(pick(records, Pass)).items() if times.keys() >= COMPARED
+    }
     if not complete:
         return []
     streamed = "; ".join(f"{_named(key)}: {_streaming(times, link)}" for key, times in complete.items())
@@ -384,8 +384,8 @@ def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]
     """The device's own time, which leaves out what the host needs to hand a pass over."""
     parts = []
     for key, times in complete.items():
-        found = [device_time_s(times[name]) for name in ("resident", "streamed")]
-        known = [seconds for seconds in found if seconds is not None]
+        times_s = [device_time_s(times[name]) for name in ("resident", "streamed")]
+        known = [seconds for seconds in times_s if seconds is not None]
         if len(known) == 2:
             parts.append(f"{_named(key)} {duration(known[0])} all in VRAM, {duration(known[1])} streamed")
     if not parts:
@@ -396,10 +396,10 @@ def _by_the_device(complete: Mapping[Way, Mapping[Scenario, Pass]]) -> list[str]
     ]
 
 
-def device_time_s(one: Pass) -> float | None:
+def device_time_s(row: Pass) -> float | None:
     """Seconds of a pass by the device's clock. None where it has none, or the host held it up."""
-    found = one.devices_s
-    return None if isinstance(found, Unknown) or one.host_bound else summarize(found).median
+    devices_s = row.devices_s
+    return None if isinstance(devices_s, Unknown) or row.host_bound else summarize(devices_s).median
 
 
 def _named(key: Way) -> str:
@@ -407,31 +407,35 @@ def _named(key: Way) -> str:
     return f"{model} {dtype} batch {rows}"
 
 
-def _claim(statement: str, found: Mapping[Way, tuple[str, str]]) -> str:
+def _claim(statement: str, verdicts_by_model: Mapping[Way, tuple[str, str]]) -> str:
     """The statement with its verdicts, each followed by the cases it is passed on and their figures."""
-    verdicts = dict.fromkeys(verdict for verdict, _ in found.values())
+    verdicts = dict.fromkeys(verdict for verdict, _ in verdicts_by_model.values())
     parts = (
         f"{verdict} for "
-        + ", ".join(f"{_named(key)} ({figures})" for key, (mine, figures) in found.items() if mine == verdict)
+        + ", ".join(
+            f"{_named(key)} ({figures})"
+            for key, (own, figures) in verdicts_by_model.items()
+            if own == verdict
+        )
         for verdict in verdicts
     )
     return f'"{statement}" {"; it ".join(parts)}.'
 
 
-def took_s(one: Pass) -> float:
+def took_s(row: Pass) -> float:
     """Seconds that a pass takes by the wall clock."""
-    return summarize(one.times_s).median
+    return summarize(row.times_s).median
 
 
 def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     """The verdict against every other way, and the figures of the fastest of them."""
     resident = times["resident"]
-    others = sorted((one for name, one in times.items() if name != "resident"), key=took_s)
+    others = sorted((row for name, row in times.items() if name != "resident"), key=took_s)
     best = others[0]
     share = best.spilled_bytes / best.weight_bytes
     figures = (
-        f"{timing(resident)} against {timing(best)} {NAMES[best.scenario]} with {share:.0%} of the weights "
-        f"left in system RAM, {took_s(best) / took_s(resident):.2f} x"
+        f"{figure_text(resident)} against {figure_text(best)} {NAMES[best.scenario]} "
+        f"with {share:.0%} of the weights left in system RAM, {took_s(best) / took_s(resident):.2f} x"
     )
     return _verdict([is_faster(resident, other) for other in others]), figures
 
@@ -439,21 +443,23 @@ def _first_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
 def _third_claim(times: Mapping[Scenario, Pass]) -> tuple[str, str]:
     """The verdict and its figures."""
     copied, left = times["zero_copy_weights"], times["zero_copy_all"]
-    return _verdict([is_faster(left, copied)]), f"{timing(left)} left there, {timing(copied)} copied"
+    return _verdict(
+        [is_faster(left, copied)]
+    ), f"{figure_text(left)} left there, {figure_text(copied)} copied"
 
 
 def _streaming(times: Mapping[Scenario, Pass], link: float | None) -> str:
     streamed = times["streamed"]
     rival = min(took_s(times["zero_copy_weights"]), took_s(times["zero_copy_all"]))
     took = took_s(streamed)
-    text = f"{timing(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
+    text = f"{figure_text(streamed)}, {rival / took:.2f} x " + ("faster" if rival >= took else "their speed")
     if link:
         limit = streamed.spilled_bytes / link / 1e9
         text += f" (the link alone needs {duration(limit)}, {limit / took:.0%} of that)"
     return text
 
 
-def timing(row: Timed) -> str:
+def figure_text(row: Timed) -> str:
     """The figure of a row and its standard error, in ASCII."""
     summary = summarize(row.times_s)
     error = f" +- {duration(summary.error)}" if summary.error is not None else ""

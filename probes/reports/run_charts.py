@@ -13,8 +13,7 @@ from probes.core.unknown import Unknown
 from probes.records.rows import Block, Label, Measurement, Pass, Reads, Request, Scenario, Stop
 from probes.records.schema import ProbeReport
 from probes.records.stats import summarize
-from probes.reports import answers, crossover
-from probes.reports.answers import Controls, all_records, best_gb_per_s, groups, pick, took_s
+from probes.reports import crossover, run_findings
 from probes.reports.canvas import (
     DASHED,
     DOTTED,
@@ -28,10 +27,12 @@ from probes.reports.canvas import (
     svg_of,
 )
 from probes.reports.crossover import fit, points_of
-from probes.reports.headline import missing
-from probes.reports.html import Plot
-from probes.reports.svg import HALO, light
-from probes.reports.tables import Rate, rate, size, span
+from probes.reports.document import Plot
+from probes.reports.formats import Rate, rate, size, span
+from probes.reports.palette import light
+from probes.reports.run_findings import Controls, all_records, best_gb_per_s, by_model, pick, took_s
+from probes.reports.run_headline import why_missing
+from probes.reports.svg import HALO
 
 STEPS = 60  # of a drawn line
 FAMILIES = (  # panel title, how its paths begin
@@ -76,7 +77,7 @@ class ResidencyChart:
     """Where blocks are, between the read rates (GB/s) of the controls of known place."""
 
     cells: tuple[Cell, ...]
-    controls: answers.Controls | Unknown
+    controls: run_findings.Controls | Unknown
     limit_bytes: int | None  # the cap that the probe set itself; None where it set none
     ended: str
 
@@ -114,11 +115,11 @@ def charts(report: ProbeReport) -> Charts:
     records = all_records(report)
     measured = pick(records, Measurement)
     return Charts(
-        bandwidth=_bandwidth(measured) or Unknown(missing(report, "transfer")),
+        bandwidth=_bandwidth(measured) or Unknown(why_missing(report, "transfer")),
         residency=_residency(pick(records, Block), pick(records, Request), pick(records, Stop))
-        or Unknown(missing(report, "spill")),
+        or Unknown(why_missing(report, "spill")),
         scenarios=_scenarios(pick(records, Pass), best_gb_per_s(records, "h2d_pinned"))
-        or Unknown(missing(report, "scenarios")),
+        or Unknown(why_missing(report, "scenarios")),
         break_even=_break_even(report, measured, pick(records, Reads)),
     )
 
@@ -140,15 +141,15 @@ def _bandwidth(rows: Sequence[Measurement]) -> tuple[BandwidthPanel, ...]:
 
 
 def _trace(rows: Sequence[Measurement], name: str) -> Trace:
-    mine = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
-    points = tuple((row.payload_bytes, rate(row.moved_bytes, row.times_s)) for row in mine)
-    found = fit(points_of(mine, name))
-    if isinstance(found, Unknown):
-        return Trace(name, points, (), found.reason)
-    weight = mine[0].moved_bytes / mine[0].payload_bytes
+    of_path = sorted((row for row in rows if row.name == name), key=lambda row: row.payload_bytes)
+    points = tuple((row.payload_bytes, rate(row.moved_bytes, row.times_s)) for row in of_path)
+    fitted = fit(points_of(of_path, name))
+    if isinstance(fitted, Unknown):
+        return Trace(name, points, (), fitted.reason)
+    weight = of_path[0].moved_bytes / of_path[0].payload_bytes
     line = tuple(
-        (n_bytes, n_bytes * weight / found.seconds(n_bytes) / 1e9)
-        for n_bytes in spread(mine[0].payload_bytes, mine[-1].payload_bytes)
+        (n_bytes, n_bytes * weight / fitted.seconds(n_bytes) / 1e9)
+        for n_bytes in spread(of_path[0].payload_bytes, of_path[-1].payload_bytes)
     )
     return Trace(name, points, line, "")
 
@@ -157,7 +158,7 @@ def _residency(
     blocks: Sequence[Block], requests: Sequence[Request], stops: Sequence[Stop]
 ) -> ResidencyChart | None:
     cells, held = [], 0
-    for placed in sorted(answers.place(blocks), key=lambda p: p.block.index):
+    for placed in sorted(run_findings.label_blocks(blocks), key=lambda p: p.block.index):
         block = placed.block
         if block.asked != "vram" or block.control:
             continue
@@ -169,7 +170,7 @@ def _residency(
         return None
     limits = [request.cap_bytes for request in requests if request.cap_bytes is not None]
     ended = _ended(stops[-1]) if stops else ""
-    return ResidencyChart(tuple(cells), answers.controls(blocks), max(limits, default=None), ended)
+    return ResidencyChart(tuple(cells), run_findings.controls(blocks), max(limits, default=None), ended)
 
 
 def _ended(stop: Stop) -> str:
@@ -190,7 +191,7 @@ SCENARIO_ORDER: tuple[Scenario, ...] = (
 
 def _scenarios(passes: Sequence[Pass], link: float | None) -> tuple[ScenarioPanel, ...]:
     panels = []
-    for (model, dtype, rows), ways in groups(passes).items():
+    for (model, dtype, rows), ways in by_model(passes).items():
         spilled = max(one.spilled_bytes for one in ways.values())
         known = link is not None and spilled > 0
         panels.append(
@@ -218,7 +219,7 @@ def _break_even(
     if predicted or measured:
         return BreakEvenChart(predicted, measured)
     if isinstance(advice, Unknown):
-        return Unknown(missing(report, "breakeven"))
+        return Unknown(why_missing(report, "breakeven"))
     return Unknown("reading in place is as fast as VRAM at every size, so a copy never pays")
 
 
@@ -467,12 +468,12 @@ BREAK_EVEN = "break-even", "How often must data be read for a copy to pay?"
 
 def draw_plots(report: ProbeReport) -> tuple[Plot, ...]:
     """The four plots, each drawn for a desk and for a phone."""
-    found = charts(report)
+    drawn = charts(report)
     return (
-        plot_of(BANDWIDTH, found.bandwidth, paint=bandwidth, words=_bandwidth_words),
-        plot_of(RESIDENCY, found.residency, paint=draw_residency, words=_residency_words),
-        plot_of(SCENARIOS, found.scenarios, paint=scenarios, words=_scenario_words),
-        plot_of(BREAK_EVEN, found.break_even, paint=break_even, words=_break_even_words),
+        plot_of(BANDWIDTH, drawn.bandwidth, paint=bandwidth, words=_bandwidth_words),
+        plot_of(RESIDENCY, drawn.residency, paint=draw_residency, words=_residency_words),
+        plot_of(SCENARIOS, drawn.scenarios, paint=scenarios, words=_scenario_words),
+        plot_of(BREAK_EVEN, drawn.break_even, paint=break_even, words=_break_even_words),
     )
 
 
@@ -519,8 +520,8 @@ def _scenario_words(chart: tuple[ScenarioPanel, ...]) -> tuple[str, str]:
     )
 
 
-def _milliseconds(one: Pass) -> str:
-    summary = summarize(one.times_s)
+def _milliseconds(row: Pass) -> str:
+    summary = summarize(row.times_s)
     return f"{summary.median * 1e3:.4g} ms (n={summary.n})"
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from probes.core.errors import UsageError
 from probes.hardware.torch_build import first_line
 from probes.placement.architectures import Block, Linear
-from probes.throughput.direct.scanned import ModelFacts
+from probes.throughput.direct.results import ModelFacts
 
 PARTICLES, FEATURES, CLASSES, NEIGHBOURS = 100, 7, 2, 16
 CHANNELS = (64, 128, 256)
@@ -142,7 +142,7 @@ def spec_of(model: str, shapes: tuple[tuple[int, ...], ...]) -> Spec:
     return Spec(Path(model).name, shapes, build)
 
 
-def made(spec: Spec, *, seed: int, dtype: torch.dtype, device: str) -> nn.Module:
+def build_model(spec: Spec, *, seed: int, dtype: torch.dtype, device: str) -> nn.Module:
     """The model in evaluation mode, weights drawn from the seed on the CPU: the same on every device."""
     torch.manual_seed(seed)
     with torch.device("cpu"):
@@ -150,7 +150,7 @@ def made(spec: Spec, *, seed: int, dtype: torch.dtype, device: str) -> nn.Module
     return module.eval().to(device=device, dtype=dtype)
 
 
-def facts(spec: Spec, module: nn.Module) -> ModelFacts:
+def model_facts(spec: Spec, module: nn.Module) -> ModelFacts:
     """What a report says about a model."""
     parameters = sum(parameter.numel() for parameter in module.parameters())
     shapes = tuple("x".join(map(str, shape)) for shape in spec.inputs)

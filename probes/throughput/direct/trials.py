@@ -14,7 +14,7 @@ from probes.core.errors import OutOfMemory
 from probes.core.unknown import Unknown
 from probes.measure.sampling import MOST_WARMUPS, STEADY, WARMUPS, no_collection
 from probes.records.stats import median
-from probes.throughput.direct.scanned import BatchRow, End, Work, error_share
+from probes.throughput.direct.results import BatchRow, End, Work, error_share
 
 HOPELESS = 2.0  # times the longest: what the batch size before predicts isn't even begun
 PATIENT = 4  # times as many trials as asked for, to come to the aim,

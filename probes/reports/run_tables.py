@@ -1,12 +1,11 @@
-"""The figures of a report as tables: measured rows with their errors and n; models apart. Pure."""
+"""The tables of a run of the probes: measured rows with their errors and n; models apart. Pure."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.records.rows import (
     Block,
@@ -26,88 +25,12 @@ from probes.records.rows import (
 )
 from probes.records.samples import Samples
 from probes.records.schema import ProbeRun
-from probes.records.stats import Doubt, Summary, doubts, median, summarize
-from probes.reports import answers, crossover
-from probes.reports.answers import pick
+from probes.records.stats import Doubt, doubts, median, summarize
+from probes.reports import crossover, run_findings
 from probes.reports.crossover import Fit, fit, points_of
-
-ERROR_DIGITS = 2  # significant digits of an error; its value is written to the same place
-MOST_DECIMALS = 9
-
-
-def with_error(value: float, error: float | None) -> str:
-    """`4.8520 ± 0.0064`, both to the error's second digit; a value without error says why it has none."""
-    if error is None:
-        return f"{value:.4g} (one sample: no error)"
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.4g} ± {error:.2g}"
-    decimals = min(MOST_DECIMALS, max(0, ERROR_DIGITS - 1 - math.floor(math.log10(error))))
-    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
-
-
-def span(seconds: float, error_s: float | None = None, *, bare: bool = False) -> str:
-    """A time with the unit that reads best; with its standard error unless `bare`."""
-    factor, unit = next(
-        ((f, name) for f, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if abs(seconds) * f >= 1.0),
-        (1e9, "ns"),
-    )
-    if bare:
-        return f"{seconds * factor:.3g} {unit}"
-    return f"{with_error(seconds * factor, None if error_s is None else error_s * factor)} {unit}"
-
-
-def figure(summary: Summary) -> str:
-    """The figure of a row and its standard error, from samples in seconds."""
-    return span(summary.median, summary.error)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A bandwidth in GB/s (10^9 bytes/s), from a row's figure; `low` and `high` from its p95 and p5."""
-
-    value: float
-    error: float | None
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return with_error(self.value, self.error)
-
-
-def rate(n_bytes: int, times_s: Sequence[Sequence[float]]) -> Rate:
-    """The bandwidth of moving this many bytes in the times that each process measured, error to first order.
-
-    Raises ValueError for no samples.
-    """
-    summary = summarize(times_s)
-    value = n_bytes / summary.median / 1e9
-    return Rate(
-        value=value,
-        error=None if summary.error is None else value * summary.error / summary.median,
-        low=n_bytes / summary.p95 / 1e9,
-        high=n_bytes / summary.p5 / 1e9,
-    )
-
-
-def size(value: int | Unknown) -> str:
-    """Bytes with a binary unit, whole numbers without decimals; or why they are unknown."""
-    return str(value) if isinstance(value, Unknown) else binary_bytes(value).replace(".00 ", " ")
-
-
-def text(value: object) -> str:
-    """A plain value as a cell; unknown with its reason."""
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.4g}"
-        case None:
-            return "none"
-        case tuple():
-            return ", ".join(map(text, value)) or "none"
-        case _:
-            return str(value)
-
+from probes.reports.document import Table
+from probes.reports.formats import field_text, figure, rate, size, span, text, with_error
+from probes.reports.run_findings import pick
 
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are listed field by field
 TITLES = {
@@ -121,18 +44,6 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Table:
-    """Cells ready to be shown. `words` columns are set left, others are figures; `wide` ones need a page."""
-
-    title: str
-    note: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: frozenset[str]
-    wide: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
 class Column:
     """One column: its header, the cell for a record, whether it holds words, whether only a page has room."""
 
@@ -142,29 +53,29 @@ class Column:
     wide: bool = False
 
 
-def tables(run: ProbeRun, every: Sequence[Record]) -> tuple[Table, ...]:
-    """All tables of a probe's run, those with rows. `every` are the records of all runs."""
-    records = run.records
-    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, answers.place(pick(records, Block)))
-    kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
-    fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
-    small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)
-    return (*run_tables(records, every), *(table for table in (small, blocks, *fields) if table.rows))
-
-
 def run_tables(records: Sequence[Record], every: Sequence[Record]) -> tuple[Table, ...]:
     """The tables of what a run timed and of the models fitted to it, those with rows.
 
     Break-even is predicted from what another probe measured, which is among `every` record of the report.
     """
-    found = (
+    tables = (
         break_even_table(pick(every, Measurement), pick(records, Reads)),
         _table("Transfers, measured", _TRANSFER_NOTE, _TRANSFER, _in_order(pick(records, Measurement))),
         fits_table(pick(records, Measurement)),
         _table("Repeated reads, measured", _READS_NOTE, _READS, _in_order(pick(records, Reads))),
         _table("Passes, measured", _PASS_NOTE, _PASS, _in_order(pick(records, Pass))),
     )
-    return tuple(table for table in found if table.rows)
+    return tuple(table for table in tables if table.rows)
+
+
+def page_tables(run: ProbeRun) -> tuple[Table, ...]:
+    """The tables of all other records of a run, which only a page has room for, those with rows."""
+    records = run.records
+    blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, run_findings.label_blocks(pick(records, Block)))
+    kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
+    fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
+    small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)
+    return tuple(replace(table, only="page") for table in (small, blocks, *fields) if table.rows)
 
 
 def break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads]) -> Table:
@@ -180,24 +91,24 @@ def break_even_table(rows: Sequence[Measurement], reads: Sequence[Reads]) -> Tab
         off = f"{known[0] / known[1] - 1:+.1%}" if both else ""
         cells.append((size(n_bytes), _reads(foretold), _reads(seen), off))
     note = "Full reads of a buffer from which copying it to VRAM first is faster, ± standard error."
-    return Table("Break-even", note, headers, tuple(cells), frozenset())
+    return Table("Break-even", (note,), headers, tuple(cells), frozenset())
 
 
-def _reads(found: crossover.BreakEven | Unknown) -> str:
-    if isinstance(found, Unknown):
-        return text(found)
-    return with_error(found.reads, found.error) if math.isfinite(found.reads) else "never"
+def _reads(break_even: crossover.BreakEven | Unknown) -> str:
+    if isinstance(break_even, Unknown):
+        return text(break_even)
+    return with_error(break_even.reads, break_even.error) if math.isfinite(break_even.reads) else "never"
 
 
 def fits_table(rows: Sequence[Measurement]) -> Table:
     """The piecewise model of each path; a path without a good one says why."""
     cells: list[tuple[str, ...]] = []
     for name in sorted({row.name for row in rows}):
-        found = fit(points_of(rows, name))
+        fitted = fit(points_of(rows, name))
         cells += (
-            [(name, f"no fit: {found.reason}", *[""] * 5)]
-            if isinstance(found, Unknown)
-            else _pieces(name, found)
+            [(name, f"no fit: {fitted.reason}", *[""] * 5)]
+            if isinstance(fitted, Unknown)
+            else _pieces(name, fitted)
         )
     headers = (
         "path",
@@ -211,10 +122,10 @@ def fits_table(rows: Sequence[Measurement]) -> Table:
     note = (
         "A model and no measurement: t(S) = α + S/β on each piece, fitted to the figures of the rows above."
     )
-    return Table("Fits, from the model", note, headers, tuple(cells), frozenset({"path", "sizes"}))
+    return Table("Fits, from the model", (note,), headers, tuple(cells), frozenset({"path", "sizes"}))
 
 
-def _pieces(name: str, found: Fit) -> list[tuple[str, ...]]:
+def _pieces(name: str, fitted: Fit) -> list[tuple[str, ...]]:
     return [
         (
             name,
@@ -223,9 +134,9 @@ def _pieces(name: str, found: Fit) -> list[tuple[str, ...]]:
             span(piece.s_per_byte * 2**20, bare=True),
             f"{piece.beta_gb_per_s:.4g}" if piece.s_per_byte else "no limit seen",
             size(round(piece.half_bytes)) if piece.s_per_byte else "none",
-            f"{found.residual:.1%}",
+            f"{fitted.residual:.1%}",
         )
-        for piece in found.pieces
+        for piece in fitted.pieces
     ]
 
 
@@ -248,7 +159,7 @@ def _table(title: str, note: str, columns: Sequence[Column], rows: Iterable[obje
     words, wide = (
         frozenset(column.header for column in columns if getattr(column, name)) for name in ("words", "wide")
     )
-    return Table(title, note, tuple(column.header for column in columns), cells, words, wide)
+    return Table(title, (note,), tuple(column.header for column in columns), cells, words, wide)
 
 
 def _timed(of: Callable[..., Sequence[Sequence[float]]]) -> tuple[Column, ...]:
@@ -274,8 +185,8 @@ def _share(times: Sequence[Sequence[float]], which: Literal["within", "between"]
 
 
 def _lag(times: Sequence[Sequence[float]]) -> str:
-    found = summarize(times).lag1
-    return "undefined" if found is None else f"{found:+.2f}"
+    lag1 = summarize(times).lag1
+    return "undefined" if lag1 is None else f"{lag1:+.2f}"
 
 
 def row_doubts(row: Timed) -> tuple[Doubt, ...]:
@@ -294,23 +205,23 @@ def _wall(row: Measurement | Reads) -> str:
     return f"{figure(summary)} (n={summary.n})"
 
 
-def _device(one: Pass) -> str:
-    if isinstance(one.devices_s, Unknown):
-        return text(one.devices_s)
-    summary = summarize(one.devices_s)
-    return f"{figure(summary)} (n={summary.n}){', host-bound' if one.host_bound else ''}"
+def _device(row: Pass) -> str:
+    if isinstance(row.devices_s, Unknown):
+        return text(row.devices_s)
+    summary = summarize(row.devices_s)
+    return f"{figure(summary)} (n={summary.n}){', host-bound' if row.host_bound else ''}"
 
 
 def _seconds(value: float | Unknown) -> str:
     return text(value) if isinstance(value, Unknown) else span(value, bare=True)
 
 
-def _split(one: Pass) -> str:
-    if isinstance(one.split, Split):
+def _split(row: Pass) -> str:
+    if isinstance(row.split, Split):
         return " / ".join(
-            span(s, bare=True) for s in (one.split.copy_s, one.split.wait_s, one.split.compute_s)
+            span(s, bare=True) for s in (row.split.copy_s, row.split.wait_s, row.split.compute_s)
         )
-    return text(one.split)
+    return text(row.split)
 
 
 _TRANSFER_NOTE = (
@@ -387,25 +298,9 @@ _PASS = (
 
 def _field_table(kind: type[Record], rows: Sequence[Record]) -> Table:
     fields = [field.name for field in dataclasses.fields(kind)]
-    cells = tuple(tuple(_cell(name, getattr(row, name)) for name in fields) for row in rows)
+    cells = tuple(tuple(field_text(name, getattr(row, name)) for name in fields) for row in rows)
     words = frozenset(_words(name) for name in fields if not name.endswith("_bytes"))
-    return Table(TITLES.get(kind, kind.__name__), "", tuple(map(_words, fields)), cells, words)
-
-
-def facts(value: object, name: str = "") -> list[tuple[str, str]]:
-    """Every field of a dataclass and of those in it, as name and text."""
-    if isinstance(value, tuple) and any(dataclasses.is_dataclass(item) for item in value):
-        return [fact for i, item in enumerate(value) for fact in facts(item, f"{name} {i}")]
-    if isinstance(value, Unknown) or not dataclasses.is_dataclass(value):
-        return [(name, _cell(name, value))]
-    inner = ((f"{name} {field.name}".strip(), field.name) for field in dataclasses.fields(value))
-    return [fact for named, field in inner for fact in facts(getattr(value, field), named)]
-
-
-def _cell(name: str, value: object) -> str:
-    if name.endswith("_bytes") and isinstance(value, int | Unknown):
-        return size(value)
-    return text(value)
+    return Table(TITLES.get(kind, kind.__name__), (), tuple(map(_words, fields)), cells, words)
 
 
 def _words(name: str) -> str:

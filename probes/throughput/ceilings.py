@@ -42,8 +42,8 @@ class Ceiling:
     @property
     def error(self) -> float | None:
         """The standard error of the rate, per second; None for a single sample."""
-        found = error_of_median(self.seconds)
-        return None if found is None else self.median * found / median(self.seconds)
+        error_s = error_of_median(self.seconds)
+        return None if error_s is None else self.median * error_s / median(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -97,29 +97,29 @@ def rates(
     It ends where rates fall, memory is refused, or one operation would take more than `longest_s` by the best
     rate so far. Unknown where not even the first fits.
     """
-    found: dict[int, Ceiling] = {}
+    ceilings: dict[int, Ceiling] = {}
     best = 0.0
     for size in sizes:
         if best and work(size) / best > longest_s:
             break
         try:
-            found[size] = measure(size)
+            ceilings[size] = measure(size)
         except OutOfMemory as error:
-            if not found:
+            if not ceilings:
                 return Unknown(error.message)
             break
-        if found[size].median < FALLEN * best:
+        if ceilings[size].median < FALLEN * best:
             break
-        best = max(best, found[size].median)
-    return found or Unknown("no sizes to measure")
+        best = max(best, ceilings[size].median)
+    return ceilings or Unknown("no sizes to measure")
 
 
-def contenders(found: Mapping[int, Ceiling]) -> list[int]:
+def contenders(by_size: Mapping[int, Ceiling]) -> list[int]:
     """The sizes whose rate comes near the best one: under lasting load, any of them may be the fastest."""
-    best = largest(found.values())
-    return [size for size, one in found.items() if one.median >= FALLEN * best.median]
+    best = largest(by_size.values())
+    return [size for size, ceiling in by_size.items() if ceiling.median >= FALLEN * best.median]
 
 
-def largest(found: Iterable[Ceiling]) -> Ceiling:
+def largest(ceilings: Iterable[Ceiling]) -> Ceiling:
     """The one with the largest rate."""
-    return max(found, key=lambda one: one.median)
+    return max(ceilings, key=lambda ceiling: ceiling.median)

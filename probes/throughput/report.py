@@ -1,4 +1,4 @@
-"""The report of a throughput scan: settings, machine, ceilings, and its two halves. Reads and writes it.
+"""The report of a throughput scan: settings, machine, ceilings, both halves. Reads and writes its file.
 
 Derived figures are not stored. New keys with a default don't change the version.
 """
@@ -20,9 +20,9 @@ from probes.records.files import json_of, reading, word_under, writing
 from probes.records.json_schema import document
 from probes.records.rows import require_moment
 from probes.records.schema import WRITABLE
-from probes.throughput.ceiling import Ceiling, Ceilings
-from probes.throughput.direct.scanned import DirectScan
-from probes.throughput.served.scanned import ServedScan
+from probes.throughput.ceilings import Ceiling, Ceilings
+from probes.throughput.direct.results import DirectScan
+from probes.throughput.served.results import ServedScan
 
 LEAST = 1e-12  # of a time in seconds, or of work: far below any that was measured, and its inverse is finite
 

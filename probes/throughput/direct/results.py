@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
 from probes.records.stats import deviation, lag1, median, quantile
-from probes.throughput.ceiling import Device
+from probes.throughput.ceilings import Device
 
 Mode = Literal["fp32", "tf32", "fp16", "bf16", "autocast"]
 Backend = Literal["pytorch", "onnxruntime"]

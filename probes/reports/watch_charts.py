@@ -1,4 +1,4 @@
-"""One HTML page from a watch's report and its plots: what came of it, plots, every figure. Pure."""
+"""The plots of a watch: the gauges of the machine and of each card over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,31 +6,13 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from probes.core.quoting import html, terminal
+from probes.core.quoting import terminal
 from probes.core.unknown import Unknown
 from probes.records.samples import GAUGES
 from probes.records.watched import Track, WatchReport
 from probes.reports.canvas import legend_below, panels_of, plot_of
-from probes.reports.html import Plot, answer_section, figure, framed, header, moment, raw_section
-from probes.reports.svg import light
-from probes.reports.watch import figure_lines, summary
-
-
-def render_watch(report: WatchReport, plots: Sequence[Plot], *, raw: str, name: str) -> str:
-    """The whole page. `raw` is the report's file, which the page includes unless it is empty."""
-    subject = report.subject
-    title = f"{subject.host}, watched for {report.duration_s:.0f} s"
-    beside = [f"during {' '.join(subject.command)}"] if subject.command else []
-    return framed(
-        title,
-        header("Watched", title, [moment(subject.started), *beside, f"Weir {report.tool_version}"]),
-        answer_section(summary(report)),
-        *map(figure, plots),
-        f'<section id="figures"><h2>Every figure</h2><div class="scroll" tabindex="0"><pre>'
-        f"{html(chr(10).join(figure_lines(report)))}</pre></div></section>",
-        raw_section(raw, name) if raw else "",
-    )
-
+from probes.reports.document import Plot
+from probes.reports.palette import light
 
 PANEL_IN = 2.9  # height
 _COLOURS = ("blue", "vermillion", "green", "purple", "amber", "ink")

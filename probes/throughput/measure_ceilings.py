@@ -13,7 +13,7 @@ from probes.hardware.torch_build import first_line, refusals
 from probes.measure.device import TorchWorkbench
 from probes.measure.sampling import Effort, sample
 from probes.measure.workbench import Operation
-from probes.throughput.ceiling import (
+from probes.throughput.ceilings import (
     PRECISIONS,
     Ceiling,
     Ceilings,
@@ -66,7 +66,7 @@ def _no_link(_source: str, _target: str) -> Unknown:
     return Unknown("the CPU computes where its inputs are")
 
 
-def place(device: Device) -> str:
+def torch_device(device: Device) -> str:
     """Torch's name of a device."""
     return "cuda" if device == "gpu" else "cpu"
 
@@ -106,11 +106,13 @@ def _flop(bench: TorchWorkbench, device: Device, precision: Precision) -> Ceilin
         shape = (side, side)
         with refusals(f"three matrices of {side} x {side}"):
             # random content: a card draws less power, and keeps higher clocks, for zeros
-            left, right = (torch.randn(shape, device=place(device)).to(DTYPES[precision]) for _ in range(2))
+            left, right = (
+                torch.randn(shape, device=torch_device(device)).to(DTYPES[precision]) for _ in range(2)
+            )
             out = torch.empty_like(left)
-        one = partial(torch.mm, left, right, out=out)
-        _settle(bench, one, settle_s)
-        return _ceiling(bench, one, of=f"product of {side} x {side} matrices", work=_product_flop(side))
+        multiply = partial(torch.mm, left, right, out=out)
+        _settle(bench, multiply, settle_s)
+        return _ceiling(bench, multiply, of=f"product of {side} x {side} matrices", work=_product_flop(side))
 
     def found() -> Ceiling | Unknown:
         bursts = rates(SIDES[device], product, work=_product_flop, longest_s=LONGEST_S)
@@ -143,9 +145,9 @@ def _tried(find: Callable[[], Ceiling | Unknown]) -> Ceiling | Unknown:
 
 
 def _ceiling(bench: TorchWorkbench, operation: Operation, *, of: str, work: float) -> Ceiling:
-    found = sample(bench, [operation], effort=EFFORT, queued=True)
-    by_device = not isinstance(found.device_s, Unknown)
-    seconds = found.device_s if isinstance(found.device_s, tuple) else found.wall_s
+    samples = sample(bench, [operation], effort=EFFORT, queued=True)
+    by_device = not isinstance(samples.device_s, Unknown)
+    seconds = samples.device_s if isinstance(samples.device_s, tuple) else samples.wall_s
     return Ceiling(of, work, seconds, "device" if by_device else "wall")
 
 
@@ -156,7 +158,7 @@ def _memory(bench: TorchWorkbench, device: Device) -> Ceiling | Unknown:
 
     def copied() -> Ceiling:
         with refusals("two buffers to copy between"):
-            source = torch.ones(n_bytes // 4, device=place(device))
+            source = torch.ones(n_bytes // 4, device=torch_device(device))
             target = torch.zeros_like(source)
         of = f"copy of {n_bytes >> 20} MiB within the device's memory"
         return _ceiling(bench, partial(target.copy_, source), of=of, work=2.0 * n_bytes)
@@ -181,14 +183,14 @@ def _link(bench: TorchWorkbench, source: str, target: str) -> Ceiling | Unknown:
 
 def _launches(bench: TorchWorkbench, device: Device) -> Ceiling | Unknown:
     def launched() -> Ceiling:
-        words = torch.zeros(FEW, device=place(device))
+        words = torch.zeros(FEW, device=torch_device(device))
 
         def many() -> None:
             for _ in range(LAUNCHES):
                 words.add_(1)
 
         with torch.inference_mode():
-            found = sample(bench, [many], effort=EFFORT, queued=False, leads="wall")
-        return Ceiling("additions to 1024 words, one after another", float(LAUNCHES), found.wall_s, "wall")
+            samples = sample(bench, [many], effort=EFFORT, queued=False, leads="wall")
+        return Ceiling("additions to 1024 words, one after another", float(LAUNCHES), samples.wall_s, "wall")
 
     return _tried(launched)
