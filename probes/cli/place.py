@@ -16,8 +16,7 @@ from probes.placement.plan_file import read_plan
 from probes.placement.types import DTYPES, MODELS, Plan, Workload
 
 if TYPE_CHECKING:
-    from probes.measure.placement_baselines import Ran
-
+    from probes.measure.placement_baselines import BenchmarkRow
 
 PEERS = ("accelerate", "resident")
 TOKENS = 128  # of each sequence, where neither an option nor a plan says how many
@@ -134,7 +133,7 @@ def _place(args: argparse.Namespace) -> Exit:
     require_torch(f"run it where torch is; for a prediction, which needs none: {instead}")
     from probes.measure import placement_baselines
 
-    asked = placement_baselines.Asked(
+    asked = placement_baselines.BenchmarkOptions(
         model=args.model,
         dtype=dtype,
         vram=vram,
@@ -156,7 +155,7 @@ def _place(args: argparse.Namespace) -> Exit:
     return Exit.OK
 
 
-def line(ran: "Ran", ours: "Ran") -> str:
+def line(ran: "BenchmarkRow", ours: "BenchmarkRow") -> str:
     """One way of running it, with how its time compares with ours. Pure."""
     if isinstance(ran.wall_s, Unknown):
         return f"{ran.how}: {ran.wall_s}"

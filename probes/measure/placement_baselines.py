@@ -33,7 +33,7 @@ from probes.placement.runtime.place import place
 from probes.placement.types import DTYPE_BYTES, Objective, Plan, StackPlan
 
 
-def built(folder: CheckpointFolder, dtype: str, tokens: int) -> Built:
+def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) -> Built:
     """The model with its parameters on meta, to be called with token ids of shape (batch, tokens).
 
     Its class is the one that `architectures` in config.json names, or else the bare model of its type.
@@ -114,7 +114,7 @@ MARGIN: Final = 0.12  # of the cap, left to accelerate for activations and the l
 
 
 @contextmanager
-def resident(module: nn.Module) -> Iterator[None]:
+def all_resident(module: nn.Module) -> Iterator[None]:
     """Everything in VRAM, without a cap. Raises Unsupported without a GPU."""
     if not torch.cuda.is_available():
         raise Unsupported(
@@ -251,11 +251,11 @@ PLACED_RATE: Final = 0.35e9  # bytes a second, packed or converted by 2 cores: 0
 
 NO_LIMIT: Final = "there is no GPU here: --vram limits nothing, all blocks compute in host memory"
 
-Peer = Literal["accelerate", "resident"]
+Baseline = Literal["accelerate", "resident"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchmarkOptions:
     """What to run, a checkpoint or a model with random weights, and the plan's inputs."""
 
     model: str
@@ -273,7 +273,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Ran:
+class BenchmarkRow:
     """One way of running the model."""
 
     how: str
@@ -283,21 +283,21 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Found:
+class BenchmarkReport:
     """The ways that were run, ours first, and the placed model's own report."""
 
-    ways: tuple[Ran, ...]
+    ways: tuple[BenchmarkRow, ...]
     report: str
 
 
-def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
+def run(asked: BenchmarkOptions, compare: tuple[Baseline, ...]) -> BenchmarkReport:
     """Plan and place the model, time it, then each peer with the same weights and inputs.
 
     A checkpoint's weights go from its files to their tiers; only for peers, they meet in host memory.
     Raises PlanImpossible and PlacementError where the model can't be placed, CheckpointUnreadable for its
     files, UsageError for an unknown machine, Unsupported and LibraryMissing where something can't be run.
     """
-    built = _built(asked)
+    built = _build(asked)
     host = host_room.bytes_for_weights(asked.host) if asked.checkpoint else None
     with _memory_for(asked):
         inputs = _inputs(built, asked)
@@ -307,12 +307,12 @@ def run(asked: Asked, compare: tuple[Peer, ...]) -> Found:
     if compare and host is not None:
         host_room.require_whole(sum(weight.nbytes for weight in built.module.parameters()), host)
     kept = asked.checkpoint is not None and not compare  # a checkpoint may be larger than host memory
-    ours, output, report = _ours(asked, built, made, inputs, kept=kept)
-    peers = [_of_peer(peer, built, made, inputs, output=output) for peer in compare]
-    return Found((ours, *peers), report)
+    ours, output, report = _run_placed(asked, built, made, inputs, kept=kept)
+    peers = [_run_baseline(peer, built, made, inputs, output=output) for peer in compare]
+    return BenchmarkReport((ours, *peers), report)
 
 
-def _planned(asked: Asked, built: Built, inputs: torch.Tensor, host: int | None) -> Plan:
+def _planned(asked: BenchmarkOptions, built: Built, inputs: torch.Tensor, host: int | None) -> Plan:
     tokens = asked.tokens if inputs.dim() > 1 and (built.vocabulary or inputs.dim() > 2) else 1
     return plan(
         built.module,
@@ -327,9 +327,9 @@ def _planned(asked: Asked, built: Built, inputs: torch.Tensor, host: int | None)
     )
 
 
-def _ours(
-    asked: Asked, built: Built, made: Plan, inputs: torch.Tensor, *, kept: bool
-) -> tuple[Ran, torch.Tensor, str]:
+def _run_placed(
+    asked: BenchmarkOptions, built: Built, made: Plan, inputs: torch.Tensor, *, kept: bool
+) -> tuple[BenchmarkRow, torch.Tensor, str]:
     """The placed model's time, its output and its report. It stays placed where it is `kept`."""
     with capped(made.vram_budget):
         _announce_placing(made)
@@ -347,13 +347,13 @@ def _ours(
     return ours, output, report if torch.cuda.is_available() else f"{NO_LIMIT}\n{report}"
 
 
-def _built(asked: Asked) -> Built:
+def _build(asked: BenchmarkOptions) -> Built:
     if asked.checkpoint:
-        return built(asked.checkpoint, asked.dtype, asked.tokens)
-    return _random(asked)
+        return build_checkpoint_model(asked.checkpoint, asked.dtype, asked.tokens)
+    return _build_random(asked)
 
 
-def _random(asked: Asked) -> Built:
+def _build_random(asked: BenchmarkOptions) -> Built:
     """The model on the host. Its weights are drawn on the GPU if they fit there: that is much quicker."""
     known = shape(asked.model, dtype=asked.dtype, width=WIDTH)
     whole = StackPlan(known, known.layers or LAYERS, ())
@@ -375,7 +375,7 @@ def _random(asked: Asked) -> Built:
     return built
 
 
-def _memory_for(asked: Asked) -> AbstractContextManager[None]:
+def _memory_for(asked: BenchmarkOptions) -> AbstractContextManager[None]:
     what = f"inputs and activations of batch {asked.batch}, {asked.tokens} tokens each,"
     return refusals(what, "try a smaller --batch, or fewer --tokens")
 
@@ -405,7 +405,7 @@ def _placed(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) 
     return handle
 
 
-def _inputs(built: Built, asked: Asked) -> torch.Tensor:
+def _inputs(built: Built, asked: BenchmarkOptions) -> torch.Tensor:
     draw = torch.Generator().manual_seed(asked.seed)
     if built.vocabulary:
         return torch.randint(0, built.vocabulary, (asked.batch, asked.tokens), generator=draw)
@@ -422,11 +422,13 @@ def _nearest() -> Constants:
     return profile(matching(facts.name, target))
 
 
-def _of_peer(peer: Peer, built: Built, made: Plan, inputs: torch.Tensor, *, output: torch.Tensor) -> Ran:
+def _run_baseline(
+    peer: Baseline, built: Built, made: Plan, inputs: torch.Tensor, *, output: torch.Tensor
+) -> BenchmarkRow:
     context: AbstractContextManager[object]
     cap: AbstractContextManager[object]
     if peer == "resident":
-        how, context, cap = "all resident, not capped", resident(built.module), nullcontext()
+        how, context, cap = "all resident, not capped", all_resident(built.module), nullcontext()
     else:
         how = "accelerate's device_map"
         context, cap = accelerated(built.module, made), capped(made.vram_budget)
@@ -435,19 +437,19 @@ def _of_peer(peer: Peer, built: Built, made: Plan, inputs: torch.Tensor, *, outp
             ran, theirs = _measured(how, built, inputs)
     except torch.cuda.OutOfMemoryError as error:
         why = Unknown(f"out of memory: {str(error).splitlines()[0][:120]}")
-        return Ran(how, why, why, why)
+        return BenchmarkRow(how, why, why, why)
     finally:
         built.module.to("cpu")
         free()
-    return Ran(how, ran.wall_s, torch.equal(output, theirs), ran.peak_bytes)
+    return BenchmarkRow(how, ran.wall_s, torch.equal(output, theirs), ran.peak_bytes)
 
 
-def _measured(how: str, built: Built, inputs: torch.Tensor) -> tuple[Ran, torch.Tensor]:
+def _measured(how: str, built: Built, inputs: torch.Tensor) -> tuple[BenchmarkRow, torch.Tensor]:
     one = _pass(built, inputs)
     output = one().cpu()
     seconds = wall_s(one)
     peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else Unknown("there is no GPU")
-    return Ran(how, seconds, True, peak), output
+    return BenchmarkRow(how, seconds, True, peak), output
 
 
 def _pass(built: Built, inputs: torch.Tensor) -> Callable[[], torch.Tensor]:

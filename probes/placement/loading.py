@@ -19,28 +19,28 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes
 from probes.hardware.torch_build import first_line
-from probes.placement.checkpoint import Checkpoint, opened
+from probes.placement.checkpoint import Checkpoint, open_checkpoint
 from probes.placement.models.description import DTYPE_BITS
 from probes.placement.models.headers import DTYPES, StoredTensor
 from probes.placement.models.modules import Entry
 from probes.placement.models.reading import named_path
-from probes.placement.packing.cache import Cache, Content, Kept, Origin, usual_folder
-from probes.placement.packing.staging import Buffers, bytes_of, host_buffer
+from probes.placement.packing.cache import Cache, CachedTensor, Content, Origin, usual_folder
+from probes.placement.packing.staging import HostBuffers, bytes_of, host_buffer
 from probes.placement.packing.tensors import Values
-from probes.placement.read_ahead import Buffer, FileWire, ReadAhead, bring
-from probes.placement.runtime.multi_gpu import Devices, lanes_of_cards, settle_cards
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.preparing import lanes_of, require_plan
-from probes.placement.runtime.stored_blocks import Stored, memory_order
-from probes.placement.runtime.streams import Lanes
-from probes.placement.runtime.weight_sources import Wire, own_values, refusal
+from probes.placement.read_ahead import FileSource, ReadAhead, ReadBuffer, convert_into
+from probes.placement.runtime.multi_gpu import Devices, place_on_cards, streams_of_cards
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.preparing import require_plan, streams_of
+from probes.placement.runtime.stored_blocks import StoredBlock, memory_order
+from probes.placement.runtime.streams import Streams
+from probes.placement.runtime.weight_sources import WeightSource, conversion_error, given_values
 from probes.placement.types import LOADING_BYTES, CardsPlan, Plan
 
 SHOWN = 4  # names of each kind in a message
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class ModelTensor:
     """A parameter or a buffer of the model, under all of its names, the first one first."""
 
     tensor: torch.Tensor
@@ -51,14 +51,14 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Filling:
+class TensorMatch:
     """A target and the tensors that hold its values: more than one where ties were saved twice."""
 
-    target: Target
+    target: ModelTensor
     sources: tuple[str, ...]
 
 
-def targets(model: nn.Module) -> list[Target]:
+def model_tensors(model: nn.Module) -> list[ModelTensor]:
     """All parameters and buffers of a model, each once."""
     names: dict[int, list[str]] = defaultdict(list)
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
@@ -78,14 +78,18 @@ def targets(model: nn.Module) -> list[Target]:
             if (module, name) not in owners[id(tensor)]:
                 owners[id(tensor)].append((module, name))
     return [
-        Target(tensor, tuple(names[key]), tuple(owners[key]), is_parameter, kept or tensor.is_meta)
+        ModelTensor(tensor, tuple(names[key]), tuple(owners[key]), is_parameter, kept or tensor.is_meta)
         for key, (tensor, is_parameter, kept) in found.items()
     ]
 
 
-def fit(
-    wanted: Sequence[Target], stored: Mapping[str, StoredTensor], *, where: str, ignored: Sequence[str] = ()
-) -> list[Filling]:
+def match_tensors(
+    wanted: Sequence[ModelTensor],
+    stored: Mapping[str, StoredTensor],
+    *,
+    where: str,
+    ignored: Sequence[str] = (),
+) -> list[TensorMatch]:
     """The filling of every target that the checkpoint has values for.
 
     `ignored`: patterns (`*` matches anything) of stored tensors that the model doesn't need. A stored tensor
@@ -101,7 +105,7 @@ def fit(
         if not sources:
             missing.append(target.names[0])
         else:
-            fillings.append(Filling(target, sources))
+            fillings.append(TensorMatch(target, sources))
         misshaped += [
             f"{name} {list(stored[name].shape)} instead of {list(target.tensor.shape)}"
             for name in sources
@@ -127,7 +131,7 @@ def fit(
     return fillings
 
 
-def _inconvertible(fillings: Sequence[Filling], stored: Mapping[str, StoredTensor]) -> list[str]:
+def _inconvertible(fillings: Sequence[TensorMatch], stored: Mapping[str, StoredTensor]) -> list[str]:
     """Floating-point values don't become whole numbers or the reverse: that would be another model."""
     return [
         f"{name} {stored[name].dtype} instead of {str(filling.target.tensor.dtype).removeprefix('torch.')}"
@@ -179,16 +183,21 @@ class CheckpointValues:
 
     def __init__(self, model: nn.Module, checkpoint: Checkpoint, *, ignored: Sequence[str] = ()) -> None:
         self._checkpoint = checkpoint
-        self._targets = targets(model)
+        self._targets = model_tensors(model)
         shaped = checkpoint.tensors
-        fillings = fit(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
+        fillings = match_tensors(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
         self._fillings = {id(filling.target.tensor): filling for filling in fillings}
-        self.buffers = Buffers()
+        self.buffers = HostBuffers()
         for filling in fillings:
             self._refuse_unequal_ties(filling)
 
     def bring(
-        self, parameter: torch.Tensor, target: torch.Tensor, *, first: int = 0, buffers: Buffers | None = None
+        self,
+        parameter: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        first: int = 0,
+        buffers: HostBuffers | None = None,
     ) -> None:
         """Fill `target` with the values of a parameter of the model, from the `first` on.
 
@@ -202,9 +211,9 @@ class CheckpointValues:
             self._checkpoint.read_into(name, memory, first * stored.itemsize + start)
 
         try:
-            bring(read, stored, target, given=parameter.dtype, buffers=buffers or self.buffers)
+            convert_into(read, stored, target, given=parameter.dtype, buffers=buffers or self.buffers)
         except OverflowError as error:
-            raise refusal(name, error) from error
+            raise conversion_error(name, error) from error
 
     def dtype(self, parameter: torch.Tensor) -> torch.dtype:
         """The dtype that the parameter is stored in."""
@@ -232,7 +241,7 @@ class CheckpointValues:
             if not filling.target.is_parameter:
                 self._fill_buffer(filling)
 
-    def _fill_buffer(self, filling: Filling) -> None:
+    def _fill_buffer(self, filling: TensorMatch) -> None:
         known = filling.target.tensor
         filled = torch.empty_like(known, device="cpu" if known.is_meta else known.device)
         self.bring(known, filled)
@@ -240,7 +249,7 @@ class CheckpointValues:
             module._buffers[name] = filled
         self._fillings[id(filled)] = filling
 
-    def _refuse_unequal_ties(self, filling: Filling) -> None:
+    def _refuse_unequal_ties(self, filling: TensorMatch) -> None:
         """Two stored tensors for one parameter must be equal: the model would use one of them for both."""
         first, *others = filling.sources
         for other in others:
@@ -364,25 +373,25 @@ def load(
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
     for card in cards:
         _require_room(card)
-    every = lanes_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [lanes_of(device)]
+    every = streams_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [streams_of(device)]
     model = build_skeleton(factory)
     with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
-        files = stack.enter_context(opened(place))
+        files = stack.enter_context(open_checkpoint(place))
         values = CheckpointValues(model, files, ignored=ignored)
         values.fill_buffers()
         kept = Cache(folder, buffers=values.buffers) if folder else None
         sources = [
-            FromCheckpoint(values, card, lanes, pinned=pinned, cache=kept)
+            CheckpointWeights(values, card, lanes, pinned=pinned, cache=kept)
             for card, lanes in zip(cards, every, strict=True)
         ]
         for source in sources:
             stack.callback(source.end)
         # the handle gives values of the tier `disk` back, so it closes the files
         if isinstance(plan, CardsPlan):
-            over = settle_cards(model, plan, sources, every, pinned=pinned)
+            over = place_on_cards(model, plan, sources, every, pinned=pinned)
             model.__dict__["placement"], over.at_end = over, stack.pop_all()
         else:
-            model.__dict__["placement"] = settle(model, plan, sources[0], every[0], pinned=pinned)
+            model.__dict__["placement"] = place_model(model, plan, sources[0], every[0], pinned=pinned)
             sources[0].files = stack.pop_all()
     values.buffers.release()
     return model
@@ -409,16 +418,16 @@ def _cache_folder(asked: Path | str | bool) -> Path | None:
     return named_path(asked, "cache")
 
 
-class FromCheckpoint:
+class CheckpointWeights:
     """The runtime's source of values: a checkpoint that is open."""
 
     again = True
 
     def __init__(
-        self, values: CheckpointValues, plan: Plan, lanes: Lanes, *, pinned: bool, cache: Cache | None
+        self, values: CheckpointValues, plan: Plan, lanes: Streams, *, pinned: bool, cache: Cache | None
     ) -> None:
         self._values = values
-        self._converting = Buffers(1)  # for pieces, while others are in the buffers of `values`
+        self._converting = HostBuffers(1)  # for pieces, while others are in the buffers of `values`
         self._cache = cache
         self._lanes = lanes
         self._pinned = pinned and lanes.device.type == "cuda"
@@ -430,13 +439,13 @@ class FromCheckpoint:
         """Read into its place, by way of the model's own dtype."""
         self._values.bring(entry.parameter, target)
 
-    def packed(self, entry: Entry, *, dense: bool) -> Kept | None:
+    def packed(self, entry: Entry, *, dense: bool) -> CachedTensor | None:
         """Packed, or known from when it was packed before."""
         device = self._lanes.device
         on_device = partial(self._whole, entry, device) if device.type == "cuda" else None
         content = Content(partial(self._in_pieces, entry), on_device, dense)
         if not self._cache:
-            return Kept.nowhere(content)
+            return CachedTensor.nowhere(content)
         return self._cache.packed(content, origin=self._values.origin(entry.parameter, memory_order(entry)))
 
     def _whole(self, entry: Entry, device: torch.device) -> Values:
@@ -490,20 +499,20 @@ class FromCheckpoint:
 
     def way_back(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """They are read again."""
-        return partial(own_values, self, entry)
+        return partial(given_values, self, entry)
 
-    def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
+    def wire(self, stored: StoredBlock, _lanes: Streams) -> WeightSource:
         """What reads a block ahead in each pass."""
         if self.ahead is None:
             self.ahead = ReadAhead(self._staging(stored.n_bytes))
         self.ahead.widen(stored.n_bytes, partial(self._staging, stored.n_bytes))  # beyond the plan's figures
-        return FileWire(self.ahead, stored.n_bytes, partial(self._fill, stored))
+        return FileSource(self.ahead, stored.n_bytes, partial(self._fill, stored))
 
-    def _staging(self, least: int) -> list[Buffer]:
+    def _staging(self, least: int) -> list[ReadBuffer]:
         size = max(self._largest, least)
-        return [Buffer(host_buffer(size, pinned=self._pinned), self._lanes.mark()) for _ in range(STAGED)]
+        return [ReadBuffer(host_buffer(size, pinned=self._pinned), self._lanes.mark()) for _ in range(STAGED)]
 
-    def _fill(self, stored: Stored, memory: torch.Tensor) -> None:
+    def _fill(self, stored: StoredBlock, memory: torch.Tensor) -> None:
         for item in stored.items:
             self.fill(item.entry, item.given(memory) if item.form else item.raw(memory))
 

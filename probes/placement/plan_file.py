@@ -20,7 +20,7 @@ from probes.placement.types import (
     BlockPlan,
     CardsPlan,
     Plan,
-    Rings,
+    PrefetchPool,
 )
 from probes.records.files import reading
 from probes.records.json_schema import document
@@ -32,7 +32,7 @@ MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few
 MOST: Final = 2**63  # bytes, and any other whole number: what a machine's word holds
 
 
-def flaw(plan: Plan) -> str:
+def first_flaw(plan: Plan) -> str:
     """The first thing that makes the plan impossible to follow, as a clause; empty for a sound plan.
 
     A plan without budgets, made by hand, only says where blocks go: nothing of it is compared with them.
@@ -104,7 +104,7 @@ def _over_budget(plan: Plan) -> Iterator[str]:
         yield from _too_little(block, rings)
 
 
-def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
+def _too_little(block: BlockPlan, rings: PrefetchPool) -> Iterator[str]:
     """Where the block's weights can't be in what it is said to take, even packed to half their bytes."""
     weights = block.weight_bytes
     stored = weights // 2 if block.tier in PACKED else weights
@@ -167,6 +167,6 @@ def read_plan(path: Path | str) -> Plan | CardsPlan:
         else:
             raise ReportError(f"it is not a plan of the schema {PLAN_SCHEMA} or {CARDS_SCHEMA}")
     parts = (found,) if isinstance(found, Plan) else found.cards
-    if why := next(filter(None, map(flaw, parts)), "" if parts else "it is for no card"):
+    if why := next(filter(None, map(first_flaw, parts)), "" if parts else "it is for no card"):
         raise ReportError(f"{path} is not a plan that can be followed: {why}", again)
     return found

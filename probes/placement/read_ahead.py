@@ -13,20 +13,20 @@ from functools import partial
 
 import torch
 
-from probes.placement.packing.staging import Buffers, bytes_of
+from probes.placement.packing.staging import HostBuffers, bytes_of
 from probes.placement.packing.threads import Threads, renew_in_forks
-from probes.placement.runtime.streams import Lane, Mark
+from probes.placement.runtime.streams import Event, Stream
 from probes.placement.runtime.weight_sources import require_range
 
 Fill = Callable[[torch.Tensor], None]  # reads a block into memory of its size
 
 
 @dataclass(eq=False)
-class Buffer:
+class ReadBuffer:
     """Pinned memory for one block. `copied` is reached when the device has read it."""
 
     memory: torch.Tensor
-    copied: Mark
+    copied: Event
     used: bool = field(default=False)  # `copied` was recorded
 
     def wait(self) -> None:
@@ -38,31 +38,31 @@ class Buffer:
 class ReadAhead:
     """The buffers, and the thread that fills them. Its methods are called by one thread at a time."""
 
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, buffers: Sequence[ReadBuffer]) -> None:
         self._buffers = tuple(buffers)
         self._free = deque(buffers)
-        self._begun: OrderedDict[FileWire, tuple[Buffer, Future[None]]] = OrderedDict()
+        self._begun: OrderedDict[FileSource, tuple[ReadBuffer, Future[None]]] = OrderedDict()
         self._reader = Threads(1, "weir-read-ahead")
         self.late = 0  # blocks that had to be waited for
         renew_in_forks(self)
 
-    def widen(self, n_bytes: int, wider: Callable[[], Sequence[Buffer]]) -> None:
+    def widen(self, n_bytes: int, wider: Callable[[], Sequence[ReadBuffer]]) -> None:
         """Have buffers for blocks of so many bytes, before any is read; `wider` makes new ones if need be."""
         if n_bytes > self._free[0].memory.numel():
             self._buffers = tuple(wider())
             self._free = deque(self._buffers)
 
-    def begin(self, wire: "FileWire") -> None:
+    def begin(self, wire: "FileSource") -> None:
         """Read a block if there is a buffer for it. Returns at once."""
         if wire not in self._begun and self._free:
             self._begin(wire, self._free.popleft())
 
-    def is_read(self, wire: "FileWire") -> bool:
+    def is_read(self, wire: "FileSource") -> bool:
         """Whether the block is in a buffer, or reading it failed."""
         begun = self._begun.get(wire)
         return begun is not None and begun[1].done()
 
-    def send(self, wire: "FileWire", target: torch.Tensor, lane: Lane) -> None:
+    def send(self, wire: "FileSource", target: torch.Tensor, lane: Stream) -> None:
         """Append to the lane a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
         if wire not in self._begun:
             self._begin(wire, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0])
@@ -88,7 +88,7 @@ class ReadAhead:
         self._begun.clear()
         self._free = deque(self._buffers)
 
-    def _begin(self, wire: "FileWire", buffer: Buffer) -> None:
+    def _begin(self, wire: "FileSource", buffer: ReadBuffer) -> None:
         def read() -> None:
             buffer.wait()
             wire.fill(buffer.memory[: wire.n_bytes])
@@ -101,7 +101,7 @@ class ReadAhead:
 
 
 @dataclass(frozen=True, eq=False)
-class FileWire:
+class FileSource:
     """One block in a file: where the runtime gets its bytes."""
 
     ahead: ReadAhead
@@ -116,7 +116,7 @@ class FileWire:
         """Whether it is read."""
         return self.ahead.is_read(self)
 
-    def send(self, target: torch.Tensor, lane: Lane) -> None:
+    def send(self, target: torch.Tensor, lane: Stream) -> None:
         """Append to the lane a copy of all bytes into `target`. Raises CheckpointUnreadable."""
         self.ahead.send(self, target[: self.n_bytes], lane)
 
@@ -134,8 +134,8 @@ class FileWire:
 Read = Callable[[memoryview, int], None]  # fills the memory from that byte of the stored tensor on
 
 
-def bring(
-    read: Read, stored: torch.dtype, target: torch.Tensor, *, given: torch.dtype, buffers: Buffers
+def convert_into(
+    read: Read, stored: torch.dtype, target: torch.Tensor, *, given: torch.dtype, buffers: HostBuffers
 ) -> None:
     """Fill `target`, of any device and strides, with stored numbers in row-major order.
 
@@ -154,12 +154,12 @@ def bring(
                 require_range(values, dtype)
                 values = values.to(dtype)
         with torch.inference_mode(target.is_inference()):
-            _put(target, start // stored.itemsize, values)
+            _write_flat(target, start // stored.itemsize, values)
 
     buffers.each(target.numel() * stored.itemsize, piece)
 
 
-def _put(target: torch.Tensor, first: int, values: torch.Tensor) -> None:
+def _write_flat(target: torch.Tensor, first: int, values: torch.Tensor) -> None:
     """Write flat values into a tensor of any strides, from its number `first` in row-major order on."""
     if target.is_contiguous():
         target.view(-1)[first : first + values.numel()].copy_(values)
@@ -172,5 +172,5 @@ def _put(target: torch.Tensor, first: int, values: torch.Tensor) -> None:
         if whole:
             target[at : at + whole].copy_(values[:count].view(whole, *target.shape[1:]))
         else:
-            _put(target[at], start, values[:count])
+            _write_flat(target[at], start, values[:count])
         first, values = first + count, values[count:]

@@ -16,9 +16,9 @@ from probes.core.unknown import Unknown
 from probes.placement.models.modules import find_blocks
 from probes.placement.runtime import buffers
 from probes.placement.runtime.buffers import HostArena
-from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.streams import CudaLanes
-from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.runtime.place import place, place_model
+from probes.placement.runtime.streams import CudaStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
 
 MIB = 2**20
 
@@ -216,7 +216,7 @@ def test_remove_frees_vram_at_once_and_not_when_garbage_is_collected(tier, monke
 def test_memory_of_a_model_that_is_dropped_while_it_copies_ahead_is_given_to_nobody_before():
     """The allocator knows only of the stream that asked for it, unless it is told."""
     model, lanes = nn.Linear(64, 64).eval(), LateLanes(1)
-    handle = settle(model, plan_of(model, {"": "streamed"}), ModuleSource(), lanes)
+    handle = place_model(model, plan_of(model, {"": "streamed"}), ModuleWeights(), lanes)
     arena_bytes, slot = handle._settling.vram.whole, handle._engine.moving[0].slots[0].memory
     assert lanes.used is arena_bytes
     assert arena_bytes.data_ptr() <= slot.data_ptr() < arena_bytes.data_ptr() + arena_bytes.numel()
@@ -224,7 +224,7 @@ def test_memory_of_a_model_that_is_dropped_while_it_copies_ahead_is_given_to_nob
 
 def test_the_allocator_is_told_of_both_streams_of_a_gpus_lanes():
     streams = []
-    gpu = object.__new__(CudaLanes)
+    gpu = object.__new__(CudaStreams)
     gpu.forked = SimpleNamespace(stream="copies"), SimpleNamespace(stream="unpacks")
     gpu.use(SimpleNamespace(record_stream=streams.append))
     assert streams == ["copies", "unpacks"]

@@ -15,11 +15,11 @@ from test_random_placements import exact_linear
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks, is_divisible
 from probes.placement.runtime import host_memory
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import Held, ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, for what is deprecated and used
@@ -39,7 +39,7 @@ REFUSED = {
 }
 
 
-class FromDisk(ModuleSource):
+class FromDisk(ModuleWeights):
     """A module's own values, as if they were in a file."""
 
     def __init__(self):
@@ -51,7 +51,7 @@ class FromDisk(ModuleSource):
         for item in stored.items:
             self.kept[id(item.entry)] = item.entry.parameter.detach().clone()
             item.raw(flat).copy_(item.entry.parameter.detach())
-        return Held(flat)
+        return MemorySource(flat)
 
     def fill(self, entry, target):
         if id(entry) in self.kept:
@@ -100,19 +100,19 @@ def placed(model, way, seed=0, *, steady=True):
             block.name: ("streamed", "streamed_packed", "packed")[(i + seed) % 3]
             for i, block in enumerate(blocks)
         }
-    rings = Rings(2, scratches=2)
+    rings = PrefetchPool(2, scratches=2)
     plan = plan_of(model, tiers, rings, names=names, objective="fast" if way == "fused" else "exact")
     late = way == "recorded" or (
         steady and way in ("mixed", "divided")
     )  # who writes to a weight is found stale
-    lanes = LateLanes(seed) if late else HostLanes()
-    work = Arithmetic()
+    lanes = LateLanes(seed) if late else HostStreams()
+    work = PackedOperations()
     if way == "fused":
-        work = Arithmetic(linear=exact_linear, multiplies=bool)
+        work = PackedOperations(linear=exact_linear, multiplies=bool)
     elif isinstance(lanes, LateLanes):
-        work = Arithmetic(reads=lanes.reads)
+        work = PackedOperations(reads=lanes.reads)
     with torch.no_grad(), torch.inference_mode(False):
-        handle = settle(model, plan, FromDisk(), lanes, work=work, capture=way == "recorded")
+        handle = place_model(model, plan, FromDisk(), lanes, work=work, capture=way == "recorded")
     lanes.engine = handle._engine
     return handle
 

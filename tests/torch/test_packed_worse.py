@@ -13,9 +13,9 @@ from probes.placement import load, place, plan
 from probes.placement.planner import tiers
 from probes.placement.planner.profile import profile
 from probes.placement.planner.tiers import rounded
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.weight_sources import ModuleWeights
 
 torch.set_num_threads(1)
 WIDTH, LAYERS = 1024, 12
@@ -102,8 +102,8 @@ def test_a_model_stays_within_the_vram_that_its_plan_counts(monkeypatch, dtype, 
         for seed, share in enumerate((0.3, 0.6, 0.9)):
             made = planned(model, share, objective=objective)
             lanes = LateLanes(seed)
-            work = Arithmetic(linear=lambda *_: None, reads=lanes.reads)
-            handle = settle(model, made, ModuleSource(), lanes, capture=seed == 1, work=work)
+            work = PackedOperations(linear=lambda *_: None, reads=lanes.reads)
+            handle = place_model(model, made, ModuleWeights(), lanes, capture=seed == 1, work=work)
             lanes.engine = handle._engine
             report = handle.report()
             assert report.vram_taken <= arena_of(made)

@@ -206,7 +206,7 @@ def test_the_verb_names_a_number_that_float16_cannot_hold(tmp_path, capsys, monk
 
 def test_the_model_is_built_without_values(tmp_path):
     saved(qwen, tmp_path)
-    module = placement_baselines.built(read_folder(tmp_path), "float32", 6).module
+    module = placement_baselines.build_checkpoint_model(read_folder(tmp_path), "float32", 6).module
     assert all(parameter.is_meta for parameter in module.parameters())
     assert not any(buffer.is_meta for buffer in module.buffers())
 
@@ -231,7 +231,7 @@ def test_comparing_without_a_gpu_is_refused_with_what_to_do(tmp_path, capsys):
 def test_more_tokens_than_positions_are_a_usage_error(tmp_path):
     saved(gpt2, tmp_path)
     with pytest.raises(UsageError, match="has positions for 64"):
-        placement_baselines.built(read_folder(tmp_path), "float32", 65)
+        placement_baselines.build_checkpoint_model(read_folder(tmp_path), "float32", 65)
 
 
 def test_a_model_of_pictures_is_refused_and_says_what_it_takes(tmp_path, capsys):

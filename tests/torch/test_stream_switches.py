@@ -67,7 +67,7 @@ def test_an_interruption_right_after_a_switch_leaves_the_callers_stream_current(
 
     monkeypatch.setattr(streams, "_SET", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ran_on(device, streams._Stream(torch.device("cuda", 0)))
+        ran_on(device, streams._OwnStream(torch.device("cuda", 0)))
     assert device.current == {0: CALLERS, 1: CALLERS}
 
 
@@ -85,14 +85,14 @@ def test_work_runs_on_our_stream_and_the_callers_is_current_again(
     if not has_functions:
         monkeypatch.setattr(streams, "_SET", None)
     device.device = current_device
-    lane = streams._Stream(torch.device("cuda", 0))
+    lane = streams._OwnStream(torch.device("cuda", 0))
     assert ran_on(device, lane) == [(0, OURS)]
     assert (device.device, device.current) == (current_device, {0: CALLERS, 1: CALLERS})
     assert device.by_context == (not has_functions or current_device)
 
 
 def test_work_that_fails_leaves_the_callers_stream_current(device):
-    lane = streams._Stream(torch.device("cuda", 0))
+    lane = streams._OwnStream(torch.device("cuda", 0))
     with pytest.raises(ZeroDivisionError):
         lane.run(lambda: 1 // 0)
     assert device.current[0] == CALLERS
@@ -108,7 +108,7 @@ def test_marks_go_to_whichever_stream_is_current(device, monkeypatch, has_functi
             record=lambda stream: seen.append(stream.at), wait=lambda stream: seen.append(-stream.at)
         )
     )
-    lane = streams._Current(torch.device("cuda", 0))
+    lane = streams._CallersStream(torch.device("cuda", 0))
     for stream in (3, 4, 3):
         device.current[0] = stream
         lane.record(mark)
@@ -136,7 +136,7 @@ def test_work_that_follows_on_another_stream_waits_for_the_one_before(device, mo
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda index: Waiting(at=device.current[index], seen=seen)
     )
-    lane = streams._Current(torch.device("cuda", 0))
+    lane = streams._CallersStream(torch.device("cuda", 0))
     for stream in (3, 3, 4, 4, 3):
         device.current[0] = stream
         lane.follow()
@@ -181,7 +181,7 @@ def test_work_whose_graph_writes_something_else_is_handed_over_kernel_by_kernel(
     def work():
         written.fill_(3)
 
-    made = streams.CudaLanes(torch.device("cuda", 0))
+    made = streams.CudaStreams(torch.device("cuda", 0))
     bundled = made.bundled(work, written)
     assert (bundled is work) == (writes != 3)
     assert made.why_unbundled == ("" if writes == 3 else "a graph of it writes something else")

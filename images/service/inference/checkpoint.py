@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.core.errors import CheckpointUnreadable
-from probes.placement.checkpoint import Checkpoint
-from probes.placement.checkpoint import opened as open_checkpoint
+from probes.placement.checkpoint import Checkpoint, open_checkpoint
 from service.errors import ModelUnreadable
 from service.inference.architecture import BertShape, Shape, parameter_shapes
 

@@ -11,8 +11,8 @@ import torch
 
 from probes.placement.checkpoint import Checkpoint
 from probes.placement.models.headers import DTYPES
-from probes.placement.packing.staging import Buffers
-from probes.placement.read_ahead import bring
+from probes.placement.packing.staging import HostBuffers
+from probes.placement.read_ahead import convert_into
 from service.inference import bert, checkpoint
 from service.inference.architecture import BertShape, parameter_shapes
 
@@ -21,13 +21,13 @@ def weights(shape: BertShape, path: Path) -> bert.Weights:
     """The file's weights in float32. Raises ModelUnreadable, also where the file changes meanwhile."""
     with checkpoint.opened(path) as file:
         checkpoint.check(shape, checkpoint.stored_in(file), path)
-        buffers = Buffers()
+        buffers = HostBuffers()
         return {name: _tensor(file, name, buffers) for name in parameter_shapes(shape)}
 
 
-def _tensor(file: Checkpoint, name: str, buffers: Buffers) -> torch.Tensor:
+def _tensor(file: Checkpoint, name: str, buffers: HostBuffers) -> torch.Tensor:
     stored = file.tensors[name]
     made = torch.empty(stored.shape, dtype=torch.float32)
     own = getattr(torch, DTYPES[stored.dtype])
-    bring(partial(file.read_into, name), own, made, given=torch.float32, buffers=buffers)
+    convert_into(partial(file.read_into, name), own, made, given=torch.float32, buffers=buffers)
     return made

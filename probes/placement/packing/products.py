@@ -61,7 +61,7 @@ def best_base(counts: torch.Tensor) -> tuple[int, float]:
     return base, float(sums[base] / counts.sum().clamp(min=1))
 
 
-def encode(
+def encode_window(
     layout: Layout, words: Words, cut: Grid, *, base: int, place: Place | None
 ) -> dict[str, torch.Tensor]:
     """Place the large parts of the words (flat, padded to whole rows), if wanted; the others are returned."""
@@ -71,12 +71,12 @@ def encode(
     for first, last in row_chunks(cut, words.device):
         start = first * cut.width
         piece = words.read(start, last * cut.width)
-        code, indices = _codes(layout, piece, base)
+        code, indices = _window_codes(layout, piece, base)
         if place:
             rest = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
             rest |= piece & ((1 << layout.mantissa_bits) - 1)
             rest.index_fill_(0, indices, 0)
-            for i in range(_planes(layout)):
+            for i in range(_window_planes(layout)):
                 place(f"rest{i}", start, rest >> (8 * i) if i else rest)
             pair = code.view(last - first, 2, half)
             place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
@@ -85,24 +85,24 @@ def encode(
     return _escapes(values.whole(), found.whole(), cut)
 
 
-def large_parts(layout: Layout, cut: Grid) -> dict[str, int]:
+def window_parts(layout: Layout, cut: Grid) -> dict[str, int]:
     """The parts whose bytes are known before the words are."""
     n = cut.rows * cut.width
-    return {f"rest{i}": n for i in range(_planes(layout))} | {"codes": n // 2}
+    return {f"rest{i}": n for i in range(_window_planes(layout))} | {"codes": n // 2}
 
 
-def decoded(
+def decode_window(
     layout: Layout, parts: dict[str, torch.Tensor], cut: Grid, base: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Pieces of the words in order, each with the index that it begins at; escapes are still zero."""
     codes = parts["codes"].view(cut.rows, 1, cut.width // 2)
     for first, last in row_chunks(cut, codes.device):
         span = slice(first * cut.width, last * cut.width)
-        planes = [parts[f"rest{i}"][span] for i in range(_planes(layout))]
-        yield span.start, _words(layout, codes[first:last], planes, base)
+        planes = [parts[f"rest{i}"][span] for i in range(_window_planes(layout))]
+        yield span.start, _window_words(layout, codes[first:last], planes, base)
 
 
-def decoded_rows(
+def decode_window_rows(
     layout: Layout, parts: Mapping[str, torch.Tensor], ids: torch.Tensor, *, base: int, most_escapes: int
 ) -> torch.Tensor:
     """The words of the rows `ids` (flat) of a matrix whose rows have their own lists of escapes.
@@ -113,8 +113,8 @@ def decoded_rows(
     rows = starts.numel() - 1
     byte = parts["codes"].view(rows, 1, -1).index_select(0, ids)
     width = 2 * byte.shape[2]
-    planes = [parts[f"rest{i}"].view(rows, width).index_select(0, ids) for i in range(_planes(layout))]
-    words = _words(layout, byte, [plane.view(-1) for plane in planes], base).view(-1, width)
+    planes = [parts[f"rest{i}"].view(rows, width).index_select(0, ids) for i in range(_window_planes(layout))]
+    words = _window_words(layout, byte, [plane.view(-1) for plane in planes], base).view(-1, width)
     if not most_escapes:
         return words
     begin, end = (edge.index_select(0, ids)[:, None] - starts[0] for edge in (starts[:-1], starts[1:]))
@@ -127,7 +127,9 @@ def decoded_rows(
     return padded[:, :width]
 
 
-def _words(layout: Layout, byte: torch.Tensor, planes: Sequence[torch.Tensor], base: int) -> torch.Tensor:
+def _window_words(
+    layout: Layout, byte: torch.Tensor, planes: Sequence[torch.Tensor], base: int
+) -> torch.Tensor:
     """The words, flat, of rows with these codes, of shape (rows, 1, width / 2); escapes are still zero."""
     code = torch.cat((byte & 15, byte >> 4), 1).view(-1)
     words = ((code + base) * ((code + _WINDOW) >> 4)).to(layout.word) << layout.mantissa_bits  # 0 of code 0
@@ -160,11 +162,11 @@ def chunk(device: torch.device) -> int:
     return CPU_CHUNK if device.type == "cpu" else CHUNK
 
 
-def _planes(layout: Layout) -> int:
+def _window_planes(layout: Layout) -> int:
     return (layout.mantissa_bits + 1) // 8
 
 
-def _codes(layout: Layout, words: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _window_codes(layout: Layout, words: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The codes, in bytes, and the indices of the escapes.
 
     Of bytes, a CPU calculates with many at once; comparing takes it twenty times as long.
@@ -257,6 +259,8 @@ def rows(packed: Packed, ids: torch.Tensor, *, most_escapes: int) -> torch.Tenso
         found = torch.empty((flat.numel(), packed.shape[1]), dtype=torch.bfloat16, device=packed.device)
         launch.unpack_rows(packed.parts, flat, found, base=packed.base)
     else:
-        words = decoded_rows(packed.layout, packed.parts, flat, base=packed.base, most_escapes=most_escapes)
+        words = decode_window_rows(
+            packed.layout, packed.parts, flat, base=packed.base, most_escapes=most_escapes
+        )
         found = words.contiguous().view(torch.bfloat16)
     return found.view(*ids.shape, packed.shape[1])

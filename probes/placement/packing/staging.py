@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from probes.placement.packing.threads import Threads, of_all, renew_in_forks
+from probes.placement.packing.threads import Threads, renew_in_forks, run_all
 
 PIECE_BYTES: Final = 2 << 20  # large enough for a disk, small enough to share a layer's matrix among threads
 THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
@@ -23,7 +23,7 @@ THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in 
 Found = TypeVar("Found")
 
 
-class Buffers:
+class HostBuffers:
     """The threads' buffers, made at first use. They are pinned if a GPU is used by then."""
 
     def __init__(self, count: int = THREADS) -> None:
@@ -74,7 +74,7 @@ class Buffers:
             if self._threads is None:
                 self._threads = Threads(self._count, "weir-pieces")
             threads = self._threads
-        return of_all(threads, one, starts)
+        return run_all(threads, one, starts)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

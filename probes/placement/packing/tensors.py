@@ -35,15 +35,15 @@ def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
     return tuple(sorted(chosen.tolist())), share
 
 
-def encode(
+def encode_ranked(
     layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place | None
 ) -> dict[str, torch.Tensor]:
     """Place the large parts of `n` words, a whole number of blocks, if wanted; the others are returned."""
     block, low_bits = block_of(n), layout.mantissa_bits - 7
     # grown, not listed, as in `window`
     found, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
-    code_of = _coding(layout, table, words.device)
-    for span in _chunks(n, block, words.device):
+    code_of = _ranked_coding(layout, table, words.device)
+    for span in _block_chunks(n, block, words.device):
         piece = words.read(span.start, span.stop)
         field = exponents(layout, piece)
         code = code_of(field)
@@ -51,9 +51,9 @@ def encode(
             sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
             place("rest", span.start, (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits)
             low = (piece.to(torch.uint8) & ((1 << low_bits) - 1)) << 1
-            more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
+            more = _pack_bits(low | (code >> 2), bits=low_bits + 1, block=block)
             place("more", span.start * (low_bits + 1) // 8, more)
-            place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
+            place("two", span.start // 4, _pack_bits(code & 3, bits=2, block=block))
         escapes = true_places(((code + CODES) >> 3) ^ 1)  # code 0 alone: the others are 1 to 7
         edges = torch.arange(0, piece.numel() + 1, block, device=words.device)
         counts.append(torch.searchsorted(escapes, edges).diff())
@@ -65,7 +65,7 @@ def encode(
     }
 
 
-def _coding(
+def _ranked_coding(
     layout: Layout, table: tuple[int, ...], device: torch.device
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """What makes codes of exponents, both in bytes: by arithmetic where the table has neighbours alone."""
@@ -77,12 +77,12 @@ def _coding(
     return lambda field: code_of.index_select(0, field.to(torch.int32))
 
 
-def large_parts(layout: Layout, n: int) -> dict[str, int]:
+def ranked_parts(layout: Layout, n: int) -> dict[str, int]:
     """The parts whose bytes are known before the `n` words are."""
     return {"rest": n, "more": n * (layout.mantissa_bits - 6) // 8, "two": n // 4}
 
 
-def decoded(
+def decode_ranked(
     layout: Layout, parts: dict[str, torch.Tensor], table: tuple[int, ...]
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Pieces of the words in order, each with the index that it begins at."""
@@ -91,17 +91,19 @@ def decoded(
     device = parts["rest"].device
     # filled on the device: a copy from the host can't be captured in a graph
     exponent_of = torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in (0, *table)])
-    for span in _chunks(n, block, device):
-        more = _get(parts["more"], span, bits=low_bits + 1, block=block)
-        code = _get(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)
+    for span in _block_chunks(n, block, device):
+        more = _unpack_bits(parts["more"], span, bits=low_bits + 1, block=block)
+        code = _unpack_bits(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)
         field = exponent_of.index_select(0, code.to(torch.int32))
-        field = torch.where(code == 0, _side(parts, code, span, block), field)
+        field = torch.where(code == 0, _escaped_exponents(parts, code, span, block), field)
         rest = parts["rest"][span].to(torch.int16)
         mantissa = ((rest & 0x7F) << low_bits) | (more >> 1).to(torch.int16)
         yield span.start, (rest >> 7 << layout.sign_shift) | (field << layout.mantissa_bits) | mantissa
 
 
-def _side(parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block: int) -> torch.Tensor:
+def _escaped_exponents(
+    parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block: int
+) -> torch.Tensor:
     """For each weight of a piece the exponent that it would have if it were an escape."""
     exponents = parts["exponents"]
     if not exponents.numel():
@@ -112,13 +114,13 @@ def _side(parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block
     return exponents.index_select(0, rank.view(-1).clamp(max=exponents.numel() - 1)).to(torch.int16)
 
 
-def _chunks(n: int, block: int, device: torch.device) -> Iterator[slice]:
+def _block_chunks(n: int, block: int, device: torch.device) -> Iterator[slice]:
     step = max(1, chunk(device) // max(block, 1)) * max(block, 1)
     for first in range(0, n, step):
         yield slice(first, min(first + step, n))
 
 
-def _shared(values: torch.Tensor, *, bits: int, block: int) -> torch.Tensor:
+def _pack_bits(values: torch.Tensor, *, bits: int, block: int) -> torch.Tensor:
     """Values of a few bits in bytes that they share."""
     per_byte = 8 // bits
     sharing = values.view(-1, per_byte, block // per_byte)
@@ -128,7 +130,7 @@ def _shared(values: torch.Tensor, *, bits: int, block: int) -> torch.Tensor:
     return byte.view(-1)
 
 
-def _get(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> torch.Tensor:
+def _unpack_bits(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> torch.Tensor:
     per_byte = 8 // bits
     byte = plane[span.start // per_byte : span.stop // per_byte].view(-1, 1, block // per_byte)
     return torch.cat([(byte >> (bits * i)) & ((1 << bits) - 1) for i in range(per_byte)], 1).view(-1)
@@ -252,9 +254,9 @@ def unpack_by_operations(packed: Packed, out: torch.Tensor) -> None:
         return
     pieces: Iterator[tuple[int, torch.Tensor]]
     if packed.table:
-        pieces = decoded(packed.layout, parts, packed.table)
+        pieces = decode_ranked(packed.layout, parts, packed.table)
     else:
-        pieces = products.decoded(packed.layout, parts, cut, packed.base)
+        pieces = products.decode_window(packed.layout, parts, cut, packed.base)
     for start, words in pieces:
         piece = flat[start : start + words.numel()]
         piece.copy_(_floats(packed.layout, words[: piece.numel()]))
@@ -300,12 +302,12 @@ def _encode(
     words = products.Words(values.device, read)
     if table:
         padded = n + -n % block_of(n)
-        sizes = large_parts(layout, padded)
-        others = encode(layout, words, padded, table=table, place=allocate(sizes))
+        sizes = ranked_parts(layout, padded)
+        others = encode_ranked(layout, words, padded, table=table, place=allocate(sizes))
     else:
         cut = grid(values.shape)
-        sizes = products.large_parts(layout, cut)
-        others = products.encode(layout, words, cut, base=base, place=allocate(sizes))
+        sizes = products.window_parts(layout, cut)
+        others = products.encode_window(layout, words, cut, base=base, place=allocate(sizes))
     parts = [PartForm(name, "uint8", size) for name, size in sizes.items()]
     parts += [
         PartForm(name, str(part.dtype).removeprefix("torch."), part.numel()) for name, part in others.items()

@@ -46,7 +46,7 @@ class Threads(ThreadPoolExecutor):
         super().__init__(self._again[0], thread_name_prefix=self._again[1])
 
 
-def of_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+def run_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
     """What `work` returns for each item, in their order; threads do it, in any order.
 
     Where one fails, what hasn't begun is left out, and the error is raised once all threads have stopped. So

@@ -26,9 +26,22 @@ from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import ALIGNMENT, DENSE_FROM, PackedForm, aligned
 from probes.placement.packing.packed import Packed, as_it_is, form
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.packed_tables import is_multiplied, room_of
-from probes.placement.runtime.stored_blocks import Cuts, Stored, lay_out, memory_order, raw_bytes, raw_view
-from probes.placement.runtime.weight_sources import Homes, PackedValues, Source, Wire, own_values
+from probes.placement.runtime.packed_tables import is_multiplied, table_room
+from probes.placement.runtime.stored_blocks import (
+    Cuts,
+    StoredBlock,
+    lay_out,
+    memory_order,
+    raw_view,
+    unpacked_bytes,
+)
+from probes.placement.runtime.weight_sources import (
+    ModelWeights,
+    PackedValues,
+    ParameterOrigins,
+    WeightSource,
+    given_values,
+)
 from probes.placement.types import Plan, Tier
 
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since 5.14
@@ -242,7 +255,7 @@ PACKED: Final = ("packed", "streamed_packed")
 
 
 @dataclass(frozen=True)
-class Storing:
+class StorageOptions:
     """What a plan says of how blocks are stored, besides their tiers."""
 
     fast: bool  # few rows are multiplied with packed weights
@@ -251,9 +264,9 @@ class Storing:
     tables: Collection[str] = ()  # and of those that stay packed
 
     @staticmethod
-    def of(plan: Plan) -> "Storing":
+    def of(plan: Plan) -> "StorageOptions":
         """What this plan says."""
-        return Storing(
+        return StorageOptions(
             plan.objective == "fast",
             {block.name for block in plan.blocks if block.dense},
             {block.name for block in plan.blocks if block.kept},
@@ -266,37 +279,45 @@ class Storing:
 
 
 @dataclass(eq=False)
-class Settled:
+class BlockPlacement:
     """One block on its way."""
 
     block: Block
     tier: Tier
-    stored: Stored
+    stored: StoredBlock
     packed: tuple[PackedValues | None, ...] = ()  # of each entry
-    wire: Wire | None = None
+    wire: WeightSource | None = None
     memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
     original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
 
 
-def laid(block: Block, tier: Tier, storing: Storing, source: Source, homes: Homes, *, most: int) -> Settled:
+def lay_out_placement(
+    block: Block,
+    tier: Tier,
+    storing: StorageOptions,
+    source: ModelWeights,
+    homes: ParameterOrigins,
+    *,
+    most: int,
+) -> BlockPlacement:
     """The block as its tier has it, packed already if it is to be. `most` is as for `arranged`."""
     if tier not in PACKED and block.name not in storing.kept:
-        return Settled(block, tier, lay_out(block))
+        return BlockPlacement(block, tier, lay_out(block))
     found: list[PackedValues | None] = []
     for entry in block.entries:
         dense = block.name in storing.dense and prod(entry.shape) >= DENSE_FROM
         values = source.packed(entry, dense=dense) if tier in PACKED else None
         found.append(values)
         if source.again:
-            homes.later(entry, partial(own_values, source, entry))
+            homes.later(entry, partial(given_values, source, entry))
         elif values is not None:  # the values are kept twice no longer than necessary
-            homes.later(entry, partial(_unpacked, entry, values.outline))
-    return arranged(block, tier, found, storing, most=most)
+            homes.later(entry, partial(_unpacked_from_memory, entry, values.outline))
+    return arrange(block, tier, found, storing, most=most)
 
 
-def arranged(
-    block: Block, tier: Tier, found: Sequence[PackedValues | None], storing: Storing, *, most: int
-) -> Settled:
+def arrange(
+    block: Block, tier: Tier, found: Sequence[PackedValues | None], storing: StorageOptions, *, most: int
+) -> BlockPlacement:
     """The block as its tier has it, from what was packed of its entries; none were for an empty `found`.
 
     At most `most` bytes of a packed block that streams are copied at once; 0: it is copied as a whole.
@@ -308,29 +329,34 @@ def arranged(
     found = tuple(found or [None] * len(block.entries))
     for entry, values in zip(block.entries, found, strict=True):
         packed = values.outline if values else None
-        forms.append(form(packed) if packed else _as_given(block, entry, storing))
+        forms.append(form(packed) if packed else _given_form(block, entry, storing))
         cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
-    return Settled(block, tier, _stored(block, forms, cuts, storing, most=most), found)
+    return BlockPlacement(block, tier, _stored_block(block, forms, cuts, storing, most=most), found)
 
 
-def _as_given(block: Block, entry: Entry, storing: Storing) -> PackedForm | None:
+def _given_form(block: Block, entry: Entry, storing: StorageOptions) -> PackedForm | None:
     """The form of a tensor that is kept with the bits that the model has."""
     if not entry.converts or block.name not in storing.kept:
         return None
     return as_it_is(tuple(entry.shape[d] for d in memory_order(entry)))
 
 
-def _stored(
-    block: Block, forms: Sequence[PackedForm | None], cuts: Sequence[Cuts], storing: Storing, *, most: int
-) -> Stored:
+def _stored_block(
+    block: Block,
+    forms: Sequence[PackedForm | None],
+    cuts: Sequence[Cuts],
+    storing: StorageOptions,
+    *,
+    most: int,
+) -> StoredBlock:
     """Where each tensor is in the block's bytes: in pieces, if they take no more than the unpacked block."""
     stored = lay_out(block, forms)
     cut = replace(lay_out(block, forms, cuts), most=most)
     several = stored.is_unpacked or len(cut.pieces) > 1
-    if most and several and cut.n_bytes <= raw_bytes(block):  # else calls read it from its slot
+    if most and several and cut.n_bytes <= unpacked_bytes(block):  # else calls read it from its slot
         stored = cut
     if block.name in storing.tables and forms[0] is not None:
-        stored = replace(stored, table=True, room=room_of(block.entries[0]))
+        stored = replace(stored, table=True, room=table_room(block.entries[0]))
     return stored
 
 
@@ -342,7 +368,7 @@ def _cuts(entry: Entry, packed: Packed | None, most: int) -> Cuts:
     return [(first, None) for first in range(0, prod(entry.shape), step)]
 
 
-def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:
+def _unpacked_from_memory(entry: Entry, packed: Packed) -> torch.Tensor:
     flat = torch.empty(entry.given_bytes, dtype=torch.uint8, device=packed.device)
     unpack(packed, flat.view(entry.given).view(packed.shape))
     return raw_view(entry, flat, entry.given)

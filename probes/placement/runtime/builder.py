@@ -16,41 +16,47 @@ from probes.placement.packing.format import ALIGNMENT, aligned
 from probes.placement.packing.packed import packed_in
 from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.buffers import (
+    BlockPlacement,
     DeviceArena,
     HostArena,
-    Settled,
-    Storing,
-    arranged,
-    laid,
+    StorageOptions,
+    arrange,
+    lay_out_placement,
     node_of_gpu,
 )
 from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.hooks import Buffer, ring
-from probes.placement.runtime.host_memory import Candidate, Counted, Slots, spilled, zero_copy
-from probes.placement.runtime.measuring import TierUse, tier_use
-from probes.placement.runtime.stored_blocks import Item, raw_bytes, raw_view
-from probes.placement.runtime.streams import Lanes
-from probes.placement.runtime.weight_sources import (
-    Held,
-    Homes,
-    PackedValues,
-    Source,
-    joins_its_weights,
-    own_values,
-    require_entry,
-    require_packed,
+from probes.placement.runtime.hooks import DeviceBuffer, make_buffers
+from probes.placement.runtime.host_memory import (
+    PlannedBytes,
+    SpillCandidate,
+    StagingSize,
+    choose_spilled,
+    zero_copy,
 )
-from probes.placement.types import IN_VRAM, TIERS, Rings, Tier
+from probes.placement.runtime.measuring import TierUse, tier_use
+from probes.placement.runtime.stored_blocks import StoredEntry, raw_view, unpacked_bytes
+from probes.placement.runtime.streams import Streams
+from probes.placement.runtime.weight_sources import (
+    MemorySource,
+    ModelWeights,
+    PackedValues,
+    ParameterOrigins,
+    given_values,
+    joins_its_weights,
+    require_entry_range,
+    require_packed_range,
+)
+from probes.placement.types import IN_VRAM, TIERS, PrefetchPool, Tier
 
 
-class Filler:
+class MemoryFiller:
     """Brings values from their source to memory, and lets the parameters' homes know where."""
 
-    def __init__(self, source: Source, homes: Homes) -> None:
+    def __init__(self, source: ModelWeights, homes: ParameterOrigins) -> None:
         self.source, self.homes = source, homes
         self._ways_back: dict[int, Callable[[], torch.Tensor]] = {}
 
-    def fill(self, one: Settled, memory: torch.Tensor) -> None:
+    def fill(self, one: BlockPlacement, memory: torch.Tensor) -> None:
         """Write the block's bytes, and let its parameters have theirs there.
 
         Raises PlacementError for values that changed meanwhile or that can't be converted.
@@ -63,7 +69,7 @@ class Filler:
                 _fill_packed(item, packed, memory)
             else:
                 self.source.fill(item.entry, item.given(memory))
-                require_entry(item.entry, item.given(memory))
+                require_entry_range(item.entry, item.given(memory))
             self.homes.later(item.entry, partial(_unpacked_from, item, memory))
         one.packed = ()
 
@@ -81,10 +87,10 @@ class Filler:
         """Each pass reads the block. Raises PlacementError for values that can't be converted."""
         for entry in block.entries:
             if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
-                require_entry(entry, own_values(self.source, entry))
-            self.homes.later(entry, partial(own_values, self.source, entry))
+                require_entry_range(entry, given_values(self.source, entry))
+            self.homes.later(entry, partial(given_values, self.source, entry))
 
-    def see(self, one: Settled, seen: torch.Tensor) -> None:
+    def see(self, one: BlockPlacement, seen: torch.Tensor) -> None:
         """Let the parameters of a block that was filled have its memory as the GPU sees it."""
         assert one.memory is not None
         for item in one.stored.items:
@@ -104,53 +110,53 @@ class Filler:
         if entry.converts:
             self._ways_back[id(entry)] = self.source.way_back(entry, view)
             return self._ways_back[id(entry)]
-        return None if view.device.type == "cpu" else partial(_itself, view)
+        return None if view.device.type == "cpu" else partial(_identity, view)
 
 
-def _fill_packed(item: Item, packed: PackedValues, memory: torch.Tensor) -> None:
+def _fill_packed(item: StoredEntry, packed: PackedValues, memory: torch.Tensor) -> None:
     places = [memory[unit.offset :][: unit.n_bytes] for unit in item.units]
     parts = [packed.outline.part(unit.first, unit.last) for unit in item.units]
     if not packed.write(list(zip(parts, places, strict=True))):
         raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
     for unit, place in zip(item.units, places, strict=True):
         assert unit.form
-        require_packed(item.entry, packed_in(unit.form, place))
+        require_packed_range(item.entry, packed_in(unit.form, place))
 
 
-def _itself(view: torch.Tensor) -> torch.Tensor:
+def _identity(view: torch.Tensor) -> torch.Tensor:
     """The values where they are: a copy beside them may not fit."""
     return view
 
 
-def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:
+def _unpacked_from(item: StoredEntry, memory: torch.Tensor) -> torch.Tensor:
     flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
     item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
     return raw_view(item.entry, flat, item.entry.given)
 
 
-IN_HOST = ("streamed", "streamed_packed", "in_place")
+IN_HOST_ARENA = ("streamed", "streamed_packed", "in_place")
 MOVING = ("streamed", "streamed_packed", "disk")
 
 
 @dataclass(eq=False)
-class Settling:
+class Builder:
     """The memory of one placed model, and the steps that fill it."""
 
     model: nn.Module
-    lanes: Lanes
-    source: Source
-    homes: Homes
-    rings: Rings
+    lanes: Streams
+    source: ModelWeights
+    homes: ParameterOrigins
+    rings: PrefetchPool
     pinned: bool
-    storing: Storing
-    counted: Counted | None  # None: the plan has no budgets
-    settled: list[Settled] = field(default_factory=list)
+    storing: StorageOptions
+    counted: PlannedBytes | None  # None: the plan has no budgets
+    settled: list[BlockPlacement] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
     spilled: int = 0  # blocks that stream, though they were to stay in VRAM
 
     def __post_init__(self) -> None:
-        self._filler = Filler(self.source, self.homes)
+        self._filler = MemoryFiller(self.source, self.homes)
 
     def take_over(self, blocks: Sequence[tuple[Block, Tier]], engine: Engine) -> None:
         """Bring all blocks to their tiers, and those that move to the engine. The caller undoes failures."""
@@ -169,11 +175,15 @@ class Settling:
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Pack what is packed, and bring what streams into the arena."""
         compared = self.storing.is_compared
-        room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST or compared(block))
+        room = sum(
+            unpacked_bytes(block) for block, tier in blocks if tier in IN_HOST_ARENA or compared(block)
+        )
         self.host = HostArena(room, node_of_gpu(self.lanes.device))
         for block, tier in blocks:
             original = self._original(block) if compared(block) else None
-            one = laid(block, tier, self.storing, self.source, self.homes, most=self._piece_bytes)
+            one = lay_out_placement(
+                block, tier, self.storing, self.source, self.homes, most=self._piece_bytes
+            )
             one.original = original
             self.settled.append(one)
             if tier == "disk":
@@ -181,10 +191,10 @@ class Settling:
                 self._filler.leave_on_disk(block)
             elif tier == "cpu":
                 self._filler.keep_on_host(block)
-            elif tier in IN_HOST:
+            elif tier in IN_HOST_ARENA:
                 self._stream(one)
 
-    def _stream(self, one: Settled) -> None:
+    def _stream(self, one: BlockPlacement) -> None:
         assert self.host
         one.memory = self.host.take(one.stored.n_bytes) if one.original is None else one.original
         self._filler.fill(one, one.memory)
@@ -211,32 +221,36 @@ class Settling:
             self._stream(one)
         self.spilled = len(moved)
 
-    def _moved(self) -> dict[int, Settled]:
+    def _moved(self) -> dict[int, BlockPlacement]:
         """Blocks by their places, as they stream. Raises PlacementError where no choice is enough."""
         elsewhere = {place: self._elsewhere(one) for place, one in enumerate(self.settled) if _can_move(one)}
         # blocks that don't pack take a scratch buffer where they go through slots in pieces: the smallest
         now = self.scratch_bytes
-        for scratch in sorted({now, *(n for n in map(_scratch_of, elsewhere.values()) if n > now)}):
+        for scratch in sorted({now, *(n for n in map(_decode_bytes_of, elsewhere.values()) if n > now)}):
             able = [
-                self._candidate(place, one) for place, one in elsewhere.items() if _scratch_of(one) <= scratch
+                self._candidate(place, one)
+                for place, one in elsewhere.items()
+                if _decode_bytes_of(one) <= scratch
             ]
             over = self._beyond_plan + self.scratches * (scratch - now)
-            chosen = spilled(able, over, Slots(self.slots, self.slot_bytes))
+            chosen = choose_spilled(able, over, StagingSize(self.slots, self.slot_bytes))
             if chosen is not None:
                 return {one.place: elsewhere[one.place] for one in chosen}
         raise self._refusal("too few blocks can stream instead")
 
-    def _elsewhere(self, one: Settled) -> Settled:
+    def _elsewhere(self, one: BlockPlacement) -> BlockPlacement:
         """The same block, streamed; whole if the plan has no scratch buffer to put its pieces together."""
         tier: Tier = "streamed_packed" if one.tier == "packed" else "streamed"
-        most = self._piece_bytes if raw_bytes(one.block) <= self.rings.scratch_bytes else 0
-        made = arranged(one.block, tier, one.packed, self.storing, most=most)
+        most = self._piece_bytes if unpacked_bytes(one.block) <= self.rings.scratch_bytes else 0
+        made = arrange(one.block, tier, one.packed, self.storing, most=most)
         made.original = one.original  # of a table that doesn't pack: the host has its bytes already
         return made
 
-    def _candidate(self, place: int, elsewhere: Settled) -> Candidate:
+    def _candidate(self, place: int, elsewhere: BlockPlacement) -> SpillCandidate:
         now = self.settled[place]
-        return Candidate(place, aligned(now.stored.n_bytes), _slot_of(elsewhere), packed=now.tier == "packed")
+        return SpillCandidate(
+            place, aligned(now.stored.n_bytes), _staging_bytes_of(elsewhere), packed=now.tier == "packed"
+        )
 
     def _refusal(self, why: str) -> PlacementError:
         needed, counted = self._vram_bytes, self._vram_bytes - self._beyond_plan
@@ -283,11 +297,11 @@ class Settling:
         """The table's weights in the host's arena."""
         assert self.host
         (entry,) = block.entries
-        memory = self.host.take(raw_bytes(block))
+        memory = self.host.take(unpacked_bytes(block))
         self.source.fill(entry, raw_view(entry, memory[: entry.n_bytes]))
         return memory
 
-    def _whole(self, one: Settled) -> torch.Tensor | None:
+    def _whole(self, one: BlockPlacement) -> torch.Tensor | None:
         """A table's weights as the device reads them; None where it can't, or where nothing is compared."""
         if one.original is None or not one.stored.table:
             return None
@@ -344,17 +358,17 @@ class Settling:
     @property
     def slot_bytes(self) -> int:
         """Of each slot: the largest block that passes through one, or piece of one."""
-        return max((_slot_of(one) for one in self.settled if one.tier in MOVING), default=0)
+        return max((_staging_bytes_of(one) for one in self.settled if one.tier in MOVING), default=0)
 
     @property
     def scratch_bytes(self) -> int:
         """Of each scratch buffer: the largest block that is unpacked into one."""
-        return max(map(_scratch_of, self.settled), default=0)
+        return max(map(_decode_bytes_of, self.settled), default=0)
 
-    def _ring(self, count: int, n_bytes: int) -> list[Buffer]:
+    def _ring(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
         memories = [self.vram.take(n_bytes) for _ in range(count)]
-        return ring(count, memories, self.lanes)
+        return make_buffers(count, memories, self.lanes)
 
     def _move(self, engine: Engine) -> None:
         slots = self._ring(self.slots, self.slot_bytes)
@@ -373,7 +387,7 @@ class Settling:
             wire = one.wire
             if wire is None:
                 assert one.memory is not None
-                wire = Held(one.memory)
+                wire = MemorySource(one.memory)
             engine.add(one.stored, wire, through, scratch, whole=self._whole(one))
 
     @property
@@ -425,21 +439,21 @@ class Settling:
         self.host = self.vram = None
 
 
-def _can_move(one: Settled) -> bool:
+def _can_move(one: BlockPlacement) -> bool:
     """Whether a block that is to stay in VRAM can stream instead."""
     block = one.block
     moves = block.called and not block.written and bool(block.entries)
     return one.tier in IN_VRAM and not one.stored.table and moves
 
 
-def _slot_of(one: Settled) -> int:
+def _staging_bytes_of(one: BlockPlacement) -> int:
     """Bytes of a slot that its pieces pass through."""
     return max((aligned(piece.end - piece.begin) for piece in one.stored.pieces), default=0)
 
 
-def _scratch_of(one: Settled) -> int:
+def _decode_bytes_of(one: BlockPlacement) -> int:
     """Bytes of a scratch buffer for it; 0 where calls read it where it is."""
-    return raw_bytes(one.block) if one.stored.is_unpacked else 0
+    return unpacked_bytes(one.block) if one.stored.is_unpacked else 0
 
 
 @contextmanager

@@ -27,18 +27,26 @@ from torch import is_grad_enabled, nn
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import MOST_ROWS
-from probes.placement.runtime.hooks import Arithmetic, AtHome, Buffer, Exchange, Moving, Piece, equip
-from probes.placement.runtime.host_memory import tensors_in, transform
+from probes.placement.runtime.hooks import (
+    CpuBlock,
+    DeviceBuffer,
+    MovingBlock,
+    PackedOperations,
+    ParameterSwap,
+    Piece,
+    prepare_block,
+)
+from probes.placement.runtime.host_memory import active_transform, tensors_in
 from probes.placement.runtime.measuring import Stopwatches
-from probes.placement.runtime.offloaded import Away, Lazy, Serving
-from probes.placement.runtime.packed_tables import Table
-from probes.placement.runtime.stored_blocks import Item, Stored, raw_view
-from probes.placement.runtime.streams import Lane, Lanes, Mark
+from probes.placement.runtime.offloaded import OffloadedParameter, PackedParameter, WeightAccess
+from probes.placement.runtime.packed_tables import PackedTable
+from probes.placement.runtime.stored_blocks import StoredBlock, StoredEntry, raw_view
+from probes.placement.runtime.streams import Event, Stream, Streams
 from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import Wire
+from probes.placement.runtime.weight_sources import WeightSource
 
 
-class Order:
+class CallOrder:
     """The order of definition until calls show another.
 
     A successor that has just changed isn't believed until it has come twice: blocks that are called in a new
@@ -76,17 +84,17 @@ class Order:
         return expected == one
 
 
-WalkState = tuple[tuple[int, int], int, int, frozenset[int]]
+LookaheadState = tuple[tuple[int, int], int, int, frozenset[int]]
 
 
-class Walk:
+class Lookahead:
     """How far ahead of the calls one ring has got. `due` was fetched ahead and isn't used yet.
 
     That are blocks, or pieces of blocks, of which `begun` were fetched of the next block. `stuck`: nothing
     can be begun before one of `due` is used, or a call ends; asking again would only cost the host.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: CallOrder) -> None:
         self._order = order
         self.at = (order.before, order.last)  # the last two blocks that it came to
         self.lead = 0  # calls
@@ -108,11 +116,11 @@ class Walk:
         self.due.discard(one)
         self.stuck = False
 
-    def state(self) -> "WalkState":
+    def state(self) -> "LookaheadState":
         """Where it is, to `resume` there later."""
         return self.at, self.lead, self.begun, frozenset(self.due)
 
-    def resume(self, state: "WalkState") -> None:
+    def resume(self, state: "LookaheadState") -> None:
         """Be where it was."""
         self.at, self.lead, self.begun = state[:3]
         self.due, self.stuck = set(state[3]), False
@@ -131,12 +139,14 @@ _MODES: Final[Callable[[], int]] = getattr(torch._C, "_len_torch_dispatch_stack"
 class Engine:
     """The moving blocks of one placed model."""
 
-    def __init__(self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic, turns: Turns) -> None:
+    def __init__(
+        self, lanes: Streams, *, ahead: int, fast: bool, work: PackedOperations, turns: Turns
+    ) -> None:
         self.lanes = lanes
-        self.moving: list[Moving] = []
-        self.at_home: list[AtHome] = []
+        self.moving: list[MovingBlock] = []
+        self.at_home: list[CpuBlock] = []
         self._pieces = 0  # of all blocks
-        self.order = Order(1)
+        self.order = CallOrder(1)
         self.turns = turns
         self.changing = False  # a step is under way; found so by the next one: it was interrupted
         self.epoch = 0  # of what the buffers hold
@@ -144,7 +154,7 @@ class Engine:
         self._fast = fast
         self._fused = False
         self._work = work
-        self._copies, self._unpacks = Walk(self.order), Walk(self.order)
+        self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
         self._slots: set[int] = set()  # by identity
         self._copies_begun = 0  # ahead of calls
         self._scratches: set[int] = set()  # by identity
@@ -154,22 +164,22 @@ class Engine:
 
     def add(
         self,
-        stored: Stored,
-        wire: Wire,
-        slots: Sequence[Buffer],
-        scratch: Buffer | None,
+        stored: StoredBlock,
+        wire: WeightSource,
+        slots: Sequence[DeviceBuffer],
+        scratch: DeviceBuffer | None,
         *,
         whole: torch.Tensor | None = None,
-    ) -> Moving:
+    ) -> MovingBlock:
         """Take a block over. Its parameters become lazy ones until it is called.
 
         `slots`: of its pieces, none if it is in VRAM. `whole`: a table's weights, as the device reads them in
         host memory.
         """
-        one = Moving(len(self.moving), stored, wire, scratch)
+        one = MovingBlock(len(self.moving), stored, wire, scratch)
         one.trainable = any(item.entry.trains for item in stored.items)
         lazies = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
-        equip(one, slots, self._pieces, self._work, fast=self._fast, lazies=lazies)
+        prepare_block(one, slots, self._pieces, self._work, fast=self._fast, lazies=lazies)
         self.moving.append(one)
         self._pieces += len(one.pieces)
         self._slots.update(map(id, slots))
@@ -178,35 +188,35 @@ class Engine:
             self._unpacks_ahead = len(self._scratches) > 1
         return one
 
-    def keep_at_home(self, block: Block) -> AtHome:
+    def keep_at_home(self, block: Block) -> CpuBlock:
         """Take over a block that computes on the CPU and has its weights there."""
-        one = AtHome(block, any(entry.trains for entry in block.entries))
+        one = CpuBlock(block, any(entry.trains for entry in block.entries))
         self.at_home.append(one)
         lazies = {}
         for entry in block.entries:
             owner, name = entry.owners[0]
             values = partial(_copied, owner._parameters[name])
-            lazies[id(entry)] = Lazy.of(self._away(one, entry, values))
+            lazies[id(entry)] = OffloadedParameter.of(self._away(one, entry, values))
         one.settle(lazies)
         return one
 
-    def _lazy(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Lazy:
+    def _lazy(self, one: MovingBlock, item: StoredEntry, whole: torch.Tensor | None) -> OffloadedParameter:
         away = self._away(one, item.entry, partial(self._value, one, item))
         if not one.stored.table:
-            return Lazy.of(away)
+            return OffloadedParameter.of(away)
         table = self._table(one, item, whole)
-        return Serving.of(replace(away, product=table.product, lookup=table.lookup))
+        return PackedParameter.of(replace(away, product=table.product, lookup=table.lookup))
 
     def _away(
-        self, one: Moving | AtHome, entry: Entry, values: Callable[[torch.device], torch.Tensor]
-    ) -> Away:
+        self, one: MovingBlock | CpuBlock, entry: Entry, values: Callable[[torch.device], torch.Tensor]
+    ) -> WeightAccess:
         """`values`: those of the entry on a device."""
 
         def wants(gradients: bool) -> None:
             one.wanted[id(entry)] = gradients
             one.trainable |= gradients
 
-        return Away(
+        return WeightAccess(
             entry.name,
             outline=raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
             device=self.lanes.device,
@@ -216,10 +226,10 @@ class Engine:
             attributes=vars(entry.parameter),
         )
 
-    def _table(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Table:
+    def _table(self, one: MovingBlock, item: StoredEntry, whole: torch.Tensor | None) -> PackedTable:
         flat = one.wire.whole()
         room = flat[one.stored.n_bytes - one.stored.room :][: one.stored.room]
-        return Table(
+        return PackedTable(
             item.packed(flat),
             room,
             unpack=self._work.unpack,
@@ -231,17 +241,17 @@ class Engine:
     def begin(self) -> None:
         """All blocks are there: fetch ahead for a first pass."""
         if self.moving:
-            self.order = Order(len(self.moving))
+            self.order = CallOrder(len(self.moving))
             self._restart()
             self.lanes.finish()  # what has been written to VRAM is there for every lane
             self._advance()
 
     def _restart(self) -> None:
-        self._copies, self._unpacks = Walk(self.order), Walk(self.order)
+        self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
 
     # A block's call
 
-    def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any], *, mine: bool) -> None:
+    def enter(self, one: MovingBlock, args: tuple[Any, ...], kwargs: dict[str, Any], *, mine: bool) -> None:
         """Before a call. Raises PlacementError for training, and while another thread runs the model.
 
         `mine`: the turn is this thread's already.
@@ -254,7 +264,7 @@ class Engine:
         if is_grad_enabled():
             refuse_training(one.name, one.stored.block.modules, args, kwargs, trainable=one.trainable)
         if not mine and not self.turns.begin():
-            raise _has_no_turn(one.name)
+            raise _no_turn_error(one.name)
         if self.changing:
             self._mend()
         self.changing = True
@@ -263,7 +273,7 @@ class Engine:
         one.depth += 1
         self.changing = False
 
-    def leave(self, one: Moving) -> None:
+    def leave(self, one: MovingBlock) -> None:
         """After a call."""
         if self.changing:
             self._mend()
@@ -278,7 +288,7 @@ class Engine:
             self._advance()
         self.changing = False
 
-    def abandon(self, one: Moving, depth: int, *, mine: bool) -> None:
+    def abandon(self, one: MovingBlock, depth: int, *, mine: bool) -> None:
         """After a call that failed, or was interrupted anywhere: `depth` calls of the block are under way.
 
         `mine`: the turn was this thread's before. What an interrupted step did to the buffers is put in order
@@ -296,23 +306,23 @@ class Engine:
                     one.put_away()
             self.turns.give_back(mine)
 
-    def enter_at_home(self, one: AtHome, *, mine: bool) -> None:
+    def enter_at_home(self, one: CpuBlock, *, mine: bool) -> None:
         """Before a call of a block that computes on the CPU. Raises PlacementError as `enter` does."""
         if is_grad_enabled():
             refuse_training(one.block.name, one.block.modules, (), {}, trainable=one.trainable)
         if not mine and not self.turns.begin():
-            raise _has_no_turn(one.block.name)
+            raise _no_turn_error(one.block.name)
         if not one.depth:
             one.exchange.bring()
         one.depth += 1
 
-    def leave_at_home(self, one: AtHome) -> None:
+    def leave_at_home(self, one: CpuBlock) -> None:
         """After such a call."""
         one.depth -= 1
         if not one.depth:
             one.exchange.clear()
 
-    def abandon_at_home(self, one: AtHome, depth: int, *, mine: bool) -> None:
+    def abandon_at_home(self, one: CpuBlock, depth: int, *, mine: bool) -> None:
         """After such a call that failed, as `abandon`."""
         if not self.turns.mine():
             return
@@ -346,7 +356,7 @@ class Engine:
         self.epoch += 1
         self.changing = False
 
-    def _release(self, one: Moving) -> None:
+    def _release(self, one: MovingBlock) -> None:
         """Its call ends: what it read may be overwritten once the compute lane gets here."""
         self._copies.stuck = False
         used = None if one.apart else one.used()
@@ -354,7 +364,7 @@ class Engine:
             used.computed = used.marks[1]
             self.lanes.compute.record(used.computed)
 
-    def _bring(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _bring(self, one: MovingBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
         if self._scratches:
             self.lanes.compute.follow()
@@ -386,18 +396,18 @@ class Engine:
                 self.watches.wait(self.lanes.compute, used.filled)
         one.inside = one.products if one.fused and one.products is not None else one.unpacked
         if self._work.reads is not None:
-            self._work.reads(one.name, _read_by(one, one.inside))
+            self._work.reads(one.name, _memory_read_by(one, one.inside))
         one.inside.bring()
 
-    def _in_use_by_another(self, one: Moving) -> bool:
+    def _in_use_by_another(self, one: MovingBlock) -> bool:
         scratch = None if one.fused else one.scratch
-        if scratch is not None and _busy(scratch, one, ()):
+        if scratch is not None and _is_in_use(scratch, one, ()):
             return True
-        return any(_busy(slot, piece, ()) for piece, slot in one.through) if one.through else False
+        return any(_is_in_use(slot, piece, ()) for piece, slot in one.through) if one.through else False
 
     # The steps before it
 
-    def _fetch(self, one: Moving, used: Buffer | None) -> None:
+    def _fetch(self, one: MovingBlock, used: DeviceBuffer | None) -> None:
         """Hand over the steps that are still needed to bring a block into the buffer that it is read from."""
         if used is not None and used is one.scratch:
             if used.holds is not one:
@@ -405,7 +415,7 @@ class Engine:
         elif used is not None and used.holds is not one.pieces[0]:
             self._copy(one.pieces[0], used)
 
-    def _copy(self, one: Piece, slot: Buffer) -> None:
+    def _copy(self, one: Piece, slot: DeviceBuffer) -> None:
         if slot.holds is not None:
             self._copies.used(slot.holds.index)
         lane = self.lanes.copy
@@ -425,7 +435,7 @@ class Engine:
             self.lanes.end_stream()
         slot.holds = one
 
-    def _unpack(self, one: Moving, scratch: Buffer) -> None:
+    def _unpack(self, one: MovingBlock, scratch: DeviceBuffer) -> None:
         if scratch.holds is not None:
             self._unpacks.due.discard(scratch.holds.index)
         lane = self.lanes.unpack if self._unpacks_ahead else self.lanes.compute
@@ -440,7 +450,7 @@ class Engine:
             lane.record(scratch.filled)
         scratch.holds = one
 
-    def _unpack_piece(self, one: Piece, lane: Lane) -> None:
+    def _unpack_piece(self, one: Piece, lane: Stream) -> None:
         """Unpack it from its slot, which is free for the next one then."""
         slot = one.slot
         if slot is not None and slot.holds is not one:
@@ -461,7 +471,7 @@ class Engine:
 
     def advance(self) -> None:
         """Begin what comes next before a block computes on the CPU, unless another thread runs the model."""
-        if not self.moving or transform() is not None:
+        if not self.moving or active_transform() is not None:
             return
         mine = self.turns.mine()
         try:
@@ -484,7 +494,7 @@ class Engine:
         if self._slots and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
             self._unpack_ahead()
 
-    def _next(self, walk: Walk) -> int | None:
+    def _next(self, walk: Lookahead) -> int | None:
         """The block to begin next; None when enough is begun, or it isn't known."""
         if len(walk.due) >= self._ahead:
             walk.stuck = True
@@ -504,11 +514,11 @@ class Engine:
             walk.step(index)
         return self._copies_begun > before
 
-    def _begun(self, one: Piece, slot: Buffer) -> bool:
+    def _begun(self, one: Piece, slot: DeviceBuffer) -> bool:
         """Whether a piece is on its way to its slot."""
         walk = self._copies
         one.wire.announce()
-        if one.index in walk.due or one.depth or _busy(slot, one, walk.due):
+        if one.index in walk.due or one.depth or _is_in_use(slot, one, walk.due):
             walk.stuck = True
             return False
         if slot.holds is not one:
@@ -529,7 +539,7 @@ class Engine:
             one = self.moving[index]
             scratch = one.scratch
             if scratch is not None and not (self._fused and one.products is not None):
-                if index in walk.due or one.depth or _busy(scratch, one, walk.due):
+                if index in walk.due or one.depth or _is_in_use(scratch, one, walk.due):
                     return
                 if scratch.holds is not one:
                     if any(slot.holds is not piece for piece, slot in one.through):
@@ -540,16 +550,16 @@ class Engine:
 
     # Reads outside calls
 
-    def _apart(self, one: Moving) -> Exchange:
+    def _apart(self, one: MovingBlock) -> ParameterSwap:
         """A block's parameters with values in memory of their own, on the device."""
         source = one.wire.whole().to(self.lanes.device)
         made = {
             id(item.entry): item.entry.like(self._read(item, item.bytes(source))) for item in one.stored.items
         }
         places = one.unpacked.places
-        return Exchange(places, [made[id(place.entry)] for place in places])
+        return ParameterSwap(places, [made[id(place.entry)] for place in places])
 
-    def _value(self, one: Moving, item: Item, device: torch.device) -> torch.Tensor:
+    def _value(self, one: MovingBlock, item: StoredEntry, device: torch.device) -> torch.Tensor:
         """One tensor in memory of its own.
 
         No turn is waited for: nothing writes what is read, and the thread whose turn it is may wait for
@@ -557,13 +567,13 @@ class Engine:
         """
         return self._read(item, item.bytes(one.wire.whole()).to(device))
 
-    def _read(self, item: Item, source: torch.Tensor) -> torch.Tensor:
+    def _read(self, item: StoredEntry, source: torch.Tensor) -> torch.Tensor:
         """A tensor from its bytes, in memory of its own."""
         flat = torch.empty(item.entry.n_bytes, dtype=torch.uint8, device=source.device)
         item.write(source, flat.view(item.entry.dtype), self._work.unpack)
         return raw_view(item.entry, flat)
 
-    def taken_back(self, one: Moving) -> Iterator[tuple[Entry, torch.Tensor]]:
+    def taken_back(self, one: MovingBlock) -> Iterator[tuple[Entry, torch.Tensor]]:
         """A packed block's values, which last until the next one's: unpacked where calls unpack them.
 
         VRAM may be full, so nothing is allocated there. Nothing for a block without a scratch buffer.
@@ -590,7 +600,7 @@ class Engine:
     # What a recorded pass needs
 
     @property
-    def buffers(self) -> list[Buffer]:
+    def buffers(self) -> list[DeviceBuffer]:
         """Every slot and scratch buffer."""
         found = [buffer for one in self.moving for buffer in (*one.slots, one.scratch) if buffer is not None]
         return list(dict.fromkeys(found))
@@ -610,13 +620,13 @@ class Engine:
         for buffer in self.buffers:
             buffer.forget()
 
-    def state(self) -> "State":
+    def state(self) -> "EngineState":
         """What the buffers hold, and how far the lanes are ahead."""
         order = (self.order.before, self.order.last)
         holds = tuple(buffer.holds for buffer in self.buffers)
-        return State(holds, order, self._copies.state(), self._unpacks.state())
+        return EngineState(holds, order, self._copies.state(), self._unpacks.state())
 
-    def resume(self, state: "State", done: Mark | None) -> None:
+    def resume(self, state: "EngineState", done: Event | None) -> None:
         """The buffers hold what they held then, once `done` is reached."""
         for buffer, held in zip(self.buffers, state.holds, strict=True):
             buffer.holds = held
@@ -626,7 +636,7 @@ class Engine:
         self._unpacks.resume(state.unpacks)
         self.epoch += 1
 
-    def reach(self, state: "State") -> None:
+    def reach(self, state: "EngineState") -> None:
         """Bring the buffers to hold what they held then, and let the compute lane wait for all of them."""
         if self.changing:
             self._mend()
@@ -635,7 +645,7 @@ class Engine:
         self.order.before, self.order.last = state.order
         wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True)]
         for held, buffer in wanted:
-            if isinstance(held, Moving) and buffer.holds is not held:
+            if isinstance(held, MovingBlock) and buffer.holds is not held:
                 self._unpack(held, buffer)
         for held, buffer in wanted:
             if isinstance(held, Piece) and buffer.holds is not held:
@@ -648,13 +658,13 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class State:
+class EngineState:
     """What the buffers hold at the beginning or end of a pass."""
 
-    holds: tuple[Moving | Piece | None, ...]
+    holds: tuple[MovingBlock | Piece | None, ...]
     order: tuple[int, int]
-    copies: WalkState
-    unpacks: WalkState
+    copies: LookaheadState
+    unpacks: LookaheadState
 
 
 def _copied(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
@@ -683,7 +693,7 @@ def refuse_training(
     """Raise PlacementError where gradients are wanted: of an input, or of weights in training mode."""
     wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
     if wanted or (trainable and any(module.training for module in modules)):
-        raise _training(name)
+        raise training_error(name)
 
 
 def refuse_graph(name: str, output: Any) -> None:
@@ -692,33 +702,33 @@ def refuse_graph(name: str, output: Any) -> None:
     They are wanted by parameters that were added to it after it had been placed.
     """
     if any(tensor.requires_grad for tensor in tensors_in(output)):
-        raise _training(name)
+        raise training_error(name)
 
 
-def _has_no_turn(name: str) -> PlacementError:
+def _no_turn_error(name: str) -> PlacementError:
     return PlacementError(
         f"{name} was called while another thread runs this placed model",
         "call the model as a whole, for which threads wait, or place a model for each thread",
     )
 
 
-def _training(name: str) -> PlacementError:
+def training_error(name: str) -> PlacementError:
     return PlacementError(
         f"{name or 'the model'} was called with gradients enabled: a placed model can't be trained",
         "call it under torch.inference_mode(), or eval() it; to train it, call remove() of the handle",
     )
 
 
-def _read_by(one: Moving, inside: Exchange) -> list[torch.Tensor]:
+def _memory_read_by(one: MovingBlock, inside: ParameterSwap) -> list[torch.Tensor]:
     """The memory of buffers that a call is about to read."""
     values = [place.present for place in inside.places]
-    read = [value.data for value in values if not isinstance(value, Lazy)]
+    read = [value.data for value in values if not isinstance(value, OffloadedParameter)]
     if one.fused and (target := one.pieces[0].target) is not None:
         read.append(target)
     return read
 
 
-def _busy(buffer: Buffer, one: Moving | Piece, due: Container[int]) -> bool:
+def _is_in_use(buffer: DeviceBuffer, one: MovingBlock | Piece, due: Container[int]) -> bool:
     """Whether the buffer holds another block that is in use, or fetched ahead and not used yet."""
     held = buffer.holds
     return held is not None and held is not one and (held.depth > 0 or held.index in due)

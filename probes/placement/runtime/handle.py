@@ -11,40 +11,40 @@ from torch import is_grad_enabled, nn
 from probes.core.errors import PlacementError
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import Block
-from probes.placement.runtime.builder import Settling
+from probes.placement.runtime.builder import Builder
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, refuse_graph, refuse_training
-from probes.placement.runtime.hooks import AtHome, Moving
+from probes.placement.runtime.hooks import CpuBlock, MovingBlock
 from probes.placement.runtime.host_memory import (
-    Guard,
-    Inputs,
+    ForwardHook,
+    InputConversionHook,
+    active_transform,
+    call_uncompiled,
+    host_round_trip,
     is_compiled,
-    to_host,
-    transform,
-    uncompiled,
-    untransformed,
+    outside_transforms,
 )
 from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
 from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import Homes, becomes, entrances
+from probes.placement.runtime.weight_sources import ParameterOrigins, bfloat16_target, converting_modules
 from probes.placement.types import Plan, Tier
 
 
-class Called(Guard):
+class BlockHook(ForwardHook):
     """The forward of a moving block's module: its weights are there meanwhile."""
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: Moving) -> None:
+    def __init__(self, forward: Callable[..., Any], engine: Engine, one: MovingBlock) -> None:
         super().__init__(forward)
         self._engine, self._one = engine, one
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the weights, compute, release them."""
         if is_compiled():
-            return uncompiled(self, args, kwargs)
+            return call_uncompiled(self, args, kwargs)
         engine, one = self._engine, self._one
         enter, leave = engine.enter, engine.leave
-        if transform() is not None:
-            enter, leave = untransformed(enter), untransformed(leave)
+        if active_transform() is not None:
+            enter, leave = outside_transforms(enter), outside_transforms(leave)
         mine = engine.turns.mine()
         depth = one.depth if mine else 0
         try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
@@ -61,10 +61,10 @@ class Called(Guard):
         return output
 
 
-class OnHost(Guard):
+class CpuBlockHook(ForwardHook):
     """The forward of a module that computes on the CPU, of a model whose other blocks compute elsewhere."""
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: AtHome) -> None:
+    def __init__(self, forward: Callable[..., Any], engine: Engine, one: CpuBlock) -> None:
         super().__init__(forward)
         self._engine, self._one = engine, one
 
@@ -74,14 +74,14 @@ class OnHost(Guard):
         Those are begun before: nothing else would begin them while this thread computes.
         """
         if is_compiled():
-            return uncompiled(self, args, kwargs)
+            return call_uncompiled(self, args, kwargs)
         engine, one = self._engine, self._one
         mine = engine.turns.mine()
         depth = one.depth if mine else 0
         try:
             engine.enter_at_home(one, mine=mine)
             engine.advance()
-            trip = to_host(engine.lanes.device)
+            trip = host_round_trip(engine.lanes.device)
             given, named = trip.go(args), trip.go(kwargs)
             engine.advance()  # what was read from disk meanwhile can be copied now
             output = trip.come(self.forward(*given, **named))
@@ -94,7 +94,7 @@ class OnHost(Guard):
         return output
 
 
-class WholePass(Guard):
+class ModelHook(ForwardHook):
     """The forward of a placed model. Threads take turns."""
 
     def __init__(
@@ -114,7 +114,7 @@ class WholePass(Guard):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
         if is_compiled():
-            return uncompiled(self, args, kwargs)
+            return call_uncompiled(self, args, kwargs)
         return self._turns.taken(partial(self._pass, args, kwargs), self._failed)
 
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ class Handle:
     """A placed model: `model` is called as before, `remove()` gives it back as it was."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, engine: Engine, homes: Homes, settling: Settling
+        self, model: nn.Module, plan: Plan, engine: Engine, homes: ParameterOrigins, settling: Builder
     ) -> None:
         self.model = model
         self.plan = plan
@@ -150,27 +150,27 @@ class Handle:
         self._settling.take_over(blocks, self._engine)
         moving = {id(one.stored.block): one for one in self._engine.moving}
         for block, tier in blocks:
-            make: Callable[..., Guard] | None = None
+            make: Callable[..., ForwardHook] | None = None
             if id(block) in moving:
-                make = partial(Called, engine=self._engine, one=moving[id(block)])
+                make = partial(BlockHook, engine=self._engine, one=moving[id(block)])
             elif tier == "cpu":
-                make = partial(OnHost, engine=self._engine, one=self._engine.keep_at_home(block))
+                make = partial(CpuBlockHook, engine=self._engine, one=self._engine.keep_at_home(block))
             if make is not None:
                 for module in block.modules:
                     self._homes.guard(module, make)
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
-        dtype = becomes(self.plan)
+        dtype = bfloat16_target(self.plan)
         if dtype is not None:
             self._homes.convert_buffers(self.model, dtype)
 
     def convert_inputs(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
-        dtype = becomes(self.plan)
+        dtype = bfloat16_target(self.plan)
         if dtype is not None:
-            for module in entrances(self.model, blocks):
-                self._homes.guard(module, partial(Inputs, dtype=dtype))
+            for module in converting_modules(self.model, blocks):
+                self._homes.guard(module, partial(InputConversionHook, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device."""
@@ -184,7 +184,7 @@ class Handle:
     def guard_passes(self, trainable: bool) -> None:
         """Let whole passes take turns, and refuse changes of weights."""
         make = partial(
-            WholePass,
+            ModelHook,
             turns=self._engine.turns,
             model=self.model,
             failed=self.abandon,
@@ -282,7 +282,7 @@ class Handle:
                         self._homes.keep_written(place.entry, written)
                 for entry, values in self._engine.taken_back(moving):
                     self._homes.bring_back(entry, values)
-            taken: list[Moving | AtHome] = [*self._engine.moving, *self._engine.at_home]
+            taken: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.at_home]
             for one in taken:
                 for place in one.places:
                     place.give_back(self._homes.parameter(place.entry))

@@ -14,15 +14,21 @@ from probes.placement.packing.format import aligned, is_matrix
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.host_memory import exchanged, tensors_in
-from probes.placement.runtime.offloaded import Lazy, Serving
-from probes.placement.runtime.stored_blocks import Item, Span, Stored, lay_out, memory_order
-from probes.placement.runtime.streams import Lanes, Mark
-from probes.placement.runtime.weight_sources import Held, Wire
+from probes.placement.runtime.host_memory import map_tensors, tensors_in
+from probes.placement.runtime.offloaded import OffloadedParameter, PackedParameter
+from probes.placement.runtime.stored_blocks import (
+    StoredBlock,
+    StoredEntry,
+    StoredPiece,
+    lay_out,
+    memory_order,
+)
+from probes.placement.runtime.streams import Event, Streams
+from probes.placement.runtime.weight_sources import MemorySource, WeightSource
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class PackedOperations:
     """What is done with packed tensors. Tests exchange it, and watch what is about to be read.
 
     `multiplies`: whether `linear` can do anything with a packed tensor of this shape.
@@ -36,34 +42,34 @@ class Arithmetic:
 
 
 @dataclass(eq=False)
-class Buffer:
+class DeviceBuffer:
     """A slot or scratch buffer of a ring: what it holds, and what must be done before it may be overwritten.
 
     A mark that is None needs no waiting.
     """
 
     memory: torch.Tensor
-    marks: tuple[Mark, Mark, Mark]
-    holds: "Moving | Piece | None" = None  # a block, or in a slot a piece of one
-    filled: Mark | None = None  # its content is whole
-    computed: Mark | None = None  # the compute lane has read it
-    unpacked: Mark | None = None  # the unpack lane has read it
+    marks: tuple[Event, Event, Event]
+    holds: "MovingBlock | Piece | None" = None  # a block, or in a slot a piece of one
+    filled: Event | None = None  # its content is whole
+    computed: Event | None = None  # the compute lane has read it
+    unpacked: Event | None = None  # the unpack lane has read it
 
     def forget(self) -> None:
         """Everything has been waited for."""
         self.filled = self.computed = self.unpacked = None
 
 
-def ring(count: int, memories: Iterable[torch.Tensor], lanes: Lanes) -> list[Buffer]:
+def make_buffers(count: int, memories: Iterable[torch.Tensor], lanes: Streams) -> list[DeviceBuffer]:
     """Buffers of one size."""
     return [
-        Buffer(memory, (lanes.mark(), lanes.mark(), lanes.mark()))
+        DeviceBuffer(memory, (lanes.mark(), lanes.mark(), lanes.mark()))
         for memory, _ in zip(memories, range(count), strict=True)
     ]
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Where a module keeps a parameter, and what is there during a call and otherwise."""
 
     holder: Any  # the module's `_parameters`, or a list in which a recurrent module keeps them once more
@@ -88,7 +94,7 @@ class Place:
 
     def written(self) -> torch.Tensor | None:
         """What a forward has given the parameter instead of its values, by `.data =`."""
-        if isinstance(self.present, Lazy) or self.present.data_ptr() == self.address:
+        if isinstance(self.present, OffloadedParameter) or self.present.data_ptr() == self.address:
             return None
         return self.present.data
 
@@ -99,10 +105,12 @@ class Place:
             return False
 
 
-class Exchange:
+class ParameterSwap:
     """Puts a block's parameters where its modules keep them, and away again: all of them, or none."""
 
-    def __init__(self, places: Sequence[Place], values: Sequence[nn.Parameter] | None = None) -> None:
+    def __init__(
+        self, places: Sequence[ParameterPlace], values: Sequence[nn.Parameter] | None = None
+    ) -> None:
         self.places = tuple(places)
         present = values or [place.present for place in places]
         # each call of a block pays for what is done here: plain tuples
@@ -141,10 +149,10 @@ class Exchange:
 class Piece:
     """What of a block is copied to a slot, if it has one, and unpacked at once: all of it, or a part."""
 
-    owner: "Moving"
+    owner: "MovingBlock"
     index: int  # among all pieces
-    wire: Wire
-    slot: Buffer | None
+    wire: WeightSource
+    slot: DeviceBuffer | None
     target: torch.Tensor | None  # its bytes of the slot
     unpack: Callable[[], Any] = int  # into its block's scratch buffer
     written: torch.Tensor | None = None  # its bytes there
@@ -157,25 +165,27 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Moving:
+class MovingBlock:
     """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
 
     index: int
-    stored: Stored
-    wire: Wire
-    scratch: Buffer | None  # None: nothing is packed, or all products are computed with packed weights
+    stored: StoredBlock
+    wire: WeightSource
+    scratch: DeviceBuffer | None  # None: nothing is packed, or all products are computed with packed weights
     pieces: tuple[Piece, ...] = ()
-    unpacked: Exchange = field(default_factory=lambda: Exchange(()))
-    products: Exchange | None = None  # for calls that multiply with packed weights, where that's possible
-    inside: Exchange | None = None  # what its modules have during its present call
+    unpacked: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
+    products: ParameterSwap | None = (
+        None  # for calls that multiply with packed weights, where that's possible
+    )
+    inside: ParameterSwap | None = None  # what its modules have during its present call
     depth: int = 0  # calls of it under way
     fused: bool = False  # its present call multiplies with packed weights
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
     wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
-    staying: tuple[Place, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
-    through: tuple[tuple[Piece, Buffer], ...] = ()  # its pieces that have slots, with them
+    staying: tuple[ParameterPlace, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
+    through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have slots, with them
 
     @property
     def name(self) -> str:
@@ -190,7 +200,9 @@ class Moving:
         if type(output) is torch.Tensor:
             return output.clone() if self._holds(output) else output
         if any(map(self._holds, tensors_in(output))):
-            own = partial(exchanged, change=lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
+            own = partial(
+                map_tensors, change=lambda tensor: tensor.clone() if self._holds(tensor) else tensor
+            )
             return own(output, within=True)  # a list or mapping may be the caller's
         return output
 
@@ -218,58 +230,58 @@ class Moving:
     def forget(self) -> None:
         """Refer to no buffers and parameters any more: the model has been given back."""
         self.scratch = self.products = self.inside = None
-        self.unpacked, self.pieces, self.staying, self.through = Exchange(()), (), (), ()
+        self.unpacked, self.pieces, self.staying, self.through = ParameterSwap(()), (), (), ()
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[ParameterPlace, ...]:
         """Where its weights are."""
         return *self.unpacked.places, *self.staying
 
     @property
-    def slots(self) -> list[Buffer]:
+    def slots(self) -> list[DeviceBuffer]:
         """What its pieces are copied to."""
         return [slot for _, slot in self.through]
 
-    def used(self) -> Buffer | None:
+    def used(self) -> DeviceBuffer | None:
         """The buffer that a call reads its weights from; a slot only where the block is of one piece."""
         return self.pieces[0].slot if self.fused or self.scratch is None else self.scratch
 
 
 @dataclass(eq=False)
-class AtHome:
+class CpuBlock:
     """A block that computes on the CPU. Outside its calls its weights are lazy ones of the device."""
 
     block: Block
     trainable: bool
-    exchange: Exchange = field(default_factory=lambda: Exchange(()))
+    exchange: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
     depth: int = 0  # calls of it under way
     wanted: dict[int, bool] = field(default_factory=dict)  # as those of a moving one
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[ParameterPlace, ...]:
         """Where its weights are."""
         return self.exchange.places
 
-    def settle(self, lazies: dict[int, Lazy]) -> None:
+    def settle(self, lazies: dict[int, OffloadedParameter]) -> None:
         """Put lazy parameters, by the identity of the entry, where the weights are."""
         places = []
         for entry in self.block.entries:
             owner, name = entry.owners[0]
             present, absent = owner._parameters[name], lazies[id(entry)]
-            places += [Place(holder, key, entry, present, absent) for holder, key in _holders(entry)]
-        self.exchange = Exchange(places)
+            places += [ParameterPlace(holder, key, entry, present, absent) for holder, key in _holders(entry)]
+        self.exchange = ParameterSwap(places)
         for place in places:
             place.holder[place.key] = place.absent
 
 
-def equip(
-    one: Moving,
-    slots: Sequence[Buffer],
+def prepare_block(
+    one: MovingBlock,
+    slots: Sequence[DeviceBuffer],
     first: int,
-    work: Arithmetic,
+    work: PackedOperations,
     *,
     fast: bool,
-    lazies: dict[int, Lazy],
+    lazies: dict[int, OffloadedParameter],
 ) -> None:
     """Make a block's pieces and parameters, and the steps that unpack it.
 
@@ -296,33 +308,33 @@ def equip(
         else:
             view = unpacked[id(item.entry)].raw(one.scratch.memory)
         present.append(item.entry.like(view))
-    places: list[Place] = []
-    staying: list[Place] = []
+    places: list[ParameterPlace] = []
+    staying: list[ParameterPlace] = []
     for item, parameter in zip(one.stored.items, present, strict=True):
         stays = item.form is None and not slots
         for holder, key in _holders(item.entry):
-            address = 0 if isinstance(parameter, Lazy) else parameter.data_ptr()
-            place = Place(holder, key, item.entry, parameter, lazies[id(item.entry)], address)
+            address = 0 if isinstance(parameter, OffloadedParameter) else parameter.data_ptr()
+            place = ParameterPlace(holder, key, item.entry, parameter, lazies[id(item.entry)], address)
             (staying if stays else places).append(place)
             holder[key] = parameter if stays else place.absent
-    one.unpacked, one.staying = Exchange(places), tuple(staying)
+    one.unpacked, one.staying = ParameterSwap(places), tuple(staying)
     if fast and len(cut) == 1 and _multiplies(one, work):
-        one.products = Exchange(_products(one, source, work))
+        one.products = ParameterSwap(_products(one, source, work))
 
 
 def _piece(
-    one: Moving,
-    span: Span,
-    slot: Buffer | None,
+    one: MovingBlock,
+    span: StoredPiece,
+    slot: DeviceBuffer | None,
     index: int,
     *,
-    unpacked: dict[int, Item],
+    unpacked: dict[int, StoredEntry],
     unpack: Callable[[Packed, torch.Tensor], Any],
 ) -> Piece:
     """A piece with the steps that unpack it; there are none where calls read it from its slot."""
     n_bytes = span.end - span.begin
     whole = (span.begin, span.end) == (0, one.stored.n_bytes)
-    wire = one.wire if whole else Held(one.wire.whole()[span.begin : span.end])
+    wire = one.wire if whole else MemorySource(one.wire.whole()[span.begin : span.end])
     piece = Piece(one, index, wire, slot, slot.memory[:n_bytes] if slot else None)
     if one.scratch is None:
         return piece
@@ -337,7 +349,7 @@ def _piece(
         size = item.entry.dtype.itemsize
         last = aligned(there.n_bytes) if unit is item.units[-1] else unit.last * size
         edges += [there.offset + unit.first * size, there.offset + last]
-    piece.unpack = partial(_each, steps)
+    piece.unpack = partial(_run_all, steps)
     piece.written = one.scratch.memory[min(edges, default=0) : max(edges, default=0)]
     return piece
 
@@ -350,12 +362,12 @@ def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
             yield owner._flat_weights, owner._flat_weights_names.index(key)
 
 
-def _each(steps: Sequence[Callable[[], Any]]) -> None:
+def _run_all(steps: Sequence[Callable[[], Any]]) -> None:
     for step in steps:
         step()
 
 
-def _multiplies(one: Moving, work: Arithmetic) -> bool:
+def _multiplies(one: MovingBlock, work: PackedOperations) -> bool:
     """Whether every packed tensor is the weight of a linear layer, stored by wide rows, with 4-bit codes."""
     packed = [item for item in one.stored.items if item.form]
     if not all(work.multiplies(item.entry.shape) for item in packed):
@@ -369,7 +381,7 @@ def _multiplies(one: Moving, work: Arithmetic) -> bool:
     )
 
 
-def _products(one: Moving, source: torch.Tensor, work: Arithmetic) -> list[Place]:
+def _products(one: MovingBlock, source: torch.Tensor, work: PackedOperations) -> list[ParameterPlace]:
     found: dict[int, nn.Parameter] = {}
     absent = {id(place.entry): place.absent for place in one.unpacked.places}
     for item in one.stored.items:
@@ -377,11 +389,13 @@ def _products(one: Moving, source: torch.Tensor, work: Arithmetic) -> list[Place
             found[id(item.entry)] = item.entry.like(item.raw(source))
             continue
         product = partial(_product, work, item.packed(source))
-        found[id(item.entry)] = Serving.of(replace(absent[id(item.entry)].away, product=product))
-    return [Place(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places]
+        found[id(item.entry)] = PackedParameter.of(replace(absent[id(item.entry)].away, product=product))
+    return [
+        ParameterPlace(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places
+    ]
 
 
 def _product(
-    work: Arithmetic, packed: Packed, x: torch.Tensor, bias: torch.Tensor | None
+    work: PackedOperations, packed: Packed, x: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor | None:
     return work.linear(x, packed, bias)

@@ -21,10 +21,10 @@ from probes.placement.runtime.offloaded import refuse_copy
 from probes.placement.types import IN_VRAM, Plan
 
 # the innermost transform under way, or None; each call of a block asks
-transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
+active_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
 
 
-def untransformed(step: Callable[..., None]) -> Callable[..., None]:
+def outside_transforms(step: Callable[..., None]) -> Callable[..., None]:
     """The same step outside all transforms, which refuse writes into memory that they don't know."""
 
     @wraps(step)
@@ -35,9 +35,11 @@ def untransformed(step: Callable[..., None]) -> Callable[..., None]:
     return plain
 
 
-_FRAMES: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-_ASKED: Final[Callable[[], object]] = getattr(_FRAMES, "get_eval_frame_callback", bool)  # None: not compiled
-_COMPILES: Final[Callable[[], bool]] = torch.compiler.is_compiling
+_EVAL_FRAME: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_COMPILE_CALLBACK: Final[Callable[[], object]] = getattr(
+    _EVAL_FRAME, "get_eval_frame_callback", bool
+)  # None: not compiled
+_IS_COMPILING: Final[Callable[[], bool]] = torch.compiler.is_compiling
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Seen: TypeAlias = dict[int, tuple[Any, Any]]  # by identity: a thing, and what it has become
@@ -45,7 +47,7 @@ Seen: TypeAlias = dict[int, tuple[Any, Any]]  # by identity: a thing, and what i
 _UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
 
 
-class Guard:
+class ForwardHook:
     """A module's forward with something done before and after. A copy of the module is refused.
 
     `torch.compile` doesn't look inside: the call is made as it is, uncompiled.
@@ -74,32 +76,32 @@ class Guard:
 
 def is_compiled() -> bool:
     """Whether the calling frame is run or traced by `torch.compile` or `torch.export`."""
-    return _COMPILES() or bool(_ASKED())
+    return _IS_COMPILING() or bool(_COMPILE_CALLBACK())
 
 
-def uncompiled(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_uncompiled(guard: ForwardHook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same call where `torch.compile` makes it. Raises PlacementError where it is exported."""
-    if not _ASKED():
+    if not _COMPILE_CALLBACK():
         raise PlacementError(
             _UNTRACED, "compile or export the model before it is placed, or call remove() of the handle"
         )
     return torch.compiler.disable(guard)(*args, **kwargs)
 
 
-def _hide(function: Any) -> None:
+def _exclude_from_compiling(function: Any) -> None:
     """Let `torch.compile` neither inline nor compile it. Its own decorators take 2 s to import."""
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_UNTRACED)
-    if hasattr(_FRAMES, "skip_code"):  # until torch 2.6
-        _FRAMES.skip_code(function.__code__)
-    elif hasattr(_FRAMES, "set_code_exec_strategy"):
-        skip, usual = _FRAMES._FrameAction.SKIP, _FRAMES._FrameAction.DEFAULT
-        _FRAMES.set_code_exec_strategy(function.__code__, _FRAMES._FrameExecStrategy(skip, usual))
+    if hasattr(_EVAL_FRAME, "skip_code"):  # until torch 2.6
+        _EVAL_FRAME.skip_code(function.__code__)
+    elif hasattr(_EVAL_FRAME, "set_code_exec_strategy"):
+        skip, usual = _EVAL_FRAME._FrameAction.SKIP, _EVAL_FRAME._FrameAction.DEFAULT
+        _EVAL_FRAME.set_code_exec_strategy(function.__code__, _EVAL_FRAME._FrameExecStrategy(skip, usual))
 
 
-_hide(uncompiled)
+_exclude_from_compiling(call_uncompiled)
 
 
-class Inputs(Guard):
+class InputConversionHook(ForwardHook):
     """The forward of a whole model that computes in another dtype than its own: what goes in follows it."""
 
     def __init__(self, forward: Callable[..., Any], dtype: torch.dtype) -> None:
@@ -109,9 +111,9 @@ class Inputs(Guard):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
         if is_compiled():
-            return uncompiled(self, args, kwargs)
+            return call_uncompiled(self, args, kwargs)
         if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):
-            args, kwargs = exchanged(args, self._converted), exchanged(kwargs, self._converted)
+            args, kwargs = map_tensors(args, self._converted), map_tensors(kwargs, self._converted)
         return self.forward(*args, **kwargs)
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -122,18 +124,20 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor itself, or a copy on the device whose changes torch counts: under inference mode, too."""
     if tensor.device == device:
         return tensor
-    if not torch.is_inference_mode_enabled() or transform() is not None:  # torch counts none in transforms
+    if (
+        not torch.is_inference_mode_enabled() or active_transform() is not None
+    ):  # torch counts none in transforms
         return tensor.to(device)
     with torch.inference_mode(False), torch.no_grad():
         return tensor.to(device)
 
 
-def to_host(device: torch.device) -> "Crossing":
+def host_round_trip(device: torch.device) -> "RoundTrip":
     """The way to host memory and back to the device."""
-    return Crossing(partial(on_device, device=torch.device("cpu")), partial(on_device, device=device))
+    return RoundTrip(partial(on_device, device=torch.device("cpu")), partial(on_device, device=device))
 
 
-class Crossing:
+class RoundTrip:
     """What goes elsewhere for one call and comes back: `there` and `back` bring a tensor.
 
     Each thing goes once, so one that is passed twice is one thing there, too. What the call writes into a
@@ -148,9 +152,9 @@ class Crossing:
     def go(self, thing: Any) -> Any:
         """The same elsewhere."""
         known = len(self._gone)
-        found = exchanged(thing, self._there, self._gone)
+        found = map_tensors(thing, self._there, self._gone)
         gone = list(self._gone.values())[known:]
-        self._before += [(mine, there, _state(there)) for mine, there in gone if mine is not there]
+        self._before += [(mine, there, _change_key(there)) for mine, there in gone if mine is not there]
         return found
 
     def come(self, output: Any) -> Any:
@@ -160,24 +164,26 @@ class Crossing:
             key: (there, self._back(mine) if isinstance(mine, torch.Tensor) else mine)
             for key, (there, mine) in known.items()
         }
-        return exchanged(output, self._back, here)
+        return map_tensors(output, self._back, here)
 
     def write(self) -> Seen:
         """Write what the call wrote. Returns what is there, with what it is here."""
         known: Seen = {id(there): (there, mine) for mine, there, _ in self._before}
         for mine, there, before in self._before:
             if isinstance(there, torch.Tensor):
-                if _state(there) != before:
+                if _change_key(there) != before:
                     with torch.no_grad(), torch.inference_mode(mine.is_inference()):
                         mine.copy_(there)
             elif _is_changeable(there):
-                now = _state(there)
+                now = _change_key(there)
                 if now != before:
-                    _put(mine, {key: exchanged(one, self._back, known) for key, one in _parts(there)})
+                    _replace_parts(
+                        mine, {key: map_tensors(one, self._back, known) for key, one in _parts(there)}
+                    )
         return known
 
 
-def exchanged(thing: Any, change: Change, seen: Seen | None = None, *, within: bool = False) -> Any:
+def map_tensors(thing: Any, change: Change, seen: Seen | None = None, *, within: bool = False) -> Any:
     """The same with every tensor in tuples, lists, mappings and dataclasses changed; itself where none is.
 
     `seen`: what has been changed before, by identity, to which this adds. `within`: what can be changed is
@@ -190,10 +196,10 @@ def exchanged(thing: Any, change: Change, seen: Seen | None = None, *, within: b
         made = change(thing)
     else:
         parts = _parts(thing)
-        new = {key: exchanged(part, change, seen, within=within) for key, part in parts}
+        new = {key: map_tensors(part, change, seen, within=within) for key, part in parts}
         if all(new[key] is part for key, part in parts):
             return thing
-        made = _remade(thing, new, within=within)
+        made = _rebuilt(thing, new, within=within)
     seen[id(thing)] = (thing, made)
     return made
 
@@ -224,7 +230,7 @@ def _is_changeable(thing: Any) -> bool:
     return not isinstance(thing, tuple) and (not isinstance(thing, Mapping) or hasattr(thing, "__setitem__"))
 
 
-def _remade(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
+def _rebuilt(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
     """A container of the same kind, with these parts."""
     kind = type(thing)
     if isinstance(thing, tuple):
@@ -235,11 +241,11 @@ def _remade(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
         return kind(parts)
     made = thing if within else copy(thing)
     for key, part in parts.items():
-        _set(made, key, part)
+        _set_part(made, key, part)
     return made
 
 
-def _put(container: Any, parts: dict[Any, Any]) -> None:
+def _replace_parts(container: Any, parts: dict[Any, Any]) -> None:
     """Let it hold these parts and no others."""
     if isinstance(container, Mapping):
         for key in [key for key in container if key not in parts]:
@@ -249,17 +255,17 @@ def _put(container: Any, parts: dict[Any, Any]) -> None:
         container.extend(parts.values())
         return
     for key, part in parts.items():
-        _set(container, key, part)
+        _set_part(container, key, part)
 
 
-def _set(container: Any, key: Any, part: Any) -> None:
+def _set_part(container: Any, key: Any, part: Any) -> None:
     if isinstance(container, Mapping | list | deque | UserList):
         container[key] = part  # type: ignore[index]  # a changeable one
     else:
         object.__setattr__(container, key, part)  # a frozen dataclass, too
 
 
-def _state(thing: Any) -> Any:
+def _change_key(thing: Any) -> Any:
     """What differs after a change: a tensor's version, a container's parts."""
     if isinstance(thing, torch.Tensor):
         try:
@@ -269,7 +275,7 @@ def _state(thing: Any) -> Any:
     return [(key, id(part)) for key, part in _parts(thing)]
 
 
-class _HostView:
+class _PinnedArray:
     """Pinned host memory as the CUDA array interface shows it to torch.
 
     Keeps the owner alive: torch holds this object as long as the tensor made from it exists.
@@ -298,7 +304,7 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
         raise Unsupported("only contiguous pinned memory can be read in place by the GPU")
     try:
         whole = pinned if pinned.dtype == torch.int64 else pinned.view(torch.uint8)
-        view = torch.as_tensor(_HostView(whole), device="cuda").view(pinned.dtype)
+        view = torch.as_tensor(_PinnedArray(whole), device="cuda").view(pinned.dtype)
     except (RuntimeError, TypeError) as error:
         reason = f"this torch can't make a zero-copy tensor: {first_line(error)}"
         raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
@@ -308,7 +314,7 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Counted:
+class PlannedBytes:
     """What a plan with budgets counts, in bytes."""
 
     vram: int  # of weights, slots and scratch buffers, as torch's allocator rounds them up
@@ -316,13 +322,13 @@ class Counted:
     blocks: Mapping[str, int]  # those that it counts, with the bytes of the model in VRAM
 
     @staticmethod
-    def of(plan: Plan) -> "Counted | None":
+    def of(plan: Plan) -> "PlannedBytes | None":
         """What this plan counts; None for one without budgets, which was made by hand."""
         if not plan.vram_budget:
             return None
         arena = plan.vram.weights + plan.vram.slots + plan.vram.scratch
         moving = sum(block.host_bytes for block in plan.blocks if block.tier != "cpu")
-        return Counted(
+        return PlannedBytes(
             min(rounded(arena), arena + plan.vram.rounding),
             plan.host_budget - plan.host.total + moving,
             {block.name: block.weight_bytes if block.tier in IN_VRAM else 0 for block in plan.blocks},
@@ -330,7 +336,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SpillCandidate:
     """A block that can stream instead. Bytes."""
 
     place: int  # among all blocks
@@ -340,36 +346,38 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Slots:
+class StagingSize:
     """How many slots there are, and the bytes of each."""
 
     count: int
     n_bytes: int
 
 
-def spilled(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:
+def choose_spilled(
+    candidates: Sequence[SpillCandidate], over: int, slots: StagingSize
+) -> list[SpillCandidate] | None:
     """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
 
     Others than packed ones are moved only with all of those that pass through the same slots.
     """
     packed = [one for one in candidates if one.packed]
     for usable in (packed, candidates):
-        size = _slot_for(usable, over, slots)
+        size = _staging_size_for(usable, over, slots)
         if size is None:
             continue
         wanted = over + slots.count * (size - slots.n_bytes)
         if usable is packed:
-            return _few([one for one in packed if one.slot <= size], wanted)
+            return _fewest([one for one in packed if one.slot <= size], wanted)
         first = [one for one in packed if one.slot <= size]
         others = [one for one in candidates if not one.packed and one.slot <= size]
-        return first + _few(others, wanted - sum(one.freed for one in first))
+        return first + _fewest(others, wanted - sum(one.freed for one in first))
     return None
 
 
-def _slot_for(candidates: Sequence[Candidate], over: int, slots: Slots) -> int | None:
+def _staging_size_for(candidates: Sequence[SpillCandidate], over: int, slots: StagingSize) -> int | None:
     """Bytes of the smallest slot for which all that pass through it are enough, larger slots counted."""
 
-    def needed(one: Candidate) -> int:
+    def needed(one: SpillCandidate) -> int:
         return max(one.slot, slots.n_bytes)
 
     freed = 0
@@ -380,9 +388,9 @@ def _slot_for(candidates: Sequence[Candidate], over: int, slots: Slots) -> int |
     return None
 
 
-def _few(usable: Sequence[Candidate], wanted: int) -> list[Candidate]:
+def _fewest(usable: Sequence[SpillCandidate], wanted: int) -> list[SpillCandidate]:
     """The smallest block that is enough, else the largest, and again for the rest."""
-    left, found = sorted(usable, key=lambda one: one.freed), list[Candidate]()
+    left, found = sorted(usable, key=lambda one: one.freed), list[SpillCandidate]()
     while wanted > 0:
         found.append(left.pop(min(bisect_left(left, wanted, key=lambda one: one.freed), len(left) - 1)))
         wanted -= found[-1].freed

@@ -10,8 +10,8 @@ import torch
 
 from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
-from probes.placement.runtime.streams import Lane, Lanes, Mark
-from probes.placement.runtime.weight_sources import Wire
+from probes.placement.runtime.streams import Event, Stream, Streams
+from probes.placement.runtime.weight_sources import WeightSource
 from probes.placement.types import PassTime, Tier
 
 
@@ -112,28 +112,28 @@ class PlacementReport:
 class Stopwatches:
     """Begin and end of every step of one pass, by lane."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Streams) -> None:
         self._lanes = lanes
         self._taken: dict[str, list[tuple[Any, Any]]] = {"copy": [], "unpack": [], "wait": []}
         self.copied_bytes = 0
 
-    def _around(self, what: str, lane: Lane, work: Callable[[], object]) -> None:
+    def _around(self, what: str, lane: Stream, work: Callable[[], object]) -> None:
         begin, end = self._lanes.stopwatch(), self._lanes.stopwatch()
         lane.record(begin)
         work()
         lane.record(end)
         self._taken[what].append((begin, end))
 
-    def send(self, wire: Wire, target: torch.Tensor, lane: Lane) -> None:
+    def send(self, wire: WeightSource, target: torch.Tensor, lane: Stream) -> None:
         """A copy."""
         self.copied_bytes += target.numel()
         self._around("copy", lane, lambda: wire.send(target, lane))
 
-    def unpack(self, work: Callable[[], object], lane: Lane) -> None:
+    def unpack(self, work: Callable[[], object], lane: Stream) -> None:
         """An unpacking."""
         self._around("unpack", lane, lambda: lane.run(work))
 
-    def wait(self, lane: Lane, mark: Mark) -> None:
+    def wait(self, lane: Stream, mark: Event) -> None:
         """A wait for weights."""
         self._around("wait", lane, lambda: lane.wait(mark))
 
@@ -146,7 +146,7 @@ class Watched(Protocol):
     """What runs the passes that are measured."""
 
     @property
-    def lanes(self) -> Lanes:
+    def lanes(self) -> Streams:
         """Its lanes."""
 
     watches: Stopwatches | None

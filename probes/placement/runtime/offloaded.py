@@ -30,7 +30,7 @@ _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
 
 
 @dataclass(frozen=True)
-class Away:
+class WeightAccess:
     """Where the values of a lazy parameter are found.
 
     `outline` has its shape, strides and dtype, on meta. `fetch` gives its values on `device`, `home` in host
@@ -55,20 +55,20 @@ class Away:
             return self.fetch()
 
 
-class Lazy(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types are checked
+class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types are checked
     """A parameter without values and without memory."""
 
     __slots__ = ("away",)
     __torch_function__ = torch._C._disabled_torch_function_impl
     _is_param = True  # so it is an instance of nn.Parameter
 
-    away: Away
+    away: WeightAccess
 
     @classmethod
-    def of(cls, away: Away) -> "Lazy":
+    def of(cls, away: WeightAccess) -> "OffloadedParameter":
         """A tensor of this class whose values are elsewhere."""
         with torch.inference_mode(False):
-            made: Lazy = torch.Tensor._make_wrapper_subclass(
+            made: OffloadedParameter = torch.Tensor._make_wrapper_subclass(
                 cls,
                 away.outline.shape,
                 strides=away.outline.stride(),
@@ -88,7 +88,7 @@ class Lazy(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types 
         """Every operation, also those of scripts and transforms: on fetched values."""
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default:  # `.data`, too
-            return Detached.of(args[0].away)
+            return DetachedParameter.of(args[0].away)
         for one in _changed(func, args, kwargs):
             one.refuse_change(func.overloadpacket.__name__)
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _HOST:
@@ -136,7 +136,7 @@ class Lazy(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types 
     def requires_grad(self, wanted: bool) -> None:
         self.requires_grad_(wanted)
 
-    def requires_grad_(self, requires_grad: bool = True) -> "Lazy":
+    def requires_grad_(self, requires_grad: bool = True) -> "OffloadedParameter":
         """Note it for `remove()`: no weight changes by it."""
         self.away.wants(bool(requires_grad))
         return self
@@ -167,20 +167,20 @@ class Lazy(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types 
         refuse_copy()
 
 
-class Detached(Lazy):
+class DetachedParameter(OffloadedParameter):
     """What `detach()` and `.data` give of one."""
 
     __slots__ = ()
     _is_param = False
 
-    def requires_grad_(self, requires_grad: bool = True) -> Lazy:
+    def requires_grad_(self, requires_grad: bool = True) -> OffloadedParameter:
         """Refused: gradients of it would be those of a tensor of its own."""
         if requires_grad:
             self.refuse_change("requires_grad_")
         return self
 
 
-class Serving(Lazy):
+class PackedParameter(OffloadedParameter):
     """One that has products or rows without its values."""
 
     __slots__ = ()
@@ -207,12 +207,12 @@ def refuse_copy() -> NoReturn:
     raise PlacementError("a placed model can't be copied or pickled", _REMOVE)
 
 
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Lazy]:
+def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[OffloadedParameter]:
     """The lazy parameters that an operation would write to."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
-            yield from (one for one in _several(given) if isinstance(one, Lazy))
+            yield from (one for one in _several(given) if isinstance(one, OffloadedParameter))
 
 
 def _several(given: Any) -> Any:
@@ -220,7 +220,11 @@ def _several(given: Any) -> Any:
 
 
 def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor | None:
-    if isinstance(input, Lazy) or not isinstance(weight, Serving) or weight.away.product is None:
+    if (
+        isinstance(input, OffloadedParameter)
+        or not isinstance(weight, PackedParameter)
+        or weight.away.product is None
+    ):
         return None
     return weight.away.product(input, _values(bias))
 
@@ -234,7 +238,7 @@ def _embedding(
     **options: Any,
 ) -> torch.Tensor | None:
     """Rows alone; of the whole table where a largest norm is applied to it first."""
-    if not isinstance(weight, Serving) or weight.away.lookup is None:
+    if not isinstance(weight, PackedParameter) or weight.away.lookup is None:
         return None
     if max_norm is None:
         return weight.away.lookup(input)
@@ -242,7 +246,7 @@ def _embedding(
 
 
 def _values(thing: Any) -> Any:
-    if isinstance(thing, Lazy):
+    if isinstance(thing, OffloadedParameter):
         return thing.away.values()
     if isinstance(thing, tuple | list):
         return type(thing)(map(_values, thing))

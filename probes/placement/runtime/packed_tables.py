@@ -48,12 +48,12 @@ def is_multiplied(entry: Entry) -> bool:
     return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
 
 
-def room_of(entry: Entry) -> int:
+def table_room(entry: Entry) -> int:
     """Bytes beside the packed table that its products need."""
     return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0
 
 
-class Table:
+class PackedTable:
     """One packed matrix and the room for a piece of it, both on one device.
 
     `fused` multiplies few rows with packed weights, or returns None. `fast`: products may round otherwise

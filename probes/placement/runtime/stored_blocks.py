@@ -18,7 +18,7 @@ from probes.placement.packing.packed import Packed, packed_in
 
 
 @dataclass(frozen=True)
-class Unit:
+class StoredUnit:
     """What is unpacked at once, or copied where it is raw: an item, or its weights `first` to `last`."""
 
     offset: int  # in the block's buffer
@@ -37,23 +37,23 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Span:
+class StoredPiece:
     """A piece of a block: the units that are copied together, and where they are in its buffer."""
 
     begin: int
     end: int
-    units: tuple[tuple["Item", Unit], ...]
+    units: tuple[tuple["StoredEntry", StoredUnit], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
+class StoredEntry:
     """One entry of a block in the buffer, raw or packed."""
 
     entry: Entry
     offset: int
     n_bytes: int
     form: PackedForm | None  # of the whole; None: raw
-    units: tuple[Unit, ...]
+    units: tuple[StoredUnit, ...]
 
     def bytes(self, buffer: torch.Tensor) -> torch.Tensor:
         """Its part of a buffer."""
@@ -81,14 +81,14 @@ class Item:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredBlock:
     """A block laid out: its items, and the bytes of the buffer that holds them.
 
     A table stays packed: it has `room` behind its one item, for the piece that a product unpacks.
     """
 
     block: Block
-    items: tuple[Item, ...]
+    items: tuple[StoredEntry, ...]
     table: bool = False
     room: int = 0  # bytes
     most: int = 0  # bytes of a piece that is copied at once; 0: whole
@@ -104,18 +104,18 @@ class Stored:
         return not self.table and (self.most > 0 or any(item.form for item in self.items))
 
     @property
-    def pieces(self) -> tuple[Span, ...]:
+    def pieces(self) -> tuple[StoredPiece, ...]:
         """The block as it is copied: whole, or in pieces of at most `most` bytes where its units allow it."""
         units = [(item, unit) for item in self.items for unit in item.units]
         if not self.most or len(units) < 2:
-            return (Span(0, self.n_bytes, tuple(units)),)
+            return (StoredPiece(0, self.n_bytes, tuple(units)),)
         ends = [unit.offset for _, unit in units[1:]] + [self.n_bytes]
-        made: list[Span] = []
+        made: list[StoredPiece] = []
         for one, end in zip(units, ends, strict=True):
             if made and end - made[-1].begin <= self.most:
-                made[-1] = Span(made[-1].begin, end, (*made[-1].units, one))
+                made[-1] = StoredPiece(made[-1].begin, end, (*made[-1].units, one))
             else:
-                made.append(Span(one[1].offset, end, (one,)))
+                made.append(StoredPiece(one[1].offset, end, (one,)))
         return tuple(made)
 
 
@@ -124,7 +124,7 @@ Cuts = Sequence[tuple[int, PackedForm | None]]  # the parts of a tensor: their f
 
 def lay_out(
     block: Block, forms: Sequence[PackedForm | None] | None = None, cuts: Sequence[Cuts] | None = None
-) -> Stored:
+) -> StoredBlock:
     """Where each tensor of a block goes. `forms` are those of its entries, None for one that stays raw.
 
     `cuts`: the parts of each entry, none where it isn't cut.
@@ -135,21 +135,21 @@ def lay_out(
         weights = prod(entry.shape)
         if len(parts) < 2:
             n_bytes = form.n_bytes if form else entry.n_bytes
-            units = [Unit(offset, n_bytes, form, 0, weights)]
+            units = [StoredUnit(offset, n_bytes, form, 0, weights)]
         else:
             units, at = [], offset
             ends = [first for first, _ in parts[1:]] + [weights]
             for (first, part), last in zip(parts, ends, strict=True):
                 n_bytes = part.n_bytes if part else (last - first) * entry.dtype.itemsize
-                units.append(Unit(at, n_bytes, part, first, last))
+                units.append(StoredUnit(at, n_bytes, part, first, last))
                 at += aligned(n_bytes)
             n_bytes = units[-1].offset + units[-1].n_bytes - offset
-        items.append(Item(entry, offset, n_bytes, form, tuple(units)))
+        items.append(StoredEntry(entry, offset, n_bytes, form, tuple(units)))
         offset += aligned(n_bytes)
-    return Stored(block, tuple(items))
+    return StoredBlock(block, tuple(items))
 
 
-def raw_bytes(block: Block) -> int:
+def unpacked_bytes(block: Block) -> int:
     """Bytes of the block unpacked, each tensor aligned: what a scratch buffer needs."""
     return sum(aligned(entry.n_bytes) for entry in block.entries)
 

@@ -37,7 +37,7 @@ class Memset:
     count: int
 
 
-class _Params(Structure):
+class _MemsetParams(Structure):
     _fields_ = (
         ("dst", c_uint64),
         ("pitch", c_size_t),
@@ -48,7 +48,7 @@ class _Params(Structure):
     )
 
 
-class Nodes:
+class GraphNodes:
     """A graph's nodes. Raises DriverError for what the driver refuses."""
 
     def __init__(self, graph: int, library: Any | None = None) -> None:
@@ -68,7 +68,7 @@ class Nodes:
         self._call("cuGraphNodeGetType", c_void_p(node), byref(kind))
         if kind.value != MEMSET:
             return None
-        found = _Params()
+        found = _MemsetParams()
         self._call("cuGraphMemsetNodeGetParams", c_void_p(node), byref(found))
         if found.height != 1 or found.element_size not in WIDTHS:
             return None
@@ -116,7 +116,7 @@ class Nodes:
             raise DriverError(f"{name} returned {code}")
 
 
-def replace_memsets(nodes: Nodes, kernel: Callable[[Memset], int]) -> str:
+def replace_memsets(nodes: GraphNodes, kernel: Callable[[Memset], int]) -> str:
     """Replace every memset of one row. Returns why some are left; nothing where none is.
 
     `kernel` makes a graph of one kernel that writes the same; the driver copies it.
@@ -140,15 +140,15 @@ Work = Callable[[], object]
 # brings two: the seed and the offset of its random numbers, whether it draws any or not.
 SMALL_SEGMENT: Final = 2 << 20
 # what torch's own stream context and `current_stream` call, without what they do around it; None: not there
-_ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_NOW: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)
-_SET: Final[Any] = getattr(torch._C, "_cuda_setStream", None)
-_CAPTURES: Final[Callable[[], bool]] = getattr(
+_CURRENT_ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_CURRENT_STREAM: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)
+_SET_STREAM: Final[Any] = getattr(torch._C, "_cuda_setStream", None)
+_IS_CAPTURING: Final[Callable[[], bool]] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A place in a lane, recorded again and again. A wait for it means its latest recording."""
 
     def reached(self) -> bool:
@@ -158,7 +158,7 @@ class Mark(Protocol):
         """Let the calling thread wait until it is reached."""
 
 
-class Lane(Protocol):
+class Stream(Protocol):
     """Work in order. Marks are of the same `Lanes`."""
 
     def run(self, work: Work) -> None:
@@ -183,16 +183,16 @@ class Graph(Protocol):
         """Append all of it to the compute lane."""
 
 
-class Lanes(Protocol):
+class Streams(Protocol):
     """The three lanes of a device. `compute` is where the model's own operations go."""
 
     device: torch.device
     records: bool  # whether there are graphs
-    compute: Lane
-    copy: Lane
-    unpack: Lane
+    compute: Stream
+    copy: Stream
+    unpack: Stream
 
-    def mark(self) -> Mark:
+    def mark(self) -> Event:
         """A mark that nothing has recorded yet."""
 
     def use(self, memory: torch.Tensor) -> None:
@@ -226,7 +226,7 @@ class Lanes(Protocol):
         """Between two of `stopwatch`, both reached."""
 
 
-class _NowMark:
+class _HostEvent:
     """Reached already."""
 
     def reached(self) -> bool:
@@ -236,20 +236,20 @@ class _NowMark:
         """Nothing to wait for."""
 
 
-class _Clock(_NowMark):
+class _HostTimedEvent(_HostEvent):
     """When it was recorded last, on the host's clock."""
 
     at = 0.0
 
 
-class _Now:
+class _HostStream:
     """A lane whose work is done when it is handed over."""
 
     def run(self, work: Work) -> None:
         work()
 
     def record(self, mark: Any) -> None:
-        if isinstance(mark, _Clock):
+        if isinstance(mark, _HostTimedEvent):
             mark.at = time.perf_counter()
 
     def wait(self, mark: Any) -> None:
@@ -259,19 +259,19 @@ class _Now:
         """It is done."""
 
 
-class HostLanes:
+class HostStreams:
     """Everything in the calling thread, in the order in which it comes."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.records = False
-        self.compute: Lane = _Now()
-        self.copy: Lane = self.compute
-        self.unpack: Lane = self.compute
+        self.compute: Stream = _HostStream()
+        self.copy: Stream = self.compute
+        self.unpack: Stream = self.compute
 
-    def mark(self) -> Mark:
+    def mark(self) -> Event:
         """A mark that is always reached."""
-        return _NowMark()
+        return _HostEvent()
 
     def use(self, memory: torch.Tensor) -> None:
         """They are done at once."""
@@ -293,16 +293,16 @@ class HostLanes:
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def stopwatch(self) -> _Clock:
+    def stopwatch(self) -> _HostTimedEvent:
         """A reading of the host's clock."""
-        return _Clock()
+        return _HostTimedEvent()
 
-    def seconds(self, begin: _Clock, end: _Clock) -> float:
+    def seconds(self, begin: _HostTimedEvent, end: _HostTimedEvent) -> float:
         """By the host's clock."""
         return end.at - begin.at
 
 
-class _Event:
+class _CudaEvent:
     """A CUDA (or HIP) event."""
 
     def __init__(self, *, timed: bool = False) -> None:
@@ -315,7 +315,7 @@ class _Event:
         self.event.synchronize()
 
 
-class _Stream:
+class _OwnStream:
     """A CUDA (or HIP) stream of our own."""
 
     def __init__(self, device: torch.device) -> None:
@@ -331,30 +331,30 @@ class _Stream:
 
     def run(self, work: Work) -> None:
         """With torch's context, or by what that calls, which takes a quarter of its Python."""
-        if not (_NOW and _SET) or torch.cuda.current_device() != self._device:
+        if not (_CURRENT_STREAM and _SET_STREAM) or torch.cuda.current_device() != self._device:
             with self._context:
                 work()
             return
-        stream, device, kind = _NOW(self._device)
+        stream, device, kind = _CURRENT_STREAM(self._device)
         try:  # an interruption may come before any of this; in `finally`, before that
-            _SET(**self._ours)
+            _SET_STREAM(**self._ours)
             work()
-            _SET(stream_id=stream, device_index=device, device_type=kind)
+            _SET_STREAM(stream_id=stream, device_index=device, device_type=kind)
         except BaseException:
-            _SET(stream_id=stream, device_index=device, device_type=kind)
+            _SET_STREAM(stream_id=stream, device_index=device, device_type=kind)
             raise
 
-    def record(self, mark: _Event) -> None:
+    def record(self, mark: _CudaEvent) -> None:
         mark.event.record(self.stream)
 
-    def wait(self, mark: _Event) -> None:
+    def wait(self, mark: _CudaEvent) -> None:
         self.stream.wait_event(mark.event)
 
     def follow(self) -> None:
         """A stream keeps its order."""
 
 
-class _Current:
+class _CallersStream:
     """Whichever stream of the device is current when work comes: the caller's."""
 
     def __init__(self, device: torch.device) -> None:
@@ -365,10 +365,10 @@ class _Current:
     def run(self, work: Work) -> None:
         work()
 
-    def record(self, mark: _Event) -> None:
+    def record(self, mark: _CudaEvent) -> None:
         mark.event.record(self._now())
 
-    def wait(self, mark: _Event) -> None:
+    def wait(self, mark: _CudaEvent) -> None:
         mark.event.wait(self._now())
 
     def follow(self) -> None:
@@ -385,34 +385,34 @@ class _Current:
 
     def _now(self) -> torch.cuda.Stream:
         """Torch makes an object at each question, which costs more than the event."""
-        if _ADDRESS is None:
+        if _CURRENT_ADDRESS is None:
             return torch.cuda.current_stream(self._device)
-        address = _ADDRESS(self._device)
+        address = _CURRENT_ADDRESS(self._device)
         found = self._streams.get(address)
         if found is None:
             found = self._streams[address] = torch.cuda.current_stream(self._device)
         return found
 
 
-class CudaLanes:
+class CudaStreams:
     """Two streams of our own beside the caller's."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.records = True
-        self._caller = _Current(device)
-        self.compute: Lane = self._caller
-        self.forked = _Stream(device), _Stream(device)
-        self.copy: Lane = self.forked[0]
-        self.unpack: Lane = self.forked[1]
+        self._caller = _CallersStream(device)
+        self.compute: Stream = self._caller
+        self.forked = _OwnStream(device), _OwnStream(device)
+        self.copy: Stream = self.forked[0]
+        self.unpack: Stream = self.forked[1]
         self._recording = torch.cuda.Stream(device)
-        self._bundles: list[_Bundle] = []  # of which the first has the pool of all
+        self._bundles: list[_UnpackGraph] = []  # of which the first has the pool of all
         self.why_unbundled = ""  # why unpacking is handed over kernel by kernel, if it is
         self.why_memsets = ""  # why graphs have memsets, if they do
 
-    def mark(self) -> Mark:
+    def mark(self) -> Event:
         """An event."""
-        return _Event()
+        return _CudaEvent()
 
     def use(self, memory: torch.Tensor) -> None:
         """The allocator knows the stream that asked for it, and from now on ours."""
@@ -426,16 +426,16 @@ class CudaLanes:
 
     def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:
         """A CUDA graph: the streams of our own are forked from the caller's, and joined at its end."""
-        return _Recorded(self, work, beside, self._recording)
+        return _PassGraph(self, work, beside, self._recording)
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:
         """As a graph of its own, unless that fails, takes memory, or writes anything else."""
-        if self.why_unbundled or _CAPTURES():
+        if self.why_unbundled or _IS_CAPTURING():
             return work
         before = torch.cuda.memory_reserved(self.device)
         torch.cuda.synchronize(self.device)  # the unpack lane tries it, whichever lane the work is of
         try:
-            made = _Bundle(work, self.unpack, self._bundles[0] if self._bundles else None)
+            made = _UnpackGraph(work, self.unpack, self._bundles[0] if self._bundles else None)
             grown = torch.cuda.memory_reserved(self.device) - before
             if grown > (0 if self._bundles else SMALL_SEGMENT):
                 self.why_unbundled = f"a graph of it takes {grown:,} bytes"
@@ -463,19 +463,19 @@ class CudaLanes:
         """Release the graphs."""
         self._bundles.clear()
 
-    def stopwatch(self) -> _Event:
+    def stopwatch(self) -> _CudaEvent:
         """An event with a time."""
-        return _Event(timed=True)
+        return _CudaEvent(timed=True)
 
-    def seconds(self, begin: _Event, end: _Event) -> float:
+    def seconds(self, begin: _CudaEvent, end: _CudaEvent) -> float:
         """By the device's clock."""
         return float(begin.event.elapsed_time(end.event)) / 1e3
 
 
-class _Bundle:
+class _UnpackGraph:
     """Work of one lane as a graph: a single launch, where each kernel's own would cost the host more."""
 
-    def __init__(self, work: Work, lane: Lane, beside: "_Bundle | None") -> None:
+    def __init__(self, work: Work, lane: Stream, beside: "_UnpackGraph | None") -> None:
         self._work, self._lane = work, lane
         self._graph = torch.cuda.CUDAGraph()
         lane.run(partial(self._capture, beside))
@@ -494,7 +494,7 @@ class _Bundle:
         self._lane.run(compare)
         return sums[0] == sums[1]
 
-    def _capture(self, beside: "_Bundle | None") -> None:
+    def _capture(self, beside: "_UnpackGraph | None") -> None:
         pool = {"pool": beside._graph.pool()} if beside else {}
         self._graph.capture_begin(**pool, capture_error_mode="thread_local")
         try:
@@ -504,17 +504,21 @@ class _Bundle:
 
     def __call__(self) -> None:
         """Do it; within a larger capture kernel by kernel."""
-        if _CAPTURES():
+        if _IS_CAPTURING():
             self._work()
         else:
             self._graph.replay()
 
 
-class _Recorded:
+class _PassGraph:
     """A CUDA (or HIP) graph, in a pool of memory that it may share with others."""
 
     def __init__(
-        self, lanes: CudaLanes, work: Callable[[], Any], beside: "_Recorded | None", stream: torch.cuda.Stream
+        self,
+        lanes: CudaStreams,
+        work: Callable[[], Any],
+        beside: "_PassGraph | None",
+        stream: torch.cuda.Stream,
     ) -> None:
         editable = torch.version.hip is None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")
         self._graph = torch.cuda.CUDAGraph(**({"keep_graph": True} if editable else {}))
@@ -522,7 +526,7 @@ class _Recorded:
         # each stream has a workspace for products, of 32 MiB on an H100: that of eager calls isn't needed now
         getattr(torch._C, "_cuda_clearCublasWorkspaces", int)()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            fork = _Event()
+            fork = _CudaEvent()
             lanes.compute.record(fork)
             for lane in lanes.forked:
                 lane.wait(fork)
@@ -530,7 +534,7 @@ class _Recorded:
                 self.outputs = work()
             finally:  # else the error would be that of a capture that has unjoined streams
                 for lane in lanes.forked:
-                    joined = _Event()
+                    joined = _CudaEvent()
                     joined.event.record(lane.stream)
                     lanes.compute.wait(joined)
         if editable:
@@ -541,11 +545,11 @@ class _Recorded:
         made: list[torch.cuda.CUDAGraph] = []  # which are alive until they have been copied
 
         def kernel(memset: Memset) -> int:
-            made.append(_filling(memset, stream))
+            made.append(_fill_graph(memset, stream))
             return int(made[-1].raw_cuda_graph())
 
         try:
-            return replace_memsets(Nodes(self._graph.raw_cuda_graph()), kernel)
+            return replace_memsets(GraphNodes(self._graph.raw_cuda_graph()), kernel)
         except DriverError as error:
             return str(error)
 
@@ -553,14 +557,14 @@ class _Recorded:
         self._graph.replay()
 
 
-def _filling(memset: Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def _fill_graph(memset: Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """A graph of one kernel that writes what a memset does."""
     bits = 8 * memset.width
     kind, value = f"<i{memset.width}", memset.value % (1 << bits)
     signed = value - (1 << bits) if value >> (bits - 1) else value
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream):
-        target = torch.as_tensor(_At(memset.address, memset.count, kind), device=stream.device)
+        target = torch.as_tensor(_DeviceArray(memset.address, memset.count, kind), device=stream.device)
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             target.fill_(signed)
@@ -569,7 +573,7 @@ def _filling(memset: Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     return graph
 
 
-class _At:
+class _DeviceArray:
     """Numbers at an address of the device, as torch takes them from other libraries."""
 
     def __init__(self, address: int, count: int, kind: str) -> None:

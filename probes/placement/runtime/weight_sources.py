@@ -14,10 +14,10 @@ from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.packed import Packed, write_into
 from probes.placement.packing.tensors import pack, unpack
-from probes.placement.runtime.host_memory import Guard
-from probes.placement.runtime.offloaded import Detached
-from probes.placement.runtime.stored_blocks import Stored, as_stored, raw_view
-from probes.placement.runtime.streams import Lane, Lanes
+from probes.placement.runtime.host_memory import ForwardHook
+from probes.placement.runtime.offloaded import DetachedParameter
+from probes.placement.runtime.stored_blocks import StoredBlock, as_stored, raw_view
+from probes.placement.runtime.streams import Stream, Streams
 from probes.placement.types import Plan
 
 Fetch = Callable[[], torch.Tensor]
@@ -30,7 +30,7 @@ _CHANGES: Final = {
 
 
 @dataclass(eq=False)
-class _Home:
+class _ParameterOrigin:
     """One parameter: the object, whether it wanted gradients, and how its values come to the host again."""
 
     entry: Entry
@@ -59,7 +59,7 @@ class _Home:
 
 
 @dataclass(frozen=True, eq=False)
-class _MovedBuffer:
+class _BufferOrigin:
     holder: dict[str, Any]
     key: str
     home: torch.Tensor
@@ -114,7 +114,7 @@ def _saved(
     save(destination, prefix, keep_vars)
     for key in (prefix + name for name in module._parameters):
         value = destination.get(key)
-        if isinstance(value, Detached):
+        if isinstance(value, DetachedParameter):
             destination[key] = value.away.home()
 
 
@@ -131,13 +131,13 @@ def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
     return made
 
 
-class Homes:
+class ParameterOrigins:
     """What has been taken from a model. `restore` gives it back; twice does no harm."""
 
     def __init__(self) -> None:
-        self._homes: dict[int, _Home] = {}
-        self._buffers: list[_MovedBuffer] = []
-        self._forwards: list[tuple[nn.Module, Guard, Any]] = []
+        self._homes: dict[int, _ParameterOrigin] = {}
+        self._buffers: list[_BufferOrigin] = []
+        self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
         self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
         self._recurrent: list[nn.RNNBase] = []
 
@@ -148,7 +148,9 @@ class Homes:
         """
         home = self._homes.get(id(entry))
         if home is None:
-            home = self._homes[id(entry)] = _Home(entry, entry.parameter, entry.parameter.requires_grad)
+            home = self._homes[id(entry)] = _ParameterOrigin(
+                entry, entry.parameter, entry.parameter.requires_grad
+            )
         if home.parameter.is_inference():
             home.instead = _put(entry, values)
             return home.instead
@@ -176,7 +178,7 @@ class Homes:
                 if id(buffer) not in moved:
                     moved[id(buffer)] = buffer.to(device)
                 module._buffers[key] = moved[id(buffer)]
-                self._buffers.append(_MovedBuffer(module._buffers, key, buffer, moved[id(buffer)]))
+                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, moved[id(buffer)]))
 
     def convert_buffers(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Convert buffers that are bfloat16."""
@@ -187,9 +189,9 @@ class Homes:
                     continue
                 made = converted.setdefault(id(buffer), buffer.to(dtype))
                 module._buffers[key] = made
-                self._buffers.append(_MovedBuffer(module._buffers, key, buffer, made))
+                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, made))
 
-    def guard(self, module: nn.Module, make: Callable[[Callable[..., Any]], Guard]) -> None:
+    def guard(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
         """Let the module's forward be the guard that `make` makes of it."""
         before = module.__dict__.get("forward")
         guard = make(module.forward)
@@ -283,7 +285,7 @@ class Homes:
         self._buffers.clear()
 
 
-class Wire(Protocol):
+class WeightSource(Protocol):
     """The source of one block's bytes, laid out as its `Stored` says."""
 
     def announce(self) -> None:
@@ -292,7 +294,7 @@ class Wire(Protocol):
     def ready(self) -> bool:
         """Whether `send` wouldn't make the calling thread wait."""
 
-    def send(self, target: torch.Tensor, lane: Lane) -> None:
+    def send(self, target: torch.Tensor, lane: Stream) -> None:
         """Append to the lane a copy of all bytes into `target`. Waits for the bytes where they aren't ready.
 
         What the copy reads stays unchanged until the lane has done it.
@@ -305,7 +307,7 @@ class Wire(Protocol):
         """A step was interrupted, perhaps here: forget what was announced. All copies have been made."""
 
 
-class Held:
+class MemorySource:
     """Bytes that stay in memory, of the host or in VRAM."""
 
     def __init__(self, flat: torch.Tensor) -> None:
@@ -318,7 +320,7 @@ class Held:
         """Always."""
         return True
 
-    def send(self, target: torch.Tensor, lane: Lane) -> None:
+    def send(self, target: torch.Tensor, lane: Stream) -> None:
         """One copy; asynchronous where the bytes are pinned."""
         lane.run(partial(target.copy_, self._flat, non_blocking=True))
 
@@ -341,7 +343,7 @@ class PackedValues(Protocol):
         """Write parts of the outline into buffers; False where the values aren't what they were."""
 
 
-class Source(Protocol):
+class ModelWeights(Protocol):
     """Where a model's values come from: the module itself, or a checkpoint.
 
     `again`: values may be asked for twice, so packed ones aren't kept in memory until they have their place.
@@ -365,14 +367,14 @@ class Source(Protocol):
     def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """How the model's own values are found again once `view` has them converted."""
 
-    def wire(self, stored: Stored, lanes: Lanes) -> Wire:
+    def wire(self, stored: StoredBlock, lanes: Streams) -> WeightSource:
         """For the tier `disk`: what reads the block in each pass. Raises PlacementError if nothing can."""
 
     def close(self) -> None:
         """Nothing is asked for any more."""
 
 
-def own_values(source: Source, entry: Entry) -> torch.Tensor:
+def given_values(source: ModelWeights, entry: Entry) -> torch.Tensor:
     """The model's own values in host memory of their own."""
     view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
     source.fill(entry, view)
@@ -384,12 +386,12 @@ _BITS = {2: torch.int16, 4: torch.int32}
 _FIRST_BEYOND = 143  # the biased exponent of 2^16 in bfloat16; float16 ends below it
 
 
-def becomes(plan: Plan) -> torch.dtype | None:
+def bfloat16_target(plan: Plan) -> torch.dtype | None:
     """What bfloat16 is converted to, if it is."""
     return _BECOMES.get(plan.bfloat16_becomes)
 
 
-def entrances(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
+def converting_modules(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
     """Where inputs of another dtype may come in: the blocks, which any method may call, and the model."""
     found = [*(module for block, _ in blocks for module in block.modules), model]
     return list({id(module): module for module in found}.values())
@@ -433,16 +435,16 @@ def require_range(values: torch.Tensor, wanted: torch.dtype) -> None:
         raise OverflowError(f"{int(lost.sum()):,} of its numbers don't fit into {wanted}, up to {worst:.4g}")
 
 
-def require_entry(entry: Entry, values: torch.Tensor) -> None:
+def require_entry_range(entry: Entry, values: torch.Tensor) -> None:
     """Raise PlacementError, naming the parameter, where what it computes in doesn't hold the values."""
     if entry.dtype is torch.float16 and entry.converts:
         try:
             require_range(values, entry.dtype)
         except OverflowError as error:
-            raise refusal(entry.name, error) from error
+            raise conversion_error(entry.name, error) from error
 
 
-def require_packed(entry: Entry, packed: Packed) -> None:
+def require_packed_range(entry: Entry, packed: Packed) -> None:
     """The same of packed values, which are unpacked only where their exponents leave a doubt."""
     if entry.dtype is not torch.float16 or not entry.converts:
         return
@@ -451,10 +453,10 @@ def require_packed(entry: Entry, packed: Packed) -> None:
     else:
         largest, others = packed.base + 15, (packed.parts["values"] >> 7) & 255
     if largest >= _FIRST_BEYOND or bool((others >= _FIRST_BEYOND).any()):
-        require_entry(entry, unpack(packed.to("cpu")))
+        require_entry_range(entry, unpack(packed.to("cpu")))
 
 
-def refusal(name: str, why: object) -> PlacementError:
+def conversion_error(name: str, why: object) -> PlacementError:
     """The error for a tensor with a number that is too large."""
     return PlacementError(
         f"{name} can't be converted: {why}",
@@ -463,7 +465,7 @@ def refusal(name: str, why: object) -> PlacementError:
     )
 
 
-class ModuleSource:
+class ModuleWeights:
     """A model that is already built. Its tensors are packed on `device` where they fit there.
 
     Its own values are released when they have been packed.
@@ -478,7 +480,7 @@ class ModuleSource:
         """The parameter's own."""
         values = self._values(entry)
         if target.dtype is not entry.given:
-            require_entry(entry, values)
+            require_entry_range(entry, values)
         target.copy_(values)
 
     def _values(self, entry: Entry) -> torch.Tensor:
@@ -491,13 +493,13 @@ class ModuleSource:
     def packed(self, entry: Entry, *, dense: bool) -> PackedValues | None:
         """Packed now."""
         packed = _packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
-        return _InMemory(packed) if packed else None
+        return _PackedInMemory(packed) if packed else None
 
     def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Converted back; what the conversion changed is noted now."""
         return partial(Correction.of(self._values(entry), entry.dtype).undo, entry, view)
 
-    def wire(self, stored: Stored, _lanes: Lanes) -> Wire:
+    def wire(self, stored: StoredBlock, _lanes: Streams) -> WeightSource:
         """A module that is built has no file."""
         raise PlacementError(
             f"{stored.block.name} can't be read from disk: a model that is already built has no file",
@@ -509,7 +511,7 @@ class ModuleSource:
 
 
 @dataclass(frozen=True)
-class _InMemory:
+class _PackedInMemory:
     """One that is in memory."""
 
     outline: Packed
