@@ -13,7 +13,8 @@ from probes.core.unknown import Unknown
 from probes.measure.worker import require_torch
 from probes.placement.models.reading import CheckpointFolder, holds_a_model, read_folder
 from probes.placement.plan_file import read_plan
-from probes.placement.types import DTYPES, MODELS, Plan, Workload
+from probes.placement.stacks import DTYPES, MODELS
+from probes.placement.types import Plan, Workload
 
 if TYPE_CHECKING:
     from probes.measure.placement_baselines import BenchmarkRow

@@ -30,7 +30,8 @@ from probes.placement.planner.profile import matching, profile, without_gpu
 from probes.placement.planner.request import plan
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
-from probes.placement.types import DTYPE_BYTES, Objective, Plan, StackPlan
+from probes.placement.stacks import DTYPE_BYTES, StackPlan
+from probes.placement.types import Objective, Plan
 
 
 def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) -> Built:

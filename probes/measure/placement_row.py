@@ -20,7 +20,8 @@ from probes.placement.planner.plan import make
 from probes.placement.planner.profile import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
-from probes.placement.types import Plan, StackPlan, Workload
+from probes.placement.stacks import StackPlan
+from probes.placement.types import Plan, Workload
 from probes.records.rows import Scenario, Split
 
 Operation = Callable[[], object]

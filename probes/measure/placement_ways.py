@@ -8,21 +8,17 @@ from types import MappingProxyType
 from typing import Final
 
 from probes.placement.packing.format import estimate
+from probes.placement.stacks import DTYPE_BYTES, STREAM_BUFFERS, Shape, StackPlan, spread
 from probes.placement.types import (
-    DTYPE_BYTES,
     IN_VRAM,
-    STREAM_BUFFERS,
     BlockPlan,
     HostUse,
     PassTime,
     Plan,
     PrefetchPool,
-    Shape,
-    StackPlan,
     Tier,
     VramUse,
     Workload,
-    spread,
 )
 from probes.records.rows import Scenario
 

@@ -21,22 +21,169 @@ from probes.core.units import binary_bytes
 from probes.hardware.torch_build import first_line
 from probes.placement.checkpoint import Checkpoint, open_checkpoint
 from probes.placement.models.description import DTYPE_BITS
-from probes.placement.models.headers import DTYPES, StoredTensor
+from probes.placement.models.headers import StoredTensor
 from probes.placement.models.modules import Entry
 from probes.placement.models.reading import named_path
 from probes.placement.packing.cache import Cache, CachedTensor, Content, Origin, usual_folder
 from probes.placement.packing.staging import HostBuffers, bytes_of, host_buffer
 from probes.placement.packing.tensors import Values
-from probes.placement.read_ahead import FileSource, ReadAhead, ReadBuffer, convert_into
+from probes.placement.read_ahead import FileSource, ReadAhead, ReadBuffer
+from probes.placement.runtime.buffers import StoredBlock, memory_order
+from probes.placement.runtime.builder import require_plan
 from probes.placement.runtime.multi_gpu import Devices, place_on_cards, streams_of_cards
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.preparing import require_plan, streams_of
-from probes.placement.runtime.stored_blocks import StoredBlock, memory_order
-from probes.placement.runtime.streams import Streams
+from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.runtime.weight_sources import WeightSource, conversion_error, given_values
+from probes.placement.tensor_reading import convert_into, torch_dtype
 from probes.placement.types import LOADING_BYTES, CardsPlan, Plan
 
 SHOWN = 4  # names of each kind in a message
+
+
+Factory = Callable[[], nn.Module]
+
+
+STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
+
+
+REORDERED = 1 << 17  # numbers that are read at once to be brought into another order
+
+
+def load(
+    factory: Factory,
+    checkpoint: Path | str,
+    plan: Plan | CardsPlan,
+    *,
+    device: Devices = None,
+    pinned: bool = True,
+    ignored: Sequence[str] = (),
+    cache: Path | str | bool = True,
+) -> nn.Module:
+    """Build a model with `factory` and bring the checkpoint's weights to their tiers, one tensor at a time.
+
+    `factory` takes no arguments and returns the model; its parameters are never initialised. `checkpoint` is
+    a safetensors file, a folder of them, or an index. `ignored` has patterns of stored tensors that the model
+    doesn't need. `device` and `pinned` are as for `place`. What was packed is kept in the folder `cache`
+    (True: the usual one, below $WEIR_STATE or ~/.cache; False: nowhere), and a second load reads it there.
+    The model is in evaluation mode; `model.placement` is its `Handle`.
+
+    Raises UsageError for what isn't a path, CheckpointUnreadable for a file that is malformed or changes
+    meanwhile, PlacementError where checkpoint, model and plan don't fit each other, the plan's host memory
+    has no room for what loading takes there, or memory is refused. Nothing is kept then.
+    """
+    place, folder = named_path(checkpoint, "checkpoint"), _cache_folder(cache)
+    require_plan(plan)
+    cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
+    for card in cards:
+        _require_room(card)
+    every = streams_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [streams_of(device)]
+    model = build_skeleton(factory)
+    with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
+        files = stack.enter_context(open_checkpoint(place))
+        values = CheckpointValues(model, files, ignored=ignored)
+        values.fill_buffers()
+        kept = Cache(folder, buffers=values.buffers) if folder else None
+        sources = [
+            CheckpointWeights(values, card, lanes, pinned=pinned, cache=kept)
+            for card, lanes in zip(cards, every, strict=True)
+        ]
+        for source in sources:
+            stack.callback(source.end)
+        # the handle gives values of the tier `disk` back, so it closes the files
+        if isinstance(plan, CardsPlan):
+            over = place_on_cards(model, plan, sources, every, pinned=pinned)
+            model.__dict__["placement"], over.at_end = over, stack.pop_all()
+        else:
+            model.__dict__["placement"] = place_model(model, plan, sources[0], every[0], pinned=pinned)
+            sources[0].files = stack.pop_all()
+    values.buffers.release()
+    return model
+
+
+def _require_room(plan: Plan) -> None:
+    """Raise PlacementError for a plan of a model in memory that has no room for what loading takes besides.
+
+    A plan without budgets, made by hand, is followed as it is.
+    """
+    kept = plan.host.pinned + plan.host.pageable
+    if (plan.vram_budget or plan.host_budget) and kept + LOADING_BYTES > plan.host_budget:
+        raise PlacementError(
+            f"the plan keeps {binary_bytes(kept)} in {binary_bytes(plan.host_budget)} of host memory, and "
+            f"loading takes {binary_bytes(LOADING_BYTES)} besides",
+            "plan the checkpoint, or the model on meta, with this host memory",
+        )
+
+
+def _cache_folder(asked: Path | str | bool) -> Path | None:
+    """None: nothing is kept. Raises UsageError for what isn't a path."""
+    if isinstance(asked, bool):
+        return usual_folder(os.environ) if asked else None
+    return named_path(asked, "cache")
+
+
+def build_skeleton(factory: Factory) -> nn.Module:
+    """The factory's model in evaluation mode, its parameters on meta and without gradients.
+
+    Raises PlacementError when the factory returns anything but a module, makes tensor subclasses, or reads
+    values of parameters. Errors of its own are its own.
+    """
+    try:
+        with _parameters_on_meta(), torch.inference_mode(False):
+            model = factory()
+    except (RuntimeError, TypeError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        raise PlacementError(
+            "the factory reads values of parameters, which have none before the checkpoint is loaded: "
+            f"{first_line(error)}",
+            "leave that out of the factory, or load the model yourself and give it to place()",
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise PlacementError(
+            f"the factory returned {type(model).__name__}, not a torch.nn.Module",
+            "pass a function without arguments that builds the model",
+        )
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if (
+                parameter is not None and parameter.device.type != "meta"
+            ):  # put there past `register_parameter`
+                module._parameters[name] = _bare(parameter)
+    return model.requires_grad_(False).eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """In this thread, every parameter that is registered is exchanged for one on meta. Ties are kept."""
+    thread = threading.get_ident()
+    met: dict[int, nn.Parameter] = {}
+    alive: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+
+    def exchange(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if threading.get_ident() != thread or parameter is None or parameter.device.type == "meta":
+            return None
+        if alive.get(id(parameter)) is not parameter:
+            alive[id(parameter)], met[id(parameter)] = parameter, _bare(parameter)
+        return met[id(parameter)]
+
+    hook = register_module_parameter_registration_hook(exchange)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _bare(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter without its values. Refuses tensor subclasses, which hold more than that."""
+    if type(parameter.data) is not torch.Tensor:
+        raise PlacementError(
+            f"the factory makes parameters of type {type(parameter.data).__name__}",
+            "build the model without quantisation or other tensor subclasses",
+        )
+    values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    made = nn.Parameter(values, requires_grad=False)
+    made.__dict__.update(parameter.__dict__)
+    return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +286,6 @@ def _inconvertible(fillings: Sequence[TensorMatch], stored: Mapping[str, StoredT
         for name in filling.sources
         if not _becomes(torch_dtype(stored[name]), filling.target.tensor.dtype)
     ]
-
-
-def torch_dtype(stored: StoredTensor) -> torch.dtype | None:
-    """The dtype of a stored tensor; None where this version of torch doesn't know it."""
-    found: torch.dtype | None = getattr(torch, DTYPES[stored.dtype], None)
-    return found
 
 
 def _becomes(stored: torch.dtype | None, wanted: torch.dtype) -> bool:
@@ -272,150 +413,6 @@ class CheckpointValues:
             if not torch.equal(left[:count], right[:count]):
                 return False
         return True
-
-
-Factory = Callable[[], nn.Module]
-
-
-def build_skeleton(factory: Factory) -> nn.Module:
-    """The factory's model in evaluation mode, its parameters on meta and without gradients.
-
-    Raises PlacementError when the factory returns anything but a module, makes tensor subclasses, or reads
-    values of parameters. Errors of its own are its own.
-    """
-    try:
-        with _parameters_on_meta(), torch.inference_mode(False):
-            model = factory()
-    except (RuntimeError, TypeError) as error:
-        if "meta" not in str(error).lower():
-            raise
-        raise PlacementError(
-            "the factory reads values of parameters, which have none before the checkpoint is loaded: "
-            f"{first_line(error)}",
-            "leave that out of the factory, or load the model yourself and give it to place()",
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise PlacementError(
-            f"the factory returned {type(model).__name__}, not a torch.nn.Module",
-            "pass a function without arguments that builds the model",
-        )
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if (
-                parameter is not None and parameter.device.type != "meta"
-            ):  # put there past `register_parameter`
-                module._parameters[name] = _bare(parameter)
-    return model.requires_grad_(False).eval()
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """In this thread, every parameter that is registered is exchanged for one on meta. Ties are kept."""
-    thread = threading.get_ident()
-    met: dict[int, nn.Parameter] = {}
-    alive: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
-
-    def exchange(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if threading.get_ident() != thread or parameter is None or parameter.device.type == "meta":
-            return None
-        if alive.get(id(parameter)) is not parameter:
-            alive[id(parameter)], met[id(parameter)] = parameter, _bare(parameter)
-        return met[id(parameter)]
-
-    hook = register_module_parameter_registration_hook(exchange)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _bare(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter without its values. Refuses tensor subclasses, which hold more than that."""
-    if type(parameter.data) is not torch.Tensor:
-        raise PlacementError(
-            f"the factory makes parameters of type {type(parameter.data).__name__}",
-            "build the model without quantisation or other tensor subclasses",
-        )
-    values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-    made = nn.Parameter(values, requires_grad=False)
-    made.__dict__.update(parameter.__dict__)
-    return made
-
-
-REORDERED = 1 << 17  # numbers that are read at once to be brought into another order
-STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
-
-
-def load(
-    factory: Factory,
-    checkpoint: Path | str,
-    plan: Plan | CardsPlan,
-    *,
-    device: Devices = None,
-    pinned: bool = True,
-    ignored: Sequence[str] = (),
-    cache: Path | str | bool = True,
-) -> nn.Module:
-    """Build a model with `factory` and bring the checkpoint's weights to their tiers, one tensor at a time.
-
-    `factory` takes no arguments and returns the model; its parameters are never initialised. `checkpoint` is
-    a safetensors file, a folder of them, or an index. `ignored` has patterns of stored tensors that the model
-    doesn't need. `device` and `pinned` are as for `place`. What was packed is kept in the folder `cache`
-    (True: the usual one, below $WEIR_STATE or ~/.cache; False: nowhere), and a second load reads it there.
-    The model is in evaluation mode; `model.placement` is its `Handle`.
-
-    Raises UsageError for what isn't a path, CheckpointUnreadable for a file that is malformed or changes
-    meanwhile, PlacementError where checkpoint, model and plan don't fit each other, the plan's host memory
-    has no room for what loading takes there, or memory is refused. Nothing is kept then.
-    """
-    place, folder = named_path(checkpoint, "checkpoint"), _cache_folder(cache)
-    require_plan(plan)
-    cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
-    for card in cards:
-        _require_room(card)
-    every = streams_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [streams_of(device)]
-    model = build_skeleton(factory)
-    with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
-        files = stack.enter_context(open_checkpoint(place))
-        values = CheckpointValues(model, files, ignored=ignored)
-        values.fill_buffers()
-        kept = Cache(folder, buffers=values.buffers) if folder else None
-        sources = [
-            CheckpointWeights(values, card, lanes, pinned=pinned, cache=kept)
-            for card, lanes in zip(cards, every, strict=True)
-        ]
-        for source in sources:
-            stack.callback(source.end)
-        # the handle gives values of the tier `disk` back, so it closes the files
-        if isinstance(plan, CardsPlan):
-            over = place_on_cards(model, plan, sources, every, pinned=pinned)
-            model.__dict__["placement"], over.at_end = over, stack.pop_all()
-        else:
-            model.__dict__["placement"] = place_model(model, plan, sources[0], every[0], pinned=pinned)
-            sources[0].files = stack.pop_all()
-    values.buffers.release()
-    return model
-
-
-def _require_room(plan: Plan) -> None:
-    """Raise PlacementError for a plan of a model in memory that has no room for what loading takes besides.
-
-    A plan without budgets, made by hand, is followed as it is.
-    """
-    kept = plan.host.pinned + plan.host.pageable
-    if (plan.vram_budget or plan.host_budget) and kept + LOADING_BYTES > plan.host_budget:
-        raise PlacementError(
-            f"the plan keeps {binary_bytes(kept)} in {binary_bytes(plan.host_budget)} of host memory, and "
-            f"loading takes {binary_bytes(LOADING_BYTES)} besides",
-            "plan the checkpoint, or the model on meta, with this host memory",
-        )
-
-
-def _cache_folder(asked: Path | str | bool) -> Path | None:
-    """None: nothing is kept. Raises UsageError for what isn't a path."""
-    if isinstance(asked, bool):
-        return usual_folder(os.environ) if asked else None
-    return named_path(asked, "cache")
 
 
 class CheckpointWeights:

@@ -14,8 +14,8 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime import buffers
-from probes.placement.runtime.buffers import HostArena
+from probes.placement.runtime import buffers, host_memory
+from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.place import place, place_model
 from probes.placement.runtime.streams import CudaStreams
 from probes.placement.runtime.weight_sources import ModuleWeights
@@ -140,7 +140,7 @@ def test_pages_are_provided_on_the_processors_of_the_gpus_node(monkeypatch):
     mine = sorted(os.sched_getaffinity(0))
     seen = []
     nodes = (SimpleNamespace(node=0, cpus=str(mine[0])), SimpleNamespace(node=1, cpus="99999"))
-    monkeypatch.setattr(buffers.host, "nodes", lambda _root: nodes)
+    monkeypatch.setattr(host_memory.host, "nodes", lambda _root: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: seen.append(set(cpus)))
     HostArena(MIB, 0).take(MIB)
     assert seen == ([{mine[0]}, set(mine)] if len(mine) > 1 else [])
@@ -194,7 +194,7 @@ def test_remove_frees_vram_at_once_and_not_when_garbage_is_collected(tier, monke
     arenas = []
 
     def traced(self, n_bytes, device):
-        pages = buffers._Pages(-1, max(n_bytes, 1))
+        pages = host_memory._Pages(-1, max(n_bytes, 1))
         arenas.append(weakref.ref(pages))
         self._bytes, self.used = torch.frombuffer(pages, dtype=torch.uint8)[:n_bytes], 0
 

@@ -15,7 +15,7 @@ from probes.placement.planner import tiers
 from probes.placement.planner.costs import Pass
 from probes.placement.planner.profile import profile
 from probes.placement.planner.tiers import options
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
 from probes.placement.runtime.weight_sources import ModuleWeights

@@ -5,7 +5,7 @@ from late_lanes import LateLanes
 from random_models import plan_of
 from torch import nn
 
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
 from probes.placement.types import PrefetchPool

@@ -15,7 +15,7 @@ from torch import nn
 
 from probes.placement import place
 from probes.placement.loading import load
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
 from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights

@@ -14,8 +14,8 @@ from test_random_placements import exact_linear
 
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks, is_divisible
-from probes.placement.runtime import host_memory
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime import hooks
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
 from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
@@ -125,9 +125,9 @@ def same(one, other):
         return type(one) is type(other) and one.dtype is other.dtype and torch.equal(bits(one), bits(other))
     if type(one) is not type(other):
         return False
-    if isinstance(one, dict | host_memory.Mapping):
+    if isinstance(one, dict | hooks.Mapping):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple | host_memory.deque | host_memory.UserList):
+    if isinstance(one, list | tuple | hooks.deque | hooks.UserList):
         return len(one) == len(other) and all(map(same, one, other))
     if is_dataclass(one):
         return all(same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
@@ -183,7 +183,7 @@ def work_or_refusal(kind, model, refused):
 def compare(kind, way, monkeypatch, *, seed, refused=None):
     """`refused`: what a refusal says; none is expected where it isn't given."""
     if way == "cpu":
-        monkeypatch.setattr(host_memory, "on_device", across)
+        monkeypatch.setattr(hooks, "on_device", across)
     model, own = made(kind), made(kind)
     for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(

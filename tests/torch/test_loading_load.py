@@ -22,7 +22,7 @@ from probes.placement.loading import STAGED, _require_room, load
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing import cache
 from probes.placement.read_ahead import ReadAhead
-from probes.placement.runtime.weight_sources import ParameterOrigins
+from probes.placement.runtime.origins import ParameterOrigins
 from probes.placement.types import LOADING_BYTES, Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")

@@ -19,7 +19,7 @@ from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime import packed_tables
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
 from probes.placement.runtime.weight_sources import ModuleWeights

@@ -13,7 +13,7 @@ from probes.placement import load, place, plan
 from probes.placement.planner import tiers
 from probes.placement.planner.profile import profile
 from probes.placement.planner.tiers import rounded
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.weight_sources import ModuleWeights
 

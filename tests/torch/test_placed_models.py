@@ -19,11 +19,10 @@ from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.capture import Recorder, call_key
-from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place, place_model
 from probes.placement.runtime.streams import HostStreams
-from probes.placement.runtime.turns import Turns
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -764,7 +763,7 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
     plan = plan_of(model, {"layers.0": "streamed"})
     with monkeypatch.context() as patch:
         if what == "host":
-            patch.setattr("probes.placement.runtime.buffers._Pages", refuse)
+            patch.setattr("probes.placement.runtime.host_memory._Pages", refuse)
         else:
             patch.setattr("probes.placement.runtime.buffers.torch.empty", refuse)
         with pytest.raises(PlacementError, match="refused"):

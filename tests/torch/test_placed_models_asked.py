@@ -19,9 +19,8 @@ from torch.nn.utils import rnn
 from probes.core.errors import PlacementError
 from probes.placement import load, place
 from probes.placement.models.modules import described, find_blocks
-from probes.placement.runtime.hooks import PackedOperations
-from probes.placement.runtime.host_memory import RoundTrip, map_tensors
-from probes.placement.runtime.offloaded import OffloadedParameter, WeightAccess
+from probes.placement.runtime.hooks import RoundTrip, map_tensors
+from probes.placement.runtime.offloaded import OffloadedParameter, PackedOperations, WeightAccess
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
 from probes.placement.runtime.weight_sources import ModuleWeights

@@ -10,7 +10,7 @@ from random_models import TIERS, Model, plan_of
 
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from probes.core.errors import PlacementError
 from probes.placement import place, plan_cards
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.hooks import PackedOperations
 from probes.placement.runtime.multi_gpu import CurrentCard, place_on_cards
+from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import CardsPlan, PassTime, PrefetchPool
 

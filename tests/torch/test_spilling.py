@@ -10,7 +10,7 @@ import pytest
 from probes.placement.models.reading import describe
 from probes.placement.planner.plan import make
 from probes.placement.planner.profile import profile
-from probes.placement.runtime.host_memory import PlannedBytes, SpillCandidate, StagingSize, choose_spilled
+from probes.placement.runtime.builder import PlannedBytes, SpillCandidate, StagingSize, choose_spilled
 from probes.placement.types import Workload
 
 MIB = 1 << 20

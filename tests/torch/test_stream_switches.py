@@ -231,5 +231,5 @@ def test_a_recording_ends_with_the_streams_of_our_own_joined(monkeypatch, fails)
         return "outputs"
 
     with pytest.raises(RuntimeError, match="no") if fails else nullcontext():
-        assert streams._Recorded(ours, work, None, None).outputs == "outputs"
+        assert streams._PassGraph(ours, work, None, None).outputs == "outputs"
     assert Event.log == [("caller", "copies"), ("caller", "unpacking")]

@@ -12,7 +12,7 @@ import torch
 from probes.placement.checkpoint import Checkpoint
 from probes.placement.models.headers import DTYPES
 from probes.placement.packing.staging import HostBuffers
-from probes.placement.read_ahead import convert_into
+from probes.placement.tensor_reading import convert_into
 from service.inference import bert, checkpoint
 from service.inference.architecture import BertShape, parameter_shapes
 

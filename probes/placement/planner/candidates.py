@@ -33,7 +33,8 @@ from probes.placement.planner.simulation import (
     scratch_counts,
 )
 from probes.placement.planner.tiers import options
-from probes.placement.types import PrefetchPool, Tier, spread
+from probes.placement.stacks import spread
+from probes.placement.types import PrefetchPool, Tier
 
 MOST_KINDS: Final = 64  # that a search counts one by one: its integer programs take the cube of their number
 NEARLY: Final = 1.01  # times the bytes of another, that a kind is counted with first; then this squared

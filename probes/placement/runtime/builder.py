@@ -1,9 +1,13 @@
 """Brings every block to its tier: what `place` and `load` share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from math import prod
+from typing import Final
 
 import torch
 from torch import nn
@@ -11,130 +15,215 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes
 from probes.hardware.torch_build import first_line
-from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import ALIGNMENT, aligned
-from probes.placement.packing.packed import packed_in
+from probes.placement.models.modules import Block, Entry, find_blocks, placed_already
+from probes.placement.packing.format import ALIGNMENT, DENSE_FROM, PackedForm, aligned
+from probes.placement.packing.packed import Packed, form, packed_in
 from probes.placement.packing.tensors import unpack
+from probes.placement.plan_file import first_flaw
+from probes.placement.planner.tiers import rounded
 from probes.placement.runtime.buffers import (
-    BlockPlacement,
+    Cuts,
     DeviceArena,
-    HostArena,
+    DeviceBuffer,
     StorageOptions,
-    arrange,
-    lay_out_placement,
-    node_of_gpu,
+    StoredBlock,
+    StoredEntry,
+    _cuts,
+    _given_form,
+    _stored_block,
+    lay_out,
+    make_buffers,
+    raw_view,
+    unpacked_bytes,
 )
 from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.hooks import DeviceBuffer, make_buffers
-from probes.placement.runtime.host_memory import (
-    PlannedBytes,
-    SpillCandidate,
-    StagingSize,
-    choose_spilled,
-    zero_copy,
-)
-from probes.placement.runtime.measuring import TierUse, tier_use
-from probes.placement.runtime.stored_blocks import StoredEntry, raw_view, unpacked_bytes
+from probes.placement.runtime.handle import TierUse, tier_use
+from probes.placement.runtime.hooks import ForwardHook
+from probes.placement.runtime.host_memory import HostArena, node_of_gpu, zero_copy
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, joins_its_weights
+from probes.placement.runtime.packed_tables import can_be_table
 from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import (
     MemorySource,
     ModelWeights,
     PackedValues,
-    ParameterOrigins,
+    WeightSource,
     given_values,
-    joins_its_weights,
     require_entry_range,
     require_packed_range,
 )
-from probes.placement.types import IN_VRAM, TIERS, PrefetchPool, Tier
+from probes.placement.types import IN_VRAM, TIERS, CardsPlan, Plan, PrefetchPool, Tier
 
 
-class MemoryFiller:
-    """Brings values from their source to memory, and lets the parameters' homes know where."""
-
-    def __init__(self, source: ModelWeights, homes: ParameterOrigins) -> None:
-        self.source, self.homes = source, homes
-        self._ways_back: dict[int, Callable[[], torch.Tensor]] = {}
-
-    def fill(self, one: BlockPlacement, memory: torch.Tensor) -> None:
-        """Write the block's bytes, and let its parameters have theirs there.
-
-        Raises PlacementError for values that changed meanwhile or that can't be converted.
-        """
-        for index, item in enumerate(one.stored.items):
-            if item.form is None:
-                self._fill_plain(item.entry, item.raw(memory))
-                continue
-            if packed := one.packed[index]:
-                _fill_packed(item, packed, memory)
-            else:
-                self.source.fill(item.entry, item.given(memory))
-                require_entry_range(item.entry, item.given(memory))
-            self.homes.later(item.entry, partial(_unpacked_from, item, memory))
-        one.packed = ()
-
-    def keep_on_host(self, block: Block) -> None:
-        """A model that is built has its values there already; one on meta gets memory for them."""
-        for entry in block.entries:
-            if entry.parameter.is_meta or entry.converts:
-                self._fill_plain(
-                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
-                )
-            else:
-                self.homes.adopt(entry, entry.parameter.detach())
-
-    def leave_on_disk(self, block: Block) -> None:
-        """Each pass reads the block. Raises PlacementError for values that can't be converted."""
-        for entry in block.entries:
-            if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
-                require_entry_range(entry, given_values(self.source, entry))
-            self.homes.later(entry, partial(given_values, self.source, entry))
-
-    def see(self, one: BlockPlacement, seen: torch.Tensor) -> None:
-        """Let the parameters of a block that was filled have its memory as the GPU sees it."""
-        assert one.memory is not None
-        for item in one.stored.items:
-            fetch = self._ways_back.get(id(item.entry)) or partial(item.raw, one.memory)
-            self.homes.adopt(item.entry, item.raw(seen), fetch)
-
-    def forget(self) -> None:
-        """Release what the notes hold."""
-        self._ways_back.clear()
-
-    def _fill_plain(self, entry: Entry, view: torch.Tensor) -> None:
-        self.source.fill(entry, view)
-        self.homes.adopt(entry, view, self._way_back(entry, view))
-
-    def _way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
-        """How the values come to the host again; None where `view` has them there."""
-        if entry.converts:
-            self._ways_back[id(entry)] = self.source.way_back(entry, view)
-            return self._ways_back[id(entry)]
-        return None if view.device.type == "cpu" else partial(_identity, view)
+def require_plan(plan: object) -> None:
+    """Raise PlacementError for anything else."""
+    if not isinstance(plan, Plan | CardsPlan):
+        raise PlacementError(
+            f"a model is placed by a Plan, not by a {type(plan).__name__}",
+            "make one with plan(), or read its file with read_plan()",
+        )
 
 
-def _fill_packed(item: StoredEntry, packed: PackedValues, memory: torch.Tensor) -> None:
-    places = [memory[unit.offset :][: unit.n_bytes] for unit in item.units]
-    parts = [packed.outline.part(unit.first, unit.last) for unit in item.units]
-    if not packed.write(list(zip(parts, places, strict=True))):
-        raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
-    for unit, place in zip(item.units, places, strict=True):
-        assert unit.form
-        require_packed_range(item.entry, packed_in(unit.form, place))
+def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> list[tuple[Block, Tier]]:
+    """The model's blocks in the plan's order, each with its tier. Raises PlacementError for another model.
+
+    `parts`: the plans of several cards, of which `plan` has all blocks.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+            raise PlacementError(
+                "a scripted or compiled model can't be placed", "place the model it was made of"
+            )
+        if isinstance(module.__dict__.get("forward"), ForwardHook):
+            raise placed_already()
+    for one in (plan, *parts):
+        _require_sound(one)
+    tiers = {block.name: block for block in plan.blocks}
+    found = {block.name: block for block in find_blocks(model, tiers, becomes=bfloat16_target(plan))}
+    strange = sorted(tiers.keys() - found.keys()) or sorted(found.keys() - tiers.keys())
+    if strange:
+        whose = "plan" if strange[0] in tiers else "model"
+        raise _other_model(f"only the {whose} has {', '.join(strange[:4])}")
+    for name, block in found.items():
+        kept = sum(b.numel() * b.element_size() for module in block.modules for b in module.buffers())
+        own = block.given_bytes
+        if not own <= tiers[name].weight_bytes <= own + kept:
+            raise _other_model(f"{name} has {own:,} bytes, {tiers[name].weight_bytes:,} were planned")
+        if not block.called and tiers[name].tier != "resident":
+            raise PlacementError(
+                f"{name} is used while other blocks are called: it can only be resident",
+                "plan again",
+            )
+        if block.written and tiers[name].tier != "resident":
+            raise PlacementError(
+                f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
+                "plan again; or let the module have no max_norm, if it is an embedding",
+            )
+        if tiers[name].table and not can_be_table(block):
+            raise _other_model(
+                f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed"
+            )
+    return [(found[name], block.tier) for name, block in tiers.items()]
 
 
-def _identity(view: torch.Tensor) -> torch.Tensor:
-    """The values where they are: a copy beside them may not fit."""
-    return view
+def _require_sound(plan: Plan) -> None:
+    if why := first_flaw(plan):
+        raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")
 
 
-def _unpacked_from(item: StoredEntry, memory: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
-    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
-    return raw_view(item.entry, flat, item.entry.given)
+def _other_model(why: str) -> PlacementError:
+    return PlacementError(f"this isn't the model that was planned: {why}", "plan again for this model")
+
+
+def cpu_modules(blocks: Sequence[tuple[Block, Tier]]) -> list[nn.Module]:
+    """The modules that compute on the host, with those below them."""
+    tops = [module for block, tier in blocks if tier == "cpu" for module in block.modules]
+    return [module for top in tops for module in top.modules()]
+
+
+PACKED: Final = ("packed", "streamed_packed")
+
+
+@dataclass(eq=False)
+class BlockPlacement:
+    """One block on its way."""
+
+    block: Block
+    tier: Tier
+    stored: StoredBlock
+    packed: tuple[PackedValues | None, ...] = ()  # of each entry
+    wire: WeightSource | None = None
+    memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
+    original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
+
+
+@dataclass(frozen=True)
+class PlannedBytes:
+    """What a plan with budgets counts, in bytes."""
+
+    vram: int  # of weights, slots and scratch buffers, as torch's allocator rounds them up
+    host: int  # that blocks may take in host memory, except those that the CPU computes
+    blocks: Mapping[str, int]  # those that it counts, with the bytes of the model in VRAM
+
+    @staticmethod
+    def of(plan: Plan) -> "PlannedBytes | None":
+        """What this plan counts; None for one without budgets, which was made by hand."""
+        if not plan.vram_budget:
+            return None
+        arena = plan.vram.weights + plan.vram.slots + plan.vram.scratch
+        moving = sum(block.host_bytes for block in plan.blocks if block.tier != "cpu")
+        return PlannedBytes(
+            min(rounded(arena), arena + plan.vram.rounding),
+            plan.host_budget - plan.host.total + moving,
+            {block.name: block.weight_bytes if block.tier in IN_VRAM else 0 for block in plan.blocks},
+        )
+
+
+@dataclass(frozen=True)
+class SpillCandidate:
+    """A block that can stream instead. Bytes."""
+
+    place: int  # among all blocks
+    freed: int  # in VRAM
+    slot: int  # that each slot must have for it
+    packed: bool  # it was planned to be packed in VRAM
+
+
+@dataclass(frozen=True)
+class StagingSize:
+    """How many slots there are, and the bytes of each."""
+
+    count: int
+    n_bytes: int
+
+
+def choose_spilled(
+    candidates: Sequence[SpillCandidate], over: int, slots: StagingSize
+) -> list[SpillCandidate] | None:
+    """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
+
+    Others than packed ones are moved only with all of those that pass through the same slots.
+    """
+    packed = [one for one in candidates if one.packed]
+    for usable in (packed, candidates):
+        size = _staging_size_for(usable, over, slots)
+        if size is None:
+            continue
+        wanted = over + slots.count * (size - slots.n_bytes)
+        if usable is packed:
+            return _fewest([one for one in packed if one.slot <= size], wanted)
+        first = [one for one in packed if one.slot <= size]
+        others = [one for one in candidates if not one.packed and one.slot <= size]
+        return first + _fewest(others, wanted - sum(one.freed for one in first))
+    return None
+
+
+def _staging_size_for(candidates: Sequence[SpillCandidate], over: int, slots: StagingSize) -> int | None:
+    """Bytes of the smallest slot for which all that pass through it are enough, larger slots counted."""
+
+    def needed(one: SpillCandidate) -> int:
+        return max(one.slot, slots.n_bytes)
+
+    freed = 0
+    for size, alike in groupby(sorted(candidates, key=needed), key=needed):
+        freed += sum(one.freed for one in alike)
+        if freed >= over + slots.count * (size - slots.n_bytes):
+            return size
+    return None
+
+
+def _fewest(usable: Sequence[SpillCandidate], wanted: int) -> list[SpillCandidate]:
+    """The smallest block that is enough, else the largest, and again for the rest."""
+    left, found = sorted(usable, key=lambda one: one.freed), list[SpillCandidate]()
+    while wanted > 0:
+        found.append(left.pop(min(bisect_left(left, wanted, key=lambda one: one.freed), len(left) - 1)))
+        wanted -= found[-1].freed
+    return found
 
 
 IN_HOST_ARENA = ("streamed", "streamed_packed", "in_place")
+
+
 MOVING = ("streamed", "streamed_packed", "disk")
 
 
@@ -467,3 +556,137 @@ def _refusals(device: torch.device) -> Iterator[None]:
             f"({binary_bytes(free)} of {binary_bytes(total)} are free)",
             "plan again with a smaller vram, or end other programs that use the GPU",
         ) from None
+
+
+def lay_out_placement(
+    block: Block,
+    tier: Tier,
+    storing: StorageOptions,
+    source: ModelWeights,
+    homes: ParameterOrigins,
+    *,
+    most: int,
+) -> BlockPlacement:
+    """The block as its tier has it, packed already if it is to be. `most` is as for `arranged`."""
+    if tier not in PACKED and block.name not in storing.kept:
+        return BlockPlacement(block, tier, lay_out(block))
+    found: list[PackedValues | None] = []
+    for entry in block.entries:
+        dense = block.name in storing.dense and prod(entry.shape) >= DENSE_FROM
+        values = source.packed(entry, dense=dense) if tier in PACKED else None
+        found.append(values)
+        if source.again:
+            homes.later(entry, partial(given_values, source, entry))
+        elif values is not None:  # the values are kept twice no longer than necessary
+            homes.later(entry, partial(_unpacked_from_memory, entry, values.outline))
+    return arrange(block, tier, found, storing, most=most)
+
+
+def arrange(
+    block: Block, tier: Tier, found: Sequence[PackedValues | None], storing: StorageOptions, *, most: int
+) -> BlockPlacement:
+    """The block as its tier has it, from what was packed of its entries; none were for an empty `found`.
+
+    At most `most` bytes of a packed block that streams are copied at once; 0: it is copied as a whole.
+    Tensors that are converted for each call have a form as well, where they aren't packed.
+    """
+    most = most if tier == "streamed_packed" else 0
+    forms: list[PackedForm | None] = []
+    cuts: list[Cuts] = []
+    found = tuple(found or [None] * len(block.entries))
+    for entry, values in zip(block.entries, found, strict=True):
+        packed = values.outline if values else None
+        forms.append(form(packed) if packed else _given_form(block, entry, storing))
+        cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
+    return BlockPlacement(block, tier, _stored_block(block, forms, cuts, storing, most=most), found)
+
+
+def _unpacked_from_memory(entry: Entry, packed: Packed) -> torch.Tensor:
+    flat = torch.empty(entry.given_bytes, dtype=torch.uint8, device=packed.device)
+    unpack(packed, flat.view(entry.given).view(packed.shape))
+    return raw_view(entry, flat, entry.given)
+
+
+class MemoryFiller:
+    """Brings values from their source to memory, and lets the parameters' homes know where."""
+
+    def __init__(self, source: ModelWeights, homes: ParameterOrigins) -> None:
+        self.source, self.homes = source, homes
+        self._ways_back: dict[int, Callable[[], torch.Tensor]] = {}
+
+    def fill(self, one: BlockPlacement, memory: torch.Tensor) -> None:
+        """Write the block's bytes, and let its parameters have theirs there.
+
+        Raises PlacementError for values that changed meanwhile or that can't be converted.
+        """
+        for index, item in enumerate(one.stored.items):
+            if item.form is None:
+                self._fill_plain(item.entry, item.raw(memory))
+                continue
+            if packed := one.packed[index]:
+                _fill_packed(item, packed, memory)
+            else:
+                self.source.fill(item.entry, item.given(memory))
+                require_entry_range(item.entry, item.given(memory))
+            self.homes.later(item.entry, partial(_unpacked_from, item, memory))
+        one.packed = ()
+
+    def keep_on_host(self, block: Block) -> None:
+        """A model that is built has its values there already; one on meta gets memory for them."""
+        for entry in block.entries:
+            if entry.parameter.is_meta or entry.converts:
+                self._fill_plain(
+                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
+                )
+            else:
+                self.homes.adopt(entry, entry.parameter.detach())
+
+    def leave_on_disk(self, block: Block) -> None:
+        """Each pass reads the block. Raises PlacementError for values that can't be converted."""
+        for entry in block.entries:
+            if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
+                require_entry_range(entry, given_values(self.source, entry))
+            self.homes.later(entry, partial(given_values, self.source, entry))
+
+    def see(self, one: BlockPlacement, seen: torch.Tensor) -> None:
+        """Let the parameters of a block that was filled have its memory as the GPU sees it."""
+        assert one.memory is not None
+        for item in one.stored.items:
+            fetch = self._ways_back.get(id(item.entry)) or partial(item.raw, one.memory)
+            self.homes.adopt(item.entry, item.raw(seen), fetch)
+
+    def forget(self) -> None:
+        """Release what the notes hold."""
+        self._ways_back.clear()
+
+    def _fill_plain(self, entry: Entry, view: torch.Tensor) -> None:
+        self.source.fill(entry, view)
+        self.homes.adopt(entry, view, self._way_back(entry, view))
+
+    def _way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """How the values come to the host again; None where `view` has them there."""
+        if entry.converts:
+            self._ways_back[id(entry)] = self.source.way_back(entry, view)
+            return self._ways_back[id(entry)]
+        return None if view.device.type == "cpu" else partial(_identity, view)
+
+
+def _fill_packed(item: StoredEntry, packed: PackedValues, memory: torch.Tensor) -> None:
+    places = [memory[unit.offset :][: unit.n_bytes] for unit in item.units]
+    parts = [packed.outline.part(unit.first, unit.last) for unit in item.units]
+    if not packed.write(list(zip(parts, places, strict=True))):
+        raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
+    for unit, place in zip(item.units, places, strict=True):
+        assert unit.form
+        require_packed_range(item.entry, packed_in(unit.form, place))
+
+
+def _identity(view: torch.Tensor) -> torch.Tensor:
+    """The values where they are: a copy beside them may not fit."""
+    return view
+
+
+def _unpacked_from(item: StoredEntry, memory: torch.Tensor) -> torch.Tensor:
+    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
+    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
+    return raw_view(item.entry, flat, item.entry.given)

@@ -20,8 +20,7 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.hardware.torch_build import first_line
-from probes.placement.runtime.engine import Engine, EngineState
-from probes.placement.runtime.host_memory import active_transform
+from probes.placement.runtime.engine import Engine, EngineState, active_transform
 from probes.placement.runtime.packed_tables import autocast_dtype
 from probes.placement.runtime.streams import Graph
 

@@ -1,25 +1,11 @@
-"""Runs the moving blocks of a placed model: brings each block's weights before its call.
+"""Blocks that compute on the host: what goes in comes to the host, what comes out goes back."""
 
-A block that moves has three steps: *copy* (wire to slot), *unpack* (slot, or packed bytes in VRAM, to a
-scratch buffer) and *compute* (the module's own forward). Each has a lane; marks order them. Block i of a ring
-always uses buffer i modulo its size, so parameters are at fixed addresses and a pass can be captured as a
-graph. After each call the next blocks are begun, in the order of the passes before; one that comes
-unexpectedly is fetched at once.
-
-- A copy into a slot waits until the block before in that slot has been unpacked, or computed.
-- A packed block may be larger than a slot. It goes through several then, piece by piece.
-- Unpacking waits for its copy, and until the block before in that scratch buffer has been computed.
-- A computation waits for its block's last step.
-
-With a single scratch buffer nothing is gained by unpacking beside computing. The compute lane does both then,
-in the order of calls, which saves the marks between them: each costs the host.
-"""
-
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import is_grad_enabled, nn
@@ -27,23 +13,76 @@ from torch import is_grad_enabled, nn
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import MOST_ROWS
-from probes.placement.runtime.hooks import (
+from probes.placement.runtime.buffers import DeviceBuffer, StoredBlock, StoredEntry, raw_view
+from probes.placement.runtime.offloaded import (
     CpuBlock,
-    DeviceBuffer,
     MovingBlock,
+    OffloadedParameter,
     PackedOperations,
+    PackedParameter,
     ParameterSwap,
     Piece,
+    WeightAccess,
     prepare_block,
 )
-from probes.placement.runtime.host_memory import active_transform, tensors_in
-from probes.placement.runtime.measuring import Stopwatches
-from probes.placement.runtime.offloaded import OffloadedParameter, PackedParameter, WeightAccess
 from probes.placement.runtime.packed_tables import PackedTable
-from probes.placement.runtime.stored_blocks import StoredBlock, StoredEntry, raw_view
-from probes.placement.runtime.streams import Event, Stream, Streams
-from probes.placement.runtime.turns import Turns
+from probes.placement.runtime.streams import Event, Stopwatches, Stream, Streams
 from probes.placement.runtime.weight_sources import WeightSource
+
+# the innermost transform under way, or None; each call of a block asks
+active_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
+
+
+Made = TypeVar("Made")
+
+
+def _nothing() -> None:
+    """There is nothing to put in order."""
+
+
+class Turns:
+    """A lock that a thread takes in its outermost call and in none within it, so nothing is counted.
+
+    Who takes it asks `mine()` first, and ends the turn only where it wasn't its own already. So what an
+    interruption at any moment leaves is known: `give_back` is right whether or not the turn has begun.
+    """
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        self.mine: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as conditions ask
+        self.wait: Callable[[], object] = lock.acquire
+        self.end: Callable[[], None] = lock.release
+        self._acquire = lock.acquire
+
+    def begin(self) -> bool:
+        """Take the turn unless another thread has it."""
+        return self._acquire(blocking=False)
+
+    def give_back(self, mine: bool) -> None:
+        """End the turn, if it is this thread's and was not before."""
+        if not mine and self.mine():
+            self.end()
+
+    def taken(self, work: Callable[[], Made], failed: Callable[[], None] = _nothing) -> Made:
+        """What `work` returns in a turn of this thread, which is waited for.
+
+        `failed` is called before the turn ends where `work` failed, or was interrupted.
+        """
+        mine = self.mine()
+        try:
+            if not mine:
+                self.wait()
+            made = work()
+            if not mine:
+                self.end()
+        except BaseException:
+            try:
+                if not mine and self.mine():
+                    failed()
+            finally:
+                self.give_back(mine)
+            raise
+        return made
 
 
 class CallOrder:
@@ -133,6 +172,8 @@ class Lookahead:
 
 
 _IS_TRACED: Final[Callable[[], object]] = getattr(torch._C, "_get_tracing_state", torch.jit.is_tracing)
+
+
 _MODES: Final[Callable[[], int]] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 
 
@@ -428,7 +469,7 @@ class Engine:
         if self.watches is None:
             one.wire.send(one.target, lane)
         else:
-            self.watches.send(one.wire, one.target, lane)
+            self.watches.copy(partial(one.wire.send, one.target, lane), one.target.numel(), lane)
         slot.filled = slot.marks[0]
         lane.record(slot.filled)
         if self.recording and len(self._slots) == 1:
@@ -693,15 +734,6 @@ def refuse_training(
     """Raise PlacementError where gradients are wanted: of an input, or of weights in training mode."""
     wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
     if wanted or (trainable and any(module.training for module in modules)):
-        raise training_error(name)
-
-
-def refuse_graph(name: str, output: Any) -> None:
-    """Raise PlacementError where gradients of what a block returns would need weights that are gone then.
-
-    They are wanted by parameters that were added to it after it had been placed.
-    """
-    if any(tensor.requires_grad for tensor in tensors_in(output)):
         raise training_error(name)
 
 

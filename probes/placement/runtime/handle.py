@@ -1,128 +1,166 @@
-"""A placed model's handle: takes the placement away again, and reports what it takes."""
+"""A placed model's handle: gives the model back, measures passes and reports what it takes."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from statistics import median
+from typing import Any, Protocol
 
 import torch
-from torch import is_grad_enabled, nn
+from torch import nn
 
 from probes.core.errors import PlacementError
+from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import Block
-from probes.placement.runtime.builder import Builder
+from probes.placement.runtime.buffers import StorageOptions
+from probes.placement.runtime.builder import Builder, PlannedBytes
 from probes.placement.runtime.capture import Captured, Recorder
-from probes.placement.runtime.engine import Engine, refuse_graph, refuse_training
-from probes.placement.runtime.hooks import CpuBlock, MovingBlock
-from probes.placement.runtime.host_memory import (
+from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.hooks import (
+    BlockHook,
+    CpuBlockHook,
     ForwardHook,
     InputConversionHook,
-    active_transform,
-    call_uncompiled,
-    host_round_trip,
-    is_compiled,
-    outside_transforms,
+    ModelHook,
 )
-from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
-from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import ParameterOrigins, bfloat16_target, converting_modules
-from probes.placement.types import Plan, Tier
+from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOperations
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.streams import Stopwatches, Streams
+from probes.placement.runtime.weight_sources import ModelWeights
+from probes.placement.types import PassTime, Plan, Tier
 
 
-class BlockHook(ForwardHook):
-    """The forward of a moving block's module: its weights are there meanwhile."""
+@dataclass(frozen=True)
+class TierUse:
+    """The blocks of one tier: their bytes unpacked, and as they are kept or sent."""
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: MovingBlock) -> None:
-        super().__init__(forward)
-        self._engine, self._one = engine, one
+    tier: Tier
+    blocks: int
+    weight_bytes: int
+    kept_bytes: int
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Bring the weights, compute, release them."""
-        if is_compiled():
-            return call_uncompiled(self, args, kwargs)
-        engine, one = self._engine, self._one
-        enter, leave = engine.enter, engine.leave
-        if active_transform() is not None:
-            enter, leave = outside_transforms(enter), outside_transforms(leave)
-        mine = engine.turns.mine()
-        depth = one.depth if mine else 0
-        try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
-            enter(one, args, kwargs, mine=mine)
-            output = one.kept(self.forward(*args, **kwargs))
-            if is_grad_enabled():
-                refuse_graph(one.name, output)
-            leave(one)
-            if not mine:
-                engine.turns.end()
-        except BaseException:
-            engine.abandon(one, depth, mine=mine)
-            raise
-        return output
+    def __str__(self) -> str:
+        sizes = f"{binary_bytes(self.weight_bytes)}, kept in {binary_bytes(self.kept_bytes)}"
+        return f"{self.tier}: {counted(self.blocks, 'block')} of {sizes}"
 
 
-class CpuBlockHook(ForwardHook):
-    """The forward of a module that computes on the CPU, of a model whose other blocks compute elsewhere."""
-
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: CpuBlock) -> None:
-        super().__init__(forward)
-        self._engine, self._one = engine, one
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
-
-        Those are begun before: nothing else would begin them while this thread computes.
-        """
-        if is_compiled():
-            return call_uncompiled(self, args, kwargs)
-        engine, one = self._engine, self._one
-        mine = engine.turns.mine()
-        depth = one.depth if mine else 0
-        try:
-            engine.enter_at_home(one, mine=mine)
-            engine.advance()
-            trip = host_round_trip(engine.lanes.device)
-            given, named = trip.go(args), trip.go(kwargs)
-            engine.advance()  # what was read from disk meanwhile can be copied now
-            output = trip.come(self.forward(*given, **named))
-            engine.leave_at_home(one)
-            if not mine:
-                engine.turns.end()
-        except BaseException:
-            engine.abandon_at_home(one, depth, mine=mine)
-            raise
-        return output
+def tier_use(tier: Tier, sizes: Sequence[tuple[int, int]]) -> TierUse:
+    """The sum of blocks of (unpacked, kept) bytes."""
+    return TierUse(tier, len(sizes), sum(raw for raw, _ in sizes), sum(kept for _, kept in sizes))
 
 
-class ModelHook(ForwardHook):
-    """The forward of a placed model. Threads take turns."""
+@dataclass(frozen=True)
+class Measured:
+    """Passes by the host's clock, and the lanes of one more pass by the device's.
 
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        turns: Turns,
-        model: nn.Module,
-        failed: Callable[[], None],
-        *,
-        trainable: bool,
-        recorder: Recorder | None,
-    ) -> None:
-        super().__init__(forward)
-        self._turns, self._model, self._trainable = turns, model, trainable
-        self._failed, self._recorder = failed, recorder
+    `waited_s`: the compute lane stood still for weights. Lanes overlap: their times don't add up to the
+    wall time.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass."""
-        if is_compiled():
-            return call_uncompiled(self, args, kwargs)
-        return self._turns.taken(partial(self._pass, args, kwargs), self._failed)
+    wall_s: tuple[float, ...]
+    copied_s: float
+    unpacked_s: float
+    waited_s: float
+    copied_bytes: int
 
-    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.is_grad_enabled():
-            refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
-        if self._recorder is not None:
-            return self._recorder.call(self.forward, args, kwargs)
-        return self.forward(*args, **kwargs)
+    @property
+    def middle_s(self) -> float:
+        """The median of the wall times."""
+        return median(self.wall_s)
+
+
+@dataclass(frozen=True)
+class PlacementReport:
+    """Planned against taken, planned against measured. Bytes and seconds."""
+
+    tiers: tuple[TierUse, ...]
+    vram_asked: int
+    vram_taken: int  # weights, slots and scratch buffers: one allocation
+    pinned_asked: int
+    pinned_taken: int
+    spilled: int  # blocks that stream, though they were to stay in VRAM
+    why_pageable: str  # empty where host memory is pinned
+    planned: PassTime
+    measured: Measured | Unknown
+    surprises: int  # blocks called in another order than in the pass before
+    graphs: int
+    not_captured: tuple[str, ...]
+
+    def gap(self) -> tuple[str, ...]:
+        """Where the difference between the planned and the measured wall time comes from, in sentences."""
+        if isinstance(self.measured, Unknown):
+            return (f"the time of a pass is unknown: {self.measured.reason}",)
+        one, planned = self.measured, duration(self.planned.middle_s)
+        rest = max(one.middle_s - one.waited_s, 0.0)
+        lines = [
+            f"a pass takes {duration(one.middle_s)} (wall), {planned} were predicted",
+            f"computing waits for weights for {duration(one.waited_s)} of that, and not for {duration(rest)}",
+        ]
+        if one.copied_bytes and one.copied_s > 0:
+            rate, carried = gb_per_s(one.copied_bytes, one.copied_s), binary_bytes(one.copied_bytes)
+            lines.append(f"the link carries {carried} in {duration(one.copied_s)}: {rate:.1f} GB/s")
+        if one.unpacked_s > 0:
+            lines.append(f"unpacking takes {duration(one.unpacked_s)}")
+        if self.why_pageable and one.copied_bytes:
+            lines.append(f"host memory isn't pinned: {self.why_pageable}")
+        if self.surprises:
+            lines.append(
+                f"{counted(self.surprises, 'call')} came in another order than before, and waited for weights"
+            )
+        lines += [f"not captured: {why}" for why in self.not_captured]
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        rows = [str(use) for use in self.tiers]
+        rows.append(f"VRAM: {binary_bytes(self.vram_taken)} taken, {binary_bytes(self.vram_asked)} asked for")
+        rows.append(
+            f"pinned: {binary_bytes(self.pinned_taken)} taken, {binary_bytes(self.pinned_asked)} asked for"
+        )
+        if self.spilled:
+            rows.append(
+                f"{counted(self.spilled, 'block')} of these were to stay in VRAM and stream: "
+                "the weights pack worse than planned"
+            )
+        return "\n".join((*rows, *self.gap()))
+
+
+class Watched(Protocol):
+    """What runs the passes that are measured."""
+
+    @property
+    def lanes(self) -> Streams:
+        """Its lanes."""
+
+    watches: Stopwatches | None
+
+
+def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: int) -> tuple[float, ...]:
+    """Seconds of each pass by the host's clock, after one to warm up. `finish` waits for the device."""
+    work()
+    walls = []
+    for _ in range(passes):
+        finish()
+        began = time.perf_counter()
+        work()
+        finish()
+        walls.append(time.perf_counter() - began)
+    return tuple(walls)
+
+
+def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
+    """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on lanes."""
+    walls = wall_times(engine.lanes.finish, work, passes)
+    watches = engine.watches = Stopwatches(engine.lanes)
+    try:
+        work()
+        engine.lanes.finish()
+    finally:
+        engine.watches = None
+    copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
+    return Measured(walls, copied, unpacked, waited, watches.copied_bytes)
 
 
 class Handle:
@@ -291,3 +329,28 @@ class Handle:
             self._homes.restore()
             self._engine.clear()
             self._settling.clear()
+
+
+def new_handle(
+    model: nn.Module,
+    plan: Plan,
+    source: ModelWeights,
+    lanes: Streams,
+    *,
+    pinned: bool,
+    work: PackedOperations | None,
+    turns: Turns | None = None,
+) -> Handle:
+    """The handle of a model, or of one card's part, of which nothing has been placed yet.
+
+    Passes of handles with the same `turns` come one after the other.
+    """
+    fast = plan.objective == "fast"
+    engine = Engine(
+        lanes, ahead=plan.rings.ahead, fast=fast, work=work or PackedOperations(), turns=turns or Turns()
+    )
+    homes = ParameterOrigins()
+    settling = Builder(
+        model, lanes, source, homes, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
+    )
+    return Handle(model, plan, engine, homes, settling)

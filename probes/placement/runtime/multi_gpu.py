@@ -20,11 +20,13 @@ from torch.overrides import (
 from probes.core.errors import PlacementError
 from probes.core.units import duration
 from probes.placement.models.modules import Block
-from probes.placement.runtime.handle import Handle, ModelHook
-from probes.placement.runtime.hooks import PackedOperations
-from probes.placement.runtime.host_memory import (
+from probes.placement.runtime.builder import cpu_modules, planned_blocks
+from probes.placement.runtime.engine import Turns
+from probes.placement.runtime.handle import Handle, PlacementReport, new_handle, wall_times
+from probes.placement.runtime.hooks import (
     ForwardHook,
     InputConversionHook,
+    ModelHook,
     RoundTrip,
     call_uncompiled,
     is_compiled,
@@ -32,16 +34,10 @@ from probes.placement.runtime.host_memory import (
     on_device,
     tensors_in,
 )
-from probes.placement.runtime.measuring import PlacementReport, wall_times
-from probes.placement.runtime.preparing import cpu_modules, new_handle, planned_blocks, streams_of
-from probes.placement.runtime.streams import HostStreams, Streams
-from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import (
-    ModelWeights,
-    ParameterOrigins,
-    bfloat16_target,
-    converting_modules,
-)
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.streams import HostStreams, Streams, streams_of
+from probes.placement.runtime.weight_sources import ModelWeights
 from probes.placement.types import CardsPlan, Plan, Tier
 
 Move = Callable[[Any, int], Any]

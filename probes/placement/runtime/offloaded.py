@@ -1,28 +1,46 @@
-"""A parameter without values: it knows its shape, dtype and device, and fetches values when they are read.
+"""Offloaded blocks: what their modules hold in place of weights."""
 
-A placed module's own forward finds its weights in place, because they are brought before its call. Whatever
-else reads a weight (another module's forward, a scripted function, a debugger) meets this, and gets the right
-values, slowly. It has no memory, so what asks for an address gets an error and never other numbers.
-
-To who only asks, it looks like any parameter that wants no gradients. torch's encoders, for example, choose
-another way where a weight has a `__torch_function__`.
-"""
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from probes.core.errors import PlacementError
+from probes.placement.models.modules import Block, Entry
+from probes.placement.packing.format import aligned, is_matrix
+from probes.placement.packing.packed import Packed
+from probes.placement.packing.products import linear
+from probes.placement.packing.tensors import unpack
+from probes.placement.runtime.buffers import (
+    DeviceBuffer,
+    StoredBlock,
+    StoredEntry,
+    StoredPiece,
+    lay_out,
+    memory_order,
+)
+from probes.placement.runtime.hooks import map_tensors, tensors_in
+from probes.placement.runtime.weight_sources import MemorySource, WeightSource
 
 Fetch = Callable[[], torch.Tensor]
+
+
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
+
+
 Lookup = Callable[[torch.Tensor], torch.Tensor]
 
+
 _HOST: Final = torch.device("cpu")
+
+
 _REMOVE: Final = "call remove() of the handle first"
+
+
 # torch before 2.3 gives address 0 instead of an error
 _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
     torch._C, "_set_throw_on_mutable_data_ptr", id
@@ -253,3 +271,350 @@ def _values(thing: Any) -> Any:
     if isinstance(thing, dict):
         return {key: _values(value) for key, value in thing.items()}
     return thing
+
+
+@dataclass(frozen=True)
+class PackedOperations:
+    """What is done with packed tensors. Tests exchange it, and watch what is about to be read.
+
+    `multiplies`: whether `linear` can do anything with a packed tensor of this shape.
+    """
+
+    reads: Callable[[str, Sequence[torch.Tensor]], None] | None = None
+
+    unpack: Callable[[Packed, torch.Tensor], Any] = unpack
+    linear: Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None] = linear
+    multiplies: Callable[[tuple[int, ...]], bool] = is_matrix
+
+
+@dataclass(frozen=True)
+class ParameterPlace:
+    """Where a module keeps a parameter, and what is there during a call and otherwise."""
+
+    holder: Any  # the module's `_parameters`, or a list in which a recurrent module keeps them once more
+    key: str | int
+    entry: Entry
+    present: nn.Parameter
+    absent: nn.Parameter
+    address: int = 0  # of the values that are present
+
+    def require_absent(self) -> None:
+        """Raise PlacementError where something else has been put there."""
+        if not self._has(self.absent):
+            raise PlacementError(
+                f"{self.entry.name} was exchanged after the model had been placed",
+                "call remove() of the handle, change the model, and place it again",
+            )
+
+    def give_back(self, parameter: nn.Parameter) -> None:
+        """Put the model's own parameter there, unless something else has been put there meanwhile."""
+        if self._has(self.absent) or self._has(self.present):
+            self.holder[self.key] = parameter
+
+    def written(self) -> torch.Tensor | None:
+        """What a forward has given the parameter instead of its values, by `.data =`."""
+        if isinstance(self.present, OffloadedParameter) or self.present.data_ptr() == self.address:
+            return None
+        return self.present.data
+
+    def _has(self, parameter: nn.Parameter) -> bool:
+        try:
+            return self.holder[self.key] is parameter
+        except (KeyError, IndexError):
+            return False
+
+
+class ParameterSwap:
+    """Puts a block's parameters where its modules keep them, and away again: all of them, or none."""
+
+    def __init__(
+        self, places: Sequence[ParameterPlace], values: Sequence[nn.Parameter] | None = None
+    ) -> None:
+        self.places = tuple(places)
+        present = values or [place.present for place in places]
+        # each call of a block pays for what is done here: plain tuples
+        self._all = tuple(
+            (place.holder, place.key, place.absent, there)
+            for place, there in zip(places, present, strict=True)
+        )
+
+    def bring(self) -> None:
+        """Before a call. Raises PlacementError where a parameter was exchanged after the model was placed."""
+        # in one loop: since the last call, its objects have left the processor's caches
+        try:
+            for holder, key, absent, present in self._all:
+                if holder[key] is not absent:
+                    break
+                holder[key] = present
+            else:
+                return
+        except (KeyError, IndexError):
+            pass
+        self.clear()
+        for place in self.places:
+            place.require_absent()
+
+    def clear(self) -> None:
+        """After a call. What has been put there meanwhile stays: the next call complains."""
+        for holder, key, absent, present in self._all:
+            try:
+                if holder[key] is present:
+                    holder[key] = absent
+            except (KeyError, IndexError):
+                continue
+
+
+@dataclass(eq=False)
+class Piece:
+    """What of a block is copied to a slot, if it has one, and unpacked at once: all of it, or a part."""
+
+    owner: "MovingBlock"
+    index: int  # among all pieces
+    wire: WeightSource
+    slot: DeviceBuffer | None
+    target: torch.Tensor | None  # its bytes of the slot
+    unpack: Callable[[], Any] = int  # into its block's scratch buffer
+    written: torch.Tensor | None = None  # its bytes there
+    unpackings: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Calls of its block under way."""
+        return self.owner.depth
+
+
+@dataclass(eq=False)
+class MovingBlock:
+    """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
+
+    index: int
+    stored: StoredBlock
+    wire: WeightSource
+    scratch: DeviceBuffer | None  # None: nothing is packed, or all products are computed with packed weights
+    pieces: tuple[Piece, ...] = ()
+    unpacked: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
+    products: ParameterSwap | None = (
+        None  # for calls that multiply with packed weights, where that's possible
+    )
+    inside: ParameterSwap | None = None  # what its modules have during its present call
+    depth: int = 0  # calls of it under way
+    fused: bool = False  # its present call multiplies with packed weights
+    apart: bool = False  # its present call has weights in memory of their own
+    trainable: bool = False
+    wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
+    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
+    staying: tuple[ParameterPlace, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
+    through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have slots, with them
+
+    @property
+    def name(self) -> str:
+        """The block's name."""
+        return self.stored.block.name
+
+    def kept(self, output: Any) -> Any:
+        """What a call returns, with copies of tensors in its buffers: another block uses those soon.
+
+        A table of positions returns a part of its weight. To be called before the call ends.
+        """
+        if type(output) is torch.Tensor:
+            return output.clone() if self._holds(output) else output
+        if any(map(self._holds, tensors_in(output))):
+            own = partial(
+                map_tensors, change=lambda tensor: tensor.clone() if self._holds(tensor) else tensor
+            )
+            return own(output, within=True)  # a list or mapping may be the caller's
+        return output
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is a part of its slots or scratch buffer."""
+        try:
+            address = tensor.data_ptr()
+        except (
+            RuntimeError,
+            PlacementError,
+        ):  # sparse, or wrapped by a transformation; a weight that is away
+            return False
+        for begin, end in self.spans:  # noqa: SIM110  # a generator costs each call of a block as much again
+            if begin <= address < end:
+                return True
+        return False
+
+    def put_away(self) -> None:
+        """Take its parameters away, as far as an interrupted call has brought them."""
+        for exchange in (self.unpacked, self.products, self.inside):
+            if exchange is not None:
+                exchange.clear()
+        self.apart = False
+
+    def forget(self) -> None:
+        """Refer to no buffers and parameters any more: the model has been given back."""
+        self.scratch = self.products = self.inside = None
+        self.unpacked, self.pieces, self.staying, self.through = ParameterSwap(()), (), (), ()
+
+    @property
+    def places(self) -> tuple[ParameterPlace, ...]:
+        """Where its weights are."""
+        return *self.unpacked.places, *self.staying
+
+    @property
+    def slots(self) -> list[DeviceBuffer]:
+        """What its pieces are copied to."""
+        return [slot for _, slot in self.through]
+
+    def used(self) -> DeviceBuffer | None:
+        """The buffer that a call reads its weights from; a slot only where the block is of one piece."""
+        return self.pieces[0].slot if self.fused or self.scratch is None else self.scratch
+
+
+@dataclass(eq=False)
+class CpuBlock:
+    """A block that computes on the CPU. Outside its calls its weights are lazy ones of the device."""
+
+    block: Block
+    trainable: bool
+    exchange: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
+    depth: int = 0  # calls of it under way
+    wanted: dict[int, bool] = field(default_factory=dict)  # as those of a moving one
+
+    @property
+    def places(self) -> tuple[ParameterPlace, ...]:
+        """Where its weights are."""
+        return self.exchange.places
+
+    def settle(self, lazies: dict[int, OffloadedParameter]) -> None:
+        """Put lazy parameters, by the identity of the entry, where the weights are."""
+        places = []
+        for entry in self.block.entries:
+            owner, name = entry.owners[0]
+            present, absent = owner._parameters[name], lazies[id(entry)]
+            places += [ParameterPlace(holder, key, entry, present, absent) for holder, key in _holders(entry)]
+        self.exchange = ParameterSwap(places)
+        for place in places:
+            place.holder[place.key] = place.absent
+
+
+def prepare_block(
+    one: MovingBlock,
+    slots: Sequence[DeviceBuffer],
+    first: int,
+    work: PackedOperations,
+    *,
+    fast: bool,
+    lazies: dict[int, OffloadedParameter],
+) -> None:
+    """Make a block's pieces and parameters, and the steps that unpack it.
+
+    `slots`: one for each piece, none for a block in VRAM. `first`: the number of its first piece. `lazies`:
+    by the identity of the entry.
+    """
+    unpacked = {id(item.entry): item for item in lay_out(one.stored.block).items}
+    cut, through = one.stored.pieces, slots or (None,)
+    one.pieces = tuple(
+        _piece(one, span, slot, index, unpacked=unpacked, unpack=work.unpack)
+        for index, (span, slot) in enumerate(zip(cut, through, strict=True), start=first)
+    )
+    one.through = tuple((piece, piece.slot) for piece in one.pieces if piece.slot)
+    memories = [buffer.memory for buffer in (*one.slots, one.scratch) if buffer]
+    one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
+    source = slots[0].memory if slots else one.wire.whole()
+    present: list[nn.Parameter] = []
+    for item in one.stored.items:
+        if item.form is not None and one.scratch is None:
+            present.append(lazies[id(item.entry)])  # unpacked for each operation that reads it
+            continue
+        if one.scratch is None or (item.form is None and not slots):
+            view = item.raw(source)  # it's there already
+        else:
+            view = unpacked[id(item.entry)].raw(one.scratch.memory)
+        present.append(item.entry.like(view))
+    places: list[ParameterPlace] = []
+    staying: list[ParameterPlace] = []
+    for item, parameter in zip(one.stored.items, present, strict=True):
+        stays = item.form is None and not slots
+        for holder, key in _holders(item.entry):
+            address = 0 if isinstance(parameter, OffloadedParameter) else parameter.data_ptr()
+            place = ParameterPlace(holder, key, item.entry, parameter, lazies[id(item.entry)], address)
+            (staying if stays else places).append(place)
+            holder[key] = parameter if stays else place.absent
+    one.unpacked, one.staying = ParameterSwap(places), tuple(staying)
+    if fast and len(cut) == 1 and _multiplies(one, work):
+        one.products = ParameterSwap(_products(one, source, work))
+
+
+def _piece(
+    one: MovingBlock,
+    span: StoredPiece,
+    slot: DeviceBuffer | None,
+    index: int,
+    *,
+    unpacked: dict[int, StoredEntry],
+    unpack: Callable[[Packed, torch.Tensor], Any],
+) -> Piece:
+    """A piece with the steps that unpack it; there are none where calls read it from its slot."""
+    n_bytes = span.end - span.begin
+    whole = (span.begin, span.end) == (0, one.stored.n_bytes)
+    wire = one.wire if whole else MemorySource(one.wire.whole()[span.begin : span.end])
+    piece = Piece(one, index, wire, slot, slot.memory[:n_bytes] if slot else None)
+    if one.scratch is None:
+        return piece
+    source = one.wire.whole() if piece.target is None else piece.target
+    steps, edges = [], []
+    for item, unit in span.units:
+        if item.form is None and slot is None:
+            continue  # it is there already
+        there, begin = unpacked[id(item.entry)], unit.offset - span.begin
+        flat = there.bytes(one.scratch.memory).view(item.entry.dtype)
+        steps.append(partial(unit.write, source[begin : begin + unit.n_bytes], flat, unpack))
+        size = item.entry.dtype.itemsize
+        last = aligned(there.n_bytes) if unit is item.units[-1] else unit.last * size
+        edges += [there.offset + unit.first * size, there.offset + last]
+    piece.unpack = partial(_run_all, steps)
+    piece.written = one.scratch.memory[min(edges, default=0) : max(edges, default=0)]
+    return piece
+
+
+def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
+    """Every container in which a module looks the parameter up."""
+    for owner, key in entry.owners:
+        yield owner._parameters, key
+        if isinstance(owner, nn.RNNBase) and key in owner._flat_weights_names:  # it computes with this list
+            yield owner._flat_weights, owner._flat_weights_names.index(key)
+
+
+def _run_all(steps: Sequence[Callable[[], Any]]) -> None:
+    for step in steps:
+        step()
+
+
+def _multiplies(one: MovingBlock, work: PackedOperations) -> bool:
+    """Whether every packed tensor is the weight of a linear layer, stored by wide rows, with 4-bit codes."""
+    packed = [item for item in one.stored.items if item.form]
+    if not all(work.multiplies(item.entry.shape) for item in packed):
+        return False
+    if one.stored.table or any(item.entry.converts or item.form.table for item in packed if item.form):
+        return False
+    return bool(packed) and all(
+        type(owner) is nn.Linear and key == "weight" and memory_order(item.entry) == (0, 1)
+        for item in packed
+        for owner, key in item.entry.owners
+    )
+
+
+def _products(one: MovingBlock, source: torch.Tensor, work: PackedOperations) -> list[ParameterPlace]:
+    found: dict[int, nn.Parameter] = {}
+    absent = {id(place.entry): place.absent for place in one.unpacked.places}
+    for item in one.stored.items:
+        if item.form is None:
+            found[id(item.entry)] = item.entry.like(item.raw(source))
+            continue
+        product = partial(_product, work, item.packed(source))
+        found[id(item.entry)] = PackedParameter.of(replace(absent[id(item.entry)].away, product=product))
+    return [
+        ParameterPlace(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places
+    ]
+
+
+def _product(
+    work: PackedOperations, packed: Packed, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    return work.linear(x, packed, bias)

@@ -20,7 +20,7 @@ from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import aligned, is_table, piece_bytes, piece_rows
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
-from probes.placement.runtime.stored_blocks import memory_order
+from probes.placement.runtime.buffers import memory_order
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:

@@ -6,17 +6,11 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.placement.runtime.handle import Handle
-from probes.placement.runtime.hooks import PackedOperations
+from probes.placement.runtime.builder import cpu_modules, planned_blocks, require_plan
+from probes.placement.runtime.handle import Handle, new_handle
 from probes.placement.runtime.multi_gpu import CardsHandle, Devices, place_on_cards, streams_of_cards
-from probes.placement.runtime.preparing import (
-    cpu_modules,
-    new_handle,
-    planned_blocks,
-    require_plan,
-    streams_of,
-)
-from probes.placement.runtime.streams import Streams
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.runtime.weight_sources import ModelWeights, ModuleWeights
 from probes.placement.types import CardsPlan, Plan
 

@@ -19,7 +19,11 @@ from probes.core.errors import PlacementError
 from probes.hardware.torch_build import first_line
 
 LIBRARY: Final = "libcuda.so.1"
+
+
 MEMSET: Final = 2  # CU_GRAPH_NODE_TYPE_MEMSET
+
+
 WIDTHS: Final = (1, 2, 4)  # bytes of the elements that a memset writes
 
 
@@ -136,13 +140,23 @@ def replace_memsets(nodes: GraphNodes, kernel: Callable[[Memset], int]) -> str:
 
 
 Work = Callable[[], object]
+
+
 # torch's allocator takes this much for small tensors of a stream that has none yet. The first graph
 # brings two: the seed and the offset of its random numbers, whether it draws any or not.
 SMALL_SEGMENT: Final = 2 << 20
+
+
 # what torch's own stream context and `current_stream` call, without what they do around it; None: not there
 _CURRENT_ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 _CURRENT_STREAM: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)
+
+
 _SET_STREAM: Final[Any] = getattr(torch._C, "_cuda_setStream", None)
+
+
 _IS_CAPTURING: Final[Callable[[], bool]] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
 )
@@ -583,3 +597,57 @@ class _DeviceArray:
             "data": (address, False),
             "version": 3,
         }
+
+
+def streams_of(device: torch.device | str | None) -> Streams:
+    """The lanes of a device, of the current GPU by default, of the CPU where there is none."""
+    try:
+        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise PlacementError(
+            f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
+        ) from None
+    if wanted.type == "cpu":
+        return HostStreams()
+    if wanted.type != "cuda":
+        raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {wanted}")
+    if (wanted.index or 0) >= torch.cuda.device_count():
+        raise PlacementError(
+            f"there is no {wanted}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
+        )
+    return CudaStreams(
+        torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+    )
+
+
+class Stopwatches:
+    """Begin and end of every step of one pass, by lane."""
+
+    def __init__(self, lanes: Streams) -> None:
+        self._lanes = lanes
+        self._taken: dict[str, list[tuple[Any, Any]]] = {"copy": [], "unpack": [], "wait": []}
+        self.copied_bytes = 0
+
+    def _around(self, what: str, lane: Stream, work: Callable[[], object]) -> None:
+        begin, end = self._lanes.stopwatch(), self._lanes.stopwatch()
+        lane.record(begin)
+        work()
+        lane.record(end)
+        self._taken[what].append((begin, end))
+
+    def copy(self, send: Callable[[], object], n_bytes: int, stream: Stream) -> None:
+        """Time a copy of so many bytes, which `send` appends to the stream."""
+        self.copied_bytes += n_bytes
+        self._around("copy", stream, send)
+
+    def unpack(self, work: Callable[[], object], lane: Stream) -> None:
+        """An unpacking."""
+        self._around("unpack", lane, lambda: lane.run(work))
+
+    def wait(self, lane: Stream, mark: Event) -> None:
+        """A wait for weights."""
+        self._around("wait", lane, lambda: lane.wait(mark))
+
+    def seconds(self, what: str) -> float:
+        """The sum of these steps, all of them done."""
+        return sum(self._lanes.seconds(begin, end) for begin, end in self._taken[what])

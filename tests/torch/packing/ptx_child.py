@@ -17,8 +17,7 @@ from test_round_trip import bits, forced, gaussian
 from probes.placement.packing import launch as launching
 from probes.placement.packing import launch as prepared
 from probes.placement.packing import tensors
-from probes.placement.packing.layouts import B11
-from probes.placement.packing.packed import Packed
+from probes.placement.packing.packed import B11, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import unpack
 

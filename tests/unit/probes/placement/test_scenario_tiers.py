@@ -3,7 +3,7 @@
 import pytest
 
 from probes.measure.placement_ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, packed_bytes
-from probes.placement.types import Shape, linear_shape, plan_stack
+from probes.placement.stacks import Shape, linear_shape, plan_stack
 
 WAYS = ("resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed")
 
