@@ -84,8 +84,8 @@ def load(
         values.fill_buffers()
         kept = Cache(folder, buffers=values.buffers) if folder else None
         sources = [
-            CheckpointWeights(values, card, lanes, pinned=pinned, cache=kept)
-            for card, lanes in zip(cards, every, strict=True)
+            CheckpointWeights(values, card, streams, pinned=pinned, cache=kept)
+            for card, streams in zip(cards, every, strict=True)
         ]
         for source in sources:
             stack.callback(source.end)
@@ -418,16 +418,16 @@ class CheckpointValues:
 class CheckpointWeights:
     """The runtime's source of values: a checkpoint that is open."""
 
-    again = True
+    rereadable = True
 
     def __init__(
-        self, values: CheckpointValues, plan: Plan, lanes: Streams, *, pinned: bool, cache: Cache | None
+        self, values: CheckpointValues, plan: Plan, streams: Streams, *, pinned: bool, cache: Cache | None
     ) -> None:
         self._values = values
         self._converting = HostBuffers(1)  # for pieces, while others are in the buffers of `values`
         self._cache = cache
-        self._lanes = lanes
-        self._pinned = pinned and lanes.device.type == "cuda"
+        self._streams = streams
+        self._pinned = pinned and streams.device.type == "cuda"
         self._largest = max((block.wire_bytes for block in plan.blocks if block.tier == "disk"), default=0)
         self.ahead: ReadAhead | None = None
         self.files = ExitStack()
@@ -438,7 +438,7 @@ class CheckpointWeights:
 
     def packed(self, entry: Entry, *, dense: bool) -> CachedTensor | None:
         """Packed, or known from when it was packed before."""
-        device = self._lanes.device
+        device = self._streams.device
         on_device = partial(self._whole, entry, device) if device.type == "cuda" else None
         content = Content(partial(self._in_pieces, entry), on_device, dense)
         if not self._cache:
@@ -494,11 +494,11 @@ class CheckpointWeights:
 
         return Values(entry.given, shape, torch.device("cpu"), read)
 
-    def way_back(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def restorer(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """They are read again."""
         return partial(given_values, self, entry)
 
-    def wire(self, stored: StoredBlock, _lanes: Streams) -> WeightSource:
+    def weight_source(self, stored: StoredBlock, _streams: Streams) -> WeightSource:
         """What reads a block ahead in each pass."""
         if self.ahead is None:
             self.ahead = ReadAhead(self._staging(stored.n_bytes))
@@ -507,7 +507,9 @@ class CheckpointWeights:
 
     def _staging(self, least: int) -> list[ReadBuffer]:
         size = max(self._largest, least)
-        return [ReadBuffer(host_buffer(size, pinned=self._pinned), self._lanes.mark()) for _ in range(STAGED)]
+        return [
+            ReadBuffer(host_buffer(size, pinned=self._pinned), self._streams.event()) for _ in range(STAGED)
+        ]
 
     def _fill(self, stored: StoredBlock, memory: torch.Tensor) -> None:
         for item in stored.items:

@@ -50,26 +50,28 @@ class ReadAhead:
             self._buffers = tuple(wider())
             self._free = deque(self._buffers)
 
-    def begin(self, wire: "FileSource") -> None:
+    def begin(self, weight_source: "FileSource") -> None:
         """Read a block if there is a buffer for it. Returns at once."""
-        if wire not in self._begun and self._free:
-            self._begin(wire, self._free.popleft())
+        if weight_source not in self._begun and self._free:
+            self._begin(weight_source, self._free.popleft())
 
-    def is_read(self, wire: "FileSource") -> bool:
+    def is_read(self, weight_source: "FileSource") -> bool:
         """Whether the block is in a buffer, or reading it failed."""
-        begun = self._begun.get(wire)
+        begun = self._begun.get(weight_source)
         return begun is not None and begun[1].done()
 
-    def send(self, wire: "FileSource", target: torch.Tensor, lane: Stream) -> None:
-        """Append to the lane a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
-        if wire not in self._begun:
-            self._begin(wire, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0])
-        buffer, reading = self._begun.pop(wire)
+    def send(self, weight_source: "FileSource", target: torch.Tensor, stream: Stream) -> None:
+        """Append to the stream a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
+        if weight_source not in self._begun:
+            self._begin(
+                weight_source, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0]
+            )
+        buffer, reading = self._begun.pop(weight_source)
         self.late += not reading.done()
         try:
             reading.result()
-            lane.run(partial(target.copy_, buffer.memory[: target.numel()], non_blocking=True))
-            lane.record(buffer.copied)
+            stream.run(partial(target.copy_, buffer.memory[: target.numel()], non_blocking=True))
+            stream.record(buffer.copied)
             buffer.used = True
         finally:
             self._free.append(buffer)
@@ -86,12 +88,12 @@ class ReadAhead:
         self._begun.clear()
         self._free = deque(self._buffers)
 
-    def _begin(self, wire: "FileSource", buffer: ReadBuffer) -> None:
+    def _begin(self, weight_source: "FileSource", buffer: ReadBuffer) -> None:
         def read() -> None:
             buffer.wait()
-            wire.fill(buffer.memory[: wire.n_bytes])
+            weight_source.fill(buffer.memory[: weight_source.n_bytes])
 
-        self._begun[wire] = (buffer, self._reader.submit(read))
+        self._begun[weight_source] = (buffer, self._reader.submit(read))
 
     def close(self) -> None:
         """End the thread. What was begun is read to its end."""
@@ -114,9 +116,9 @@ class FileSource:
         """Whether it is read."""
         return self.ahead.is_read(self)
 
-    def send(self, target: torch.Tensor, lane: Stream) -> None:
-        """Append to the lane a copy of all bytes into `target`. Raises CheckpointUnreadable."""
-        self.ahead.send(self, target[: self.n_bytes], lane)
+    def send(self, target: torch.Tensor, stream: Stream) -> None:
+        """Append to the stream a copy of all bytes into `target`. Raises CheckpointUnreadable."""
+        self.ahead.send(self, target[: self.n_bytes], stream)
 
     def whole(self) -> torch.Tensor:
         """All bytes, read now into memory of their own on the host. Raises CheckpointUnreadable."""

@@ -258,8 +258,8 @@ class Bench:
                 "pinned_taken": report.pinned_taken,
             },
             "why_pageable": report.why_pageable,
-            "why_unbundled": handle._engine.lanes.why_unbundled,
-            "why_memsets": handle._engine.lanes.why_memsets,
+            "why_unbundled": handle._engine.streams.why_unbundled,
+            "why_memsets": handle._engine.streams.why_memsets,
             "dense": sum(block.dense for block in made.blocks),
             "buffers": [made.rings.slots, made.rings.scratches],
         }

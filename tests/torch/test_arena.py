@@ -176,7 +176,7 @@ def test_a_device_that_nothing_can_be_placed_on_is_refused():
 def test_a_model_dropped_without_remove_leaves_nothing_registered(driver):
     model = nn.Linear(64, 64).eval()
     handle = place(model, plan_of(model, {"": "streamed"}))
-    handle._settling.host.pin(lambda: driver.released.append("waited"))
+    handle._builder.host.pin(lambda: driver.released.append("waited"))
     del handle
     gc.collect()
     model(torch.ones(1, 64))
@@ -217,7 +217,7 @@ def test_memory_of_a_model_that_is_dropped_while_it_copies_ahead_is_given_to_nob
     """The allocator knows only of the stream that asked for it, unless it is told."""
     model, lanes = nn.Linear(64, 64).eval(), LateLanes(1)
     handle = place_model(model, plan_of(model, {"": "streamed"}), ModuleWeights(), lanes)
-    arena_bytes, slot = handle._settling.vram.whole, handle._engine.moving[0].slots[0].memory
+    arena_bytes, slot = handle._builder.vram.whole, handle._engine.moving[0].staging[0].memory
     assert lanes.used is arena_bytes
     assert arena_bytes.data_ptr() <= slot.data_ptr() < arena_bytes.data_ptr() + arena_bytes.numel()
 

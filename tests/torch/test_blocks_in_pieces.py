@@ -50,9 +50,9 @@ def test_a_block_larger_than_its_slots_computes_the_same(dtype, slots, capture, 
         work = PackedOperations(linear=lambda *_: None, reads=lanes.reads)
         handle = place_model(model, plan, ModuleWeights(), lanes, capture=capture, work=work)
         lanes.engine = handle._engine
-        cut = [one for one in handle._engine.moving if one.slots]
+        cut = [one for one in handle._engine.moving if one.staging]
         assert all(len(one.pieces) >= PIECES - 1 for one in cut)
-        assert handle._settling.slot_bytes <= plan.rings.slot_bytes
+        assert handle._builder.slot_bytes <= plan.rings.slot_bytes
         for _ in range(6):
             assert torch.equal(model(x), want)
         lanes.compute.drain()
@@ -122,7 +122,7 @@ def test_a_checkpoint_is_loaded_in_pieces(tmp_path):
             placed = load(
                 lambda: layers(torch.float32), tmp_path, plan, device="cpu", cache=tmp_path / "packed"
             )
-            assert all(len(one.pieces) > 2 for one in placed.placement._engine.moving if one.slots)
+            assert all(len(one.pieces) > 2 for one in placed.placement._engine.moving if one.staging)
             assert torch.equal(placed(x), want)
             placed.placement.remove()
             assert torch.equal(placed(x), want)

@@ -62,7 +62,7 @@ class FromDisk(ModuleWeights):
         super().__init__()
         self.wires = []
 
-    def wire(self, stored, _lanes):
+    def weight_source(self, stored, _lanes):
         flat = torch.empty(stored.n_bytes, dtype=torch.uint8)
         for item in stored.items:
             item.raw(flat).copy_(item.entry.parameter.detach())

@@ -224,10 +224,10 @@ def test_after_an_interrupted_step_each_wire_forgets_what_was_announced():
     x, moving = torch.randn(2, 64), handle._engine.moving
     want = model(x)
     for one in moving:
-        one.wire = Recovering(one.wire.whole())
+        one.weight_source = Recovering(one.weight_source.whole())
     handle._engine.changing = True  # as an interruption leaves it
     assert torch.equal(model(x), want)
-    assert [one.wire.recovered for one in moving] == [1] * len(moving)
+    assert [one.weight_source.recovered for one in moving] == [1] * len(moving)
 
 
 class Recursive(nn.Module):

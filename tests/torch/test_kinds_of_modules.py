@@ -46,7 +46,7 @@ class FromDisk(ModuleWeights):
         super().__init__()
         self.kept = {}
 
-    def wire(self, stored, _lanes):
+    def weight_source(self, stored, _lanes):
         flat = torch.zeros(stored.n_bytes, dtype=torch.uint8)
         for item in stored.items:
             self.kept[id(item.entry)] = item.entry.parameter.detach().clone()
@@ -204,8 +204,8 @@ def compare(kind, way, monkeypatch, *, seed, refused=None):
             if found is None:
                 break
             assert same(kind.work(own), found), f"other outputs in pass {number}"
-    if isinstance(handle._engine.lanes, LateLanes):
-        handle._engine.lanes.compute.drain()
+    if isinstance(handle._engine.streams, LateLanes):
+        handle._engine.streams.compute.drain()
     handle.remove()
     if kind.steady:
         require_given_back(model, before)

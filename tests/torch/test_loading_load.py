@@ -342,9 +342,9 @@ def test_values_that_are_lost_keep_no_others_from_coming_back(saved):
             raise CheckpointUnreadable("the file changed")
         return want[0]
 
-    homes.later(entries[0], lost)
+    homes.fetch_with(entries[0], lost)
     for entry, values in zip(entries[1:], want[1:], strict=True):
-        homes.later(entry, values.clone)
+        homes.fetch_with(entry, values.clone)
     for _ in range(2):
         with pytest.raises(CheckpointUnreadable, match="the file changed"):
             homes.restore()

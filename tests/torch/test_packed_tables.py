@@ -343,7 +343,7 @@ def test_an_exact_tied_table_counts_its_original_as_host_memory_and_is_loaded(tm
     save_file(state, tmp_path / "model.safetensors")
     handle = place(model, table_plan(model, "exact"))
     assert same(model(ids), want)
-    assert handle._settling.host.asked >= model.embed.weight.nbytes
+    assert handle._builder.host.asked >= model.embed.weight.nbytes
     handle.remove()
     assert same(model(ids), want)
     loaded = load(Model, tmp_path, table_plan(model, "exact"), cache=False)

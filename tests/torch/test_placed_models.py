@@ -276,7 +276,7 @@ def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x
         monkeypatch.setattr(
             f"probes.placement.runtime.{module}.unpack", lambda *_: pytest.fail("beside the buffers")
         )
-    scratch = handle._engine.moving[0].scratch.memory.untyped_storage().data_ptr()
+    scratch = handle._engine.moving[0].decode_buffer.memory.untyped_storage().data_ptr()
     handle.remove()
     assert set(written) == {scratch}
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))

@@ -317,7 +317,7 @@ def test_a_packed_block_that_returns_its_weight_returns_a_copy(tier):
     handle = place(
         model, plan_of(model, dict.fromkeys(names, tier), PrefetchPool(1, scratches=1)), device="cpu"
     )
-    assert all(one.scratch is not None for one in handle._engine.moving)
+    assert all(one.decode_buffer is not None for one in handle._engine.moving)
     found = [layer(x)[0] for layer in model]  # each in the scratch buffer of the one before
     assert all(map(torch.equal, found, want))
 
@@ -405,9 +405,9 @@ def test_a_placed_lstm_never_joins_its_weights_elsewhere_and_gets_them_back(tier
 def test_an_lstm_without_biases_joins_its_weights_and_is_not_recorded(monkeypatch):
     handle = placed(made(lambda: nn.ModuleList(nn.LSTM(8, 12, bias=False) for _ in range(3))), "streamed")
     assert all("flatten_parameters" not in layer.__dict__ for layer in handle.model)
-    monkeypatch.setattr(handle._settling, "lanes", SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(handle._builder, "lanes", SimpleNamespace(device=torch.device("cuda")))
     with pytest.raises(PlacementError, match="joins weights of a recurrent module"):
-        handle._settling.require_capturable("")
+        handle._builder.require_capturable("")
     monkeypatch.undo()
     handle.remove()
 

@@ -1,22 +1,35 @@
-"""A block's bytes in one flat buffer, and the buffers on the device."""
+"""What a block's bytes look like in one flat buffer, and the buffers on the device that hold them.
+
+A block is laid out the same way in host memory, in a staging buffer and in a file, so it crosses the link in
+one copy, or in several where a staging buffer holds only a piece of it. A tensor keeps the order of its
+dimensions in memory: a library may choose another product, and round otherwise, for one that is stored
+transposed.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes
 from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import ALIGNMENT, PackedForm, aligned
+from probes.placement.packing.format import (
+    ALIGNMENT,
+    PackedForm,
+    aligned,
+    is_table,
+    piece_bytes,
+)
 from probes.placement.packing.packed import Packed, as_it_is, form, packed_in
-from probes.placement.runtime.offloaded import MovingBlock, Piece
-from probes.placement.runtime.packed_tables import is_multiplied, table_room
 from probes.placement.runtime.streams import Event, Streams
 from probes.placement.types import Plan
+
+# Buffers on the device
 
 
 class DeviceArena:
@@ -36,7 +49,7 @@ class DeviceArena:
 
     @property
     def whole(self) -> torch.Tensor:
-        """All of it."""
+        """The allocation, as bytes."""
         return self._bytes
 
     @property
@@ -51,36 +64,46 @@ class DeviceArena:
         return self._bytes[begin : begin + n_bytes]
 
 
+class Occupant(Protocol):
+    """What a buffer holds: a moving block, or a piece of one."""
+
+    index: int
+
+    @property
+    def depth(self) -> int:
+        """Calls of the block that are under way."""
+
+
 @dataclass(eq=False)
 class DeviceBuffer:
-    """A slot or scratch buffer of a ring: what it holds, and what must be done before it may be overwritten.
+    """A staging or decode buffer: what it holds, and which events allow it to be overwritten.
 
-    A mark that is None needs no waiting.
+    An event that is None needs no waiting.
     """
 
     memory: torch.Tensor
-    marks: tuple[Event, Event, Event]
-    holds: "MovingBlock | Piece | None" = None  # a block, or in a slot a piece of one
+    events: tuple[Event, Event, Event]
+    holds: Occupant | None = None
     filled: Event | None = None  # its content is whole
-    computed: Event | None = None  # the compute lane has read it
-    unpacked: Event | None = None  # the unpack lane has read it
+    computed: Event | None = None  # the compute stream has read it
+    unpacked: Event | None = None  # its content has been unpacked elsewhere
 
     def forget(self) -> None:
-        """Everything has been waited for."""
+        """Drop the events: everything has been waited for."""
         self.filled = self.computed = self.unpacked = None
 
 
-def make_buffers(count: int, memories: Iterable[torch.Tensor], lanes: Streams) -> list[DeviceBuffer]:
-    """Buffers of one size."""
-    return [
-        DeviceBuffer(memory, (lanes.mark(), lanes.mark(), lanes.mark()))
-        for memory, _ in zip(memories, range(count), strict=True)
-    ]
+def make_buffers(memories: Iterable[torch.Tensor], streams: Streams) -> list[DeviceBuffer]:
+    """A pool of buffers, one over each of these memories."""
+    return [DeviceBuffer(memory, (streams.event(), streams.event(), streams.event())) for memory in memories]
+
+
+# A block's bytes
 
 
 @dataclass(frozen=True)
 class StoredUnit:
-    """What is unpacked at once, or copied where it is raw: an item, or its weights `first` to `last`."""
+    """What is unpacked at once, or copied where it is raw: a stored entry, or its weights `first` to `last`."""
 
     offset: int  # in the block's buffer
     n_bytes: int
@@ -89,7 +112,7 @@ class StoredUnit:
     last: int
 
     def write(self, source: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
-        """Bring its weights from its bytes to their place among all of the item's, flat and of any dtype."""
+        """Write its weights, whose bytes are in `source`, to their place in the entry's flat values."""
         target = flat[self.first : self.last]
         if self.form is None:
             target.copy_(source.view(flat.dtype), non_blocking=True)
@@ -99,7 +122,7 @@ class StoredUnit:
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """A piece of a block: the units that are copied together, and where they are in its buffer."""
+    """The units of a block that are copied together, and the bytes of its buffer that they are in."""
 
     begin: int
     end: int
@@ -108,7 +131,7 @@ class StoredPiece:
 
 @dataclass(frozen=True, eq=False)
 class StoredEntry:
-    """One entry of a block in the buffer, raw or packed."""
+    """One tensor of a block in its buffer, raw or packed."""
 
     entry: Entry
     offset: int
@@ -117,7 +140,7 @@ class StoredEntry:
     units: tuple[StoredUnit, ...]
 
     def bytes(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Its part of a buffer."""
+        """The entry's bytes of a buffer."""
         return buffer[self.offset : self.offset + self.n_bytes]
 
     def raw(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -135,7 +158,7 @@ class StoredEntry:
         return packed_in(self.form, self.bytes(buffer))
 
     def write(self, buffer: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
-        """Bring all weights from the item's bytes to `flat`, of any dtype."""
+        """Write all weights, from the entry's bytes, into `flat`, of any dtype."""
         for unit in self.units:
             begin = unit.offset - self.offset
             unit.write(buffer[begin : begin + unit.n_bytes], flat, unpack)
@@ -143,9 +166,9 @@ class StoredEntry:
 
 @dataclass(frozen=True, eq=False)
 class StoredBlock:
-    """A block laid out: its items, and the bytes of the buffer that holds them.
+    """A block laid out in one buffer.
 
-    A table stays packed: it has `room` behind its one item, for the piece that a product unpacks.
+    A table stays packed: it has `room` behind its one entry, for the piece that a product unpacks.
     """
 
     block: Block
@@ -156,12 +179,12 @@ class StoredBlock:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a buffer for the block, each tensor aligned, and its room."""
+        """Bytes of a buffer for the block: each tensor aligned, and the table's room."""
         return sum(aligned(item.n_bytes) for item in self.items) + self.room
 
     @property
     def is_unpacked(self) -> bool:
-        """Whether calls need it in a scratch buffer: unpacked, or put together from its pieces."""
+        """Whether calls need it in a decode buffer: unpacked, or put together from its pieces."""
         return not self.table and (self.most > 0 or any(item.form for item in self.items))
 
     @property
@@ -171,13 +194,13 @@ class StoredBlock:
         if not self.most or len(units) < 2:
             return (StoredPiece(0, self.n_bytes, tuple(units)),)
         ends = [unit.offset for _, unit in units[1:]] + [self.n_bytes]
-        made: list[StoredPiece] = []
-        for one, end in zip(units, ends, strict=True):
-            if made and end - made[-1].begin <= self.most:
-                made[-1] = StoredPiece(made[-1].begin, end, (*made[-1].units, one))
+        pieces: list[StoredPiece] = []
+        for (item, unit), end in zip(units, ends, strict=True):
+            if pieces and end - pieces[-1].begin <= self.most:
+                pieces[-1] = StoredPiece(pieces[-1].begin, end, (*pieces[-1].units, (item, unit)))
             else:
-                made.append(StoredPiece(one[1].offset, end, (one,)))
-        return tuple(made)
+                pieces.append(StoredPiece(unit.offset, end, ((item, unit),)))
+        return tuple(pieces)
 
 
 Cuts = Sequence[tuple[int, PackedForm | None]]  # the parts of a tensor: their first weights and their forms
@@ -186,17 +209,18 @@ Cuts = Sequence[tuple[int, PackedForm | None]]  # the parts of a tensor: their f
 def lay_out(
     block: Block, forms: Sequence[PackedForm | None] | None = None, cuts: Sequence[Cuts] | None = None
 ) -> StoredBlock:
-    """Where each tensor of a block goes. `forms` are those of its entries, None for one that stays raw.
+    """Lay a block out, one tensor behind the other.
 
-    `cuts`: the parts of each entry, none where it isn't cut.
+    `forms` are those of its entries, None for one that stays raw. `cuts` are the parts of each entry, empty
+    where it isn't cut.
     """
     items, count = [], len(block.entries)
     offset = 0
-    for entry, form, parts in zip(block.entries, forms or [None] * count, cuts or [()] * count, strict=True):
+    for entry, whole, parts in zip(block.entries, forms or [None] * count, cuts or [()] * count, strict=True):
         weights = prod(entry.shape)
         if len(parts) < 2:
-            n_bytes = form.n_bytes if form else entry.n_bytes
-            units = [StoredUnit(offset, n_bytes, form, 0, weights)]
+            n_bytes = whole.n_bytes if whole else entry.n_bytes
+            units = [StoredUnit(offset, n_bytes, whole, 0, weights)]
         else:
             units, at = [], offset
             ends = [first for first, _ in parts[1:]] + [weights]
@@ -205,13 +229,13 @@ def lay_out(
                 units.append(StoredUnit(at, n_bytes, part, first, last))
                 at += aligned(n_bytes)
             n_bytes = units[-1].offset + units[-1].n_bytes - offset
-        items.append(StoredEntry(entry, offset, n_bytes, form, tuple(units)))
+        items.append(StoredEntry(entry, offset, n_bytes, whole, tuple(units)))
         offset += aligned(n_bytes)
     return StoredBlock(block, tuple(items))
 
 
 def unpacked_bytes(block: Block) -> int:
-    """Bytes of the block unpacked, each tensor aligned: what a scratch buffer needs."""
+    """Bytes of the block unpacked, each tensor aligned: what a decode buffer needs."""
     return sum(aligned(entry.n_bytes) for entry in block.entries)
 
 
@@ -246,18 +270,21 @@ def memory_order(entry: Entry) -> tuple[int, ...]:
     return order
 
 
+# How a plan has blocks stored
+
+
 @dataclass(frozen=True)
 class StorageOptions:
-    """What a plan says of how blocks are stored, besides their tiers."""
+    """What a plan says of how blocks are stored, besides their tiers. Names of blocks."""
 
     fast: bool  # few rows are multiplied with packed weights
-    dense: Collection[str] = ()  # names of blocks that are packed with 3-bit codes
-    kept: Collection[str] = ()  # and of those that are converted for each call
-    tables: Collection[str] = ()  # and of those that stay packed
+    dense: Collection[str] = ()  # packed with 3-bit codes
+    kept: Collection[str] = ()  # kept as bfloat16 and converted for each call
+    tables: Collection[str] = ()  # packed and never unpacked as a whole
 
     @staticmethod
     def of(plan: Plan) -> "StorageOptions":
-        """What this plan says."""
+        """The options of a plan."""
         return StorageOptions(
             plan.objective == "fast",
             {block.name for block in plan.blocks if block.dense},
@@ -266,39 +293,61 @@ class StorageOptions:
         )
 
     def is_compared(self, block: Block) -> bool:
-        """Whether products with the whole table are needed, which are read in place, to compare with."""
+        """Whether a table's products in pieces are compared with those of the whole, read in place."""
         return block.name in self.tables and not self.fast and is_multiplied(block.entries[0])
 
 
-def _stored_block(
-    block: Block,
-    forms: Sequence[PackedForm | None],
-    cuts: Sequence[Cuts],
-    storing: StorageOptions,
-    *,
-    most: int,
+def store_block(
+    block: Block, packed: Sequence[Packed | None], options: StorageOptions, *, most: int
 ) -> StoredBlock:
-    """Where each tensor is in the block's bytes: in pieces, if they take no more than the unpacked block."""
+    """Lay a block out, given the outline of each of its packed entries; None for one that isn't packed.
+
+    At most `most` bytes are copied at once; 0: the block is copied as a whole. It is cut only where its
+    pieces take no more than the unpacked block: else calls read it from its staging buffer.
+    """
+    forms: list[PackedForm | None] = []
+    cuts: list[Cuts] = []
+    for entry, outline in zip(block.entries, packed, strict=True):
+        forms.append(form(outline) if outline else _given_form(block, entry, options))
+        cuts.append(_cuts(entry, outline, most) if most and (outline or forms[-1] is None) else ())
     stored = lay_out(block, forms)
     cut = replace(lay_out(block, forms, cuts), most=most)
     several = stored.is_unpacked or len(cut.pieces) > 1
-    if most and several and cut.n_bytes <= unpacked_bytes(block):  # else calls read it from its slot
+    if most and several and cut.n_bytes <= unpacked_bytes(block):
         stored = cut
-    if block.name in storing.tables and forms[0] is not None:
+    if block.name in options.tables and forms[0] is not None:
         stored = replace(stored, table=True, room=table_room(block.entries[0]))
     return stored
 
 
-def _given_form(block: Block, entry: Entry, storing: StorageOptions) -> PackedForm | None:
-    """The form of a tensor that is kept with the bits that the model has."""
-    if not entry.converts or block.name not in storing.kept:
+def _given_form(block: Block, entry: Entry, options: StorageOptions) -> PackedForm | None:
+    """The form of an entry that is kept as bfloat16 and converted for each call; None for any other."""
+    if not entry.converts or block.name not in options.kept:
         return None
     return as_it_is(tuple(entry.shape[d] for d in memory_order(entry)))
 
 
-def _cuts(entry: Entry, packed: Packed | None, most: int) -> Cuts:
-    """The parts of an entry that is larger than a slot."""
-    if packed is not None:
-        return [(first, form(part)) for first, part in packed.cut(most)]
+def _cuts(entry: Entry, outline: Packed | None, most: int) -> Cuts:
+    """The parts of an entry, of at most `most` bytes each where that is possible."""
+    if outline is not None:
+        return [(first, form(part)) for first, part in outline.cut(most)]
     step = max(most // entry.dtype.itemsize // ALIGNMENT, 1) * ALIGNMENT
     return [(first, None) for first in range(0, prod(entry.shape), step)]
+
+
+def can_be_table(block: Block) -> bool:
+    """Whether the block is one matrix whose rows can be unpacked one by one."""
+    (first, *more) = block.entries
+    dtype = str(first.dtype).removeprefix("torch.")
+    plain = not first.converts and memory_order(first) == (0, 1)
+    return not more and plain and is_table(first.shape, dtype)
+
+
+def is_multiplied(entry: Entry) -> bool:
+    """Whether products need the table as well: it isn't only looked up."""
+    return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
+
+
+def table_room(entry: Entry) -> int:
+    """Bytes beside the packed table that its products need."""
+    return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0

@@ -132,7 +132,7 @@ class BlockPlacement:
     tier: Tier
     stored: StoredBlock
     packed: tuple[PackedValues | None, ...] = ()  # of each entry
-    wire: WeightSource | None = None
+    weight_source: WeightSource | None = None
     memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
     original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
 
@@ -141,7 +141,7 @@ class BlockPlacement:
 class PlannedBytes:
     """What a plan with budgets counts, in bytes."""
 
-    vram: int  # of weights, slots and scratch buffers, as torch's allocator rounds them up
+    vram: int  # of weights, staging buffers and decode buffers, as torch's allocator rounds them up
     host: int  # that blocks may take in host memory, except those that the CPU computes
     blocks: Mapping[str, int]  # those that it counts, with the bytes of the model in VRAM
 
@@ -165,49 +165,49 @@ class SpillCandidate:
 
     place: int  # among all blocks
     freed: int  # in VRAM
-    slot: int  # that each slot must have for it
+    staging_buffer: int  # that each staging buffer must have for it
     packed: bool  # it was planned to be packed in VRAM
 
 
 @dataclass(frozen=True)
 class StagingSize:
-    """How many slots there are, and the bytes of each."""
+    """How many staging buffers there are, and the bytes of each."""
 
     count: int
     n_bytes: int
 
 
 def choose_spilled(
-    candidates: Sequence[SpillCandidate], over: int, slots: StagingSize
+    candidates: Sequence[SpillCandidate], over: int, staging: StagingSize
 ) -> list[SpillCandidate] | None:
     """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
 
-    Others than packed ones are moved only with all of those that pass through the same slots.
+    Others than packed ones are moved only with all of those that pass through the same staging buffers.
     """
     packed = [one for one in candidates if one.packed]
     for usable in (packed, candidates):
-        size = _staging_size_for(usable, over, slots)
+        size = _staging_size_for(usable, over, staging)
         if size is None:
             continue
-        wanted = over + slots.count * (size - slots.n_bytes)
+        wanted = over + staging.count * (size - staging.n_bytes)
         if usable is packed:
-            return _fewest([one for one in packed if one.slot <= size], wanted)
-        first = [one for one in packed if one.slot <= size]
-        others = [one for one in candidates if not one.packed and one.slot <= size]
+            return _fewest([one for one in packed if one.staging_buffer <= size], wanted)
+        first = [one for one in packed if one.staging_buffer <= size]
+        others = [one for one in candidates if not one.packed and one.staging_buffer <= size]
         return first + _fewest(others, wanted - sum(one.freed for one in first))
     return None
 
 
-def _staging_size_for(candidates: Sequence[SpillCandidate], over: int, slots: StagingSize) -> int | None:
-    """Bytes of the smallest slot for which all that pass through it are enough, larger slots counted."""
+def _staging_size_for(candidates: Sequence[SpillCandidate], over: int, staging: StagingSize) -> int | None:
+    """Bytes of the smallest staging buffer for which all that pass through it are enough, larger staging buffers counted."""
 
     def needed(one: SpillCandidate) -> int:
-        return max(one.slot, slots.n_bytes)
+        return max(one.staging_buffer, staging.n_bytes)
 
     freed = 0
     for size, alike in groupby(sorted(candidates, key=needed), key=needed):
         freed += sum(one.freed for one in alike)
-        if freed >= over + slots.count * (size - slots.n_bytes):
+        if freed >= over + staging.count * (size - staging.n_bytes):
             return size
     return None
 
@@ -232,20 +232,20 @@ class Builder:
     """The memory of one placed model, and the steps that fill it."""
 
     model: nn.Module
-    lanes: Streams
+    streams: Streams
     source: ModelWeights
-    homes: ParameterOrigins
+    origins: ParameterOrigins
     rings: PrefetchPool
     pinned: bool
     storing: StorageOptions
     counted: PlannedBytes | None  # None: the plan has no budgets
-    settled: list[BlockPlacement] = field(default_factory=list)
+    placements: list[BlockPlacement] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
     spilled: int = 0  # blocks that stream, though they were to stay in VRAM
 
     def __post_init__(self) -> None:
-        self._filler = MemoryFiller(self.source, self.homes)
+        self._filler = MemoryFiller(self.source, self.origins)
 
     def take_over(self, blocks: Sequence[tuple[Block, Tier]], engine: Engine) -> None:
         """Bring all blocks to their tiers, and those that move to the engine. The caller undoes failures."""
@@ -257,7 +257,7 @@ class Builder:
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
             )
-        with _refusals(self.lanes.device):
+        with _refusals(self.streams.device):
             self._into_vram()
         self._move(engine)
 
@@ -267,16 +267,16 @@ class Builder:
         room = sum(
             unpacked_bytes(block) for block, tier in blocks if tier in IN_HOST_ARENA or compared(block)
         )
-        self.host = HostArena(room, node_of_gpu(self.lanes.device))
+        self.host = HostArena(room, node_of_gpu(self.streams.device))
         for block, tier in blocks:
             original = self._original(block) if compared(block) else None
             one = lay_out_placement(
-                block, tier, self.storing, self.source, self.homes, most=self._piece_bytes
+                block, tier, self.storing, self.source, self.origins, most=self._piece_bytes
             )
             one.original = original
-            self.settled.append(one)
+            self.placements.append(one)
             if tier == "disk":
-                one.wire = self.source.wire(one.stored, self.lanes)
+                one.weight_source = self.source.weight_source(one.stored, self.streams)
                 self._filler.leave_on_disk(block)
             elif tier == "cpu":
                 self._filler.keep_on_host(block)
@@ -293,7 +293,7 @@ class Builder:
         if self.counted is None:
             return
         assert self.host
-        alignment = ALIGNMENT * sum(len(one.block.entries) for one in self.settled)
+        alignment = ALIGNMENT * sum(len(one.block.entries) for one in self.placements)
         if self.host.used > self.counted.host + alignment:
             raise self._refusal_of_host()
         if self._beyond_plan <= 0:
@@ -306,29 +306,33 @@ class Builder:
             raise self._refusal(f"with those that would have to stream instead, blocks take {said}")
         self.host.widen(room)
         for place, one in moved.items():
-            self.settled[place] = one
+            self.placements[place] = one
             self._stream(one)
         self.spilled = len(moved)
 
     def _moved(self) -> dict[int, BlockPlacement]:
         """Blocks by their places, as they stream. Raises PlacementError where no choice is enough."""
-        elsewhere = {place: self._elsewhere(one) for place, one in enumerate(self.settled) if _can_move(one)}
-        # blocks that don't pack take a scratch buffer where they go through slots in pieces: the smallest
-        now = self.scratch_bytes
-        for scratch in sorted({now, *(n for n in map(_decode_bytes_of, elsewhere.values()) if n > now)}):
+        elsewhere = {
+            place: self._elsewhere(one) for place, one in enumerate(self.placements) if _can_move(one)
+        }
+        # blocks that don't pack take a decode buffer where they go through staging buffers in pieces: the smallest
+        now = self.decode_bytes
+        for decode_buffer in sorted(
+            {now, *(n for n in map(_decode_bytes_of, elsewhere.values()) if n > now)}
+        ):
             able = [
                 self._candidate(place, one)
                 for place, one in elsewhere.items()
-                if _decode_bytes_of(one) <= scratch
+                if _decode_bytes_of(one) <= decode_buffer
             ]
-            over = self._beyond_plan + self.scratches * (scratch - now)
-            chosen = choose_spilled(able, over, StagingSize(self.slots, self.slot_bytes))
+            over = self._beyond_plan + self.decode_buffers * (decode_buffer - now)
+            chosen = choose_spilled(able, over, StagingSize(self.staging, self.staging_bytes))
             if chosen is not None:
                 return {one.place: elsewhere[one.place] for one in chosen}
         raise self._refusal("too few blocks can stream instead")
 
     def _elsewhere(self, one: BlockPlacement) -> BlockPlacement:
-        """The same block, streamed; whole if the plan has no scratch buffer to put its pieces together."""
+        """The same block, streamed; whole if the plan has no decode buffer to put its pieces together."""
         tier: Tier = "streamed_packed" if one.tier == "packed" else "streamed"
         most = self._piece_bytes if unpacked_bytes(one.block) <= self.rings.scratch_bytes else 0
         made = arrange(one.block, tier, one.packed, self.storing, most=most)
@@ -336,7 +340,7 @@ class Builder:
         return made
 
     def _candidate(self, place: int, elsewhere: BlockPlacement) -> SpillCandidate:
-        now = self.settled[place]
+        now = self.placements[place]
         return SpillCandidate(
             place, aligned(now.stored.n_bytes), _staging_bytes_of(elsewhere), packed=now.tier == "packed"
         )
@@ -365,14 +369,14 @@ class Builder:
         assert self.host
         if not self.pinned:
             self.host.why_pageable = "pinning was switched off"
-        elif self.lanes.device.type == "cuda":
-            self.host.pin(self.lanes.finish)
+        elif self.streams.device.type == "cuda":
+            self.host.pin(self.streams.finish)
         self._in_place()
 
     def _in_place(self) -> None:
         """Let the GPU see what it reads in place. Where it can't, those blocks stream instead."""
-        gpu = self.lanes.device.type == "cuda"
-        for one in self.settled:
+        gpu = self.streams.device.type == "cuda"
+        for one in self.placements:
             if one.tier != "in_place" or not gpu:
                 continue
             assert self.host
@@ -394,7 +398,7 @@ class Builder:
         """A table's weights as the device reads them; None where it can't, or where nothing is compared."""
         if one.original is None or not one.stored.table:
             return None
-        gpu = self.lanes.device.type == "cuda"
+        gpu = self.streams.device.type == "cuda"
         if gpu and (self.host is None or self.host.why_pageable):
             return None
         (entry,) = one.block.entries
@@ -402,18 +406,18 @@ class Builder:
 
     def _into_vram(self) -> None:
         """One allocation for everything that stays in VRAM, filled."""
-        self.vram = DeviceArena(self._vram_bytes, self.lanes.device)
-        self.lanes.use(self.vram.whole)
-        for one in self.settled:
+        self.vram = DeviceArena(self._vram_bytes, self.streams.device)
+        self.streams.use(self.vram.whole)
+        for one in self.placements:
             if one.tier in IN_VRAM:
                 one.memory = self.vram.take(one.stored.n_bytes)
                 self._filler.fill(one, one.memory)
 
     @property
     def _vram_bytes(self) -> int:
-        """Bytes of what stays in VRAM, of the slots and of the scratch buffers."""
-        stays = sum(aligned(one.stored.n_bytes) for one in self.settled if one.tier in IN_VRAM)
-        return stays + self.slots * self.slot_bytes + self.scratches * self.scratch_bytes
+        """Bytes of what stays in VRAM, of the staging buffers and of the decode buffers."""
+        stays = sum(aligned(one.stored.n_bytes) for one in self.placements if one.tier in IN_VRAM)
+        return stays + self.staging * self.staging_bytes + self.decode_buffers * self.decode_bytes
 
     @property
     def _beyond_plan(self) -> int:
@@ -425,68 +429,70 @@ class Builder:
         if self.counted is None:
             return 0
         counted = self.counted.blocks
-        others = sum(aligned(one.stored.n_bytes) for one in self.settled if one.block.name not in counted)
-        beside = sum(max(counted.get(one.block.name, 0) - one.block.given_bytes, 0) for one in self.settled)
+        others = sum(aligned(one.stored.n_bytes) for one in self.placements if one.block.name not in counted)
+        beside = sum(
+            max(counted.get(one.block.name, 0) - one.block.given_bytes, 0) for one in self.placements
+        )
         return self._vram_bytes + beside - self.counted.vram - others
 
     @property
-    def slots(self) -> int:
-        """How many slots there are."""
+    def staging(self) -> int:
+        """How many staging buffers there are."""
         return max(self.rings.slots, 1)
 
     @property
-    def scratches(self) -> int:
-        """How many scratch buffers there are: none where the plan says that all products are fused."""
+    def decode_buffers(self) -> int:
+        """How many decode buffers there are: none where the plan says that all products are fused."""
         return self.rings.scratches if self.storing.fast else max(self.rings.scratches, 1)
 
     @property
     def _piece_bytes(self) -> int:
-        """The most that is copied at once of a packed block; 0 where slots hold whole ones."""
-        return self.rings.slot_bytes if self.rings.pieces > 1 and self.scratches else 0
+        """The most that is copied at once of a packed block; 0 where staging buffers hold whole ones."""
+        return self.rings.slot_bytes if self.rings.pieces > 1 and self.decode_buffers else 0
 
     @property
-    def slot_bytes(self) -> int:
-        """Of each slot: the largest block that passes through one, or piece of one."""
-        return max((_staging_bytes_of(one) for one in self.settled if one.tier in MOVING), default=0)
+    def staging_bytes(self) -> int:
+        """Of each staging buffer: the largest block that passes through one, or piece of one."""
+        return max((_staging_bytes_of(one) for one in self.placements if one.tier in MOVING), default=0)
 
     @property
-    def scratch_bytes(self) -> int:
-        """Of each scratch buffer: the largest block that is unpacked into one."""
-        return max(map(_decode_bytes_of, self.settled), default=0)
+    def decode_bytes(self) -> int:
+        """Of each decode buffer: the largest block that is unpacked into one."""
+        return max(map(_decode_bytes_of, self.placements), default=0)
 
     def _ring(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
         memories = [self.vram.take(n_bytes) for _ in range(count)]
-        return make_buffers(count, memories, self.lanes)
+        return make_buffers(count, memories, self.streams)
 
     def _move(self, engine: Engine) -> None:
-        slots = self._ring(self.slots, self.slot_bytes)
-        scratches = self._ring(self.scratches, self.scratch_bytes)
-        in_slots = unpacked = 0
-        for one in self.settled:
+        staging = self._ring(self.staging, self.staging_bytes)
+        decode_buffers = self._ring(self.decode_buffers, self.decode_bytes)
+        staged = unpacked = 0
+        for one in self.placements:
             if one.tier in ("cpu", "in_place") or (one.tier == "resident" and not one.stored.is_unpacked):
                 continue
-            scratch, through = None, []
+            decode_buffer, through = None, []
             if one.tier not in IN_VRAM:
                 pieces = len(one.stored.pieces)
-                through = [slots[(in_slots + nth) % len(slots)] for nth in range(pieces)]
-                in_slots += pieces
-            if one.stored.is_unpacked and scratches:
-                scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
-            wire = one.wire
-            if wire is None:
+                through = [staging[(staged + nth) % len(staging)] for nth in range(pieces)]
+                staged += pieces
+            if one.stored.is_unpacked and decode_buffers:
+                decode_buffer, unpacked = decode_buffers[unpacked % len(decode_buffers)], unpacked + 1
+            weight_source = one.weight_source
+            if weight_source is None:
                 assert one.memory is not None
-                wire = MemorySource(one.memory)
-            engine.add(one.stored, wire, through, scratch, whole=self._whole(one))
+                weight_source = MemorySource(one.memory)
+            engine.add(one.stored, weight_source, through, decode_buffer, whole=self._whole(one))
 
     @property
     def vram_asked(self) -> int:
-        """Bytes of what stays in VRAM, of the slots and of the scratch buffers, without alignment."""
-        there = [one.stored for one in self.settled if one.tier in IN_VRAM]
+        """Bytes of what stays in VRAM, of the staging buffers and of the decode buffers, without alignment."""
+        there = [one.stored for one in self.placements if one.tier in IN_VRAM]
         stays = sum(item.n_bytes for stored in there for item in stored.items)
         stays += sum(stored.room for stored in there)
-        slots, scratches = self.slots, self.scratches
-        return stays + slots * self.slot_bytes + scratches * self.scratch_bytes
+        staging, decode_buffers = self.staging, self.decode_buffers
+        return stays + staging * self.staging_bytes + decode_buffers * self.decode_bytes
 
     def require_capturable(self, hint: str) -> None:
         """Raise PlacementError, with this hint, where a pass can't be recorded as a graph."""
@@ -496,12 +502,12 @@ class Builder:
 
     def _uncapturable(self) -> str:
         """Why a pass can't be recorded as a graph; empty where it can."""
-        tiers = {one.tier for one in self.settled}
-        if self.lanes.device.type != "cuda":
+        tiers = {one.tier for one in self.placements}
+        if self.streams.device.type != "cuda":
             return ""
         if tiers & {"cpu", "disk"}:
             return "some of its blocks compute on the host or are read from disk in each pass"
-        if any(joins_its_weights(module) for one in self.settled for module in one.block.modules):
+        if any(joins_its_weights(module) for one in self.placements for module in one.block.modules):
             return "cuDNN joins weights of a recurrent module without biases where a graph would lose them"
         if self.host and self.host.used and self.host.why_pageable:
             return f"its host memory isn't pinned ({self.host.why_pageable})"
@@ -512,10 +518,10 @@ class Builder:
         return tuple(
             tier_use(
                 tier,
-                [(one.block.given_bytes, one.stored.n_bytes) for one in self.settled if one.tier == tier],
+                [(one.block.given_bytes, one.stored.n_bytes) for one in self.placements if one.tier == tier],
             )
             for tier in TIERS
-            if any(one.tier == tier for one in self.settled)
+            if any(one.tier == tier for one in self.placements)
         )
 
     def clear(self) -> None:
@@ -523,7 +529,7 @@ class Builder:
         self.source.close()
         if self.host is not None:
             self.host.release()
-        self.settled.clear()
+        self.placements.clear()
         self._filler.forget()
         self.host = self.vram = None
 
@@ -536,12 +542,12 @@ def _can_move(one: BlockPlacement) -> bool:
 
 
 def _staging_bytes_of(one: BlockPlacement) -> int:
-    """Bytes of a slot that its pieces pass through."""
+    """Bytes of a staging buffer that its pieces pass through."""
     return max((aligned(piece.end - piece.begin) for piece in one.stored.pieces), default=0)
 
 
 def _decode_bytes_of(one: BlockPlacement) -> int:
-    """Bytes of a scratch buffer for it; 0 where calls read it where it is."""
+    """Bytes of a decode buffer for it; 0 where calls read it where it is."""
     return unpacked_bytes(one.block) if one.stored.is_unpacked else 0
 
 
@@ -563,7 +569,7 @@ def lay_out_placement(
     tier: Tier,
     storing: StorageOptions,
     source: ModelWeights,
-    homes: ParameterOrigins,
+    origins: ParameterOrigins,
     *,
     most: int,
 ) -> BlockPlacement:
@@ -575,10 +581,10 @@ def lay_out_placement(
         dense = block.name in storing.dense and prod(entry.shape) >= DENSE_FROM
         values = source.packed(entry, dense=dense) if tier in PACKED else None
         found.append(values)
-        if source.again:
-            homes.later(entry, partial(given_values, source, entry))
+        if source.rereadable:
+            origins.fetch_with(entry, partial(given_values, source, entry))
         elif values is not None:  # the values are kept twice no longer than necessary
-            homes.later(entry, partial(_unpacked_from_memory, entry, values.outline))
+            origins.fetch_with(entry, partial(_unpacked_from_memory, entry, values.outline))
     return arrange(block, tier, found, storing, most=most)
 
 
@@ -610,9 +616,9 @@ def _unpacked_from_memory(entry: Entry, packed: Packed) -> torch.Tensor:
 class MemoryFiller:
     """Brings values from their source to memory, and lets the parameters' homes know where."""
 
-    def __init__(self, source: ModelWeights, homes: ParameterOrigins) -> None:
-        self.source, self.homes = source, homes
-        self._ways_back: dict[int, Callable[[], torch.Tensor]] = {}
+    def __init__(self, source: ModelWeights, origins: ParameterOrigins) -> None:
+        self.source, self.origins = source, origins
+        self._restorers: dict[int, Callable[[], torch.Tensor]] = {}
 
     def fill(self, one: BlockPlacement, memory: torch.Tensor) -> None:
         """Write the block's bytes, and let its parameters have theirs there.
@@ -628,7 +634,7 @@ class MemoryFiller:
             else:
                 self.source.fill(item.entry, item.given(memory))
                 require_entry_range(item.entry, item.given(memory))
-            self.homes.later(item.entry, partial(_unpacked_from, item, memory))
+            self.origins.fetch_with(item.entry, partial(_unpacked_from, item, memory))
         one.packed = ()
 
     def keep_on_host(self, block: Block) -> None:
@@ -639,35 +645,35 @@ class MemoryFiller:
                     entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
                 )
             else:
-                self.homes.adopt(entry, entry.parameter.detach())
+                self.origins.adopt(entry, entry.parameter.detach())
 
     def leave_on_disk(self, block: Block) -> None:
         """Each pass reads the block. Raises PlacementError for values that can't be converted."""
         for entry in block.entries:
             if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
                 require_entry_range(entry, given_values(self.source, entry))
-            self.homes.later(entry, partial(given_values, self.source, entry))
+            self.origins.fetch_with(entry, partial(given_values, self.source, entry))
 
     def see(self, one: BlockPlacement, seen: torch.Tensor) -> None:
         """Let the parameters of a block that was filled have its memory as the GPU sees it."""
         assert one.memory is not None
         for item in one.stored.items:
-            fetch = self._ways_back.get(id(item.entry)) or partial(item.raw, one.memory)
-            self.homes.adopt(item.entry, item.raw(seen), fetch)
+            fetch = self._restorers.get(id(item.entry)) or partial(item.raw, one.memory)
+            self.origins.adopt(item.entry, item.raw(seen), fetch)
 
     def forget(self) -> None:
         """Release what the notes hold."""
-        self._ways_back.clear()
+        self._restorers.clear()
 
     def _fill_plain(self, entry: Entry, view: torch.Tensor) -> None:
         self.source.fill(entry, view)
-        self.homes.adopt(entry, view, self._way_back(entry, view))
+        self.origins.adopt(entry, view, self._restorer(entry, view))
 
-    def _way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+    def _restorer(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
         """How the values come to the host again; None where `view` has them there."""
         if entry.converts:
-            self._ways_back[id(entry)] = self.source.way_back(entry, view)
-            return self._ways_back[id(entry)]
+            self._restorers[id(entry)] = self.source.restorer(entry, view)
+            return self._restorers[id(entry)]
         return None if view.device.type == "cpu" else partial(_identity, view)
 
 

@@ -48,7 +48,7 @@ class Recorder:
         self._engine = engine
         self._passes: dict[Hashable, _RecordedPass] = {}
         self._seen: Counter[Hashable] = Counter()
-        self._done = engine.lanes.mark()
+        self._done = engine.streams.event()
         self.refused: dict[Hashable, str] = {}  # why some calls can't be recorded
 
     @property
@@ -62,7 +62,7 @@ class Recorder:
         A call that can't be recorded is done as always; `refused` says why.
         """
         plain = self._engine.recording or active_transform() is not None  # a model that calls itself; jvp
-        if plain or not self._engine.lanes.records:  # no GPU
+        if plain or not self._engine.streams.records:  # no GPU
             return work(*args, **kwargs)
         key = (
             call_key(args),
@@ -102,14 +102,14 @@ class Recorder:
         self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _RecordedPass:
         engine = self._engine
-        engine.settle()
+        engine.drain()
         before = engine.state()
         fixed = {id(tensor): tensor.clone() for tensor in _distinct_tensors(args, kwargs)}
         fixed_args, fixed_kwargs = _with_copies(args, fixed), _with_copies(kwargs, fixed)
         beside = next((one.graph for one in self._passes.values()), None)
         try:
             engine.recording = True
-            graph = engine.lanes.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
+            graph = engine.streams.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
             after = engine.state()
             engine.recording = False
             engine.resume(before, None)  # nothing has been done yet
@@ -126,9 +126,9 @@ class Recorder:
         try:
             if engine.changing or one.epoch != engine.epoch:
                 engine.reach(one.before)
-            engine.lanes.compute.wait(self._done)
+            engine.streams.compute.wait(self._done)
             one.graph.replay()
-            engine.lanes.compute.record(self._done)
+            engine.streams.compute.record(self._done)
             engine.resume(one.after, self._done)
         except BaseException:
             engine.changing = True  # nobody knows what the buffers hold
@@ -186,14 +186,14 @@ def _parts(thing: Any, depth: int) -> Iterator[Hashable]:
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    """An object's attributes by name, those in slots too."""
+    """An object's attributes by name, those in staging buffers too."""
     yield from getattr(thing, "__dict__", {}).items()
     for kind in type(thing).__mro__:
         if "__slots__" in vars(kind):
-            for name, slot in vars(kind).items():
-                with suppress(AttributeError):  # a slot that is empty
-                    if isinstance(slot, MemberDescriptorType):
-                        yield name, slot.__get__(thing)
+            for name, staging_buffer in vars(kind).items():
+                with suppress(AttributeError):  # a staging buffer that is empty
+                    if isinstance(staging_buffer, MemberDescriptorType):
+                        yield name, staging_buffer.__get__(thing)
 
 
 def _identity(thing: Any) -> Hashable:

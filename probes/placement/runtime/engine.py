@@ -127,7 +127,7 @@ LookaheadState = tuple[tuple[int, int], int, int, frozenset[int]]
 
 
 class Lookahead:
-    """How far ahead of the calls one ring has got. `due` was fetched ahead and isn't used yet.
+    """How far ahead of the calls one pool has got. `due` was fetched ahead and isn't used yet.
 
     That are blocks, or pieces of blocks, of which `begun` were fetched of the next block. `stuck`: nothing
     can be begun before one of `due` is used, or a call ends; asking again would only cost the host.
@@ -181,11 +181,11 @@ class Engine:
     """The moving blocks of one placed model."""
 
     def __init__(
-        self, lanes: Streams, *, ahead: int, fast: bool, work: PackedOperations, turns: Turns
+        self, streams: Streams, *, ahead: int, fast: bool, work: PackedOperations, turns: Turns
     ) -> None:
-        self.lanes = lanes
+        self.streams = streams
         self.moving: list[MovingBlock] = []
-        self.at_home: list[CpuBlock] = []
+        self.cpu_blocks: list[CpuBlock] = []
         self._pieces = 0  # of all blocks
         self.order = CallOrder(1)
         self.turns = turns
@@ -196,57 +196,57 @@ class Engine:
         self._fused = False
         self._work = work
         self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
-        self._slots: set[int] = set()  # by identity
+        self._staging: set[int] = set()  # by identity
         self._copies_begun = 0  # ahead of calls
-        self._scratches: set[int] = set()  # by identity
-        self._unpacks_ahead = False  # on the unpack lane, beside the compute lane
+        self._decode_buffers: set[int] = set()  # by identity
+        self._unpacks_ahead = False  # on the unpack stream, beside the compute stream
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
 
     def add(
         self,
         stored: StoredBlock,
-        wire: WeightSource,
-        slots: Sequence[DeviceBuffer],
-        scratch: DeviceBuffer | None,
+        weight_source: WeightSource,
+        staging: Sequence[DeviceBuffer],
+        decode_buffer: DeviceBuffer | None,
         *,
         whole: torch.Tensor | None = None,
     ) -> MovingBlock:
-        """Take a block over. Its parameters become lazy ones until it is called.
+        """Take a block over. Its parameters become offloaded ones until it is called.
 
-        `slots`: of its pieces, none if it is in VRAM. `whole`: a table's weights, as the device reads them in
+        `staging buffers`: of its pieces, none if it is in VRAM. `whole`: a table's weights, as the device reads them in
         host memory.
         """
-        one = MovingBlock(len(self.moving), stored, wire, scratch)
+        one = MovingBlock(len(self.moving), stored, weight_source, decode_buffer)
         one.trainable = any(item.entry.trains for item in stored.items)
-        lazies = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
-        prepare_block(one, slots, self._pieces, self._work, fast=self._fast, lazies=lazies)
+        offloaded = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
+        prepare_block(one, staging, self._pieces, self._work, fast=self._fast, offloaded=offloaded)
         self.moving.append(one)
         self._pieces += len(one.pieces)
-        self._slots.update(map(id, slots))
-        if scratch is not None:
-            self._scratches.add(id(scratch))
-            self._unpacks_ahead = len(self._scratches) > 1
+        self._staging.update(map(id, staging))
+        if decode_buffer is not None:
+            self._decode_buffers.add(id(decode_buffer))
+            self._unpacks_ahead = len(self._decode_buffers) > 1
         return one
 
-    def keep_at_home(self, block: Block) -> CpuBlock:
+    def add_cpu_block(self, block: Block) -> CpuBlock:
         """Take over a block that computes on the CPU and has its weights there."""
         one = CpuBlock(block, any(entry.trains for entry in block.entries))
-        self.at_home.append(one)
-        lazies = {}
+        self.cpu_blocks.append(one)
+        offloaded = {}
         for entry in block.entries:
             owner, name = entry.owners[0]
             values = partial(_copied, owner._parameters[name])
-            lazies[id(entry)] = OffloadedParameter.of(self._away(one, entry, values))
-        one.settle(lazies)
+            offloaded[id(entry)] = OffloadedParameter.of(self._away(one, entry, values))
+        one.drain(offloaded)
         return one
 
     def _lazy(self, one: MovingBlock, item: StoredEntry, whole: torch.Tensor | None) -> OffloadedParameter:
-        away = self._away(one, item.entry, partial(self._value, one, item))
+        access = self._away(one, item.entry, partial(self._value, one, item))
         if not one.stored.table:
-            return OffloadedParameter.of(away)
+            return OffloadedParameter.of(access)
         table = self._table(one, item, whole)
-        return PackedParameter.of(replace(away, product=table.product, lookup=table.lookup))
+        return PackedParameter.of(replace(access, product=table.product, lookup=table.lookup))
 
     def _away(
         self, one: MovingBlock | CpuBlock, entry: Entry, values: Callable[[torch.device], torch.Tensor]
@@ -260,15 +260,15 @@ class Engine:
         return WeightAccess(
             entry.name,
             outline=raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
-            device=self.lanes.device,
-            fetch=partial(values, self.lanes.device),
+            device=self.streams.device,
+            fetch=partial(values, self.streams.device),
             home=partial(values, torch.device("cpu")),
             wants=wants,
             attributes=vars(entry.parameter),
         )
 
     def _table(self, one: MovingBlock, item: StoredEntry, whole: torch.Tensor | None) -> PackedTable:
-        flat = one.wire.whole()
+        flat = one.weight_source.whole()
         room = flat[one.stored.n_bytes - one.stored.room :][: one.stored.room]
         return PackedTable(
             item.packed(flat),
@@ -284,7 +284,7 @@ class Engine:
         if self.moving:
             self.order = CallOrder(len(self.moving))
             self._restart()
-            self.lanes.finish()  # what has been written to VRAM is there for every lane
+            self.streams.finish()  # what has been written to VRAM is there for every stream
             self._advance()
 
     def _restart(self) -> None:
@@ -347,7 +347,7 @@ class Engine:
                     one.put_away()
             self.turns.give_back(mine)
 
-    def enter_at_home(self, one: CpuBlock, *, mine: bool) -> None:
+    def enter_cpu_block(self, one: CpuBlock, *, mine: bool) -> None:
         """Before a call of a block that computes on the CPU. Raises PlacementError as `enter` does."""
         if is_grad_enabled():
             refuse_training(one.block.name, one.block.modules, (), {}, trainable=one.trainable)
@@ -357,13 +357,13 @@ class Engine:
             one.exchange.bring()
         one.depth += 1
 
-    def leave_at_home(self, one: CpuBlock) -> None:
+    def leave_cpu_block(self, one: CpuBlock) -> None:
         """After such a call."""
         one.depth -= 1
         if not one.depth:
             one.exchange.clear()
 
-    def abandon_at_home(self, one: CpuBlock, depth: int, *, mine: bool) -> None:
+    def abandon_cpu_block(self, one: CpuBlock, depth: int, *, mine: bool) -> None:
         """After such a call that failed, as `abandon`."""
         if not self.turns.mine():
             return
@@ -376,7 +376,7 @@ class Engine:
 
     def abandon_all(self) -> None:
         """No call is under way any more, even if one couldn't be abandoned."""
-        for home in self.at_home:
+        for home in self.cpu_blocks:
             home.depth = 0
             home.exchange.clear()
         for one in self.moving:
@@ -386,9 +386,9 @@ class Engine:
 
     def _mend(self) -> None:
         """Forget what an interrupted step noted: buffers hold what calls under way read, or nothing."""
-        self.lanes.finish()
+        self.streams.finish()
         for one in self.moving:
-            one.wire.recover()
+            one.weight_source.recover()
         for buffer in self.buffers:
             buffer.forget()
             if buffer.holds is not None and not buffer.holds.depth:
@@ -398,19 +398,19 @@ class Engine:
         self.changing = False
 
     def _release(self, one: MovingBlock) -> None:
-        """Its call ends: what it read may be overwritten once the compute lane gets here."""
+        """Its call ends: what it read may be overwritten once the compute stream gets here."""
         self._copies.stuck = False
         used = None if one.apart else one.used()
-        if used is not None and (self._unpacks_ahead or used is not one.scratch):
-            used.computed = used.marks[1]
-            self.lanes.compute.record(used.computed)
+        if used is not None and (self._unpacks_ahead or used is not one.decode_buffer):
+            used.computed = used.events[1]
+            self.streams.compute.record(used.computed)
 
     def _bring(self, one: MovingBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
-        if self._scratches:
-            self.lanes.compute.follow()
+        if self._decode_buffers:
+            self.streams.compute.follow()
         expected = self.order.learn(one.index)
-        if self._slots:
+        if self._staging:
             self._copies.follow(expected=expected)
         if self._unpacks_ahead:
             self._unpacks.follow(expected=expected)
@@ -429,85 +429,89 @@ class Engine:
         if self._unpacks_ahead:
             self._unpacks.used(one.index)
         elif one.through and one.through[0][1].holds is not one.pieces[0]:
-            self._copy_ahead()  # it has been unpacked from its slots
+            self._copy_ahead()  # it has been unpacked from its staging buffers
         if used is not None and used.filled is not None:
             if self.watches is None:
-                self.lanes.compute.wait(used.filled)
+                self.streams.compute.wait(used.filled)
             else:
-                self.watches.wait(self.lanes.compute, used.filled)
+                self.watches.wait(self.streams.compute, used.filled)
         one.inside = one.products if one.fused and one.products is not None else one.unpacked
         if self._work.reads is not None:
             self._work.reads(one.name, _memory_read_by(one, one.inside))
         one.inside.bring()
 
     def _in_use_by_another(self, one: MovingBlock) -> bool:
-        scratch = None if one.fused else one.scratch
-        if scratch is not None and _is_in_use(scratch, one, ()):
+        decode_buffer = None if one.fused else one.decode_buffer
+        if decode_buffer is not None and _is_in_use(decode_buffer, one, ()):
             return True
-        return any(_is_in_use(slot, piece, ()) for piece, slot in one.through) if one.through else False
+        return (
+            any(_is_in_use(staging_buffer, piece, ()) for piece, staging_buffer in one.through)
+            if one.through
+            else False
+        )
 
     # The steps before it
 
     def _fetch(self, one: MovingBlock, used: DeviceBuffer | None) -> None:
         """Hand over the steps that are still needed to bring a block into the buffer that it is read from."""
-        if used is not None and used is one.scratch:
+        if used is not None and used is one.decode_buffer:
             if used.holds is not one:
                 self._unpack(one, used)
         elif used is not None and used.holds is not one.pieces[0]:
             self._copy(one.pieces[0], used)
 
-    def _copy(self, one: Piece, slot: DeviceBuffer) -> None:
-        if slot.holds is not None:
-            self._copies.used(slot.holds.index)
-        lane = self.lanes.copy
-        if slot.computed is not None:
-            lane.wait(slot.computed)
-        if slot.unpacked is not None:
-            lane.wait(slot.unpacked)
-        slot.holds = None  # it holds neither block if what follows fails
+    def _copy(self, one: Piece, staging_buffer: DeviceBuffer) -> None:
+        if staging_buffer.holds is not None:
+            self._copies.used(staging_buffer.holds.index)
+        stream = self.streams.copy
+        if staging_buffer.computed is not None:
+            stream.wait(staging_buffer.computed)
+        if staging_buffer.unpacked is not None:
+            stream.wait(staging_buffer.unpacked)
+        staging_buffer.holds = None  # it holds neither block if what follows fails
         assert one.target is not None
         if self.watches is None:
-            one.wire.send(one.target, lane)
+            one.weight_source.send(one.target, stream)
         else:
-            self.watches.copy(partial(one.wire.send, one.target, lane), one.target.numel(), lane)
-        slot.filled = slot.marks[0]
-        lane.record(slot.filled)
-        if self.recording and len(self._slots) == 1:
-            self.lanes.end_stream()
-        slot.holds = one
+            self.watches.copy(partial(one.weight_source.send, one.target, stream), one.target.numel(), stream)
+        staging_buffer.filled = staging_buffer.events[0]
+        stream.record(staging_buffer.filled)
+        if self.recording and len(self._staging) == 1:
+            self.streams.end_stream()
+        staging_buffer.holds = one
 
-    def _unpack(self, one: MovingBlock, scratch: DeviceBuffer) -> None:
-        if scratch.holds is not None:
-            self._unpacks.due.discard(scratch.holds.index)
-        lane = self.lanes.unpack if self._unpacks_ahead else self.lanes.compute
-        if scratch.computed is not None:
-            lane.wait(scratch.computed)
-        scratch.holds = None
+    def _unpack(self, one: MovingBlock, decode_buffer: DeviceBuffer) -> None:
+        if decode_buffer.holds is not None:
+            self._unpacks.due.discard(decode_buffer.holds.index)
+        stream = self.streams.unpack if self._unpacks_ahead else self.streams.compute
+        if decode_buffer.computed is not None:
+            stream.wait(decode_buffer.computed)
+        decode_buffer.holds = None
         for piece in one.pieces:
-            self._unpack_piece(piece, lane)
-        scratch.forget()
+            self._unpack_piece(piece, stream)
+        decode_buffer.forget()
         if self._unpacks_ahead:
-            scratch.filled = scratch.marks[0]
-            lane.record(scratch.filled)
-        scratch.holds = one
+            decode_buffer.filled = decode_buffer.events[0]
+            stream.record(decode_buffer.filled)
+        decode_buffer.holds = one
 
-    def _unpack_piece(self, one: Piece, lane: Stream) -> None:
-        """Unpack it from its slot, which is free for the next one then."""
-        slot = one.slot
-        if slot is not None and slot.holds is not one:
-            self._copy(one, slot)
-        if slot is not None and slot.filled is not None:
-            lane.wait(slot.filled)
+    def _unpack_piece(self, one: Piece, stream: Stream) -> None:
+        """Unpack it from its staging buffer, which is free for the next one then."""
+        staging_buffer = one.staging_buffer
+        if staging_buffer is not None and staging_buffer.holds is not one:
+            self._copy(one, staging_buffer)
+        if staging_buffer is not None and staging_buffer.filled is not None:
+            stream.wait(staging_buffer.filled)
         if one.unpackings == 1 and one.written is not None:
-            one.unpack = self.lanes.bundled(one.unpack, one.written)
+            one.unpack = self.streams.bundled(one.unpack, one.written)
         one.unpackings += 1
         if self.watches is None:
-            lane.run(one.unpack)
+            stream.run(one.unpack)
         else:
-            self.watches.unpack(one.unpack, lane)
-        if slot is not None:
-            slot.holds, slot.unpacked = None, slot.marks[2]
-            lane.record(slot.unpacked)
+            self.watches.unpack(one.unpack, stream)
+        if staging_buffer is not None:
+            staging_buffer.holds, staging_buffer.unpacked = None, staging_buffer.events[2]
+            stream.record(staging_buffer.unpacked)
             self._copies.used(one.index)
 
     def advance(self) -> None:
@@ -532,7 +536,7 @@ class Engine:
         """Begin what comes next, as far as buffers are free."""
         if self._unpacks_ahead:
             self._unpack_ahead()
-        if self._slots and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
+        if self._staging and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
             self._unpack_ahead()
 
     def _next(self, walk: Lookahead) -> int | None:
@@ -555,17 +559,17 @@ class Engine:
             walk.step(index)
         return self._copies_begun > before
 
-    def _begun(self, one: Piece, slot: DeviceBuffer) -> bool:
-        """Whether a piece is on its way to its slot."""
+    def _begun(self, one: Piece, staging_buffer: DeviceBuffer) -> bool:
+        """Whether a piece is on its way to its staging buffer."""
         walk = self._copies
-        one.wire.announce()
-        if one.index in walk.due or one.depth or _is_in_use(slot, one, walk.due):
+        one.weight_source.announce()
+        if one.index in walk.due or one.depth or _is_in_use(staging_buffer, one, walk.due):
             walk.stuck = True
             return False
-        if slot.holds is not one:
-            if not one.wire.ready():
+        if staging_buffer.holds is not one:
+            if not one.weight_source.ready():
                 return False
-            self._copy(one, slot)
+            self._copy(one, staging_buffer)
             self._copies_begun += 1
         walk.due.add(one.index)
         walk.begun += 1
@@ -578,14 +582,14 @@ class Engine:
             if index is None:
                 return
             one = self.moving[index]
-            scratch = one.scratch
-            if scratch is not None and not (self._fused and one.products is not None):
-                if index in walk.due or one.depth or _is_in_use(scratch, one, walk.due):
+            decode_buffer = one.decode_buffer
+            if decode_buffer is not None and not (self._fused and one.products is not None):
+                if index in walk.due or one.depth or _is_in_use(decode_buffer, one, walk.due):
                     return
-                if scratch.holds is not one:
-                    if any(slot.holds is not piece for piece, slot in one.through):
+                if decode_buffer.holds is not one:
+                    if any(staging_buffer.holds is not piece for piece, staging_buffer in one.through):
                         return
-                    self._unpack(one, scratch)
+                    self._unpack(one, decode_buffer)
                 walk.due.add(index)
             walk.step(index)
 
@@ -593,7 +597,7 @@ class Engine:
 
     def _apart(self, one: MovingBlock) -> ParameterSwap:
         """A block's parameters with values in memory of their own, on the device."""
-        source = one.wire.whole().to(self.lanes.device)
+        source = one.weight_source.whole().to(self.streams.device)
         made = {
             id(item.entry): item.entry.like(self._read(item, item.bytes(source))) for item in one.stored.items
         }
@@ -606,7 +610,7 @@ class Engine:
         No turn is waited for: nothing writes what is read, and the thread whose turn it is may wait for
         this one.
         """
-        return self._read(item, item.bytes(one.wire.whole()).to(device))
+        return self._read(item, item.bytes(one.weight_source.whole()).to(device))
 
     def _read(self, item: StoredEntry, source: torch.Tensor) -> torch.Tensor:
         """A tensor from its bytes, in memory of its own."""
@@ -617,13 +621,13 @@ class Engine:
     def taken_back(self, one: MovingBlock) -> Iterator[tuple[Entry, torch.Tensor]]:
         """A packed block's values, which last until the next one's: unpacked where calls unpack them.
 
-        VRAM may be full, so nothing is allocated there. Nothing for a block without a scratch buffer.
+        VRAM may be full, so nothing is allocated there. Nothing for a block without a decode buffer.
         """
-        if one.scratch is None or all(item.entry.converts for item in one.stored.items):
+        if one.decode_buffer is None or all(item.entry.converts for item in one.stored.items):
             return  # converting back may lose bits: the host unpacks them
         one.fused = False
         self._fetch(one, one.used())
-        self.lanes.finish()
+        self.streams.finish()
         for place in (place for place in one.unpacked.places if not place.entry.converts):
             yield place.entry, place.present.data
 
@@ -635,34 +639,39 @@ class Engine:
         for one in self.moving:
             one.forget()
         self.moving.clear()
-        self.at_home.clear()
-        self.lanes.forget()
+        self.cpu_blocks.clear()
+        self.streams.forget()
 
     # What a recorded pass needs
 
     @property
     def buffers(self) -> list[DeviceBuffer]:
-        """Every slot and scratch buffer."""
-        found = [buffer for one in self.moving for buffer in (*one.slots, one.scratch) if buffer is not None]
+        """Every staging buffer and decode buffer."""
+        found = [
+            buffer
+            for one in self.moving
+            for buffer in (*one.staging, one.decode_buffer)
+            if buffer is not None
+        ]
         return list(dict.fromkeys(found))
 
     def join(self) -> None:
-        """Let the compute lane wait for all that has been begun with the buffers."""
+        """Let the compute stream wait for all that has been begun with the buffers."""
         for buffer in self.buffers:
-            for mark in (buffer.filled, buffer.unpacked, buffer.computed):
-                if mark is not None:
-                    self.lanes.compute.wait(mark)
+            for event in (buffer.filled, buffer.unpacked, buffer.computed):
+                if event is not None:
+                    self.streams.compute.wait(event)
 
-    def settle(self) -> None:
-        """Wait until every lane is done; no mark has to be waited for afterwards."""
+    def drain(self) -> None:
+        """Wait until every stream is done; no event has to be waited for afterwards."""
         if self.changing:
             self._mend()
-        self.lanes.finish()
+        self.streams.finish()
         for buffer in self.buffers:
             buffer.forget()
 
     def state(self) -> "EngineState":
-        """What the buffers hold, and how far the lanes are ahead."""
+        """What the buffers hold, and how far the streams are ahead."""
         order = (self.order.before, self.order.last)
         holds = tuple(buffer.holds for buffer in self.buffers)
         return EngineState(holds, order, self._copies.state(), self._unpacks.state())
@@ -678,11 +687,11 @@ class Engine:
         self.epoch += 1
 
     def reach(self, state: "EngineState") -> None:
-        """Bring the buffers to hold what they held then, and let the compute lane wait for all of them."""
+        """Bring the buffers to hold what they held then, and let the compute stream wait for all of them."""
         if self.changing:
             self._mend()
-        if self._scratches:
-            self.lanes.compute.follow()
+        if self._decode_buffers:
+            self.streams.compute.follow()
         self.order.before, self.order.last = state.order
         wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True)]
         for held, buffer in wanted:

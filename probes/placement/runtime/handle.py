@@ -54,9 +54,9 @@ def tier_use(tier: Tier, sizes: Sequence[tuple[int, int]]) -> TierUse:
 
 @dataclass(frozen=True)
 class Measured:
-    """Passes by the host's clock, and the lanes of one more pass by the device's.
+    """Passes by the host's clock, and the streams of one more pass by the device's.
 
-    `waited_s`: the compute lane stood still for weights. Lanes overlap: their times don't add up to the
+    `waited_s`: the compute stream stood still for weights. Streams overlap: their times don't add up to the
     wall time.
     """
 
@@ -78,7 +78,7 @@ class PlacementReport:
 
     tiers: tuple[TierUse, ...]
     vram_asked: int
-    vram_taken: int  # weights, slots and scratch buffers: one allocation
+    vram_taken: int  # weights, staging buffers and decode buffers: one allocation
     pinned_asked: int
     pinned_taken: int
     spilled: int  # blocks that stream, though they were to stay in VRAM
@@ -131,8 +131,8 @@ class Watched(Protocol):
     """What runs the passes that are measured."""
 
     @property
-    def lanes(self) -> Streams:
-        """Its lanes."""
+    def streams(self) -> Streams:
+        """Its streams."""
 
     watches: Stopwatches | None
 
@@ -151,12 +151,12 @@ def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: i
 
 
 def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
-    """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on lanes."""
-    walls = wall_times(engine.lanes.finish, work, passes)
-    watches = engine.watches = Stopwatches(engine.lanes)
+    """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on streams."""
+    walls = wall_times(engine.streams.finish, work, passes)
+    watches = engine.watches = Stopwatches(engine.streams)
     try:
         work()
-        engine.lanes.finish()
+        engine.streams.finish()
     finally:
         engine.watches = None
     copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
@@ -167,56 +167,56 @@ class Handle:
     """A placed model: `model` is called as before, `remove()` gives it back as it was."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, engine: Engine, homes: ParameterOrigins, settling: Builder
+        self, model: nn.Module, plan: Plan, engine: Engine, origins: ParameterOrigins, builder: Builder
     ) -> None:
         self.model = model
         self.plan = plan
         self.recorder: Recorder | None = None
         self._engine = engine
-        self._homes = homes
-        self._settling = settling
+        self._origins = origins
+        self._builder = builder
         self._captures: list[Captured] = []
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
 
     @property
     def device(self) -> torch.device:
         """Where blocks compute."""
-        return self._engine.lanes.device
+        return self._engine.streams.device
 
     def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """Bring blocks to their tiers and guard their calls. `remove()` undoes it, also when it failed."""
-        self._settling.take_over(blocks, self._engine)
+        """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
+        self._builder.take_over(blocks, self._engine)
         moving = {id(one.stored.block): one for one in self._engine.moving}
         for block, tier in blocks:
             make: Callable[..., ForwardHook] | None = None
             if id(block) in moving:
                 make = partial(BlockHook, engine=self._engine, one=moving[id(block)])
             elif tier == "cpu":
-                make = partial(CpuBlockHook, engine=self._engine, one=self._engine.keep_at_home(block))
+                make = partial(CpuBlockHook, engine=self._engine, one=self._engine.add_cpu_block(block))
             if make is not None:
                 for module in block.modules:
-                    self._homes.guard(module, make)
+                    self._origins.add_hook(module, make)
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
         dtype = bfloat16_target(self.plan)
         if dtype is not None:
-            self._homes.convert_buffers(self.model, dtype)
+            self._origins.convert_buffers(self.model, dtype)
 
     def convert_inputs(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
         dtype = bfloat16_target(self.plan)
         if dtype is not None:
             for module in converting_modules(self.model, blocks):
-                self._homes.guard(module, partial(InputConversionHook, dtype=dtype))
+                self._origins.add_hook(module, partial(InputConversionHook, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device."""
-        self._homes.move_buffers(model, self.device, staying)
+        self._origins.move_buffers(model, self.device, staying)
 
     def record_passes(self) -> None:
         """From now on whole passes become graphs. Raises PlacementError where that can't be."""
-        self._settling.require_capturable("place it without capture")
+        self._builder.require_capturable("place it without capture")
         self.recorder = Recorder(self._engine)
 
     def guard_passes(self, trainable: bool) -> None:
@@ -229,10 +229,10 @@ class Handle:
             trainable=trainable,
             recorder=self.recorder,
         )
-        self._homes.guard(self.model, make)
-        self._homes.refuse_changes(self.model)
-        self._homes.save_values(self.model)
-        self._homes.leave_weights_apart(self.model)
+        self._origins.add_hook(self.model, make)
+        self._origins.refuse_changes(self.model)
+        self._origins.save_values(self.model)
+        self._origins.leave_weights_apart(self.model)
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
@@ -243,8 +243,8 @@ class Handle:
         self._engine.begin()
 
     def finish(self) -> None:
-        """Wait until every lane is done."""
-        self._engine.lanes.finish()
+        """Wait until every stream is done."""
+        self._engine.streams.finish()
 
     def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
         """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.
@@ -253,7 +253,7 @@ class Handle:
         times. What the capture returns has fixed addresses: clone it to keep it beyond the next call.
         Without a GPU the capture calls `work`. Raises PlacementError where the work can't be captured.
         """
-        self._settling.require_capturable("call it directly, or plan otherwise")
+        self._builder.require_capturable("call it directly, or plan otherwise")
         made = Captured(self._engine, work, example)
         self._captures.append(made)
         return made
@@ -264,15 +264,15 @@ class Handle:
 
     @contextmanager
     def watched(self) -> Iterator[Stopwatches]:
-        """Time the steps of each lane meanwhile."""
-        watches = self._engine.watches = Stopwatches(self._engine.lanes)
+        """Time the steps of each stream meanwhile."""
+        watches = self._engine.watches = Stopwatches(self._engine.streams)
         try:
             yield watches
         finally:
             self._engine.watches = None
 
     def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
-        """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its lanes."""
+        """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its streams."""
         timed = partial(measure, self._engine, partial(work, *inputs), passes)
         self._measured = self._engine.turns.taken(timed)
         return self._measured
@@ -280,13 +280,13 @@ class Handle:
     def report(self) -> PlacementReport:
         """What was planned and taken, by tier; the planned and the measured time of a pass."""
         return PlacementReport(
-            tiers=self._settling.taken(),
-            vram_asked=self._settling.vram_asked,
-            vram_taken=self._settling.vram.taken if self._settling.vram else 0,
-            pinned_asked=self._settling.host.asked if self._settling.host else 0,
-            pinned_taken=self._settling.host.pinned_bytes if self._settling.host else 0,
-            spilled=self._settling.spilled,
-            why_pageable=self._settling.host.why_pageable if self._settling.host else "",
+            tiers=self._builder.taken(),
+            vram_asked=self._builder.vram_asked,
+            vram_taken=self._builder.vram.taken if self._builder.vram else 0,
+            pinned_asked=self._builder.host.asked if self._builder.host else 0,
+            pinned_taken=self._builder.host.pinned_bytes if self._builder.host else 0,
+            spilled=self._builder.spilled,
+            why_pageable=self._builder.host.why_pageable if self._builder.host else "",
             planned=self.plan.time,
             measured=self._measured,
             surprises=self._engine.order.surprises,
@@ -309,33 +309,33 @@ class Handle:
 
     def _remove(self) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self._engine.settle()
-            self._homes.unguard()
+            self._engine.drain()
+            self._origins.remove_hooks()
             for recorder in (self.recorder, *(one.recorder for one in self._captures)):
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
                 for place in moving.places:
                     if (written := place.written()) is not None:
-                        self._homes.keep_written(place.entry, written)
+                        self._origins.keep_written(place.entry, written)
                 for entry, values in self._engine.taken_back(moving):
-                    self._homes.bring_back(entry, values)
-            taken: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.at_home]
+                    self._origins.bring_back(entry, values)
+            taken: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.cpu_blocks]
             for one in taken:
                 for place in one.places:
-                    place.give_back(self._homes.parameter(place.entry))
+                    place.give_back(self._origins.parameter(place.entry))
                     if id(place.entry) in one.wanted:
-                        self._homes.wanted(place.entry, gradients=one.wanted[id(place.entry)])
-            self._homes.restore()
+                        self._origins.wanted(place.entry, gradients=one.wanted[id(place.entry)])
+            self._origins.restore()
             self._engine.clear()
-            self._settling.clear()
+            self._builder.clear()
 
 
 def new_handle(
     model: nn.Module,
     plan: Plan,
     source: ModelWeights,
-    lanes: Streams,
+    streams: Streams,
     *,
     pinned: bool,
     work: PackedOperations | None,
@@ -347,10 +347,10 @@ def new_handle(
     """
     fast = plan.objective == "fast"
     engine = Engine(
-        lanes, ahead=plan.rings.ahead, fast=fast, work=work or PackedOperations(), turns=turns or Turns()
+        streams, ahead=plan.rings.ahead, fast=fast, work=work or PackedOperations(), turns=turns or Turns()
     )
-    homes = ParameterOrigins()
-    settling = Builder(
-        model, lanes, source, homes, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
+    origins = ParameterOrigins()
+    builder = Builder(
+        model, streams, source, origins, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
     )
-    return Handle(model, plan, engine, homes, settling)
+    return Handle(model, plan, engine, origins, builder)

@@ -140,17 +140,17 @@ class CpuBlockHook(ForwardHook):
         mine = engine.turns.mine()
         depth = one.depth if mine else 0
         try:
-            engine.enter_at_home(one, mine=mine)
+            engine.enter_cpu_block(one, mine=mine)
             engine.advance()
-            trip = host_round_trip(engine.lanes.device)
+            trip = host_round_trip(engine.streams.device)
             given, named = trip.go(args), trip.go(kwargs)
             engine.advance()  # what was read from disk meanwhile can be copied now
             output = trip.come(self.forward(*given, **named))
-            engine.leave_at_home(one)
+            engine.leave_cpu_block(one)
             if not mine:
                 engine.turns.end()
         except BaseException:
-            engine.abandon_at_home(one, depth, mine=mine)
+            engine.abandon_cpu_block(one, depth, mine=mine)
             raise
         return output
 

@@ -1,4 +1,4 @@
-"""Places a model over several cards by a plan for them: each card has its blocks, arena, slots and lanes."""
+"""Places a model over several cards by a plan for them: each card has its blocks, arena, staging buffers and streams."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -67,8 +67,8 @@ class CurrentCard:
         self.move = move or self._moved
         self.now: int | None = None  # None: no block is being called
         self.made: dict[int, tuple[torch.Tensor, CardHook]] | None = None  # in a pass that is watched
-        self.used: set[int] = set()  # guards whose outputs are used between blocks, in such a pass
-        self.staying: frozenset[int] = frozenset()  # guards whose outputs stay on their card in this pass
+        self.used: set[int] = set()  # hooks whose outputs are used between blocks, in such a pass
+        self.staying: frozenset[int] = frozenset()  # hooks whose outputs stay on their card in this pass
         self._watcher: _OutputWatcher | None = None  # the last one
         self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
 
@@ -110,8 +110,8 @@ class CurrentCard:
         """Nobody watches meanwhile: where a mode is active, torch's attention takes another way."""
         if not self._is_watched():
             return nullcontext()
-        away: AbstractContextManager[object] = _pop_mode_temporarily()
-        return away
+        access: AbstractContextManager[object] = _pop_mode_temporarily()
+        return access
 
     def _is_watched(self) -> bool:
         return self._watcher is not None and _get_current_function_mode() is self._watcher
@@ -247,10 +247,10 @@ class CardsHandle:
         for card, part in enumerate(parts):
             for block, _ in part:
                 for module in block.modules:
-                    self._outer.guard(module, partial(CardHook, cards=self._over, card=card))
-        self._outer.guard(self.model, partial(MultiGpuHook, cards=self._over))
+                    self._outer.add_hook(module, partial(CardHook, cards=self._over, card=card))
+        self._outer.add_hook(self.model, partial(MultiGpuHook, cards=self._over))
         trainable = any(entry.trains for part in parts for block, _ in part for entry in block.entries)
-        self._outer.guard(
+        self._outer.add_hook(
             self.model,
             partial(
                 ModelHook,
@@ -279,7 +279,7 @@ class CardsHandle:
         dtype = bfloat16_target(_merged_plan(self.plan))
         if dtype is not None:
             for module in converting_modules(self.model, blocks):
-                self._outer.guard(module, partial(InputConversionHook, dtype=dtype))
+                self._outer.add_hook(module, partial(InputConversionHook, dtype=dtype))
 
     def join(self) -> None:
         """Let each card's current stream wait until all that has been begun for the next blocks is done."""
@@ -318,12 +318,12 @@ class CardsHandle:
             for handle in reversed(self.cards):
                 stack.enter_context(on_card(handle.device))
                 stack.callback(handle.remove)
-            self._outer.unguard()
+            self._outer.remove_hooks()
         self._outer.restore()
 
 
 def streams_of_cards(count: int, device: Devices) -> list[Streams]:
-    """The lanes of each card: the GPUs that are named, else the first ones, else the CPU for all."""
+    """The streams of each card: the GPUs that are named, else the first ones, else the CPU for all."""
     if isinstance(device, list | tuple):
         if len(device) != count:
             raise PlacementError(f"the plan is for {count} cards, {len(device)} devices are named")
@@ -350,7 +350,7 @@ def place_on_cards(
     model: nn.Module,
     plan: CardsPlan,
     sources: Sequence[ModelWeights],
-    lanes: Sequence[Streams],
+    streams: Sequence[Streams],
     *,
     pinned: bool = True,
     work: PackedOperations | None = None,
@@ -358,14 +358,14 @@ def place_on_cards(
 ) -> CardsHandle:
     """Place each card's blocks, with values from its source. Raises PlacementError, and undoes all then."""
     parts = blocks_of_cards(model, plan)
-    handle = CardsHandle(model, plan, CurrentCard(tuple(one.device for one in lanes), move))
+    handle = CardsHandle(model, plan, CurrentCard(tuple(one.device for one in streams), move))
     turns = Turns()
     try:
         handle.convert_buffers()
-        for card, part, source, lane in zip(plan.cards, parts, sources, lanes, strict=True):
-            made = new_handle(model, card, source, lane, pinned=pinned, work=work, turns=turns)
+        for card, part, source, stream in zip(plan.cards, parts, sources, streams, strict=True):
+            made = new_handle(model, card, source, stream, pinned=pinned, work=work, turns=turns)
             handle.cards.append(made)
-            with on_card(lane.device):
+            with on_card(stream.device):
                 made.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, turns)

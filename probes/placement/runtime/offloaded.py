@@ -76,27 +76,27 @@ class WeightAccess:
 class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't there when types are checked
     """A parameter without values and without memory."""
 
-    __slots__ = ("away",)
+    __slots__ = ("access",)
     __torch_function__ = torch._C._disabled_torch_function_impl
     _is_param = True  # so it is an instance of nn.Parameter
 
-    away: WeightAccess
+    access: WeightAccess
 
     @classmethod
-    def of(cls, away: WeightAccess) -> "OffloadedParameter":
+    def of(cls, access: WeightAccess) -> "OffloadedParameter":
         """A tensor of this class whose values are elsewhere."""
         with torch.inference_mode(False):
             made: OffloadedParameter = torch.Tensor._make_wrapper_subclass(
                 cls,
-                away.outline.shape,
-                strides=away.outline.stride(),
-                dtype=away.outline.dtype,
-                device=away.device,
+                access.outline.shape,
+                strides=access.outline.stride(),
+                dtype=access.outline.dtype,
+                device=access.device,
                 requires_grad=False,
             )
         _HAVE_NO_ADDRESS(made)
-        made.away = away
-        made.__dict__ = away.attributes  # type: ignore[misc]  # a tensor has both this and slots
+        made.access = access
+        made.__dict__ = access.attributes  # type: ignore[misc]  # a tensor has both this and staging buffers
         return made
 
     @classmethod
@@ -106,11 +106,11 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         """Every operation, also those of scripts and transforms: on fetched values."""
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default:  # `.data`, too
-            return DetachedParameter.of(args[0].away)
+            return DetachedParameter.of(args[0].access)
         for one in _changed(func, args, kwargs):
             one.refuse_change(func.overloadpacket.__name__)
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _HOST:
-            return func(args[0].away.home(), **kwargs)  # several of them may not fit in VRAM
+            return func(args[0].access.home(), **kwargs)  # several of them may not fit in VRAM
         return func(*_values(args), **_values(kwargs))
 
     def refuse_change(self, by: str) -> NoReturn:
@@ -156,7 +156,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
 
     def requires_grad_(self, requires_grad: bool = True) -> "OffloadedParameter":
         """Note it for `remove()`: no weight changes by it."""
-        self.away.wants(bool(requires_grad))
+        self.access.wants(bool(requires_grad))
         return self
 
     def __setitem__(self, _where: Any, _values: Any) -> NoReturn:
@@ -169,11 +169,11 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
 
     def numpy(self, *, force: bool = False) -> Any:
         """The values, which torch refuses to give of its subclasses."""
-        return self.away.values().numpy(force=force)
+        return self.access.values().numpy(force=force)
 
     def tolist(self) -> Any:
         """Likewise."""
-        return self.away.values().tolist()
+        return self.access.values().tolist()
 
     def __repr__(self, **_: Any) -> str:
         return f"Lazy({self.away.label}, shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -241,10 +241,10 @@ def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) 
     if (
         isinstance(input, OffloadedParameter)
         or not isinstance(weight, PackedParameter)
-        or weight.away.product is None
+        or weight.access.product is None
     ):
         return None
-    return weight.away.product(input, _values(bias))
+    return weight.access.product(input, _values(bias))
 
 
 def _embedding(
@@ -256,16 +256,16 @@ def _embedding(
     **options: Any,
 ) -> torch.Tensor | None:
     """Rows alone; of the whole table where a largest norm is applied to it first."""
-    if not isinstance(weight, PackedParameter) or weight.away.lookup is None:
+    if not isinstance(weight, PackedParameter) or weight.access.lookup is None:
         return None
     if max_norm is None:
-        return weight.away.lookup(input)
-    return F.embedding(_values(input), weight.away.values(), padding_idx, max_norm, *more, **options)
+        return weight.access.lookup(input)
+    return F.embedding(_values(input), weight.access.values(), padding_idx, max_norm, *more, **options)
 
 
 def _values(thing: Any) -> Any:
     if isinstance(thing, OffloadedParameter):
-        return thing.away.values()
+        return thing.access.values()
     if isinstance(thing, tuple | list):
         return type(thing)(map(_values, thing))
     if isinstance(thing, dict):
@@ -366,14 +366,14 @@ class ParameterSwap:
 
 @dataclass(eq=False)
 class Piece:
-    """What of a block is copied to a slot, if it has one, and unpacked at once: all of it, or a part."""
+    """What of a block is copied to a staging buffer, if it has one, and unpacked at once: all of it, or a part."""
 
     owner: "MovingBlock"
     index: int  # among all pieces
-    wire: WeightSource
-    slot: DeviceBuffer | None
-    target: torch.Tensor | None  # its bytes of the slot
-    unpack: Callable[[], Any] = int  # into its block's scratch buffer
+    weight_source: WeightSource
+    staging_buffer: DeviceBuffer | None
+    target: torch.Tensor | None  # its bytes of the staging buffer
+    unpack: Callable[[], Any] = int  # into its block's decode buffer
     written: torch.Tensor | None = None  # its bytes there
     unpackings: int = 0
 
@@ -385,12 +385,14 @@ class Piece:
 
 @dataclass(eq=False)
 class MovingBlock:
-    """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
+    """A block that comes and goes, or is unpacked for each call. `weight source` is in VRAM where it has no staging buffer."""
 
     index: int
     stored: StoredBlock
-    wire: WeightSource
-    scratch: DeviceBuffer | None  # None: nothing is packed, or all products are computed with packed weights
+    weight_source: WeightSource
+    decode_buffer: (
+        DeviceBuffer | None
+    )  # None: nothing is packed, or all products are computed with packed weights
     pieces: tuple[Piece, ...] = ()
     unpacked: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
     products: ParameterSwap | None = (
@@ -402,9 +404,9 @@ class MovingBlock:
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
     wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
-    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
+    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its staging buffers and decode buffer
     staying: tuple[ParameterPlace, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
-    through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have slots, with them
+    through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have staging buffers, with them
 
     @property
     def name(self) -> str:
@@ -426,7 +428,7 @@ class MovingBlock:
         return output
 
     def _holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is a part of its slots or scratch buffer."""
+        """Whether the tensor is a part of its staging buffers or decode buffer."""
         try:
             address = tensor.data_ptr()
         except (
@@ -448,7 +450,7 @@ class MovingBlock:
 
     def forget(self) -> None:
         """Refer to no buffers and parameters any more: the model has been given back."""
-        self.scratch = self.products = self.inside = None
+        self.decode_buffer = self.products = self.inside = None
         self.unpacked, self.pieces, self.staying, self.through = ParameterSwap(()), (), (), ()
 
     @property
@@ -457,18 +459,20 @@ class MovingBlock:
         return *self.unpacked.places, *self.staying
 
     @property
-    def slots(self) -> list[DeviceBuffer]:
+    def staging(self) -> list[DeviceBuffer]:
         """What its pieces are copied to."""
-        return [slot for _, slot in self.through]
+        return [staging_buffer for _, staging_buffer in self.through]
 
     def used(self) -> DeviceBuffer | None:
-        """The buffer that a call reads its weights from; a slot only where the block is of one piece."""
-        return self.pieces[0].slot if self.fused or self.scratch is None else self.scratch
+        """The buffer that a call reads its weights from; a staging buffer only where the block is of one piece."""
+        return (
+            self.pieces[0].staging_buffer if self.fused or self.decode_buffer is None else self.decode_buffer
+        )
 
 
 @dataclass(eq=False)
 class CpuBlock:
-    """A block that computes on the CPU. Outside its calls its weights are lazy ones of the device."""
+    """A block that computes on the CPU. Outside its calls its weights are offloaded ones of the device."""
 
     block: Block
     trainable: bool
@@ -481,12 +485,12 @@ class CpuBlock:
         """Where its weights are."""
         return self.exchange.places
 
-    def settle(self, lazies: dict[int, OffloadedParameter]) -> None:
+    def drain(self, offloaded: dict[int, OffloadedParameter]) -> None:
         """Put lazy parameters, by the identity of the entry, where the weights are."""
         places = []
         for entry in self.block.entries:
             owner, name = entry.owners[0]
-            present, absent = owner._parameters[name], lazies[id(entry)]
+            present, absent = owner._parameters[name], offloaded[id(entry)]
             places += [ParameterPlace(holder, key, entry, present, absent) for holder, key in _holders(entry)]
         self.exchange = ParameterSwap(places)
         for place in places:
@@ -495,45 +499,45 @@ class CpuBlock:
 
 def prepare_block(
     one: MovingBlock,
-    slots: Sequence[DeviceBuffer],
+    staging: Sequence[DeviceBuffer],
     first: int,
     work: PackedOperations,
     *,
     fast: bool,
-    lazies: dict[int, OffloadedParameter],
+    offloaded: dict[int, OffloadedParameter],
 ) -> None:
     """Make a block's pieces and parameters, and the steps that unpack it.
 
-    `slots`: one for each piece, none for a block in VRAM. `first`: the number of its first piece. `lazies`:
+    `staging buffers`: one for each piece, none for a block in VRAM. `first`: the number of its first piece. `lazies`:
     by the identity of the entry.
     """
     unpacked = {id(item.entry): item for item in lay_out(one.stored.block).items}
-    cut, through = one.stored.pieces, slots or (None,)
+    cut, through = one.stored.pieces, staging or (None,)
     one.pieces = tuple(
-        _piece(one, span, slot, index, unpacked=unpacked, unpack=work.unpack)
-        for index, (span, slot) in enumerate(zip(cut, through, strict=True), start=first)
+        _piece(one, span, staging_buffer, index, unpacked=unpacked, unpack=work.unpack)
+        for index, (span, staging_buffer) in enumerate(zip(cut, through, strict=True), start=first)
     )
-    one.through = tuple((piece, piece.slot) for piece in one.pieces if piece.slot)
-    memories = [buffer.memory for buffer in (*one.slots, one.scratch) if buffer]
+    one.through = tuple((piece, piece.staging_buffer) for piece in one.pieces if piece.staging_buffer)
+    memories = [buffer.memory for buffer in (*one.staging, one.decode_buffer) if buffer]
     one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
-    source = slots[0].memory if slots else one.wire.whole()
+    source = staging[0].memory if staging else one.weight_source.whole()
     present: list[nn.Parameter] = []
     for item in one.stored.items:
-        if item.form is not None and one.scratch is None:
-            present.append(lazies[id(item.entry)])  # unpacked for each operation that reads it
+        if item.form is not None and one.decode_buffer is None:
+            present.append(offloaded[id(item.entry)])  # unpacked for each operation that reads it
             continue
-        if one.scratch is None or (item.form is None and not slots):
+        if one.decode_buffer is None or (item.form is None and not staging):
             view = item.raw(source)  # it's there already
         else:
-            view = unpacked[id(item.entry)].raw(one.scratch.memory)
+            view = unpacked[id(item.entry)].raw(one.decode_buffer.memory)
         present.append(item.entry.like(view))
     places: list[ParameterPlace] = []
     staying: list[ParameterPlace] = []
     for item, parameter in zip(one.stored.items, present, strict=True):
-        stays = item.form is None and not slots
+        stays = item.form is None and not staging
         for holder, key in _holders(item.entry):
             address = 0 if isinstance(parameter, OffloadedParameter) else parameter.data_ptr()
-            place = ParameterPlace(holder, key, item.entry, parameter, lazies[id(item.entry)], address)
+            place = ParameterPlace(holder, key, item.entry, parameter, offloaded[id(item.entry)], address)
             (staying if stays else places).append(place)
             holder[key] = parameter if stays else place.absent
     one.unpacked, one.staying = ParameterSwap(places), tuple(staying)
@@ -544,32 +548,36 @@ def prepare_block(
 def _piece(
     one: MovingBlock,
     span: StoredPiece,
-    slot: DeviceBuffer | None,
+    staging_buffer: DeviceBuffer | None,
     index: int,
     *,
     unpacked: dict[int, StoredEntry],
     unpack: Callable[[Packed, torch.Tensor], Any],
 ) -> Piece:
-    """A piece with the steps that unpack it; there are none where calls read it from its slot."""
+    """A piece with the steps that unpack it; there are none where calls read it from its staging buffer."""
     n_bytes = span.end - span.begin
     whole = (span.begin, span.end) == (0, one.stored.n_bytes)
-    wire = one.wire if whole else MemorySource(one.wire.whole()[span.begin : span.end])
-    piece = Piece(one, index, wire, slot, slot.memory[:n_bytes] if slot else None)
-    if one.scratch is None:
+    weight_source = (
+        one.weight_source if whole else MemorySource(one.weight_source.whole()[span.begin : span.end])
+    )
+    piece = Piece(
+        one, index, weight_source, staging_buffer, staging_buffer.memory[:n_bytes] if staging_buffer else None
+    )
+    if one.decode_buffer is None:
         return piece
-    source = one.wire.whole() if piece.target is None else piece.target
+    source = one.weight_source.whole() if piece.target is None else piece.target
     steps, edges = [], []
     for item, unit in span.units:
-        if item.form is None and slot is None:
+        if item.form is None and staging_buffer is None:
             continue  # it is there already
         there, begin = unpacked[id(item.entry)], unit.offset - span.begin
-        flat = there.bytes(one.scratch.memory).view(item.entry.dtype)
+        flat = there.bytes(one.decode_buffer.memory).view(item.entry.dtype)
         steps.append(partial(unit.write, source[begin : begin + unit.n_bytes], flat, unpack))
         size = item.entry.dtype.itemsize
         last = aligned(there.n_bytes) if unit is item.units[-1] else unit.last * size
         edges += [there.offset + unit.first * size, there.offset + last]
     piece.unpack = partial(_run_all, steps)
-    piece.written = one.scratch.memory[min(edges, default=0) : max(edges, default=0)]
+    piece.written = one.decode_buffer.memory[min(edges, default=0) : max(edges, default=0)]
     return piece
 
 
@@ -608,7 +616,7 @@ def _products(one: MovingBlock, source: torch.Tensor, work: PackedOperations) ->
             found[id(item.entry)] = item.entry.like(item.raw(source))
             continue
         product = partial(_product, work, item.packed(source))
-        found[id(item.entry)] = PackedParameter.of(replace(absent[id(item.entry)].away, product=product))
+        found[id(item.entry)] = PackedParameter.of(replace(absent[id(item.entry)].access, product=product))
     return [
         ParameterPlace(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places
     ]

@@ -31,7 +31,7 @@ class ParameterOrigins:
     """What has been taken from a model. `restore` gives it back; twice does no harm."""
 
     def __init__(self) -> None:
-        self._homes: dict[int, _ParameterOrigin] = {}
+        self._origins: dict[int, _ParameterOrigin] = {}
         self._buffers: list[_BufferOrigin] = []
         self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
         self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
@@ -42,9 +42,9 @@ class ParameterOrigins:
 
         A parameter on meta is exchanged for one with values.
         """
-        home = self._homes.get(id(entry))
+        home = self._origins.get(id(entry))
         if home is None:
-            home = self._homes[id(entry)] = _ParameterOrigin(
+            home = self._origins[id(entry)] = _ParameterOrigin(
                 entry, entry.parameter, entry.parameter.requires_grad
             )
         if home.parameter.is_inference():
@@ -58,7 +58,7 @@ class ParameterOrigins:
         home.fetch, home.address = fetch, home.parameter.data_ptr()
         return home.parameter
 
-    def later(self, entry: Entry, fetch: Fetch) -> None:
+    def fetch_with(self, entry: Entry, fetch: Fetch) -> None:
         """From now on `fetch` gives the values back. They take no memory of the parameter's own any more."""
         empty = torch.empty(0, dtype=entry.given, device="cpu")
         self.adopt(entry, empty, fetch)
@@ -87,8 +87,8 @@ class ParameterOrigins:
                 module._buffers[key] = made
                 self._buffers.append(_BufferOrigin(module._buffers, key, buffer, made))
 
-    def guard(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
-        """Let the module's forward be the guard that `make` makes of it."""
+    def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
+        """Let the module's forward be the hook that `make` makes of it."""
         before = module.__dict__.get("forward")
         guard = make(module.forward)
         module.__dict__["forward"] = guard
@@ -123,7 +123,7 @@ class ParameterOrigins:
             module.__dict__[name] = method
             self._methods.append((module, name))
 
-    def unguard(self) -> None:
+    def remove_hooks(self) -> None:
         """Give modules their own forwards back, and let weights be changed again."""
         for model, name in self._methods:
             model.__dict__.pop(name, None)
@@ -139,22 +139,22 @@ class ParameterOrigins:
 
     def parameter(self, entry: Entry) -> nn.Parameter:
         """The parameter as an object, wherever its values are."""
-        home = self._homes.get(id(entry))
+        home = self._origins.get(id(entry))
         return home.parameter if home else entry.parameter
 
     def wanted(self, entry: Entry, *, gradients: bool) -> None:
         """Gradients of the parameter were asked for, or not, since the model was placed."""
-        self._homes[id(entry)].requires_grad = gradients
+        self._origins[id(entry)].requires_grad = gradients
 
     def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
         """Copy the values to the host now, if they have left it."""
-        home = self._homes.get(id(entry))
+        home = self._origins.get(id(entry))
         if home is not None and home.fetch is not None and home.instead is None:
             home.parameter.data, home.fetch = on_host(entry, values), None
 
     def keep_written(self, entry: Entry, values: torch.Tensor) -> None:
         """A forward gave the parameter these values, by `.data =`: it keeps them."""
-        home = self._homes[id(entry)]
+        home = self._origins[id(entry)]
         if home.instead is None:
             home.parameter.data, home.fetch = values.cpu(), None
 
@@ -165,7 +165,7 @@ class ParameterOrigins:
         tried again.
         """
         failed: Exception | None = None
-        for home in self._homes.values():
+        for home in self._origins.values():
             try:
                 home.back()
             except Exception as error:  # of the disk, or of the GPU
@@ -177,7 +177,7 @@ class ParameterOrigins:
         for module in self._recurrent:  # it noted those that calls had
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
         self._recurrent.clear()
-        self._homes.clear()
+        self._origins.clear()
         self._buffers.clear()
 
 
@@ -267,7 +267,7 @@ def _saved(
     for key in (prefix + name for name in module._parameters):
         value = destination.get(key)
         if isinstance(value, DetachedParameter):
-            destination[key] = value.away.home()
+            destination[key] = value.access.home()
 
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import aligned, is_table, piece_bytes, piece_rows
+from probes.placement.packing.format import piece_rows
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
-from probes.placement.runtime.buffers import memory_order
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -33,24 +30,6 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 
 
 Product = Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None]
-
-
-def can_be_table(block: Block) -> bool:
-    """Whether the block is one matrix whose rows can be unpacked one by one."""
-    (first, *more) = block.entries
-    dtype = str(first.dtype).removeprefix("torch.")
-    plain = not first.converts and memory_order(first) == (0, 1)
-    return not more and plain and is_table(first.shape, dtype)
-
-
-def is_multiplied(entry: Entry) -> bool:
-    """Whether products need the table as well: it isn't only looked up."""
-    return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
-
-
-def table_room(entry: Entry) -> int:
-    """Bytes beside the packed table that its products need."""
-    return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0
 
 
 class PackedTable:

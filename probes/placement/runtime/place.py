@@ -67,15 +67,17 @@ def place(
             )
         if isinstance(device, list | tuple):
             raise PlacementError("the plan is for one card, a list of devices is given", "name one device")
-        lanes = streams_of(device)
-        return place_model(model, plan, ModuleWeights(lanes.device), lanes, pinned=pinned, capture=capture)
+        streams = streams_of(device)
+        return place_model(
+            model, plan, ModuleWeights(streams.device), streams, pinned=pinned, capture=capture
+        )
 
 
 def place_model(
     model: nn.Module,
     plan: Plan,
     source: ModelWeights,
-    lanes: Streams,
+    streams: Streams,
     *,
     pinned: bool = True,
     capture: bool = False,
@@ -83,7 +85,7 @@ def place_model(
 ) -> Handle:
     """Place a model whose values come from `source`. Raises PlacementError, and undoes all then."""
     blocks = planned_blocks(model, plan)
-    handle = new_handle(model, plan, source, lanes, pinned=pinned, work=work)
+    handle = new_handle(model, plan, source, streams, pinned=pinned, work=work)
     try:
         handle.convert_buffers()
         handle.take_over(blocks)

@@ -1,8 +1,8 @@
 """Ordered queues of device work: one that computes, one that copies, one that unpacks.
 
-The runtime hands work to a lane and orders lanes by marks, as CUDA's streams and events do. `CudaLanes` is
-that. `HostLanes` does everything at once, for machines without a GPU. Tests have lanes that put work off for
-as long as the marks allow, to find an order that isn't enforced.
+The runtime hands work to a stream and orders streams by events, as CUDA's streams and events do. `CudaLanes` is
+that. `HostLanes` does everything at once, for machines without a GPU. Tests have streams that put work off for
+as long as the events allow, to find an order that isn't enforced.
 """
 
 import ctypes
@@ -163,7 +163,7 @@ _IS_CAPTURING: Final[Callable[[], bool]] = getattr(
 
 
 class Event(Protocol):
-    """A place in a lane, recorded again and again. A wait for it means its latest recording."""
+    """A place in a stream, recorded again and again. A wait for it means its latest recording."""
 
     def reached(self) -> bool:
         """Whether all work before it is done."""
@@ -173,32 +173,32 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work in order. Marks are of the same `Lanes`."""
+    """Work in order. Marks are of the same `Streams`."""
 
     def run(self, work: Work) -> None:
         """Append work."""
 
-    def record(self, mark: Any) -> None:
-        """Let the mark be reached when all work so far is done."""
+    def record(self, event: Any) -> None:
+        """Let the event be reached when all work so far is done."""
 
-    def wait(self, mark: Any) -> None:
-        """Do nothing that follows before the mark is reached."""
+    def wait(self, event: Any) -> None:
+        """Do nothing that follows before the event is reached."""
 
     def follow(self) -> None:
-        """Do nothing that follows before all is done that this lane was given, on whichever stream."""
+        """Do nothing that follows before all is done that this stream was given, on whichever stream."""
 
 
 class Graph(Protocol):
-    """Work of all lanes, recorded once."""
+    """Work of all streams, recorded once."""
 
     outputs: Any  # the same tensors after each replay
 
     def replay(self) -> None:
-        """Append all of it to the compute lane."""
+        """Append all of it to the compute stream."""
 
 
 class Streams(Protocol):
-    """The three lanes of a device. `compute` is where the model's own operations go."""
+    """The three streams of a device. `compute` is where the model's own operations go."""
 
     device: torch.device
     records: bool  # whether there are graphs
@@ -206,17 +206,17 @@ class Streams(Protocol):
     copy: Stream
     unpack: Stream
 
-    def mark(self) -> Event:
-        """A mark that nothing has recorded yet."""
+    def event(self) -> Event:
+        """A event that nothing has recorded yet."""
 
     def use(self, memory: torch.Tensor) -> None:
-        """All lanes use the memory. Other tensors get it only when they are done, even if it was dropped."""
+        """All streams use the memory. Other tensors get it only when they are done, even if it was dropped."""
 
     def finish(self) -> None:
-        """Wait until every lane is done."""
+        """Wait until every stream is done."""
 
     def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:
-        """Record what `work` hands to the lanes, which are idle; none of it is done.
+        """Record what `work` hands to the streams, which are idle; none of it is done.
 
         Graphs recorded `beside` another share its memory; they are never replayed at the same time.
         """
@@ -228,13 +228,13 @@ class Streams(Protocol):
         """
 
     def end_stream(self) -> None:
-        """After a copy into the only slot is recorded: what waits for it gets a stream of the graph's own."""
+        """After a copy into the only staging buffer is recorded: what waits for it gets a stream of the graph's own."""
 
     def forget(self) -> None:
         """Release bundled work, and what it reads and writes."""
 
     def stopwatch(self) -> Any:
-        """A mark that knows when it was reached."""
+        """A event that knows when it was reached."""
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Between two of `stopwatch`, both reached."""
@@ -257,16 +257,16 @@ class _HostTimedEvent(_HostEvent):
 
 
 class _HostStream:
-    """A lane whose work is done when it is handed over."""
+    """A stream whose work is done when it is handed over."""
 
     def run(self, work: Work) -> None:
         work()
 
-    def record(self, mark: Any) -> None:
-        if isinstance(mark, _HostTimedEvent):
-            mark.at = time.perf_counter()
+    def record(self, event: Any) -> None:
+        if isinstance(event, _HostTimedEvent):
+            event.at = time.perf_counter()
 
-    def wait(self, mark: Any) -> None:
+    def wait(self, event: Any) -> None:
         """Reached already."""
 
     def follow(self) -> None:
@@ -283,8 +283,8 @@ class HostStreams:
         self.copy: Stream = self.compute
         self.unpack: Stream = self.compute
 
-    def mark(self) -> Event:
-        """A mark that is always reached."""
+    def event(self) -> Event:
+        """A event that is always reached."""
         return _HostEvent()
 
     def use(self, memory: torch.Tensor) -> None:
@@ -293,11 +293,11 @@ class HostStreams:
     def finish(self) -> None:
         """Nothing is under way."""
 
-    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002  # Lanes
+    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002  # Streams
         """Nothing would be gained by it. Raises PlacementError."""
         raise PlacementError("there are no graphs without a GPU")
 
-    def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002  # Lanes
+    def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002  # Streams
         """As it is."""
         return work
 
@@ -358,11 +358,11 @@ class _OwnStream:
             _SET_STREAM(stream_id=stream, device_index=device, device_type=kind)
             raise
 
-    def record(self, mark: _CudaEvent) -> None:
-        mark.event.record(self.stream)
+    def record(self, event: _CudaEvent) -> None:
+        event.event.record(self.stream)
 
-    def wait(self, mark: _CudaEvent) -> None:
-        self.stream.wait_event(mark.event)
+    def wait(self, event: _CudaEvent) -> None:
+        self.stream.wait_event(event.event)
 
     def follow(self) -> None:
         """A stream keeps its order."""
@@ -379,11 +379,11 @@ class _CallersStream:
     def run(self, work: Work) -> None:
         work()
 
-    def record(self, mark: _CudaEvent) -> None:
-        mark.event.record(self._now())
+    def record(self, event: _CudaEvent) -> None:
+        event.event.record(self._now())
 
-    def wait(self, mark: _CudaEvent) -> None:
-        mark.event.wait(self._now())
+    def wait(self, event: _CudaEvent) -> None:
+        event.event.wait(self._now())
 
     def follow(self) -> None:
         now = self._now()
@@ -424,14 +424,14 @@ class CudaStreams:
         self.why_unbundled = ""  # why unpacking is handed over kernel by kernel, if it is
         self.why_memsets = ""  # why graphs have memsets, if they do
 
-    def mark(self) -> Event:
+    def event(self) -> Event:
         """An event."""
         return _CudaEvent()
 
     def use(self, memory: torch.Tensor) -> None:
         """The allocator knows the stream that asked for it, and from now on ours."""
-        for lane in self.forked:
-            memory.record_stream(lane.stream)
+        for stream in self.forked:
+            memory.record_stream(stream.stream)
 
     def finish(self) -> None:
         """Wait for the whole device."""
@@ -447,7 +447,7 @@ class CudaStreams:
         if self.why_unbundled or _IS_CAPTURING():
             return work
         before = torch.cuda.memory_reserved(self.device)
-        torch.cuda.synchronize(self.device)  # the unpack lane tries it, whichever lane the work is of
+        torch.cuda.synchronize(self.device)  # the unpack stream tries it, whichever stream the work is of
         try:
             made = _UnpackGraph(work, self.unpack, self._bundles[0] if self._bundles else None)
             grown = torch.cuda.memory_reserved(self.device) - before
@@ -465,9 +465,9 @@ class CudaStreams:
     def end_stream(self) -> None:
         """Append an empty kernel to the copy, which inherits its stream.
 
-        With one slot, nothing but the block waits for its copy. It would inherit the stream, all kernels
+        With one staging buffer, nothing but the block waits for its copy. It would inherit the stream, all kernels
         after it too, and the next copy would begin one more: with three of them waiting, an H200 copied at
-        44 to 49 GB/s instead of 55. With two slots the next copy inherits it, and the kernel would hold that
+        44 to 49 GB/s instead of 55. With two staging buffers the next copy inherits it, and the kernel would hold that
         up: streaming reached 0.963 of the line rate, and 0.994 before.
         """
         if torch.version.hip is None:
@@ -487,12 +487,12 @@ class CudaStreams:
 
 
 class _UnpackGraph:
-    """Work of one lane as a graph: a single launch, where each kernel's own would cost the host more."""
+    """Work of one stream as a graph: a single launch, where each kernel's own would cost the host more."""
 
-    def __init__(self, work: Work, lane: Stream, beside: "_UnpackGraph | None") -> None:
-        self._work, self._lane = work, lane
+    def __init__(self, work: Work, stream: Stream, beside: "_UnpackGraph | None") -> None:
+        self._work, self._stream = work, stream
         self._graph = torch.cuda.CUDAGraph()
-        lane.run(partial(self._capture, beside))
+        stream.run(partial(self._capture, beside))
 
     def agrees(self, written: torch.Tensor) -> bool:
         """Whether a replay writes what the work writes, by the sum of all words. Waits for the device."""
@@ -505,7 +505,7 @@ class _UnpackGraph:
                 way()
                 sums.append(int(words.sum()))
 
-        self._lane.run(compare)
+        self._stream.run(compare)
         return sums[0] == sums[1]
 
     def _capture(self, beside: "_UnpackGraph | None") -> None:
@@ -529,7 +529,7 @@ class _PassGraph:
 
     def __init__(
         self,
-        lanes: CudaStreams,
+        streams: CudaStreams,
         work: Callable[[], Any],
         beside: "_PassGraph | None",
         stream: torch.cuda.Stream,
@@ -541,18 +541,18 @@ class _PassGraph:
         getattr(torch._C, "_cuda_clearCublasWorkspaces", int)()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             fork = _CudaEvent()
-            lanes.compute.record(fork)
-            for lane in lanes.forked:
-                lane.wait(fork)
+            streams.compute.record(fork)
+            for stream in streams.forked:
+                stream.wait(fork)
             try:
                 self.outputs = work()
             finally:  # else the error would be that of a capture that has unjoined streams
-                for lane in lanes.forked:
+                for stream in streams.forked:
                     joined = _CudaEvent()
-                    joined.event.record(lane.stream)
-                    lanes.compute.wait(joined)
+                    joined.event.record(stream.stream)
+                    streams.compute.wait(joined)
         if editable:
-            lanes.why_memsets = self._without_memsets(stream)
+            streams.why_memsets = self._without_memsets(stream)
             self._graph.instantiate()
 
     def _without_memsets(self, stream: torch.cuda.Stream) -> str:
@@ -600,7 +600,7 @@ class _DeviceArray:
 
 
 def streams_of(device: torch.device | str | None) -> Streams:
-    """The lanes of a device, of the current GPU by default, of the CPU where there is none."""
+    """The streams of a device, of the current GPU by default, of the CPU where there is none."""
     try:
         wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
@@ -621,18 +621,18 @@ def streams_of(device: torch.device | str | None) -> Streams:
 
 
 class Stopwatches:
-    """Begin and end of every step of one pass, by lane."""
+    """Begin and end of every step of one pass, by stream."""
 
-    def __init__(self, lanes: Streams) -> None:
-        self._lanes = lanes
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
         self._taken: dict[str, list[tuple[Any, Any]]] = {"copy": [], "unpack": [], "wait": []}
         self.copied_bytes = 0
 
-    def _around(self, what: str, lane: Stream, work: Callable[[], object]) -> None:
-        begin, end = self._lanes.stopwatch(), self._lanes.stopwatch()
-        lane.record(begin)
+    def _around(self, what: str, stream: Stream, work: Callable[[], object]) -> None:
+        begin, end = self._streams.stopwatch(), self._streams.stopwatch()
+        stream.record(begin)
         work()
-        lane.record(end)
+        stream.record(end)
         self._taken[what].append((begin, end))
 
     def copy(self, send: Callable[[], object], n_bytes: int, stream: Stream) -> None:
@@ -640,14 +640,14 @@ class Stopwatches:
         self.copied_bytes += n_bytes
         self._around("copy", stream, send)
 
-    def unpack(self, work: Callable[[], object], lane: Stream) -> None:
+    def unpack(self, work: Callable[[], object], stream: Stream) -> None:
         """An unpacking."""
-        self._around("unpack", lane, lambda: lane.run(work))
+        self._around("unpack", stream, lambda: stream.run(work))
 
-    def wait(self, lane: Stream, mark: Event) -> None:
+    def wait(self, stream: Stream, event: Event) -> None:
         """A wait for weights."""
-        self._around("wait", lane, lambda: lane.wait(mark))
+        self._around("wait", stream, lambda: stream.wait(event))
 
     def seconds(self, what: str) -> float:
         """The sum of these steps, all of them done."""
-        return sum(self._lanes.seconds(begin, end) for begin, end in self._taken[what])
+        return sum(self._streams.seconds(begin, end) for begin, end in self._taken[what])

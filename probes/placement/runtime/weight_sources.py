@@ -26,10 +26,10 @@ class WeightSource(Protocol):
     def ready(self) -> bool:
         """Whether `send` wouldn't make the calling thread wait."""
 
-    def send(self, target: torch.Tensor, lane: Stream) -> None:
-        """Append to the lane a copy of all bytes into `target`. Waits for the bytes where they aren't ready.
+    def send(self, target: torch.Tensor, stream: Stream) -> None:
+        """Append to the stream a copy of all bytes into `target`. Waits for the bytes where they aren't ready.
 
-        What the copy reads stays unchanged until the lane has done it.
+        What the copy reads stays unchanged until the stream has done it.
         """
 
     def whole(self) -> torch.Tensor:
@@ -52,9 +52,9 @@ class MemorySource:
         """Always."""
         return True
 
-    def send(self, target: torch.Tensor, lane: Stream) -> None:
+    def send(self, target: torch.Tensor, stream: Stream) -> None:
         """One copy; asynchronous where the bytes are pinned."""
-        lane.run(partial(target.copy_, self._flat, non_blocking=True))
+        stream.run(partial(target.copy_, self._flat, non_blocking=True))
 
     def whole(self) -> torch.Tensor:
         """The bytes themselves."""
@@ -81,7 +81,7 @@ class ModelWeights(Protocol):
     `again`: values may be asked for twice, so packed ones aren't kept in memory until they have their place.
     """
 
-    again: bool
+    rereadable: bool
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
         """Write the values into `target`, of the entry's shape, on the host or in VRAM.
@@ -96,10 +96,10 @@ class ModelWeights(Protocol):
         `dense`: with 3-bit codes.
         """
 
-    def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def restorer(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """How the model's own values are found again once `view` has them converted."""
 
-    def wire(self, stored: StoredBlock, lanes: Streams) -> WeightSource:
+    def weight_source(self, stored: StoredBlock, streams: Streams) -> WeightSource:
         """For the tier `disk`: what reads the block in each pass. Raises PlacementError if nothing can."""
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class ModuleWeights:
     Its own values are released when they have been packed.
     """
 
-    again = False
+    rereadable = False
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
@@ -143,11 +143,11 @@ class ModuleWeights:
         packed = _packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
         return _PackedInMemory(packed) if packed else None
 
-    def way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def restorer(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Converted back; what the conversion changed is noted now."""
         return partial(Correction.of(self._values(entry), entry.dtype).undo, entry, view)
 
-    def wire(self, stored: StoredBlock, _lanes: Streams) -> WeightSource:
+    def weight_source(self, stored: StoredBlock, _streams: Streams) -> WeightSource:
         """A module that is built has no file."""
         raise PlacementError(
             f"{stored.block.name} can't be read from disk: a model that is already built has no file",
