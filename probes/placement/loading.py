@@ -71,30 +71,30 @@ def load(
     meanwhile, PlacementError where checkpoint, model and plan don't fit each other, the plan's host memory
     has no room for what loading takes there, or memory is refused. Nothing is kept then.
     """
-    place, folder = named_path(checkpoint, "checkpoint"), _cache_folder(cache)
+    path, folder = named_path(checkpoint, "checkpoint"), _cache_folder(cache)
     require_plan(plan)
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
     for card in cards:
         _require_room(card)
-    every = streams_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [streams_of(device)]
+    streams = streams_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [streams_of(device)]
     model = build_skeleton(factory)
     with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
-        files = stack.enter_context(open_checkpoint(place))
+        files = stack.enter_context(open_checkpoint(path))
         values = CheckpointValues(model, files, ignored=ignored)
         values.fill_buffers()
-        kept = Cache(folder, buffers=values.buffers) if folder else None
+        packed_cache = Cache(folder, buffers=values.buffers) if folder else None
         sources = [
-            CheckpointWeights(values, card, streams, pinned=pinned, cache=kept)
-            for card, streams in zip(cards, every, strict=True)
+            CheckpointWeights(values, card, streams, pinned=pinned, cache=packed_cache)
+            for card, streams in zip(cards, streams, strict=True)
         ]
         for source in sources:
             stack.callback(source.end)
         # the handle gives values of the tier `disk` back, so it closes the files
         if isinstance(plan, CardsPlan):
-            over = place_on_cards(model, plan, sources, every, pinned=pinned)
-            model.__dict__["placement"], over.at_end = over, stack.pop_all()
+            handle = place_on_cards(model, plan, sources, streams, pinned=pinned)
+            model.__dict__["placement"], handle.at_end = handle, stack.pop_all()
         else:
-            model.__dict__["placement"] = place_model(model, plan, sources[0], every[0], pinned=pinned)
+            model.__dict__["placement"] = place_model(model, plan, sources[0], streams[0], pinned=pinned)
             sources[0].files = stack.pop_all()
     values.buffers.release()
     return model
@@ -114,11 +114,11 @@ def _require_room(plan: Plan) -> None:
         )
 
 
-def _cache_folder(asked: Path | str | bool) -> Path | None:
+def _cache_folder(cache: Path | str | bool) -> Path | None:
     """None: nothing is kept. Raises UsageError for what isn't a path."""
-    if isinstance(asked, bool):
-        return usual_folder(os.environ) if asked else None
-    return named_path(asked, "cache")
+    if isinstance(cache, bool):
+        return usual_folder(os.environ) if cache else None
+    return named_path(cache, "cache")
 
 
 def build_skeleton(factory: Factory) -> nn.Module:
@@ -209,7 +209,7 @@ def model_tensors(model: nn.Module) -> list[ModelTensor]:
     """All parameters and buffers of a model, each once."""
     names: dict[int, list[str]] = defaultdict(list)
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    found: dict[int, tuple[torch.Tensor, bool, bool]] = {}
+    tensors: dict[int, tuple[torch.Tensor, bool, bool]] = {}
     for prefix, module in model.named_modules(
         remove_duplicate=False
     ):  # as `state_dict` repeats shared modules
@@ -219,14 +219,14 @@ def model_tensors(model: nn.Module) -> list[ModelTensor]:
             if tensor is None:
                 continue
             kept = is_parameter or name not in module._non_persistent_buffers_set
-            before = found.get(id(tensor))
-            found[id(tensor)] = (tensor, is_parameter, kept or (before is not None and before[2]))
+            before = tensors.get(id(tensor))
+            tensors[id(tensor)] = (tensor, is_parameter, kept or (before is not None and before[2]))
             names[id(tensor)].append(f"{prefix}.{name}".lstrip("."))
             if (module, name) not in owners[id(tensor)]:
                 owners[id(tensor)].append((module, name))
     return [
         ModelTensor(tensor, tuple(names[key]), tuple(owners[key]), is_parameter, kept or tensor.is_meta)
-        for key, (tensor, is_parameter, kept) in found.items()
+        for key, (tensor, is_parameter, kept) in tensors.items()
     ]
 
 
@@ -359,9 +359,9 @@ class CheckpointValues:
     def dtype(self, parameter: torch.Tensor) -> torch.dtype:
         """The dtype that the parameter is stored in."""
         name = self._fillings[id(parameter)].sources[0]
-        found = torch_dtype(self._checkpoint.tensors[name])
-        assert found is not None  # else it didn't fit the model
-        return found
+        dtype = torch_dtype(self._checkpoint.tensors[name])
+        assert dtype is not None  # else it didn't fit the model
+        return dtype
 
     def origin(self, parameter: torch.Tensor, order: tuple[int, ...]) -> Origin | None:
         """Where the parameter's bytes are in a file; None where they are of another dtype there.
@@ -448,9 +448,9 @@ class CheckpointWeights:
     def _whole(self, entry: Entry, device: torch.device) -> Values:
         """The values in the order of memory."""
         order = memory_order(entry)
-        found = torch.empty([entry.shape[d] for d in order], dtype=entry.given, device=device)
-        self.fill(entry, found.permute([order.index(d) for d in range(len(order))]))
-        return Values.of(found)
+        values = torch.empty([entry.shape[d] for d in order], dtype=entry.given, device=device)
+        self.fill(entry, values.permute([order.index(d) for d in range(len(order))]))
+        return Values.of(values)
 
     def _in_pieces(self, entry: Entry) -> Values:
         """The same on the host, read as often as need be; as a whole where the order is quite another."""
@@ -463,9 +463,9 @@ class CheckpointWeights:
         def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
             if memory is None:
                 memory = torch.empty((last - first) * entry.given.itemsize, dtype=torch.uint8, device="cpu")
-            found = memory.view(entry.given)
-            self._values.bring(entry.parameter, found, first=first, buffers=self._converting)
-            return found
+            values = memory.view(entry.given)
+            self._values.bring(entry.parameter, values, first=first, buffers=self._converting)
+            return values
 
         return Values(entry.given, entry.shape, host, read)
 
@@ -479,7 +479,7 @@ class CheckpointWeights:
         step = REORDERED // row * row
 
         def read(first: int, last: int, memory: torch.Tensor | None) -> torch.Tensor:
-            found = (
+            values = (
                 torch.empty(last - first, dtype=entry.given, device="cpu")
                 if memory is None
                 else memory.view(entry.given)
@@ -489,8 +489,8 @@ class CheckpointWeights:
                 self._values.bring(entry.parameter, part, first=begin, buffers=self._converting)
                 rows = part.view(-1, *entry.shape[moved:]).permute(0, *(d - moved + 1 for d in order[moved:]))
                 low, high = max(first, begin), min(last, begin + part.numel())
-                found[low - first : high - first] = rows.reshape(-1)[low - begin : high - begin]
-            return found
+                values[low - first : high - first] = rows.reshape(-1)[low - begin : high - begin]
+            return values
 
         return Values(entry.given, shape, torch.device("cpu"), read)
 

@@ -15,6 +15,8 @@ from probes.placement.models.reading import named_path
 from probes.placement.types import (
     CARDS_SCHEMA,
     IN_VRAM,
+    MOVING,
+    PACKED,
     PLAN_SCHEMA,
     TIERS,
     BlockPlan,
@@ -25,9 +27,7 @@ from probes.placement.types import (
 from probes.records.files import reading
 from probes.records.json_schema import document
 
-PACKED: Final = ("packed", "streamed_packed")
 IN_HOST: Final = ("streamed", "streamed_packed", "in_place", "cpu")
-MOVING: Final = ("streamed", "streamed_packed", "disk")  # through slots
 MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few
 MOST: Final = 2**63  # bytes, and any other whole number: what a machine's word holds
 

@@ -30,7 +30,9 @@ CARDS_SCHEMA: Final = "weir-placement-cards/1"
 TIERS: Final = typing.get_args(Tier)
 
 
-IN_VRAM: Final = ("resident", "packed")  # where weights stay in VRAM
+IN_VRAM: Final = ("resident", "packed")  # weights stay in VRAM
+PACKED: Final = ("packed", "streamed_packed")
+MOVING: Final = ("streamed", "streamed_packed", "disk")  # weights pass through staging buffers
 
 
 OBJECTIVES: Final = typing.get_args(Objective)

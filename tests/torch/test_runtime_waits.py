@@ -16,14 +16,14 @@ WAITS = 6
 
 
 def waits():
-    """The lines of engine.py on which a lane waits."""
+    """The lines of engine.py on which a stream waits."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(SOURCE))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "wait"
-        and ast.unparse(node.func.value) in ("lane", "self.lanes.compute")
+        and ast.unparse(node.func.value) in ("stream", "self.streams.compute")
     ]
 
 

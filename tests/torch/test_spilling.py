@@ -92,7 +92,7 @@ def test_what_is_moved_is_enough_and_nothing_is_moved_for_no_reason(seed: int) -
 
 def _left(found: Sequence[SpillCandidate], over: int, slots: StagingSize) -> int:
     """The bytes that are still too many."""
-    wider = max((one.staging_buffer for one in found), default=0)
+    wider = max((one.staging_bytes for one in found), default=0)
     return over + slots.count * max(wider - slots.n_bytes, 0) - sum(one.freed for one in found)
 
 

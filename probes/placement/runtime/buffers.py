@@ -103,7 +103,7 @@ def make_buffers(memories: Iterable[torch.Tensor], streams: Streams) -> list[Dev
 
 @dataclass(frozen=True)
 class StoredUnit:
-    """What is unpacked at once, or copied where it is raw: a stored entry, or its weights `first` to `last`."""
+    """What is unpacked at once, or copied if it is raw: an entry, or its weights `first` to `last`."""
 
     offset: int  # in the block's buffer
     n_bytes: int

@@ -71,30 +71,30 @@ class Recorder:
             torch.is_inference_mode_enabled(),
             *map(autocast_dtype, ("cuda", "cpu")),
         )
-        found = self._passes.get(key)
-        if found is None:
+        recorded = self._passes.get(key)
+        if recorded is None:
             if len(self._seen) >= MAX_COUNTED:
                 self._seen.clear()
             self._seen[key] += 1
             if self._seen[key] <= EAGER_FIRST or key in self.refused:
                 return work(*args, **kwargs)
-            found = self._recorded(key, work, args, kwargs)
-            if found is None:
+            recorded = self._recorded(key, work, args, kwargs)
+            if recorded is None:
                 return work(*args, **kwargs)
-        return self._replay(found, _distinct_tensors(args, kwargs))
+        return self._replay(recorded, _distinct_tensors(args, kwargs))
 
     def _recorded(
         self, key: Hashable, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _RecordedPass | None:
         """The recorded pass; None where it can't be recorded, or VRAM is too small for what a graph keeps."""
         try:
-            made = self._passes[key] = self._record(work, args, kwargs)
+            recorded = self._passes[key] = self._record(work, args, kwargs)
         except RuntimeError as error:
             if (interruption := _interruption(error)) is not None:
                 raise interruption from None
             self.refused[key] = first_line(error)
         else:
-            return made
+            return recorded
         gc.collect()  # the failed recording's tensors: the call that follows needs their memory
         return None
 
@@ -106,7 +106,7 @@ class Recorder:
         before = engine.state()
         fixed = {id(tensor): tensor.clone() for tensor in _distinct_tensors(args, kwargs)}
         fixed_args, fixed_kwargs = _with_copies(args, fixed), _with_copies(kwargs, fixed)
-        beside = next((one.graph for one in self._passes.values()), None)
+        beside = next((recorded.graph for recorded in self._passes.values()), None)
         try:
             engine.recording = True
             graph = engine.streams.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
@@ -118,23 +118,23 @@ class Recorder:
             raise
         return _RecordedPass(graph, list(fixed.values()), before, after)
 
-    def _replay(self, one: _RecordedPass, given: list[torch.Tensor]) -> Any:
+    def _replay(self, recorded: _RecordedPass, given: list[torch.Tensor]) -> Any:
         engine = self._engine
-        for fixed, tensor in zip(one.inputs, given, strict=True):
+        for fixed, tensor in zip(recorded.inputs, given, strict=True):
             if fixed is not tensor:
                 fixed.copy_(tensor, non_blocking=True)
         try:
-            if engine.changing or one.epoch != engine.epoch:
-                engine.reach(one.before)
+            if engine.changing or recorded.epoch != engine.epoch:
+                engine.reach(recorded.before)
             engine.streams.compute.wait(self._done)
-            one.graph.replay()
+            recorded.graph.replay()
             engine.streams.compute.record(self._done)
-            engine.resume(one.after, self._done)
+            engine.resume(recorded.after, self._done)
         except BaseException:
             engine.changing = True  # nobody knows what the buffers hold
             raise
-        one.epoch = engine.epoch if one.after.holds == one.before.holds else -1
-        return one.graph.outputs
+        recorded.epoch = engine.epoch if recorded.after.holds == recorded.before.holds else -1
+        return recorded.graph.outputs
 
     def clear(self) -> None:
         """Release all graphs and their memory."""
@@ -173,16 +173,16 @@ def call_key(thing: Any, depth: int = 0) -> Hashable:
 def _parts(thing: Any, depth: int) -> Iterator[Hashable]:
     """The keys of what a collection holds, in an order that is the same for an equal one."""
     if isinstance(thing, slice | range):
-        yield from (call_key(one, depth) for one in (thing.start, thing.stop, thing.step))
+        yield from (call_key(part, depth) for part in (thing.start, thing.stop, thing.step))
         return
     if isinstance(thing, set | frozenset):
-        yield frozenset(call_key(one, depth) for one in thing)
+        yield frozenset(call_key(part, depth) for part in thing)
         return
     inner = depth if type(thing) in (dict, list, tuple) or hasattr(thing, "_fields") else depth + 1
     if isinstance(thing, dict):
         yield from ((call_key(key, inner), call_key(value, inner)) for key, value in thing.items())
     else:
-        yield from (call_key(one, inner) for one in thing)
+        yield from (call_key(part, inner) for part in thing)
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -225,8 +225,8 @@ def direct_tensors(thing: Any) -> Iterator[torch.Tensor]:
     if isinstance(thing, torch.Tensor):
         yield thing
     elif type(thing) in (dict, list, tuple) or hasattr(thing, "_fields"):
-        for one in thing.values() if isinstance(thing, dict) else thing:
-            yield from direct_tensors(one)
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from direct_tensors(part)
 
 
 def _distinct_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -238,7 +238,8 @@ def _repeated(args: Any, kwargs: Any) -> tuple[int, ...]:
     """Which of the tensors that are passed directly are the same."""
     numbers: dict[int, int] = {}
     return tuple(
-        numbers.setdefault(id(one), len(numbers)) for one in (*direct_tensors(args), *direct_tensors(kwargs))
+        numbers.setdefault(id(tensor), len(numbers))
+        for tensor in (*direct_tensors(args), *direct_tensors(kwargs))
     )
 
 
@@ -247,9 +248,9 @@ def _with_copies(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(thing, torch.Tensor):
         return copies[id(thing)]
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(_with_copies(one, copies) for one in thing))
+        return type(thing)(*(_with_copies(part, copies) for part in thing))
     if type(thing) in (list, tuple):
-        return type(thing)(_with_copies(one, copies) for one in thing)
+        return type(thing)(_with_copies(part, copies) for part in thing)
     if type(thing) is dict:
         return {key: _with_copies(value, copies) for key, value in thing.items()}
     return thing

@@ -16,7 +16,7 @@ from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import Block
 from probes.placement.runtime.buffers import StorageOptions
-from probes.placement.runtime.builder import Builder, PlannedBytes
+from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, Turns
 from probes.placement.runtime.hooks import (
@@ -31,25 +31,6 @@ from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, 
 from probes.placement.runtime.streams import Stopwatches, Streams
 from probes.placement.runtime.weight_sources import ModelWeights
 from probes.placement.types import PassTime, Plan, Tier
-
-
-@dataclass(frozen=True)
-class TierUse:
-    """The blocks of one tier: their bytes unpacked, and as they are kept or sent."""
-
-    tier: Tier
-    blocks: int
-    weight_bytes: int
-    kept_bytes: int
-
-    def __str__(self) -> str:
-        sizes = f"{binary_bytes(self.weight_bytes)}, kept in {binary_bytes(self.kept_bytes)}"
-        return f"{self.tier}: {counted(self.blocks, 'block')} of {sizes}"
-
-
-def tier_use(tier: Tier, sizes: Sequence[tuple[int, int]]) -> TierUse:
-    """The sum of blocks of (unpacked, kept) bytes."""
-    return TierUse(tier, len(sizes), sum(raw for raw, _ in sizes), sum(kept for _, kept in sizes))
 
 
 @dataclass(frozen=True)
@@ -91,27 +72,18 @@ class PlacementReport:
 
     def gap(self) -> tuple[str, ...]:
         """Where the difference between the planned and the measured wall time comes from, in sentences."""
-        if isinstance(self.measured, Unknown):
-            return (f"the time of a pass is unknown: {self.measured.reason}",)
-        one, planned = self.measured, duration(self.planned.middle_s)
-        rest = max(one.middle_s - one.waited_s, 0.0)
-        lines = [
-            f"a pass takes {duration(one.middle_s)} (wall), {planned} were predicted",
-            f"computing waits for weights for {duration(one.waited_s)} of that, and not for {duration(rest)}",
-        ]
-        if one.copied_bytes and one.copied_s > 0:
-            rate, carried = gb_per_s(one.copied_bytes, one.copied_s), binary_bytes(one.copied_bytes)
-            lines.append(f"the link carries {carried} in {duration(one.copied_s)}: {rate:.1f} GB/s")
-        if one.unpacked_s > 0:
-            lines.append(f"unpacking takes {duration(one.unpacked_s)}")
-        if self.why_pageable and one.copied_bytes:
-            lines.append(f"host memory isn't pinned: {self.why_pageable}")
-        if self.surprises:
-            lines.append(
-                f"{counted(self.surprises, 'call')} came in another order than before, and waited for weights"
-            )
-        lines += [f"not captured: {why}" for why in self.not_captured]
-        return tuple(lines)
+        if isinstance(self.measured, Unknown): return (f"the time of a pass is unknown:
+        {self.measured.reason}",) measured, planned = self.measured, duration(self.planned.middle_s) rest =
+        max(measured.middle_s - measured.waited_s, 0.0) lines = [ f"a pass takes {duration(measured.middle_s)}
+        (wall), {planned} were predicted", f"computing waits for weights for {duration(measured.waited_s)} of
+        that, and not for {duration(rest)}", ] if measured.copied_bytes and measured.copied_s > 0: rate,
+        carried = ( gb_per_s(measured.copied_bytes, measured.copied_s), binary_bytes(measured.copied_bytes), )
+        lines.append(f"the link carries {carried} in {duration(measured.copied_s)}: {rate:.1f} GB/s") if
+        measured.unpacked_s > 0: lines.append(f"unpacking takes {duration(measured.unpacked_s)}") if
+        self.why_pageable and measured.copied_bytes: lines.append(f"host memory isn't pinned:
+        {self.why_pageable}") if self.surprises: lines.append( f"{counted(self.surprises, 'call')} came in
+        another order than before, and waited for weights" ) lines += [f"not captured: {why}" for why in
+        self.not_captured] return tuple(lines)
 
     def __str__(self) -> str:
         rows = [str(use) for use in self.tiers]
@@ -151,7 +123,7 @@ def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: i
 
 
 def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
-    """Time passes: `passes` by the host's clock after one to warm up, then one with stopwatches on streams."""
+    """Time passes by the host's clock, after one to warm up, then the steps of one more on their streams."""
     walls = wall_times(engine.streams.finish, work, passes)
     watches = engine.watches = Stopwatches(engine.streams)
     try:
@@ -186,13 +158,13 @@ class Handle:
     def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
         self._builder.take_over(blocks, self._engine)
-        moving = {id(one.stored.block): one for one in self._engine.moving}
+        moving = {id(block.stored.block): block for block in self._engine.moving}
         for block, tier in blocks:
             make: Callable[..., ForwardHook] | None = None
             if id(block) in moving:
-                make = partial(BlockHook, engine=self._engine, one=moving[id(block)])
+                make = partial(BlockHook, engine=self._engine, block=moving[id(block)])
             elif tier == "cpu":
-                make = partial(CpuBlockHook, engine=self._engine, one=self._engine.add_cpu_block(block))
+                make = partial(CpuBlockHook, engine=self._engine, block=self._engine.add_cpu_block(block))
             if make is not None:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
@@ -254,9 +226,9 @@ class Handle:
         Without a GPU the capture calls `work`. Raises PlacementError where the work can't be captured.
         """
         self._builder.require_capturable("call it directly, or plan otherwise")
-        made = Captured(self._engine, work, example)
-        self._captures.append(made)
-        return made
+        captured = Captured(self._engine, work, example)
+        self._captures.append(captured)
+        return captured
 
     def join(self) -> None:
         """Let the caller's stream wait until all that has been begun for the next blocks is done."""
@@ -311,7 +283,7 @@ class Handle:
         with torch.inference_mode(False), torch.no_grad():
             self._engine.drain()
             self._origins.remove_hooks()
-            for recorder in (self.recorder, *(one.recorder for one in self._captures)):
+            for recorder in (self.recorder, *(block.recorder for block in self._captures)):
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
@@ -320,12 +292,12 @@ class Handle:
                         self._origins.keep_written(place.entry, written)
                 for entry, values in self._engine.taken_back(moving):
                     self._origins.bring_back(entry, values)
-            taken: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.cpu_blocks]
-            for one in taken:
-                for place in one.places:
+            blocks: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.cpu_blocks]
+            for block in blocks:
+                for place in block.places:
                     place.give_back(self._origins.parameter(place.entry))
-                    if id(place.entry) in one.wanted:
-                        self._origins.wanted(place.entry, gradients=one.wanted[id(place.entry)])
+                    if id(place.entry) in block.wanted:
+                        self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
             self._origins.restore()
             self._engine.clear()
             self._builder.clear()

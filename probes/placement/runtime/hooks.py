@@ -1,4 +1,10 @@
-"""Forward hooks of a placed model."""
+"""The forwards that a placed model's modules have instead of their own, and what goes into and out of them.
+
+`BlockHook` has a moving block's weights brought for each call, `CpuBlockHook` lets a block compute on the
+CPU, `ModelHook` makes threads take turns and replays recorded passes, `InputConversionHook` converts inputs.
+Their inputs and outputs may be tensors in nested tuples, lists, mappings and dataclasses: `map_tensors` and
+`RoundTrip` handle those.
+"""
 
 from collections import UserList, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +27,12 @@ from probes.placement.runtime.offloaded import (
     MovingBlock,
     refuse_copy,
 )
+
+_EVAL_FRAME: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+# returns None where nothing is compiled
+_COMPILE_CALLBACK: Final[Callable[[], object]] = getattr(_EVAL_FRAME, "get_eval_frame_callback", bool)
+_IS_COMPILING: Final[Callable[[], bool]] = torch.compiler.is_compiling
+_UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
 
 
 class ForwardHook:
@@ -55,17 +67,17 @@ def is_compiled() -> bool:
     return _IS_COMPILING() or bool(_COMPILE_CALLBACK())
 
 
-def call_uncompiled(guard: ForwardHook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same call where `torch.compile` makes it. Raises PlacementError where it is exported."""
+def call_uncompiled(hook: ForwardHook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call that `torch.compile` has reached, uncompiled. Raises PlacementError for `torch.export`."""
     if not _COMPILE_CALLBACK():
         raise PlacementError(
             _UNTRACED, "compile or export the model before it is placed, or call remove() of the handle"
         )
-    return torch.compiler.disable(guard)(*args, **kwargs)
+    return torch.compiler.disable(hook)(*args, **kwargs)
 
 
 def _exclude_from_compiling(function: Any) -> None:
-    """Let `torch.compile` neither inline nor compile it. Its own decorators take 2 s to import."""
+    """Let `torch.compile` neither inline nor compile a function. Its own decorators take 2 s to import."""
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_UNTRACED)
     if hasattr(_EVAL_FRAME, "skip_code"):  # until torch 2.6
         _EVAL_FRAME.skip_code(function.__code__)
@@ -74,60 +86,59 @@ def _exclude_from_compiling(function: Any) -> None:
         _EVAL_FRAME.set_code_exec_strategy(function.__code__, _EVAL_FRAME._FrameExecStrategy(skip, usual))
 
 
-_EVAL_FRAME: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-
-
-_COMPILE_CALLBACK: Final[Callable[[], object]] = getattr(
-    _EVAL_FRAME, "get_eval_frame_callback", bool
-)  # None: not compiled
-
-
-_IS_COMPILING: Final[Callable[[], bool]] = torch.compiler.is_compiling
-
-
-_UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
-
-
 _exclude_from_compiling(call_uncompiled)
 
 
 class BlockHook(ForwardHook):
     """The forward of a moving block's module: its weights are there meanwhile."""
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: MovingBlock) -> None:
+    def __init__(self, forward: Callable[..., Any], engine: Engine, block: MovingBlock) -> None:
         super().__init__(forward)
-        self._engine, self._one = engine, one
+        self._engine, self._block = engine, block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the weights, compute, release them."""
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
-        engine, one = self._engine, self._one
+        engine, block = self._engine, self._block
         enter, leave = engine.enter, engine.leave
         if active_transform() is not None:
             enter, leave = outside_transforms(enter), outside_transforms(leave)
-        mine = engine.turns.mine()
-        depth = one.depth if mine else 0
+        had_turn = engine.turns.mine()
+        depth = block.depth if had_turn else 0
         try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
-            enter(one, args, kwargs, mine=mine)
-            output = one.kept(self.forward(*args, **kwargs))
+            enter(block, args, kwargs, had_turn=had_turn)
+            output = _with_own_memory(block, self.forward(*args, **kwargs))
             if is_grad_enabled():
-                refuse_graph(one.name, output)
-            leave(one)
-            if not mine:
+                refuse_graph(block.name, output)
+            leave(block)
+            if not had_turn:
                 engine.turns.end()
         except BaseException:
-            engine.abandon(one, depth, mine=mine)
+            engine.abandon(block, depth, had_turn=had_turn)
             raise
         return output
+
+
+def _with_own_memory(block: MovingBlock, output: Any) -> Any:
+    """A call's output, with copies of tensors in the block's buffers: another block uses those soon.
+
+    A table of positions returns a part of its weight. To be called before the call ends.
+    """
+    if type(output) is torch.Tensor:
+        return output.clone() if block.holds(output) else output
+    if any(map(block.holds, tensors_in(output))):
+        own = partial(map_tensors, change=lambda tensor: tensor.clone() if block.holds(tensor) else tensor)
+        return own(output, within=True)  # a list or mapping may be the caller's
+    return output
 
 
 class CpuBlockHook(ForwardHook):
     """The forward of a module that computes on the CPU, of a model whose other blocks compute elsewhere."""
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: CpuBlock) -> None:
+    def __init__(self, forward: Callable[..., Any], engine: Engine, block: CpuBlock) -> None:
         super().__init__(forward)
-        self._engine, self._one = engine, one
+        self._engine, self._block = engine, block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
@@ -136,21 +147,21 @@ class CpuBlockHook(ForwardHook):
         """
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
-        engine, one = self._engine, self._one
-        mine = engine.turns.mine()
-        depth = one.depth if mine else 0
+        engine, block = self._engine, self._block
+        had_turn = engine.turns.mine()
+        depth = block.depth if had_turn else 0
         try:
-            engine.enter_cpu_block(one, mine=mine)
+            engine.enter_cpu_block(block, had_turn=had_turn)
             engine.advance()
             trip = host_round_trip(engine.streams.device)
             given, named = trip.go(args), trip.go(kwargs)
             engine.advance()  # what was read from disk meanwhile can be copied now
             output = trip.come(self.forward(*given, **named))
-            engine.leave_cpu_block(one)
-            if not mine:
+            engine.leave_cpu_block(block)
+            if not had_turn:
                 engine.turns.end()
         except BaseException:
-            engine.abandon_cpu_block(one, depth, mine=mine)
+            engine.abandon_cpu_block(block, depth, had_turn=had_turn)
             raise
         return output
 
@@ -206,7 +217,7 @@ class InputConversionHook(ForwardHook):
 
 
 def outside_transforms(step: Callable[..., None]) -> Callable[..., None]:
-    """The same step outside all transforms, which refuse writes into memory that they don't know."""
+    """Wrap a step so that it runs outside all functorch transforms, which refuse writes to foreign memory."""
 
     @wraps(step)
     def plain(*args: Any, **kwargs: Any) -> None:
@@ -220,9 +231,8 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor itself, or a copy on the device whose changes torch counts: under inference mode, too."""
     if tensor.device == device:
         return tensor
-    if (
-        not torch.is_inference_mode_enabled() or active_transform() is not None
-    ):  # torch counts none in transforms
+    # torch counts no changes in transforms
+    if not torch.is_inference_mode_enabled() or active_transform() is not None:
         return tensor.to(device)
     with torch.inference_mode(False), torch.no_grad():
         return tensor.to(device)
@@ -252,41 +262,41 @@ class RoundTrip:
         self._before: list[tuple[Any, Any, Any]] = []  # those that may be changed, and how they were
 
     def go(self, thing: Any) -> Any:
-        """The same elsewhere."""
+        """Bring a call's argument there."""
         known = len(self._gone)
-        found = map_tensors(thing, self._there, self._gone)
+        result = map_tensors(thing, self._there, self._gone)
         gone = list(self._gone.values())[known:]
-        self._before += [(mine, there, _change_key(there)) for mine, there in gone if mine is not there]
-        return found
+        self._before += [(ours, there, _change_key(there)) for ours, there in gone if ours is not there]
+        return result
 
     def come(self, output: Any) -> Any:
         """The call's output here. What it wrote is written before; what was given to it is the caller's."""
         known = self.write()
         here = {
-            key: (there, self._back(mine) if isinstance(mine, torch.Tensor) else mine)
-            for key, (there, mine) in known.items()
+            key: (there, self._back(ours) if isinstance(ours, torch.Tensor) else ours)
+            for key, (there, ours) in known.items()
         }
         return map_tensors(output, self._back, here)
 
     def write(self) -> Seen:
         """Write what the call wrote. Returns what is there, with what it is here."""
-        known: Seen = {id(there): (there, mine) for mine, there, _ in self._before}
-        for mine, there, before in self._before:
+        known: Seen = {id(there): (there, ours) for ours, there, _ in self._before}
+        for ours, there, before in self._before:
             if isinstance(there, torch.Tensor):
                 if _change_key(there) != before:
-                    with torch.no_grad(), torch.inference_mode(mine.is_inference()):
-                        mine.copy_(there)
+                    with torch.no_grad(), torch.inference_mode(ours.is_inference()):
+                        ours.copy_(there)
             elif _is_changeable(there):
                 now = _change_key(there)
                 if now != before:
                     _replace_parts(
-                        mine, {key: map_tensors(one, self._back, known) for key, one in _parts(there)}
+                        ours, {key: map_tensors(part, self._back, known) for key, part in _parts(there)}
                     )
         return known
 
 
 def map_tensors(thing: Any, change: Change, seen: Seen | None = None, *, within: bool = False) -> Any:
-    """The same with every tensor in tuples, lists, mappings and dataclasses changed; itself where none is.
+    """Change every tensor in tuples, lists, mappings and dataclasses; returns the thing itself if none is.
 
     `seen`: what has been changed before, by identity, to which this adds. `within`: what can be changed is
     changed as it is, not as a copy.
@@ -324,7 +334,9 @@ def _parts(thing: Any) -> list[tuple[Any, Any]]:
     if isinstance(thing, tuple | list | deque | UserList):
         return list(enumerate(thing))
     if is_dataclass(thing) and not isinstance(thing, type):
-        return [(one.name, getattr(thing, one.name)) for one in fields(thing) if hasattr(thing, one.name)]
+        return [
+            (field.name, getattr(thing, field.name)) for field in fields(thing) if hasattr(thing, field.name)
+        ]
     return []
 
 

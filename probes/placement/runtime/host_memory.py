@@ -38,12 +38,12 @@ class HostArena:
     @property
     def used(self) -> int:
         """Bytes that have been handed out, each piece aligned."""
-        return sum(one.used for one in self._regions)
+        return sum(region.used for region in self._regions)
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes registered with the driver, in whole pages."""
-        return 0 if self.why_pageable else sum(_in_pages(one.used) for one in self._regions)
+        return 0 if self.why_pageable else sum(_in_pages(region.used) for region in self._regions)
 
     def widen(self, n_bytes: int) -> None:
         """Have room for so many more bytes: what wasn't known when the arena was made."""
@@ -54,7 +54,7 @@ class HostArena:
         """The next piece. Raises PlacementError when the room is used up."""
         last = self._regions[-1]
         if last.used + n_bytes > last.size:
-            room = sum(one.size for one in self._regions)
+            room = sum(region.size for region in self._regions)
             raise PlacementError(
                 f"{binary_bytes(self.used + n_bytes)} of host memory are needed, "
                 f"{binary_bytes(room)} were planned",
@@ -68,17 +68,17 @@ class HostArena:
 
         `finish` waits for the device: a model may be dropped while it copies ahead.
         """
-        for one in self._regions:
-            if not one.used:
+        for region in self._regions:
+            if not region.used:
                 continue
-            self.why_pageable = one.register(finish)
+            self.why_pageable = region.register(finish)
             if self.why_pageable:
                 self._unregister()
                 return
 
     def _unregister(self) -> None:
-        for one in self._regions:
-            one.unregister()
+        for region in self._regions:
+            region.unregister()
 
     def release(self) -> None:
         """Unregister. The memory lasts as long as tensors that use it; calling it twice does no harm."""
@@ -169,13 +169,13 @@ def _in_pages(n_bytes: int) -> int:
 def _on_node(node: int | Unknown) -> Iterator[None]:
     """The calling thread runs on the node's processors meanwhile, where that is possible."""
     before = os.sched_getaffinity(0)
-    mine = {
-        cpu for one in host.nodes(Path("/")) if one.node == node for cpu in host.cpus_of(one.cpus)
+    cpus = {
+        cpu for info in host.nodes(Path("/")) if info.node == node for cpu in host.cpus_of(info.cpus)
     } & before
-    if not mine or mine == before:
+    if not cpus or cpus == before:
         yield
         return
-    os.sched_setaffinity(0, mine)
+    os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:

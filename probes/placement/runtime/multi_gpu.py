@@ -1,4 +1,8 @@
-"""Places a model over several cards by a plan for them: each card has its blocks, arena, staging buffers and streams."""
+"""Places a model over several GPUs: each has its own part of the blocks, its own buffers and streams.
+
+The hooks here bring inputs to the GPU of a block, and outputs back to where the code between blocks expects
+them. "Card" is a GPU of the plan.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -156,7 +160,7 @@ class CardHook(ForwardHook):
         try:
             cards.now = self._card
             trip = RoundTrip(
-                lambda one: cards.move(one, self._card), lambda one: cards.move(one, caller or 0)
+                lambda thing: cards.move(thing, self._card), lambda thing: cards.move(thing, caller or 0)
             )
             given, named = trip.go(args), trip.go(kwargs)
             with cards.current(self._card), cards.unwatched():
@@ -301,8 +305,8 @@ class CardsHandle:
         return tuple(handle.report() for handle in self.cards)
 
     def report(self) -> str:
-        """The same as text, and a pass's wall time where it was measured."""
-        parts = [f"card {number}:\n{one}" for number, one in enumerate(self.reports(), start=1)]
+        """All cards' reports as text, and a pass's wall time where it was measured."""
+        parts = [f"card {number}:\n{report}" for number, report in enumerate(self.reports(), start=1)]
         planned = f"{duration(self.plan.time.middle_s)} were predicted"
         if self._wall_s:
             parts.append(f"a pass through all takes {duration(median(self._wall_s))} (wall), {planned}")
@@ -327,12 +331,12 @@ def streams_of_cards(count: int, device: Devices) -> list[Streams]:
     if isinstance(device, list | tuple):
         if len(device) != count:
             raise PlacementError(f"the plan is for {count} cards, {len(device)} devices are named")
-        return [streams_of(one) for one in device]
+        return [streams_of(name) for name in device]
     if device is not None:
-        wanted = streams_of(device)
-        if wanted.device.type != "cpu":
+        streams = streams_of(device)
+        if streams.device.type != "cpu":
             raise PlacementError(
-                f"the plan is for {count} cards, one device is named: {wanted.device}",
+                f"the plan is for {count} cards, one device is named: {streams.device}",
                 "name each of them, device=['cuda:0', 'cuda:1'], or none",
             )
         return [HostStreams() for _ in range(count)]
@@ -363,16 +367,16 @@ def place_on_cards(
     try:
         handle.convert_buffers()
         for card, part, source, stream in zip(plan.cards, parts, sources, streams, strict=True):
-            made = new_handle(model, card, source, stream, pinned=pinned, work=work, turns=turns)
-            handle.cards.append(made)
+            part_handle = new_handle(model, card, source, stream, pinned=pinned, work=work, turns=turns)
+            handle.cards.append(part_handle)
             with on_card(stream.device):
-                made.take_over(part)
+                part_handle.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, turns)
         handle.convert_inputs([one for part in parts for one in part])
-        for made in handle.cards:
-            with on_card(made.device):
-                made.begin()
+        for part_handle in handle.cards:
+            with on_card(part_handle.device):
+                part_handle.begin()
     except BaseException:
         handle.remove()
         raise
@@ -388,16 +392,16 @@ def blocks_of_cards(model: nn.Module, plan: CardsPlan) -> list[TieredBlocks]:
             raise PlacementError(
                 f"the cards' plans differ: {', '.join(sorted(facts))}", "make the plan again"
             )
-    found = planned_blocks(model, _merged_plan(plan), plan.cards)
+    blocks = planned_blocks(model, _merged_plan(plan), plan.cards)
     parts: list[TieredBlocks] = []
     begin = 0
     for card in plan.cards:
-        parts.append(found[begin : begin + len(card.blocks)])
+        parts.append(blocks[begin : begin + len(card.blocks)])
         begin += len(card.blocks)
     for part in parts[1:]:
-        between = [one for one in part if not one[0].called]
+        between = [pair for pair in part if not pair[0].called]
         parts[0] += between
-        part[:] = [one for one in part if one[0].called]
+        part[:] = [pair for pair in part if pair[0].called]
     return parts
 
 
@@ -418,8 +422,10 @@ def _move_buffers(model: nn.Module, handles: Sequence[Handle], parts: Sequence[T
     modules = list(model.modules())
     elsewhere: set[int] = set()
     for handle, part in list(zip(handles, parts, strict=True))[1:]:
-        mine = {id(one) for block, _ in part for top in block.modules for one in top.modules()}
-        elsewhere |= mine
-        handle.move_buffers(model, [one for one in modules if id(one) not in mine] + cpu_modules(part))
-    others = [one for one in modules if id(one) in elsewhere]
+        inside = {id(module) for block, _ in part for top in block.modules for module in top.modules()}
+        elsewhere |= inside
+        handle.move_buffers(
+            model, [module for module in modules if id(module) not in inside] + cpu_modules(part)
+        )
+    others = [module for module in modules if id(module) in elsewhere]
     handles[0].move_buffers(model, others + cpu_modules(parts[0]))

@@ -1,4 +1,13 @@
-"""Offloaded blocks: what their modules hold in place of weights."""
+"""What the modules of an offloaded block hold in place of weights, and what the engine puts there for a call.
+
+A placed module's own forward finds its weights in place, because they are brought before its call. Whatever
+else reads a weight (another module's forward, a scripted function, a debugger) meets an `OffloadedParameter`:
+it knows its shape, dtype and device, and fetches values when they are read. So that reader gets the right
+values, slowly. It has no memory, so what asks for an address gets an error and never other numbers.
+
+To code that only asks, it looks like any parameter that wants no gradients. torch's encoders, for example,
+choose another way where a weight has a `__torch_function__`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +32,6 @@ from probes.placement.runtime.buffers import (
     lay_out,
     memory_order,
 )
-from probes.placement.runtime.hooks import map_tensors, tensors_in
 from probes.placement.runtime.weight_sources import MemorySource, WeightSource
 
 Fetch = Callable[[], torch.Tensor]
@@ -49,26 +57,26 @@ _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
 
 @dataclass(frozen=True)
 class WeightAccess:
-    """Where the values of a lazy parameter are found.
+    """How an offloaded parameter gets its values.
 
-    `outline` has its shape, strides and dtype, on meta. `fetch` gives its values on `device`, `home` in host
-    memory. `product(input, bias)` may compute a linear layer without them, or return None. `lookup(ids)`
-    gives some rows. `wants` notes whether gradients are wanted. `attributes`: those of the model's own
-    parameter, such as libraries give it.
+    `outline` has its shape, strides and dtype, on meta. `fetch` gives its values on `device`, `fetch_to_host`
+    in host memory. `product(input, bias)` may compute a linear layer without them, or return None.
+    `lookup(ids)` gives some rows. `wants` notes whether gradients are wanted. `attributes`: those of the
+    model's own parameter, such as libraries give it.
     """
 
     label: str
     outline: torch.Tensor
     device: torch.device
     fetch: Fetch
-    home: Fetch
+    fetch_to_host: Fetch
     wants: Callable[[bool], None]
     attributes: dict[str, Any]
     product: Product | None = None
     lookup: Lookup | None = None
 
     def values(self) -> torch.Tensor:
-        """Fetched as an ordinary tensor, like the lazy one: an inference tensor's views would not fit it."""
+        """Fetch an ordinary tensor, as the parameter is one: an inference tensor's views would not fit it."""
         with torch.inference_mode(False), torch.no_grad():
             return self.fetch()
 
@@ -110,7 +118,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         for one in _changed(func, args, kwargs):
             one.refuse_change(func.overloadpacket.__name__)
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _HOST:
-            return func(args[0].access.home(), **kwargs)  # several of them may not fit in VRAM
+            return func(args[0].access.fetch_to_host(), **kwargs)  # several of them may not fit in VRAM
         return func(*_values(args), **_values(kwargs))
 
     def refuse_change(self, by: str) -> NoReturn:
@@ -172,7 +180,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         return self.access.values().numpy(force=force)
 
     def tolist(self) -> Any:
-        """Likewise."""
+        """The values as nested lists, which torch refuses to give of its subclasses."""
         return self.access.values().tolist()
 
     def __repr__(self, **_: Any) -> str:
@@ -186,7 +194,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
 
 
 class DetachedParameter(OffloadedParameter):
-    """What `detach()` and `.data` give of one."""
+    """What `detach()` and `.data` give of an offloaded parameter."""
 
     __slots__ = ()
     _is_param = False
@@ -199,7 +207,7 @@ class DetachedParameter(OffloadedParameter):
 
 
 class PackedParameter(OffloadedParameter):
-    """One that has products or rows without its values."""
+    """An offloaded parameter with products or rows that need no unpacked values."""
 
     __slots__ = ()
 
@@ -207,15 +215,15 @@ class PackedParameter(OffloadedParameter):
     def __torch_function__(
         cls, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Linear layers and lookups from here, everything else as of any other."""
+        """Compute linear layers and lookups from packed weights; everything else is as for any tensor."""
         kwargs = kwargs or {}
-        found = None
+        result = None
         if func is F.linear:
-            found = _linear(*args, **kwargs)
+            result = _linear(*args, **kwargs)
         elif func is F.embedding:
-            found = _embedding(*args, **kwargs)
-        if found is not None:
-            return found
+            result = _embedding(*args, **kwargs)
+        if result is not None:
+            return result
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -226,11 +234,11 @@ def refuse_copy() -> NoReturn:
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[OffloadedParameter]:
-    """The lazy parameters that an operation would write to."""
+    """The offloaded parameters that an operation would write to."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
-            yield from (one for one in _several(given) if isinstance(one, OffloadedParameter))
+            yield from (value for value in _several(given) if isinstance(value, OffloadedParameter))
 
 
 def _several(given: Any) -> Any:
@@ -275,7 +283,7 @@ def _values(thing: Any) -> Any:
 
 @dataclass(frozen=True)
 class PackedOperations:
-    """What is done with packed tensors. Tests exchange it, and watch what is about to be read.
+    """The operations on packed tensors. Tests replace them, and watch with `reads` what is about to be read.
 
     `multiplies`: whether `linear` can do anything with a packed tensor of this shape.
     """
@@ -325,7 +333,7 @@ class ParameterPlace:
 
 
 class ParameterSwap:
-    """Puts a block's parameters where its modules keep them, and away again: all of them, or none."""
+    """Puts a block's parameters where its modules keep them, and takes them away again: all, or none."""
 
     def __init__(
         self, places: Sequence[ParameterPlace], values: Sequence[nn.Parameter] | None = None
@@ -366,7 +374,7 @@ class ParameterSwap:
 
 @dataclass(eq=False)
 class Piece:
-    """What of a block is copied to a staging buffer, if it has one, and unpacked at once: all of it, or a part."""
+    """All of a block, or the part of it that is copied to one staging buffer and unpacked at once."""
 
     owner: "MovingBlock"
     index: int  # among all pieces
@@ -385,19 +393,18 @@ class Piece:
 
 @dataclass(eq=False)
 class MovingBlock:
-    """A block that comes and goes, or is unpacked for each call. `weight source` is in VRAM where it has no staging buffer."""
+    """A block that comes and goes, or is unpacked for each call.
+
+    One without staging buffers has its `weight_source` in VRAM.
+    """
 
     index: int
     stored: StoredBlock
     weight_source: WeightSource
-    decode_buffer: (
-        DeviceBuffer | None
-    )  # None: nothing is packed, or all products are computed with packed weights
+    decode_buffer: DeviceBuffer | None  # None: nothing is packed, or all products use packed weights
     pieces: tuple[Piece, ...] = ()
     unpacked: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
-    products: ParameterSwap | None = (
-        None  # for calls that multiply with packed weights, where that's possible
-    )
+    products: ParameterSwap | None = None  # for calls that multiply with packed weights, where possible
     inside: ParameterSwap | None = None  # what its modules have during its present call
     depth: int = 0  # calls of it under way
     fused: bool = False  # its present call multiplies with packed weights
@@ -413,28 +420,11 @@ class MovingBlock:
         """The block's name."""
         return self.stored.block.name
 
-    def kept(self, output: Any) -> Any:
-        """What a call returns, with copies of tensors in its buffers: another block uses those soon.
-
-        A table of positions returns a part of its weight. To be called before the call ends.
-        """
-        if type(output) is torch.Tensor:
-            return output.clone() if self._holds(output) else output
-        if any(map(self._holds, tensors_in(output))):
-            own = partial(
-                map_tensors, change=lambda tensor: tensor.clone() if self._holds(tensor) else tensor
-            )
-            return own(output, within=True)  # a list or mapping may be the caller's
-        return output
-
-    def _holds(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is a part of its staging buffers or decode buffer."""
         try:
             address = tensor.data_ptr()
-        except (
-            RuntimeError,
-            PlacementError,
-        ):  # sparse, or wrapped by a transformation; a weight that is away
+        except (RuntimeError, PlacementError):  # sparse, or wrapped by a transformation; an offloaded weight
             return False
         for begin, end in self.spans:  # noqa: SIM110  # a generator costs each call of a block as much again
             if begin <= address < end:
@@ -443,9 +433,9 @@ class MovingBlock:
 
     def put_away(self) -> None:
         """Take its parameters away, as far as an interrupted call has brought them."""
-        for exchange in (self.unpacked, self.products, self.inside):
-            if exchange is not None:
-                exchange.clear()
+        for swap in (self.unpacked, self.products, self.inside):
+            if swap is not None:
+                swap.clear()
         self.apart = False
 
     def forget(self) -> None:
@@ -464,7 +454,7 @@ class MovingBlock:
         return [staging_buffer for _, staging_buffer in self.through]
 
     def used(self) -> DeviceBuffer | None:
-        """The buffer that a call reads its weights from; a staging buffer only where the block is of one piece."""
+        """The buffer that a call reads its weights from: a staging buffer only where there is one piece."""
         return (
             self.pieces[0].staging_buffer if self.fused or self.decode_buffer is None else self.decode_buffer
         )
@@ -476,31 +466,31 @@ class CpuBlock:
 
     block: Block
     trainable: bool
-    exchange: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
+    swap: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
     depth: int = 0  # calls of it under way
     wanted: dict[int, bool] = field(default_factory=dict)  # as those of a moving one
 
     @property
     def places(self) -> tuple[ParameterPlace, ...]:
         """Where its weights are."""
-        return self.exchange.places
+        return self.swap.places
 
-    def drain(self, offloaded: dict[int, OffloadedParameter]) -> None:
-        """Put lazy parameters, by the identity of the entry, where the weights are."""
+    def install(self, offloaded: dict[int, OffloadedParameter]) -> None:
+        """Put offloaded parameters, by the identity of their entries, where the modules keep weights."""
         places = []
         for entry in self.block.entries:
             owner, name = entry.owners[0]
             present, absent = owner._parameters[name], offloaded[id(entry)]
             places += [ParameterPlace(holder, key, entry, present, absent) for holder, key in _holders(entry)]
-        self.exchange = ParameterSwap(places)
+        self.swap = ParameterSwap(places)
         for place in places:
             place.holder[place.key] = place.absent
 
 
 def prepare_block(
-    one: MovingBlock,
+    block: MovingBlock,
     staging: Sequence[DeviceBuffer],
-    first: int,
+    first_index: int,
     work: PackedOperations,
     *,
     fast: bool,
@@ -508,45 +498,45 @@ def prepare_block(
 ) -> None:
     """Make a block's pieces and parameters, and the steps that unpack it.
 
-    `staging buffers`: one for each piece, none for a block in VRAM. `first`: the number of its first piece. `lazies`:
-    by the identity of the entry.
+    `staging` has a buffer for each piece, and is empty for a block in VRAM. `first_index` is that of its
+    first piece. `offloaded`: parameters by the identity of their entries.
     """
-    unpacked = {id(item.entry): item for item in lay_out(one.stored.block).items}
-    cut, through = one.stored.pieces, staging or (None,)
-    one.pieces = tuple(
-        _piece(one, span, staging_buffer, index, unpacked=unpacked, unpack=work.unpack)
-        for index, (span, staging_buffer) in enumerate(zip(cut, through, strict=True), start=first)
+    unpacked = {id(item.entry): item for item in lay_out(block.stored.block).items}
+    cut, through = block.stored.pieces, staging or (None,)
+    block.pieces = tuple(
+        _piece(block, span, staging_buffer, index, unpacked=unpacked, unpack=work.unpack)
+        for index, (span, staging_buffer) in enumerate(zip(cut, through, strict=True), start=first_index)
     )
-    one.through = tuple((piece, piece.staging_buffer) for piece in one.pieces if piece.staging_buffer)
-    memories = [buffer.memory for buffer in (*one.staging, one.decode_buffer) if buffer]
-    one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
-    source = staging[0].memory if staging else one.weight_source.whole()
+    block.through = tuple((piece, piece.staging_buffer) for piece in block.pieces if piece.staging_buffer)
+    memories = [buffer.memory for buffer in (*block.staging, block.decode_buffer) if buffer]
+    block.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
+    source = staging[0].memory if staging else block.weight_source.whole()
     present: list[nn.Parameter] = []
-    for item in one.stored.items:
-        if item.form is not None and one.decode_buffer is None:
+    for item in block.stored.items:
+        if item.form is not None and block.decode_buffer is None:
             present.append(offloaded[id(item.entry)])  # unpacked for each operation that reads it
             continue
-        if one.decode_buffer is None or (item.form is None and not staging):
+        if block.decode_buffer is None or (item.form is None and not staging):
             view = item.raw(source)  # it's there already
         else:
-            view = unpacked[id(item.entry)].raw(one.decode_buffer.memory)
+            view = unpacked[id(item.entry)].raw(block.decode_buffer.memory)
         present.append(item.entry.like(view))
     places: list[ParameterPlace] = []
     staying: list[ParameterPlace] = []
-    for item, parameter in zip(one.stored.items, present, strict=True):
+    for item, parameter in zip(block.stored.items, present, strict=True):
         stays = item.form is None and not staging
         for holder, key in _holders(item.entry):
             address = 0 if isinstance(parameter, OffloadedParameter) else parameter.data_ptr()
             place = ParameterPlace(holder, key, item.entry, parameter, offloaded[id(item.entry)], address)
             (staying if stays else places).append(place)
             holder[key] = parameter if stays else place.absent
-    one.unpacked, one.staying = ParameterSwap(places), tuple(staying)
-    if fast and len(cut) == 1 and _multiplies(one, work):
-        one.products = ParameterSwap(_products(one, source, work))
+    block.unpacked, block.staying = ParameterSwap(places), tuple(staying)
+    if fast and len(cut) == 1 and _multiplies(block, work):
+        block.products = ParameterSwap(_products(block, source, work))
 
 
 def _piece(
-    one: MovingBlock,
+    block: MovingBlock,
     span: StoredPiece,
     staging_buffer: DeviceBuffer | None,
     index: int,
@@ -556,28 +546,32 @@ def _piece(
 ) -> Piece:
     """A piece with the steps that unpack it; there are none where calls read it from its staging buffer."""
     n_bytes = span.end - span.begin
-    whole = (span.begin, span.end) == (0, one.stored.n_bytes)
+    whole = (span.begin, span.end) == (0, block.stored.n_bytes)
     weight_source = (
-        one.weight_source if whole else MemorySource(one.weight_source.whole()[span.begin : span.end])
+        block.weight_source if whole else MemorySource(block.weight_source.whole()[span.begin : span.end])
     )
     piece = Piece(
-        one, index, weight_source, staging_buffer, staging_buffer.memory[:n_bytes] if staging_buffer else None
+        block,
+        index,
+        weight_source,
+        staging_buffer,
+        staging_buffer.memory[:n_bytes] if staging_buffer else None,
     )
-    if one.decode_buffer is None:
+    if block.decode_buffer is None:
         return piece
-    source = one.weight_source.whole() if piece.target is None else piece.target
+    source = block.weight_source.whole() if piece.target is None else piece.target
     steps, edges = [], []
     for item, unit in span.units:
         if item.form is None and staging_buffer is None:
             continue  # it is there already
         there, begin = unpacked[id(item.entry)], unit.offset - span.begin
-        flat = there.bytes(one.decode_buffer.memory).view(item.entry.dtype)
+        flat = there.bytes(block.decode_buffer.memory).view(item.entry.dtype)
         steps.append(partial(unit.write, source[begin : begin + unit.n_bytes], flat, unpack))
         size = item.entry.dtype.itemsize
         last = aligned(there.n_bytes) if unit is item.units[-1] else unit.last * size
         edges += [there.offset + unit.first * size, there.offset + last]
     piece.unpack = partial(_run_all, steps)
-    piece.written = one.decode_buffer.memory[min(edges, default=0) : max(edges, default=0)]
+    piece.written = block.decode_buffer.memory[min(edges, default=0) : max(edges, default=0)]
     return piece
 
 
@@ -594,12 +588,12 @@ def _run_all(steps: Sequence[Callable[[], Any]]) -> None:
         step()
 
 
-def _multiplies(one: MovingBlock, work: PackedOperations) -> bool:
+def _multiplies(block: MovingBlock, work: PackedOperations) -> bool:
     """Whether every packed tensor is the weight of a linear layer, stored by wide rows, with 4-bit codes."""
-    packed = [item for item in one.stored.items if item.form]
+    packed = [item for item in block.stored.items if item.form]
     if not all(work.multiplies(item.entry.shape) for item in packed):
         return False
-    if one.stored.table or any(item.entry.converts or item.form.table for item in packed if item.form):
+    if block.stored.table or any(item.entry.converts or item.form.table for item in packed if item.form):
         return False
     return bool(packed) and all(
         type(owner) is nn.Linear and key == "weight" and memory_order(item.entry) == (0, 1)
@@ -608,17 +602,20 @@ def _multiplies(one: MovingBlock, work: PackedOperations) -> bool:
     )
 
 
-def _products(one: MovingBlock, source: torch.Tensor, work: PackedOperations) -> list[ParameterPlace]:
-    found: dict[int, nn.Parameter] = {}
-    absent = {id(place.entry): place.absent for place in one.unpacked.places}
-    for item in one.stored.items:
+def _products(block: MovingBlock, source: torch.Tensor, work: PackedOperations) -> list[ParameterPlace]:
+    parameters: dict[int, nn.Parameter] = {}
+    absent = {id(place.entry): place.absent for place in block.unpacked.places}
+    for item in block.stored.items:
         if item.form is None:
-            found[id(item.entry)] = item.entry.like(item.raw(source))
+            parameters[id(item.entry)] = item.entry.like(item.raw(source))
             continue
         product = partial(_product, work, item.packed(source))
-        found[id(item.entry)] = PackedParameter.of(replace(absent[id(item.entry)].access, product=product))
+        parameters[id(item.entry)] = PackedParameter.of(
+            replace(absent[id(item.entry)].access, product=product)
+        )
     return [
-        ParameterPlace(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places
+        ParameterPlace(p.holder, p.key, p.entry, parameters[id(p.entry)], p.absent)
+        for p in block.unpacked.places
     ]
 
 

@@ -267,7 +267,7 @@ def _saved(
     for key in (prefix + name for name in module._parameters):
         value = destination.get(key)
         if isinstance(value, DetachedParameter):
-            destination[key] = value.access.home()
+            destination[key] = value.access.fetch_to_host()
 
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:

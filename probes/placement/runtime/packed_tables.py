@@ -59,8 +59,8 @@ class PackedTable:
         edges = [*range(0, n, each), n]
         escapes = starts[edges].tolist()
         self._pieces = [
-            (first, last, packed.piece(first, last, slice(*found)))
-            for first, last, *found in zip(edges, edges[1:], escapes, escapes[1:], strict=False)
+            (first, last, packed.piece(first, last, slice(*escape_range)))
+            for first, last, *escape_range in zip(edges, edges[1:], escapes, escapes[1:], strict=False)
         ]
         self._piece = room.view(torch.bfloat16)[: each * width].view(each, width) if room.numel() else None
 
@@ -73,8 +73,8 @@ class PackedTable:
         if self._piece is None:
             return None
         if self._fast:
-            found = self._fused(x, self._packed, bias)
-            return self._in_pieces(x, bias) if found is None else found
+            product = self._fused(x, self._packed, bias)
+            return self._in_pieces(x, bias) if product is None else product
         if self._whole is None:
             return None
         return self._in_pieces(x, bias) if self._seen_same(x, bias) else F.linear(x, self._whole, bias)
@@ -82,11 +82,11 @@ class PackedTable:
     def _in_pieces(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         parts = self._products(x, bias)
         first, last, part = next(parts)
-        found = part.new_empty((*part.shape[:-1], self._packed.shape[0]))
-        found[..., first:last] = part
+        product = part.new_empty((*part.shape[:-1], self._packed.shape[0]))
+        product[..., first:last] = part
         for first, last, part in parts:
-            found[..., first:last] = part
-        return found
+            product[..., first:last] = part
+        return product
 
     def _products(
         self, x: torch.Tensor, bias: torch.Tensor | None

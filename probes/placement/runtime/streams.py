@@ -1,8 +1,8 @@
-"""Ordered queues of device work: one that computes, one that copies, one that unpacks.
+"""Streams of device work, ordered by events: one computes, one copies, one unpacks.
 
-The runtime hands work to a stream and orders streams by events, as CUDA's streams and events do. `CudaLanes` is
-that. `HostLanes` does everything at once, for machines without a GPU. Tests have streams that put work off for
-as long as the events allow, to find an order that isn't enforced.
+`CudaStreams` are CUDA's (or HIP's) own, with graphs. `HostStreams` do everything at once, for machines
+without a GPU. Tests have streams that put work off for as long as events allow, to find an order that isn't
+enforced.
 """
 
 import ctypes
@@ -72,20 +72,22 @@ class GraphNodes:
         self._call("cuGraphNodeGetType", c_void_p(node), byref(kind))
         if kind.value != MEMSET:
             return None
-        found = _MemsetParams()
-        self._call("cuGraphMemsetNodeGetParams", c_void_p(node), byref(found))
-        if found.height != 1 or found.element_size not in WIDTHS:
+        parameters = _MemsetParams()
+        self._call("cuGraphMemsetNodeGetParams", c_void_p(node), byref(parameters))
+        if parameters.height != 1 or parameters.element_size not in WIDTHS:
             return None
-        return Memset(int(found.dst), int(found.value), int(found.element_size), int(found.width))
+        return Memset(
+            int(parameters.dst), int(parameters.value), int(parameters.element_size), int(parameters.width)
+        )
 
     def replace(self, node: int, child: int) -> None:
         """Let the graph `child` be where the node is. If that fails, the node is there as before."""
         before = self._listed("cuGraphNodeGetDependencies", c_void_p(node))
         after = self._listed("cuGraphNodeGetDependentNodes", c_void_p(node))
-        made = c_void_p()
+        added = c_void_p()
         self._call(
             "cuGraphAddChildGraphNode",
-            byref(made),
+            byref(added),
             self._graph,
             (c_void_p * len(before))(*before),
             c_size_t(len(before)),
@@ -95,22 +97,22 @@ class GraphNodes:
             self._call(
                 "cuGraphAddDependencies",
                 self._graph,
-                (c_void_p * len(after))(*[made.value] * len(after)),
+                (c_void_p * len(after))(*[added.value] * len(after)),
                 (c_void_p * len(after))(*after),
                 c_size_t(len(after)),
             )
             self._call("cuGraphDestroyNode", c_void_p(node))
         except DriverError:
-            self._call("cuGraphDestroyNode", made)
+            self._call("cuGraphDestroyNode", added)
             raise
 
     def _listed(self, name: str, of: c_void_p) -> list[int]:
         count = c_size_t(0)
         self._call(name, of, None, byref(count))
-        found = (c_void_p * count.value)()
+        nodes = (c_void_p * count.value)()
         if count.value:
-            self._call(name, of, found, byref(count))
-        return [int(one) for one in found if one is not None]
+            self._call(name, of, nodes, byref(count))
+        return [int(node) for node in nodes if node is not None]
 
     def _call(self, name: str, *args: Any) -> None:
         function = getattr(self._library, name, None)
@@ -125,15 +127,15 @@ def replace_memsets(nodes: GraphNodes, kernel: Callable[[Memset], int]) -> str:
 
     `kernel` makes a graph of one kernel that writes the same; the driver copies it.
     """
-    made: dict[Memset, int] = {}
+    graphs: dict[Memset, int] = {}
     try:
         for node in nodes.all():
-            found = nodes.memset(node)
-            if found is None:
+            memset = nodes.memset(node)
+            if memset is None:
                 continue
-            if found not in made:
-                made[found] = kernel(found)
-            nodes.replace(node, made[found])
+            if memset not in graphs:
+                graphs[memset] = kernel(memset)
+            nodes.replace(node, graphs[memset])
     except (DriverError, RuntimeError) as error:
         return str(error)
     return ""
@@ -163,13 +165,13 @@ _IS_CAPTURING: Final[Callable[[], bool]] = getattr(
 
 
 class Event(Protocol):
-    """A place in a stream, recorded again and again. A wait for it means its latest recording."""
+    """A point in a stream, recorded again and again. A wait for it means its latest recording."""
 
     def reached(self) -> bool:
         """Whether all work before it is done."""
 
     def block(self) -> None:
-        """Let the calling thread wait until it is reached."""
+        """Make the calling thread wait until it is reached."""
 
 
 class Stream(Protocol):
@@ -207,10 +209,10 @@ class Streams(Protocol):
     unpack: Stream
 
     def event(self) -> Event:
-        """A event that nothing has recorded yet."""
+        """An event that nothing has recorded yet."""
 
     def use(self, memory: torch.Tensor) -> None:
-        """All streams use the memory. Other tensors get it only when they are done, even if it was dropped."""
+        """Tell the allocator that all streams use the memory: none of it is reused before they are done."""
 
     def finish(self) -> None:
         """Wait until every stream is done."""
@@ -222,26 +224,29 @@ class Streams(Protocol):
         """
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:
-        """The same work, which has been done once, handed over at less cost if possible. May wait.
+        """Work that has been done once, in a form that costs the host less to hand over if possible. May wait.
 
         `written`: the bytes that it writes.
         """
 
     def end_stream(self) -> None:
-        """After a copy into the only staging buffer is recorded: what waits for it gets a stream of the graph's own."""
+        """Let what waits for the copy that was just recorded get a stream of the graph's own.
+
+        To be called where there is a single staging buffer.
+        """
 
     def forget(self) -> None:
         """Release bundled work, and what it reads and writes."""
 
     def stopwatch(self) -> Any:
-        """A event that knows when it was reached."""
+        """An event that knows when it was reached."""
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Between two of `stopwatch`, both reached."""
 
 
 class _HostEvent:
-    """Reached already."""
+    """An event that is reached as soon as it is recorded."""
 
     def reached(self) -> bool:
         return True
@@ -251,7 +256,7 @@ class _HostEvent:
 
 
 class _HostTimedEvent(_HostEvent):
-    """When it was recorded last, on the host's clock."""
+    """An event that knows when it was recorded last, on the host's clock."""
 
     at = 0.0
 
@@ -284,7 +289,7 @@ class HostStreams:
         self.unpack: Stream = self.compute
 
     def event(self) -> Event:
-        """A event that is always reached."""
+        """An event that is always reached."""
         return _HostEvent()
 
     def use(self, memory: torch.Tensor) -> None:
@@ -336,11 +341,11 @@ class _OwnStream:
         self.stream = torch.cuda.Stream(device)
         self._device = device.index
         self._context = torch.cuda.stream(self.stream)
-        one = self.stream
+        stream = self.stream
         self._ours = {
-            "stream_id": one.stream_id,
-            "device_index": one.device_index,
-            "device_type": one.device_type,
+            "stream_id": stream.stream_id,
+            "device_index": stream.device_index,
+            "device_type": stream.device_type,
         }
 
     def run(self, work: Work) -> None:
@@ -402,10 +407,10 @@ class _CallersStream:
         if _CURRENT_ADDRESS is None:
             return torch.cuda.current_stream(self._device)
         address = _CURRENT_ADDRESS(self._device)
-        found = self._streams.get(address)
-        if found is None:
-            found = self._streams[address] = torch.cuda.current_stream(self._device)
-        return found
+        stream = self._streams.get(address)
+        if stream is None:
+            stream = self._streams[address] = torch.cuda.current_stream(self._device)
+        return stream
 
 
 class CudaStreams:
@@ -449,26 +454,26 @@ class CudaStreams:
         before = torch.cuda.memory_reserved(self.device)
         torch.cuda.synchronize(self.device)  # the unpack stream tries it, whichever stream the work is of
         try:
-            made = _UnpackGraph(work, self.unpack, self._bundles[0] if self._bundles else None)
+            graph = _UnpackGraph(work, self.unpack, self._bundles[0] if self._bundles else None)
             grown = torch.cuda.memory_reserved(self.device) - before
             if grown > (0 if self._bundles else SMALL_SEGMENT):
                 self.why_unbundled = f"a graph of it takes {grown:,} bytes"
-            elif not made.agrees(written):
+            elif not graph.agrees(written):
                 self.why_unbundled = "a graph of it writes something else"
         except RuntimeError as error:
             self.why_unbundled = first_line(error)
         if self.why_unbundled:
             return work
-        self._bundles.append(made)
-        return made
+        self._bundles.append(graph)
+        return graph
 
     def end_stream(self) -> None:
         """Append an empty kernel to the copy, which inherits its stream.
 
-        With one staging buffer, nothing but the block waits for its copy. It would inherit the stream, all kernels
-        after it too, and the next copy would begin one more: with three of them waiting, an H200 copied at
-        44 to 49 GB/s instead of 55. With two staging buffers the next copy inherits it, and the kernel would hold that
-        up: streaming reached 0.963 of the line rate, and 0.994 before.
+        With one staging buffer, nothing but the block waits for its copy. It would inherit the stream, all
+        kernels after it too, and the next copy would begin one more: with three of them waiting, an H200
+        copied at 44 to 49 GB/s instead of 55. With two staging buffers the next copy inherits it, and the
+        kernel would hold that up: streaming reached 0.963 of the line rate, and 0.994 before.
         """
         if torch.version.hip is None:
             self.copy.run(partial(torch.cuda._sleep, 0))
@@ -487,7 +492,7 @@ class CudaStreams:
 
 
 class _UnpackGraph:
-    """Work of one stream as a graph: a single launch, where each kernel's own would cost the host more."""
+    """Work of one stream as a graph: one launch instead of one for each kernel, which costs the host less."""
 
     def __init__(self, work: Work, stream: Stream, beside: "_UnpackGraph | None") -> None:
         self._work, self._stream = work, stream
@@ -542,14 +547,14 @@ class _PassGraph:
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             fork = _CudaEvent()
             streams.compute.record(fork)
-            for stream in streams.forked:
-                stream.wait(fork)
+            for forked in streams.forked:
+                forked.wait(fork)
             try:
                 self.outputs = work()
             finally:  # else the error would be that of a capture that has unjoined streams
-                for stream in streams.forked:
+                for forked in streams.forked:
                     joined = _CudaEvent()
-                    joined.event.record(stream.stream)
+                    joined.event.record(forked.stream)
                     streams.compute.wait(joined)
         if editable:
             streams.why_memsets = self._without_memsets(stream)
@@ -602,21 +607,21 @@ class _DeviceArray:
 def streams_of(device: torch.device | str | None) -> Streams:
     """The streams of a device, of the current GPU by default, of the CPU where there is none."""
     try:
-        wanted = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        named = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise PlacementError(
             f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
         ) from None
-    if wanted.type == "cpu":
+    if named.type == "cpu":
         return HostStreams()
-    if wanted.type != "cuda":
-        raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {wanted}")
-    if (wanted.index or 0) >= torch.cuda.device_count():
+    if named.type != "cuda":
+        raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {named}")
+    if (named.index or 0) >= torch.cuda.device_count():
         raise PlacementError(
-            f"there is no {wanted}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
+            f"there is no {named}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
         )
     return CudaStreams(
-        torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+        torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)
     )
 
 

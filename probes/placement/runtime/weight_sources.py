@@ -202,10 +202,10 @@ class Correction:
 
     def undo(self, entry: Entry, converted: torch.Tensor) -> torch.Tensor:
         """The values as the model had them, in host memory."""
-        found = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
-        found.copy_(converted)
-        torch.atleast_1d(found)[self.places] = self.values
-        return found
+        values = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
+        values.copy_(converted)
+        torch.atleast_1d(values)[self.places] = self.values
+        return values
 
 
 _BITS = {2: torch.int16, 4: torch.int32}
