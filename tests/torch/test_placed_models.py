@@ -827,7 +827,7 @@ def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():
 
 
 def test_calls_that_all_differ_are_counted_in_bounded_memory(monkeypatch):
-    monkeypatch.setattr("probes.placement.runtime.capture.MOST_SEEN", 10)
+    monkeypatch.setattr("probes.placement.runtime.capture.MAX_COUNTED", 10)
     recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns()))
     for length in range(1, 100):
         x = torch.ones(length)

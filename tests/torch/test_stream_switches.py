@@ -34,9 +34,9 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     made = Device()
-    monkeypatch.setattr(streams, "_SET", made.set_stream)
-    monkeypatch.setattr(streams, "_NOW", lambda index: (made.current[index], index, 1))
-    monkeypatch.setattr(streams, "_ADDRESS", lambda index: made.current[index])
+    monkeypatch.setattr(streams, "_SET_STREAM", made.set_stream)
+    monkeypatch.setattr(streams, "_CURRENT_STREAM", lambda index: (made.current[index], index, 1))
+    monkeypatch.setattr(streams, "_CURRENT_ADDRESS", lambda index: made.current[index])
     one = SimpleNamespace(stream_id=OURS, device_index=0, device_type=1)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: one)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: made.device)
@@ -65,7 +65,7 @@ def test_an_interruption_right_after_a_switch_leaves_the_callers_stream_current(
         if stream["stream_id"] == OURS:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(streams, "_SET", interrupted)
+    monkeypatch.setattr(streams, "_SET_STREAM", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ran_on(device, streams._OwnStream(torch.device("cuda", 0)))
     assert device.current == {0: CALLERS, 1: CALLERS}
@@ -83,7 +83,7 @@ def test_work_runs_on_our_stream_and_the_callers_is_current_again(
     device, monkeypatch, has_functions, current_device
 ):
     if not has_functions:
-        monkeypatch.setattr(streams, "_SET", None)
+        monkeypatch.setattr(streams, "_SET_STREAM", None)
     device.device = current_device
     lane = streams._OwnStream(torch.device("cuda", 0))
     assert ran_on(device, lane) == [(0, OURS)]
@@ -101,7 +101,7 @@ def test_work_that_fails_leaves_the_callers_stream_current(device):
 @pytest.mark.parametrize("has_functions", [True, False])
 def test_marks_go_to_whichever_stream_is_current(device, monkeypatch, has_functions):
     if not has_functions:
-        monkeypatch.setattr(streams, "_ADDRESS", None)
+        monkeypatch.setattr(streams, "_CURRENT_ADDRESS", None)
     seen = []
     mark = SimpleNamespace(
         event=SimpleNamespace(
@@ -131,7 +131,7 @@ class Waiting(SimpleNamespace):
 @pytest.mark.parametrize("has_functions", [True, False])
 def test_work_that_follows_on_another_stream_waits_for_the_one_before(device, monkeypatch, has_functions):
     if not has_functions:
-        monkeypatch.setattr(streams, "_ADDRESS", None)
+        monkeypatch.setattr(streams, "_CURRENT_ADDRESS", None)
     seen = []
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda index: Waiting(at=device.current[index], seen=seen)
@@ -176,7 +176,7 @@ def test_work_whose_graph_writes_something_else_is_handed_over_kernel_by_kernel(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(streams, "_CAPTURES", lambda: False)
+    monkeypatch.setattr(streams, "_IS_CAPTURING", lambda: False)
 
     def work():
         written.fill_(3)

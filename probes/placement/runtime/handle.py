@@ -72,18 +72,31 @@ class PlacementReport:
 
     def gap(self) -> tuple[str, ...]:
         """Where the difference between the planned and the measured wall time comes from, in sentences."""
-        if isinstance(self.measured, Unknown): return (f"the time of a pass is unknown:
-        {self.measured.reason}",) measured, planned = self.measured, duration(self.planned.middle_s) rest =
-        max(measured.middle_s - measured.waited_s, 0.0) lines = [ f"a pass takes {duration(measured.middle_s)}
-        (wall), {planned} were predicted", f"computing waits for weights for {duration(measured.waited_s)} of
-        that, and not for {duration(rest)}", ] if measured.copied_bytes and measured.copied_s > 0: rate,
-        carried = ( gb_per_s(measured.copied_bytes, measured.copied_s), binary_bytes(measured.copied_bytes), )
-        lines.append(f"the link carries {carried} in {duration(measured.copied_s)}: {rate:.1f} GB/s") if
-        measured.unpacked_s > 0: lines.append(f"unpacking takes {duration(measured.unpacked_s)}") if
-        self.why_pageable and measured.copied_bytes: lines.append(f"host memory isn't pinned:
-        {self.why_pageable}") if self.surprises: lines.append( f"{counted(self.surprises, 'call')} came in
-        another order than before, and waited for weights" ) lines += [f"not captured: {why}" for why in
-        self.not_captured] return tuple(lines)
+        if isinstance(self.measured, Unknown):
+            return (f"the time of a pass is unknown: {self.measured.reason}",)
+        measured, planned = self.measured, duration(self.planned.middle_s)
+        rest = max(measured.middle_s - measured.waited_s, 0.0)
+        lines = [
+            f"a pass takes {duration(measured.middle_s)} (wall), {planned} were predicted",
+            f"computing waits for weights for {duration(measured.waited_s)} of that, "
+            f"and not for {duration(rest)}",
+        ]
+        if measured.copied_bytes and measured.copied_s > 0:
+            rate, carried = (
+                gb_per_s(measured.copied_bytes, measured.copied_s),
+                binary_bytes(measured.copied_bytes),
+            )
+            lines.append(f"the link carries {carried} in {duration(measured.copied_s)}: {rate:.1f} GB/s")
+        if measured.unpacked_s > 0:
+            lines.append(f"unpacking takes {duration(measured.unpacked_s)}")
+        if self.why_pageable and measured.copied_bytes:
+            lines.append(f"host memory isn't pinned: {self.why_pageable}")
+        if self.surprises:
+            lines.append(
+                f"{counted(self.surprises, 'call')} came in another order than before, and waited for weights"
+            )
+        lines += [f"not captured: {why}" for why in self.not_captured]
+        return tuple(lines)
 
     def __str__(self) -> str:
         rows = [str(use) for use in self.tiers]

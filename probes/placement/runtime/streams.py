@@ -224,7 +224,7 @@ class Streams(Protocol):
         """
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:
-        """Work that has been done once, in a form that costs the host less to hand over if possible. May wait.
+        """Work that was done once, in a form that costs the host less to hand over if possible. May wait.
 
         `written`: the bytes that it writes.
         """

@@ -27,7 +27,7 @@ class WeightSource(Protocol):
         """Whether `send` wouldn't make the calling thread wait."""
 
     def send(self, target: torch.Tensor, stream: Stream) -> None:
-        """Append to the stream a copy of all bytes into `target`. Waits for the bytes where they aren't ready.
+        """Append to the stream a copy of all bytes into `target`. Waits for bytes that aren't ready.
 
         What the copy reads stays unchanged until the stream has done it.
         """
