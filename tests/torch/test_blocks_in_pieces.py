@@ -52,7 +52,7 @@ def test_a_block_larger_than_its_slots_computes_the_same(dtype, slots, capture, 
         lanes.engine = handle._engine
         cut = [one for one in handle._engine.moving if one.staging]
         assert all(len(one.pieces) >= PIECES - 1 for one in cut)
-        assert handle._builder.slot_bytes <= plan.rings.slot_bytes
+        assert handle._builder.staging_bytes <= plan.rings.slot_bytes
         for _ in range(6):
             assert torch.equal(model(x), want)
         lanes.compute.drain()

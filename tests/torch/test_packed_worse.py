@@ -128,7 +128,7 @@ def test_blocks_that_do_not_pack_go_through_the_slots_of_pieces(monkeypatch):
     through = [one for one in handle._engine.moving if one.staging]
     assert through
     assert all(len(one.pieces) > 1 for one in through)
-    assert handle._builder.slot_bytes <= made.rings.slot_bytes
+    assert handle._builder.staging_bytes <= made.rings.slot_bytes
     assert handle.report().spilled < tiers_of(made).count("packed")
     handle.remove()
 

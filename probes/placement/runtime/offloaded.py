@@ -124,12 +124,12 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
     def refuse_change(self, by: str) -> NoReturn:
         """Refuse what would be lost."""
         raise PlacementError(
-            f"{self.away.label} can't be changed (by {by}): the weights of a placed model are only read",
+            f"{self.access.label} can't be changed (by {by}): the weights of a placed model are only read",
             _REMOVE,
         )
 
     def _refuse_address(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise PlacementError(f"{self.away.label} has no address: its values are elsewhere", _REMOVE)
+        raise PlacementError(f"{self.access.label} has no address: its values are elsewhere", _REMOVE)
 
     data_ptr = share_memory_ = _refuse_address
     __dlpack__ = _refuse_address
@@ -184,7 +184,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         return self.access.values().tolist()
 
     def __repr__(self, **_: Any) -> str:
-        return f"Lazy({self.away.label}, shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+        return f"OffloadedParameter({self.access.label}, shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
     def __deepcopy__(self, _memo: Any) -> NoReturn:
         refuse_copy()

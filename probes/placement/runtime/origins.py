@@ -247,7 +247,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def joins_its_weights(block: nn.Module) -> bool:
-    """Whether a recurrent module in it joins its weights for cuDNN while placed (`Homes` says which)."""
+    """Whether a recurrent module in it joins its weights for cuDNN while placed (`ParameterOrigins.leave_weights_apart` says which)."""
     return any(isinstance(module, nn.RNNBase) and not module.bias for module in block.modules())
 
 

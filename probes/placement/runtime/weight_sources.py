@@ -18,7 +18,7 @@ from probes.placement.tensor_reading import require_range
 
 
 class WeightSource(Protocol):
-    """The source of one block's bytes, laid out as its `Stored` says."""
+    """The source of one block's bytes, laid out as its `StoredBlock` says."""
 
     def announce(self) -> None:
         """The block is called soon: begin to get its bytes, in another thread. Returns at once."""
