@@ -1,13 +1,33 @@
 """Stored tensors read into tensors in memory, converted on the way where their dtypes differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
+from probes.core.errors import CheckpointUnreadable
+from probes.placement.checkpoint import Checkpoint
 from probes.placement.models.headers import DTYPES, StoredTensor
 from probes.placement.packing.staging import HostBuffers, bytes_of
 
 Read = Callable[[memoryview, int], None]  # fills the memory from that byte of the stored tensor on
+
+
+def read_into(checkpoint: Checkpoint, targets: Mapping[str, torch.Tensor]) -> None:
+    """Fill each tensor with the checkpoint's values for its name, converted to the tensor's dtype.
+
+    Raises CheckpointUnreadable, also where a file changes meanwhile, and OverflowError where a number is too
+    large for its tensor.
+    """
+    buffers = HostBuffers()
+    for name, target in targets.items():
+        stored = torch_dtype(checkpoint.tensors[name])
+        if stored is None:
+            raise CheckpointUnreadable(
+                f"{name} has the dtype {checkpoint.tensors[name].dtype}, which this version of torch lacks"
+            )
+        read = partial(checkpoint.read_into, name)
+        convert_into(read, stored, target, given=target.dtype, buffers=buffers)
 
 
 def convert_into(
@@ -64,5 +84,5 @@ def require_range(values: torch.Tensor, wanted: torch.dtype) -> None:
 
 def torch_dtype(stored: StoredTensor) -> torch.dtype | None:
     """The dtype of a stored tensor; None where this version of torch doesn't know it."""
-    found: torch.dtype | None = getattr(torch, DTYPES[stored.dtype], None)
-    return found
+    dtype: torch.dtype | None = getattr(torch, DTYPES[stored.dtype], None)
+    return dtype

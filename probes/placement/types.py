@@ -85,7 +85,7 @@ class VramUse:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Peak VRAM of the process, in bytes."""
         allocated = self.weights + self.slots + self.scratch + self.activations + self.kv_cache
         return allocated + self.workspace + self.context + self.rounding
 
@@ -101,7 +101,7 @@ class HostUse:
 
     @property
     def total(self) -> int:
-        """All that is taken at once."""
+        """Peak host memory, in bytes."""
         return self.pinned + self.pageable + self.loading
 
 

@@ -405,7 +405,7 @@ def test_a_placed_lstm_never_joins_its_weights_elsewhere_and_gets_them_back(tier
 def test_an_lstm_without_biases_joins_its_weights_and_is_not_recorded(monkeypatch):
     handle = placed(made(lambda: nn.ModuleList(nn.LSTM(8, 12, bias=False) for _ in range(3))), "streamed")
     assert all("flatten_parameters" not in layer.__dict__ for layer in handle.model)
-    monkeypatch.setattr(handle._builder, "lanes", SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(handle._builder, "streams", SimpleNamespace(device=torch.device("cuda")))
     with pytest.raises(PlacementError, match="joins weights of a recurrent module"):
         handle._builder.require_capturable("")
     monkeypatch.undo()

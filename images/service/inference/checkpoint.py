@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probes.core.errors import CheckpointUnreadable
-from probes.placement.checkpoint import Checkpoint, open_checkpoint
+from probes.placement import Checkpoint, CheckpointUnreadable, open_checkpoint
 from service.errors import ModelUnreadable
 from service.inference.architecture import BertShape, Shape, parameter_shapes
 

@@ -184,7 +184,8 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         return self.access.values().tolist()
 
     def __repr__(self, **_: Any) -> str:
-        return f"OffloadedParameter({self.access.label}, shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+        facts = f"shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}"
+        return f"OffloadedParameter({self.access.label}, {facts})"
 
     def __deepcopy__(self, _memo: Any) -> NoReturn:
         refuse_copy()

@@ -247,7 +247,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def joins_its_weights(block: nn.Module) -> bool:
-    """Whether a recurrent module in it joins its weights for cuDNN while placed (`ParameterOrigins.leave_weights_apart` says which)."""
+    """Whether it has a recurrent module that joins its weights for cuDNN (see `leave_weights_apart`)."""
     return any(isinstance(module, nn.RNNBase) and not module.bias for module in block.modules())
 
 
