@@ -140,7 +140,7 @@ def _published(model: str) -> Built:
     options = {} if model == "bert-base" else {"use_cache": False}
 
     def call(tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = module(input_ids=tokens, **options).last_hidden_state
-        return found
+        output: torch.Tensor = module(input_ids=tokens, **options).last_hidden_state
+        return output
 
     return Built(module, tuple(layers), int(config.hidden_size), int(config.vocab_size), call)

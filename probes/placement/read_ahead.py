@@ -51,7 +51,7 @@ class ReadAhead:
             self._free = deque(self._buffers)
 
     def begin(self, weight_source: "FileSource") -> None:
-        """Read a block if there is a buffer for it. Returns at once."""
+        """Begin to read a block if there is a buffer for it. Returns at once."""
         if weight_source not in self._begun and self._free:
             self._begin(weight_source, self._free.popleft())
 
@@ -102,7 +102,7 @@ class ReadAhead:
 
 @dataclass(frozen=True, eq=False)
 class FileSource:
-    """One block in a file: where the runtime gets its bytes."""
+    """The weight source of one block that is read from a file in each pass."""
 
     ahead: ReadAhead
     n_bytes: int
@@ -122,9 +122,9 @@ class FileSource:
 
     def whole(self) -> torch.Tensor:
         """All bytes, read now into memory of their own on the host. Raises CheckpointUnreadable."""
-        found = torch.empty(self.n_bytes, dtype=torch.uint8, device="cpu")
-        self.fill(found)
-        return found
+        memory = torch.empty(self.n_bytes, dtype=torch.uint8, device="cpu")
+        self.fill(memory)
+        return memory
 
     def recover(self) -> None:
         """Have all buffers again, those of other blocks too."""

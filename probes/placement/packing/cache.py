@@ -79,10 +79,10 @@ def content_key(values: Values, *, dense: bool = False, buffers: HostBuffers | N
 
     def piece(start: int, memory: torch.Tensor) -> bytes:
         first, last = start // size, (start + memory.numel()) // size
-        found = values.read(first, last, memory)
-        if found.device.type != "cpu":
-            found = memory.copy_(found.view(torch.uint8))
-        return hashlib.sha256(bytes_of(found)).digest()
+        values_read = values.read(first, last, memory)
+        if values_read.device.type != "cpu":
+            values_read = memory.copy_(values_read.view(torch.uint8))
+        return hashlib.sha256(bytes_of(values_read)).digest()
 
     return digest_of(about, (buffers or HostBuffers()).each(prod(values.shape) * size, piece))
 
@@ -279,8 +279,8 @@ class CachedTensor:
     @staticmethod
     def nowhere(content: Content, values: Values | None = None) -> "CachedTensor | None":
         """One that is packed again when it is written; None where packing saves nothing."""
-        found = content.pack(None, values)
-        return CachedTensor(found, content) if found else None
+        outline = content.pack(None, values)
+        return CachedTensor(outline, content) if outline else None
 
     def write(self, parts: Iterable[tuple[Packed, torch.Tensor]]) -> bool:
         """Bring parts of the outline to their buffers; False where the content isn't what it was.
@@ -322,16 +322,16 @@ class Cache:
         """
         before = origin_key(origin, content.dense) if origin else None
         key = self._noted(before) if before else None
-        found = self._outline(key) if key else None
-        if key is None or found is None:
+        stored = self._outline(key) if key else None
+        if key is None or stored is None:
             values = content.values()
             key = content_key(values, dense=content.dense, buffers=self._buffers)
-            found = self._outline(key) or self._store(key, content, values)
-            if found is None:
+            stored = self._outline(key) or self._store(key, content, values)
+            if stored is None:
                 return CachedTensor.nowhere(content, values)
             if origin and before and before == origin_key(origin, content.dense):  # not changed meanwhile
                 self._note(before, key)
-        return CachedTensor(found[0], content, self, key) if found[0] else None
+        return CachedTensor(stored[0], content, self, key) if stored[0] else None
 
     def read(self, key: str, of: PackedForm, put: Put) -> bool:
         """Give the bytes of an entry of that form to `put`. False where there is no such entry.
@@ -353,11 +353,11 @@ class Cache:
     def _noted(self, origin: str) -> str | None:
         try:
             with open_regular(self.folder / (origin + _ORIGIN)) as file:
-                said = file.read(_NOTE_BYTES + 1).decode("ascii", "replace")
+                note = file.read(_NOTE_BYTES + 1).decode("ascii", "replace")
         except OSError:
             return None
-        key = said.partition(" ")[0]
-        return key if said == _note_of(origin, key) else None
+        key = note.partition(" ")[0]
+        return key if note == _note_of(origin, key) else None
 
     def _note(self, origin: str, key: str) -> None:
         with suppress(OSError):
@@ -365,11 +365,11 @@ class Cache:
 
     def _outline(self, key: str) -> tuple[Packed | None] | None:
         """What is stored for a content, by its header; None if nothing is."""
-        found = self._look(key, lambda entry: (entry.outline(),))
-        if found:
+        stored = self._look(key, lambda entry: (entry.outline(),))
+        if stored:
             with suppress(OSError):
                 os.utime(self._path(key))
-        return found or None
+        return stored or None
 
     def _look(self, key: str, look: Callable[[CacheEntry], Found]) -> Found | None:
         """What `look` finds in an entry; None if there is none. A damaged one is removed."""
@@ -416,18 +416,18 @@ class Cache:
         To look through a folder of many for each entry would take longer than to store them. So that is done
         again after an eighth of what is left has been stored.
         """
-        found = []
+        entries = []
         with os.scandir(self.folder) as files:
             for file in files:
                 if file.name.endswith((_ENTRY, _ORIGIN)):
                     with suppress(FileNotFoundError):  # another process makes room as well
                         status = file.stat()
-                        found.append(
+                        entries.append(
                             (file.name == newest.name, status.st_mtime_ns, status.st_size, file.path)
                         )
-        found.sort(reverse=True)
+        entries.sort(reverse=True)
         room = self.most_bytes
-        for _, _, size, path in found:
+        for _, _, size, path in entries:
             room -= size
             if room < 0:
                 Path(path).unlink(missing_ok=True)

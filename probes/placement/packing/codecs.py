@@ -74,7 +74,7 @@ def encode_window(
     """Place the large parts of the words (flat, padded to whole rows), if wanted; the others are returned."""
     half = cut.width // 2
     # grown, not listed: small tensors that stay between large ones that go would leave holes in the heap
-    found, values = Grown(torch.int64, words.device), Grown(layout.word, words.device)
+    indices_found, values = Grown(torch.int64, words.device), Grown(layout.word, words.device)
     for first, last in row_chunks(cut, words.device):
         start = first * cut.width
         piece = words.read(start, last * cut.width)
@@ -88,8 +88,8 @@ def encode_window(
             pair = code.view(last - first, 2, half)
             place("codes", first * half, (pair[:, 0] | (pair[:, 1] << 4)).view(-1))
         values.append(piece[indices])
-        found.append(indices + start)
-    return _escapes(values.whole(), found.whole(), cut)
+        indices_found.append(indices + start)
+    return _escapes(values.whole(), indices_found.whole(), cut)
 
 
 def window_parts(layout: Layout, cut: Grid) -> dict[str, int]:
@@ -246,7 +246,7 @@ def encode_ranked(
     """Place the large parts of `n` words, a whole number of blocks, if wanted; the others are returned."""
     block, low_bits = block_of(n), layout.mantissa_bits - 7
     # grown, not listed, as in `window`
-    found, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
+    escaped, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
     code_of = _ranked_coding(layout, table, words.device)
     for span in _block_chunks(n, block, words.device):
         piece = words.read(span.start, span.stop)
@@ -262,10 +262,10 @@ def encode_ranked(
         escapes = true_places(((code + CODES) >> 3) ^ 1)  # code 0 alone: the others are 1 to 7
         edges = torch.arange(0, piece.numel() + 1, block, device=words.device)
         counts.append(torch.searchsorted(escapes, edges).diff())
-        found.append(field[escapes])
+        escaped.append(field[escapes])
     in_blocks = counts.whole()
     return {
-        "exponents": found.whole(),
+        "exponents": escaped.whole(),
         "starts": (in_blocks.cumsum(0) - in_blocks).to(torch.int32),
     }
 

@@ -52,11 +52,11 @@ def rows(packed: Packed, ids: torch.Tensor, *, most_escapes: int) -> torch.Tenso
     """
     flat = ids.reshape(-1)
     if launch.usable(packed.device) and flat.numel():
-        found = torch.empty((flat.numel(), packed.shape[1]), dtype=torch.bfloat16, device=packed.device)
-        launch.unpack_rows(packed.parts, flat, found, base=packed.base)
+        result = torch.empty((flat.numel(), packed.shape[1]), dtype=torch.bfloat16, device=packed.device)
+        launch.unpack_rows(packed.parts, flat, result, base=packed.base)
     else:
         words = decode_window_rows(
             packed.layout, packed.parts, flat, base=packed.base, most_escapes=most_escapes
         )
-        found = words.contiguous().view(torch.bfloat16)
-    return found.view(*ids.shape, packed.shape[1])
+        result = words.contiguous().view(torch.bfloat16)
+    return result.view(*ids.shape, packed.shape[1])

@@ -58,7 +58,7 @@ class HostBuffers:
         """
         free = self._free
 
-        def one(start: int) -> Found:
+        def piece(start: int) -> Found:
             memory = free.get()
             try:
                 if memory is None:
@@ -69,21 +69,21 @@ class HostBuffers:
 
         starts = range(0, n_bytes, PIECE_BYTES)
         if len(starts) < 2:
-            return [one(start) for start in starts]
+            return [piece(start) for start in starts]
         with self._made:
             if self._threads is None:
                 self._threads = Threads(self._count, "weir-pieces")
             threads = self._threads
-        return run_all(threads, one, starts)
+        return run_all(threads, piece, starts)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host, writable. It keeps the tensor's memory."""
     if not tensor.nbytes:
         return memoryview(bytearray())
-    found = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
-    found.owner = tensor
-    return memoryview(found).cast("B")
+    array = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    array.owner = tensor
+    return memoryview(array).cast("B")
 
 
 def host_buffer(n_bytes: int, *, pinned: bool) -> torch.Tensor:

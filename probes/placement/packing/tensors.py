@@ -95,10 +95,10 @@ def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
             parts[name] = torch.empty(size, dtype=torch.uint8, device=tensor.device)
         return place
 
-    found = _encode(Values.of(tensor), allocate, dense=dense)
-    if found is None:
+    encoded = _encode(Values.of(tensor), allocate, dense=dense)
+    if encoded is None:
         return None
-    of, others = found
+    of, others = encoded
     return Packed(LAYOUTS[of.layout], of.shape, parts | others, base=of.base, table=of.table)
 
 
@@ -120,10 +120,10 @@ def pack_into(put: Put | None, values: Values, *, dense: bool = False) -> Packed
         offsets.update(zip(sizes, (0, *ends), strict=False))
         return place if put else None
 
-    found = _encode(values, allocate, dense=dense)
-    if found is None:
+    encoded = _encode(values, allocate, dense=dense)
+    if encoded is None:
         return None
-    of, others = found
+    of, others = encoded
     for part, offset in zip(of.parts, of.offsets(), strict=True):
         if put and part.name in others:
             put(offset, others[part.name].view(torch.uint8))

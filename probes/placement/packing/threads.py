@@ -20,14 +20,14 @@ class Renewed(Protocol):
 _RENEWED: Final[WeakSet[Renewed]] = WeakSet()
 
 
-def renew_in_forks(one: Renewed) -> None:
+def renew_in_forks(thing: Renewed) -> None:
     """Renew it in each forked child, while it lives."""
-    _RENEWED.add(one)
+    _RENEWED.add(thing)
 
 
 def _renew_all() -> None:
-    for one in list(_RENEWED):
-        one.renew()
+    for thing in list(_RENEWED):
+        thing.renew()
 
 
 os.register_at_fork(after_in_child=_renew_all)
@@ -56,8 +56,8 @@ def run_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iter
     try:
         for item in items:
             begun.append(pool.submit(work, item))  # an interruption finds those so far
-        return [one.result() for one in begun]
+        return [future.result() for future in begun]
     finally:
-        for one in begun:
-            one.cancel()
+        for future in begun:
+            future.cancel()
         wait(begun)

@@ -28,7 +28,10 @@ _CHANGES: Final = {
 
 
 class ParameterOrigins:
-    """What has been taken from a model. `restore` gives it back; twice does no harm."""
+    """What a model had before it was placed: values of parameters and buffers, forwards and methods.
+
+    `remove_hooks` gives forwards and methods back, `restore` values. Both may be called twice.
+    """
 
     def __init__(self) -> None:
         self._origins: dict[int, _ParameterOrigin] = {}
@@ -42,21 +45,21 @@ class ParameterOrigins:
 
         A parameter on meta is exchanged for one with values.
         """
-        home = self._origins.get(id(entry))
-        if home is None:
-            home = self._origins[id(entry)] = _ParameterOrigin(
+        origin = self._origins.get(id(entry))
+        if origin is None:
+            origin = self._origins[id(entry)] = _ParameterOrigin(
                 entry, entry.parameter, entry.parameter.requires_grad
             )
-        if home.parameter.is_inference():
-            home.instead = _put(entry, values)
-            return home.instead
-        if home.parameter.is_meta:
-            home.parameter = _put(entry, values)
+        if origin.parameter.is_inference():
+            origin.instead = _put(entry, values)
+            return origin.instead
+        if origin.parameter.is_meta:
+            origin.parameter = _put(entry, values)
         else:
-            home.parameter.requires_grad_(False)
-            home.parameter.data = values
-        home.fetch, home.address = fetch, home.parameter.data_ptr()
-        return home.parameter
+            origin.parameter.requires_grad_(False)
+            origin.parameter.data = values
+        origin.fetch, origin.address = fetch, origin.parameter.data_ptr()
+        return origin.parameter
 
     def fetch_with(self, entry: Entry, fetch: Fetch) -> None:
         """From now on `fetch` gives the values back. They take no memory of the parameter's own any more."""
@@ -88,7 +91,7 @@ class ParameterOrigins:
                 self._buffers.append(_BufferOrigin(module._buffers, key, buffer, made))
 
     def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
-        """Let the module's forward be the hook that `make` makes of it."""
+        """Replace the module's forward by the hook that `make` makes of it."""
         before = module.__dict__.get("forward")
         guard = make(module.forward)
         module.__dict__["forward"] = guard
@@ -124,7 +127,7 @@ class ParameterOrigins:
             self._methods.append((module, name))
 
     def remove_hooks(self) -> None:
-        """Give modules their own forwards back, and let weights be changed again."""
+        """Give modules their own forwards and methods back, so that weights can be changed again."""
         for model, name in self._methods:
             model.__dict__.pop(name, None)
         self._methods.clear()
@@ -139,8 +142,8 @@ class ParameterOrigins:
 
     def parameter(self, entry: Entry) -> nn.Parameter:
         """The parameter as an object, wherever its values are."""
-        home = self._origins.get(id(entry))
-        return home.parameter if home else entry.parameter
+        origin = self._origins.get(id(entry))
+        return origin.parameter if origin else entry.parameter
 
     def wanted(self, entry: Entry, *, gradients: bool) -> None:
         """Gradients of the parameter were asked for, or not, since the model was placed."""
@@ -148,15 +151,15 @@ class ParameterOrigins:
 
     def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
         """Copy the values to the host now, if they have left it."""
-        home = self._origins.get(id(entry))
-        if home is not None and home.fetch is not None and home.instead is None:
-            home.parameter.data, home.fetch = on_host(entry, values), None
+        origin = self._origins.get(id(entry))
+        if origin is not None and origin.fetch is not None and origin.instead is None:
+            origin.parameter.data, origin.fetch = on_host(entry, values), None
 
     def keep_written(self, entry: Entry, values: torch.Tensor) -> None:
         """A forward gave the parameter these values, by `.data =`: it keeps them."""
-        home = self._origins[id(entry)]
-        if home.instead is None:
-            home.parameter.data, home.fetch = values.cpu(), None
+        origin = self._origins[id(entry)]
+        if origin.instead is None:
+            origin.parameter.data, origin.fetch = values.cpu(), None
 
     def restore(self) -> None:
         """Bring all values back to the host.
@@ -164,14 +167,14 @@ class ParameterOrigins:
         Where some can't be found any more, the others come back, and the first error is raised. This can be
         tried again.
         """
-        failed: Exception | None = None
-        for home in self._origins.values():
+        first_error: Exception | None = None
+        for origin in self._origins.values():
             try:
-                home.back()
+                origin.back()
             except Exception as error:  # of the disk, or of the GPU
-                failed = failed or error
-        if failed:
-            raise failed
+                first_error = first_error or error
+        if first_error:
+            raise first_error
         for buffer in reversed(self._buffers):
             buffer.back()
         for module in self._recurrent:  # it noted those that calls had
@@ -183,7 +186,7 @@ class ParameterOrigins:
 
 @dataclass(eq=False)
 class _ParameterOrigin:
-    """One parameter: the object, whether it wanted gradients, and how its values come to the host again."""
+    """A parameter as an object, whether it wanted gradients, and how its values get back to the host."""
 
     entry: Entry
     parameter: nn.Parameter
@@ -193,7 +196,7 @@ class _ParameterOrigin:
     instead: nn.Parameter | None = None  # of one made under inference mode, which can't be given other values
 
     def back(self) -> None:
-        """Give values and the wish for gradients back: what was asked since, where that is known."""
+        """Give back the values, and whether gradients are wanted: by what was asked for last, if known."""
         if self.instead is not None:
             for owner, key in self.entry.owners:
                 if owner._parameters.get(key) is self.instead:
@@ -262,7 +265,7 @@ def _saved(
     prefix: str,
     keep_vars: bool,
 ) -> None:
-    """A module's part of a state dict, with values of weights that move, in host memory."""
+    """Save a module's part of a state dict, with the values of offloaded weights in host memory."""
     save(destination, prefix, keep_vars)
     for key in (prefix + name for name in module._parameters):
         value = destination.get(key)
@@ -272,15 +275,15 @@ def _saved(
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The model's own values in host memory of their own, in the parameter's order of dimensions."""
-    made = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
-    return made.copy_(values)
+    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
+    return view.copy_(values)
 
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
-    made = entry.like(values)
+    parameter = entry.like(values)
     for owner, key in entry.owners:
-        owner._parameters[key] = made
-    return made
+        owner._parameters[key] = parameter
+    return parameter
 
 
 def bfloat16_target(plan: Plan) -> torch.dtype | None:
@@ -293,5 +296,5 @@ _BECOMES = {"float16": torch.float16, "float32": torch.float32}
 
 def converting_modules(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
     """Where inputs of another dtype may come in: the blocks, which any method may call, and the model."""
-    found = [*(module for block, _ in blocks for module in block.modules), model]
-    return list({id(module): module for module in found}.values())
+    modules = [*(module for block, _ in blocks for module in block.modules), model]
+    return list({id(module): module for module in modules}.values())

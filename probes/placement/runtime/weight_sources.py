@@ -1,4 +1,9 @@
-"""Where weights come from."""
+"""Where weights come from: the whole model's when it is placed, one block's in each pass.
+
+`ModelWeights` is the first, of which `ModuleWeights` is a model that is already built (`loading.py` has one
+for checkpoints). `WeightSource` is the second, of which `MemorySource` is in host memory or VRAM
+(`read_ahead.py` has one for files). Conversions between dtypes that lose numbers are refused or noted here.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -40,7 +45,7 @@ class WeightSource(Protocol):
 
 
 class MemorySource:
-    """Bytes that stay in memory, of the host or in VRAM."""
+    """A block's bytes that stay in memory, of the host or in VRAM."""
 
     def __init__(self, flat: torch.Tensor) -> None:
         self._flat = flat
@@ -78,7 +83,7 @@ class PackedValues(Protocol):
 class ModelWeights(Protocol):
     """Where a model's values come from: the module itself, or a checkpoint.
 
-    `again`: values may be asked for twice, so packed ones aren't kept in memory until they have their place.
+    `rereadable`: values may be asked for twice, so packed ones needn't stay in memory until they are placed.
     """
 
     rereadable: bool
@@ -139,7 +144,7 @@ class ModuleWeights:
         return entry.parameter.detach()
 
     def packed(self, entry: Entry, *, dense: bool) -> PackedValues | None:
-        """Packed now."""
+        """The values packed now, on the GPU if there is one."""
         packed = _packed_on(self._device, as_stored(entry, self._values(entry)), dense=dense)
         return _PackedInMemory(packed) if packed else None
 
@@ -160,7 +165,7 @@ class ModuleWeights:
 
 @dataclass(frozen=True)
 class _PackedInMemory:
-    """One that is in memory."""
+    """A packed tensor in memory."""
 
     outline: Packed
 
@@ -224,7 +229,10 @@ def require_entry_range(entry: Entry, values: torch.Tensor) -> None:
 
 
 def require_packed_range(entry: Entry, packed: Packed) -> None:
-    """The same of packed values, which are unpacked only where their exponents leave a doubt."""
+    """Raise PlacementError, naming the parameter, where float16 doesn't hold the packed values.
+
+    They are unpacked only where their exponents leave a doubt.
+    """
     if entry.dtype is not torch.float16 or not entry.converts:
         return
     if packed.table:
