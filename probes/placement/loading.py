@@ -1,4 +1,8 @@
-"""`load`: a model from its checkpoint to the tiers of a plan, without ever being whole in memory."""
+"""`load`: brings a model from its checkpoint to the tiers of a plan, without ever having it whole in memory.
+
+The factory's model gets parameters on meta (`build_skeleton`), its tensors are matched with the stored ones
+(`match_tensors`), and `CheckpointWeights` gives the builder their values.
+"""
 
 import os
 import threading
@@ -37,16 +41,11 @@ from probes.placement.runtime.weight_sources import WeightSource, conversion_err
 from probes.placement.tensor_reading import convert_into, torch_dtype
 from probes.placement.types import LOADING_BYTES, CardsPlan, Plan
 
-SHOWN = 4  # names of each kind in a message
-
-
 Factory = Callable[[], nn.Module]
-
-
+SHOWN = 4  # names of each kind in a message
 STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
-
-
 REORDERED = 1 << 17  # numbers that are read at once to be brought into another order
+COMPARED_BYTES = 16 << 20  # of two tensors, that are compared at once
 
 
 def load(
@@ -76,7 +75,8 @@ def load(
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
     for card in cards:
         _require_room(card)
-    streams = streams_of_cards(len(cards), device) if isinstance(plan, CardsPlan) else [streams_of(device)]
+    several = isinstance(plan, CardsPlan)
+    all_streams = streams_of_cards(len(cards), device) if several else [streams_of(device)]
     model = build_skeleton(factory)
     with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
         files = stack.enter_context(open_checkpoint(path))
@@ -85,16 +85,16 @@ def load(
         packed_cache = Cache(folder, buffers=values.buffers) if folder else None
         sources = [
             CheckpointWeights(values, card, streams, pinned=pinned, cache=packed_cache)
-            for card, streams in zip(cards, streams, strict=True)
+            for card, streams in zip(cards, all_streams, strict=True)
         ]
         for source in sources:
             stack.callback(source.end)
         # the handle gives values of the tier `disk` back, so it closes the files
         if isinstance(plan, CardsPlan):
-            handle = place_on_cards(model, plan, sources, streams, pinned=pinned)
+            handle = place_on_cards(model, plan, sources, all_streams, pinned=pinned)
             model.__dict__["placement"], handle.at_end = handle, stack.pop_all()
         else:
-            model.__dict__["placement"] = place_model(model, plan, sources[0], streams[0], pinned=pinned)
+            model.__dict__["placement"] = place_model(model, plan, sources[0], all_streams[0], pinned=pinned)
             sources[0].files = stack.pop_all()
     values.buffers.release()
     return model
@@ -199,7 +199,7 @@ class ModelTensor:
 
 @dataclass(frozen=True)
 class TensorMatch:
-    """A target and the tensors that hold its values: more than one where ties were saved twice."""
+    """A tensor of the model and the stored ones with its values: several where ties were saved twice."""
 
     target: ModelTensor
     sources: tuple[str, ...]
@@ -237,14 +237,14 @@ def match_tensors(
     where: str,
     ignored: Sequence[str] = (),
 ) -> list[TensorMatch]:
-    """The filling of every target that the checkpoint has values for.
+    """Match every target with the stored tensors that have its values.
 
     `ignored`: patterns (`*` matches anything) of stored tensors that the model doesn't need. A stored tensor
     with the name of a buffer that `state_dict` leaves out is ignored as well: older exports contain them.
     Raises PlacementError that names the first few tensors that are missing, not part of the model or of
     another shape.
     """
-    fillings, missing, misshaped = [], [], []
+    matches, missing, misshaped = [], [], []
     for target in wanted:
         sources = tuple(name for name in target.names if name in stored)
         if not target.needed:
@@ -252,7 +252,7 @@ def match_tensors(
         if not sources:
             missing.append(target.names[0])
         else:
-            fillings.append(TensorMatch(target, sources))
+            matches.append(TensorMatch(target, sources))
         misshaped += [
             f"{name} {list(stored[name].shape)} instead of {list(target.tensor.shape)}"
             for name in sources
@@ -268,23 +268,23 @@ def match_tensors(
         _listed("missing", missing),
         _listed("not part of this model", unknown),
         _listed("of another shape", misshaped),
-        _listed("of a type that can't become the model's", _inconvertible(fillings, stored)),
+        _listed("of a type that can't become the model's", _inconvertible(matches, stored)),
     )
     if any(complaints):
         raise PlacementError(
             f"{where} doesn't fit the model: {'; '.join(filter(None, complaints))}",
             "load the checkpoint of this very model; name tensors that it doesn't need with ignored=[...]",
         )
-    return fillings
+    return matches
 
 
-def _inconvertible(fillings: Sequence[TensorMatch], stored: Mapping[str, StoredTensor]) -> list[str]:
+def _inconvertible(matches: Sequence[TensorMatch], stored: Mapping[str, StoredTensor]) -> list[str]:
     """Floating-point values don't become whole numbers or the reverse: that would be another model."""
     return [
-        f"{name} {stored[name].dtype} instead of {str(filling.target.tensor.dtype).removeprefix('torch.')}"
-        for filling in fillings
-        for name in filling.sources
-        if not _becomes(torch_dtype(stored[name]), filling.target.tensor.dtype)
+        f"{name} {stored[name].dtype} instead of {str(match.target.tensor.dtype).removeprefix('torch.')}"
+        for match in matches
+        for name in match.sources
+        if not _becomes(torch_dtype(stored[name]), match.target.tensor.dtype)
     ]
 
 
@@ -313,9 +313,6 @@ def _listed(what: str, names: Sequence[str]) -> str:
     return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}"
 
 
-COMPARED_BYTES = 16 << 20
-
-
 class CheckpointValues:
     """Fills tensors, of any device, with the values that the checkpoint has for a model's parameters.
 
@@ -326,11 +323,11 @@ class CheckpointValues:
         self._checkpoint = checkpoint
         self._targets = model_tensors(model)
         shaped = checkpoint.tensors
-        fillings = match_tensors(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
-        self._fillings = {id(filling.target.tensor): filling for filling in fillings}
+        matches = match_tensors(self._targets, shaped, where=str(checkpoint.path), ignored=ignored)
+        self._matches = {id(match.target.tensor): match for match in matches}
         self.buffers = HostBuffers()
-        for filling in fillings:
-            self._refuse_unequal_ties(filling)
+        for match in matches:
+            self._refuse_unequal_ties(match)
 
     def bring(
         self,
@@ -345,7 +342,7 @@ class CheckpointValues:
         They are converted where its dtype is another. Raises CheckpointUnreadable, and PlacementError for a
         number that is too large for that dtype.
         """
-        name = self._fillings[id(parameter)].sources[0]
+        name = self._matches[id(parameter)].sources[0]
         stored = self.dtype(parameter)
 
         def read(memory: memoryview, start: int) -> None:
@@ -358,7 +355,7 @@ class CheckpointValues:
 
     def dtype(self, parameter: torch.Tensor) -> torch.dtype:
         """The dtype that the parameter is stored in."""
-        name = self._fillings[id(parameter)].sources[0]
+        name = self._matches[id(parameter)].sources[0]
         dtype = torch_dtype(self._checkpoint.tensors[name])
         assert dtype is not None  # else it didn't fit the model
         return dtype
@@ -368,7 +365,7 @@ class CheckpointValues:
 
         `order`: of its dimensions in memory, from the slowest to the quickest.
         """
-        stored = self._checkpoint.tensors[self._fillings[id(parameter)].sources[0]]
+        stored = self._checkpoint.tensors[self._matches[id(parameter)].sources[0]]
         if torch_dtype(stored) is not parameter.dtype:
             return None
         moved = order if order != tuple(range(len(order))) else ()
@@ -378,21 +375,21 @@ class CheckpointValues:
 
     def fill_buffers(self) -> None:
         """Read the buffers that the checkpoint has. The others keep the values that the factory gave them."""
-        for filling in list(self._fillings.values()):
-            if not filling.target.is_parameter:
-                self._fill_buffer(filling)
+        for match in list(self._matches.values()):
+            if not match.target.is_parameter:
+                self._fill_buffer(match)
 
-    def _fill_buffer(self, filling: TensorMatch) -> None:
-        known = filling.target.tensor
+    def _fill_buffer(self, match: TensorMatch) -> None:
+        known = match.target.tensor
         filled = torch.empty_like(known, device="cpu" if known.is_meta else known.device)
         self.bring(known, filled)
-        for module, name in filling.target.owners:
+        for module, name in match.target.owners:
             module._buffers[name] = filled
-        self._fillings[id(filled)] = filling
+        self._matches[id(filled)] = match
 
-    def _refuse_unequal_ties(self, filling: TensorMatch) -> None:
+    def _refuse_unequal_ties(self, match: TensorMatch) -> None:
         """Two stored tensors for one parameter must be equal: the model would use one of them for both."""
-        first, *others = filling.sources
+        first, *others = match.sources
         for other in others:
             if not self._equal(first, other):
                 raise PlacementError(
@@ -416,7 +413,7 @@ class CheckpointValues:
 
 
 class CheckpointWeights:
-    """The runtime's source of values: a checkpoint that is open."""
+    """The weights of a model whose checkpoint is open."""
 
     rereadable = True
 
@@ -453,7 +450,7 @@ class CheckpointWeights:
         return Values.of(values)
 
     def _in_pieces(self, entry: Entry) -> Values:
-        """The same on the host, read as often as need be; as a whole where the order is quite another."""
+        """The values on the host, read in pieces and as often as need be; whole where their order is unlike."""
         host, order = torch.device("cpu"), memory_order(entry)
         moved = next((d for d, at in enumerate(order) if d != at), None)
         if moved is not None and all(entry.shape):
@@ -470,7 +467,7 @@ class CheckpointWeights:
         return Values(entry.given, entry.shape, host, read)
 
     def _in_rows(self, entry: Entry, moved: int, row: int) -> Values:
-        """The same of a tensor that is stored in another order, but only within rows of so many numbers.
+        """The values of a tensor that is stored in another order, but only within rows of so many numbers.
 
         These are over its dimensions from `moved` on: of a convolution with `channels_last`, an output's.
         """

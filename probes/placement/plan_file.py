@@ -162,9 +162,8 @@ def _too_little(block: BlockPlan, rings: PrefetchPool) -> Iterator[str]:
         ("a scratch buffer", rings.scratch_bytes if rings.scratches else 0, unpacked),
     ):
         if taken < least:
-            yield (
-                f"{block.name!r} is {block.tier} with {weights:,} bytes of weights in {taken:,} bytes of {what}"
-            )
+            sizes = f"{weights:,} bytes of weights in {taken:,} bytes of {what}"
+            yield f"{block.name!r} is {block.tier} with {sizes}"
 
 
 def _beyond(what: str, taken: int, budget: int) -> str:
