@@ -17,7 +17,7 @@ from probes.placement.stacks import DTYPES, MODELS
 from probes.placement.types import Plan, Workload
 
 if TYPE_CHECKING:
-    from probes.measure.placement_baselines import BenchmarkRow
+    from probes.measure.placement_benchmark import BenchmarkRow
 
 PEERS = ("accelerate", "resident")
 TOKENS = 128  # of each sequence, where neither an option nor a plan says how many
@@ -132,9 +132,9 @@ def _place(args: argparse.Namespace) -> Exit:
     vram = given.vram_budget if given else args.vram
     instead = probe_line("plan", args.model, "--vram", typed_bytes(vram))
     require_torch(f"run it where torch is; for a prediction, which needs none: {instead}")
-    from probes.measure import placement_baselines
+    from probes.measure import placement_benchmark
 
-    asked = placement_baselines.BenchmarkOptions(
+    asked = placement_benchmark.BenchmarkOptions(
         model=args.model,
         dtype=dtype,
         vram=vram,
@@ -148,7 +148,7 @@ def _place(args: argparse.Namespace) -> Exit:
         compute=args.compute,
         given=given,
     )
-    found = placement_baselines.run(asked, tuple(args.compare))
+    found = placement_benchmark.run(asked, tuple(args.compare))
     tell(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")
     tell("\n".join(found.report.splitlines()))
     for ran in found.ways:

@@ -450,7 +450,7 @@ class CheckpointWeights:
         return Values.of(values)
 
     def _in_pieces(self, entry: Entry) -> Values:
-        """The values on the host, read in pieces and as often as need be; whole where their order is unlike."""
+        """The values on the host, read in pieces, as often as need be; whole where their order is unlike."""
         host, order = torch.device("cpu"), memory_order(entry)
         moved = next((d for d, at in enumerate(order) if d != at), None)
         if moved is not None and all(entry.shape):

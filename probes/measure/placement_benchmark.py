@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
@@ -19,8 +20,8 @@ from probes.core.errors import LibraryMissing, PlacementError, Unsupported, Usag
 from probes.core.output import say
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
+from probes.hardware.snapshot import available_bytes, floor_bytes, spendable_bytes
 from probes.hardware.torch_build import refusals
-from probes.measure import host_room
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load
 from probes.placement.models.from_config import config_refusals, configured, library
@@ -31,7 +32,38 @@ from probes.placement.planner.request import plan
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.stacks import DTYPE_BYTES, StackPlan
-from probes.placement.types import Objective, Plan
+from probes.placement.types import LOADING_BYTES, Objective, Plan
+
+
+def bytes_for_weights(asked: int | None) -> int | None:
+    """What was asked for, else what is available above a floor.
+
+    None: unknown, so what the machine's profile says.
+    """
+    available = available_bytes(Path("/"))
+    if asked is not None or isinstance(available, Unknown):
+        return asked
+    return spendable_bytes(available, floor_bytes(available))
+
+
+def require_plan_fits(made: Plan, host: int) -> None:
+    """Raise PlacementError for a plan that was made for a machine with more host memory than `load` finds."""
+    taken = made.host.pinned + made.host.pageable + LOADING_BYTES
+    if taken > host:
+        raise PlacementError(
+            f"the plan takes {binary_bytes(taken)} of host memory, and {binary_bytes(host)} are free here",
+            f"plan again with --host {host >> 20}MiB, or end other programs",
+        )
+
+
+def require_whole_fits(weight_bytes: int, host: int) -> None:
+    """Peers start from weights in host memory. Raises Unsupported where they don't fit there."""
+    if weight_bytes > host:
+        raise Unsupported(
+            f"--compare needs the whole model in host memory: {binary_bytes(weight_bytes)}, and it may take "
+            f"{binary_bytes(host)}",
+            "run it without --compare, or raise --host",
+        )
 
 
 def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) -> Built:
@@ -45,11 +77,11 @@ def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) ->
     with config_refusals(ImportError, OSError, RuntimeError):
         config = configured(folder.config)
         named = folder.config.get("architectures") or [""]
-        kind = _named(config, str(named[0]))
+        kind = _named_class(config, str(named[0]))
     if kind is not None:
         _require_tokens(kind, config)
     with config_refusals(ImportError, OSError, RuntimeError):
-        module = build_skeleton(lambda: _made(kind, config, getattr(torch, dtype)))
+        module = build_skeleton(lambda: _instantiated(kind, config, getattr(torch, dtype)))
     _require_tokens(module, module.config)
     text = module.config.get_text_config()
     _require_positions(getattr(text, "max_position_embeddings", None), tokens)
@@ -57,20 +89,20 @@ def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) ->
     return Built(module, (), int(text.hidden_size), int(text.vocab_size), _call(module))
 
 
-def ignored(module: nn.Module, folder: CheckpointFolder) -> tuple[str, ...]:
+def ignored_tensors(module: nn.Module, folder: CheckpointFolder) -> tuple[str, ...]:
     """The stored tensors that the model's class declares as not needed."""
     patterns = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
     return tuple(name for name in folder.names if any(re.search(pattern, name) for pattern in patterns))
 
 
-def _named(config: Any, name: str) -> Any:  # a class of models, or None
+def _named_class(config: Any, name: str) -> Any:  # a class of models, or None
     transformers = library()
     found: Any = getattr(transformers, name, None) if name.isidentifier() else None
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     return found if is_model and found.config_class is type(config) else None
 
 
-def _made(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+def _instantiated(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     made: nn.Module = (
         library().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
         if kind is None
@@ -187,7 +219,7 @@ def wall_s(one: Callable[[], object]) -> float:
 
 
 def _timed(one: Callable[[], object], times: int) -> float:
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else _no_wait
     begun = time.perf_counter()
     for _ in range(times):
         one()
@@ -219,7 +251,7 @@ def products_s(numbers: int, rows: int, dtype: torch.dtype) -> float:
     return (time.perf_counter() - begun) * (numbers / ACROSS**2)
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     return None
 
 
@@ -299,14 +331,14 @@ def run(asked: BenchmarkOptions, compare: tuple[Baseline, ...]) -> BenchmarkRepo
     files, UsageError for an unknown machine, Unsupported and LibraryMissing where something can't be run.
     """
     built = _build(asked)
-    host = host_room.bytes_for_weights(asked.host) if asked.checkpoint else None
+    host = bytes_for_weights(asked.host) if asked.checkpoint else None
     with _memory_for(asked):
         inputs = _inputs(built, asked)
     made = asked.given or _planned(asked, built, inputs, host)
     if asked.given and host is not None:
-        host_room.require_plan(made, host)
+        require_plan_fits(made, host)
     if compare and host is not None:
-        host_room.require_whole(sum(weight.nbytes for weight in built.module.parameters()), host)
+        require_whole_fits(sum(weight.nbytes for weight in built.module.parameters()), host)
     kept = asked.checkpoint is not None and not compare  # a checkpoint may be larger than host memory
     ours, output, report = _run_placed(asked, built, made, inputs, kept=kept)
     peers = [_run_baseline(peer, built, made, inputs, output=output) for peer in compare]
@@ -334,11 +366,11 @@ def _run_placed(
     """The placed model's time, its output and its report. It stays placed where it is `kept`."""
     with capped(made.vram_budget):
         _announce_placing(made)
-        handle = _placed(built.module, made, asked.checkpoint)
+        handle = _place(built.module, made, asked.checkpoint)
         try:
             with _memory_for(asked):
                 _announce_pass(built, made, inputs)
-                ours, output = _measured("placed", built, inputs)
+                ours, output = _measure("placed", built, inputs)
                 if isinstance(ours.wall_s, float) and ours.wall_s < LONG_S:
                     handle.measure(_pass(built, inputs), passes=1)  # says what a pass waits for
             report = str(handle.report())
@@ -358,7 +390,7 @@ def _build_random(asked: BenchmarkOptions) -> Built:
     """The model on the host. Its weights are drawn on the GPU if they fit there: that is much quicker."""
     known = shape(asked.model, dtype=asked.dtype, width=WIDTH)
     whole = StackPlan(known, known.layers or LAYERS, ())
-    host = host_room.bytes_for_weights(asked.host)
+    host = bytes_for_weights(asked.host)
     if host is not None and whole.weight_bytes > host:
         raise Unsupported(
             f"{asked.model} has {binary_bytes(whole.weight_bytes)} of weights, which are drawn in host "
@@ -398,10 +430,10 @@ def _announce_pass(built: Built, made: Plan, inputs: torch.Tensor) -> None:
     announce("a pass on the CPU, the first of at least 2", products_s(numbers, rows, dtype))
 
 
-def _placed(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) -> Handle:
+def _place(module: nn.Module, made: Plan, checkpoint: CheckpointFolder | None) -> Handle:
     if checkpoint is None:
         return place(module, made)
-    skipped = ignored(module, checkpoint)
+    skipped = ignored_tensors(module, checkpoint)
     handle: Handle = load(lambda: module, checkpoint.path, made, ignored=skipped).placement
     return handle
 
@@ -435,7 +467,7 @@ def _run_baseline(
         context, cap = accelerated(built.module, made), capped(made.vram_budget)
     try:
         with cap, context:
-            ran, theirs = _measured(how, built, inputs)
+            ran, theirs = _measure(how, built, inputs)
     except torch.cuda.OutOfMemoryError as error:
         why = Unknown(f"out of memory: {str(error).splitlines()[0][:120]}")
         return BenchmarkRow(how, why, why, why)
@@ -445,7 +477,7 @@ def _run_baseline(
     return BenchmarkRow(how, ran.wall_s, torch.equal(output, theirs), ran.peak_bytes)
 
 
-def _measured(how: str, built: Built, inputs: torch.Tensor) -> tuple[BenchmarkRow, torch.Tensor]:
+def _measure(how: str, built: Built, inputs: torch.Tensor) -> tuple[BenchmarkRow, torch.Tensor]:
     one = _pass(built, inputs)
     output = one().cpu()
     seconds = wall_s(one)

@@ -57,7 +57,7 @@ def _packed(plan: StackPlan) -> tuple[Tier, ...]:
     return tuple("streamed_packed" if index in moving else "packed" for index in range(plan.layers))
 
 
-def left_bytes(blocks: Sequence[tuple[Tier, int]]) -> int:
+def bytes_outside_vram(blocks: Sequence[tuple[Tier, int]]) -> int:
     """The weights, unpacked, of blocks that aren't in VRAM."""
     return sum(n_bytes for tier, n_bytes in blocks if tier not in IN_VRAM)
 
