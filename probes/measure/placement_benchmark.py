@@ -1,7 +1,7 @@
 """Runs a model placed by its plan on this machine, and the same model by other ways: `weir probe place`.
 
-The baselines (everything in VRAM, accelerate's device_map) have the same weights and inputs. Compared are the wall
-time of a pass in the steady state, and the bits of the output.
+The baselines (everything in VRAM, accelerate's device_map) have the same weights and inputs. Compared are the
+wall time of a pass in the steady state, and the bits of the output.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The layouts: how the bits of a weight are divided when it is packed.
+"""A packed tensor: the layouts of its bits, its parts, and its way into and out of one flat buffer.
+
+An outline is a packed tensor that is elsewhere: its parts are on meta, all but `starts`, which says where it
+can be cut.
 
 A weight has a sign and a mantissa, which are noise, and an exponent, which in trained and in Gaussian weights
 takes few values. So sign and mantissa are stored as they are, and the exponent as a code of 3 or 4 bits.
@@ -121,7 +124,7 @@ class Packed:
         return self.n_weights * int(self.layout.dtype.itemsize)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Packed":
-        """The same on another device."""
+        """A copy on another device."""
         parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}
         return Packed(self.layout, self.shape, parts, base=self.base, table=self.table)
 

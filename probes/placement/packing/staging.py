@@ -18,13 +18,13 @@ import torch
 from probes.placement.packing.threads import Threads, renew_in_forks, run_all
 
 PIECE_BYTES: Final = 2 << 20  # large enough for a disk, small enough to share a layer's matrix among threads
-THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
+THREADS: Final = min(12, os.cpu_count() or 1)  # with `LOADING_BYTES` of `types.py` in mind
 
 Found = TypeVar("Found")
 
 
 class HostBuffers:
-    """The threads' buffers, made at first use. They are pinned if a GPU is used by then."""
+    """A few threads, each with a buffer, made at first use. Buffers are pinned if a GPU is used by then."""
 
     def __init__(self, count: int = THREADS) -> None:
         self._count = count
@@ -52,7 +52,7 @@ class HostBuffers:
         return free
 
     def each(self, n_bytes: int, work: Callable[[int, torch.Tensor], Found]) -> list[Found]:
-        """What `work` returns for each piece of so many bytes: called with its start and a buffer as large.
+        """Call `work` for each piece of so many bytes, with its start and a buffer of its size.
 
         Threads do it, in any order; where one fails, all have ended before its error is raised.
         """

@@ -1,4 +1,4 @@
-"""Work of several threads on one memory, which ends before its caller goes on. No torch."""
+"""Thread pools whose work ends before their caller goes on, and that a forked child has anew. No torch."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ _RENEWED: Final[WeakSet[Renewed]] = WeakSet()
 
 
 def renew_in_forks(thing: Renewed) -> None:
-    """Renew it in each forked child, while it lives."""
+    """Call `renew` of this object in each forked child, as long as the object lives."""
     _RENEWED.add(thing)
 
 
@@ -47,7 +47,7 @@ class Threads(ThreadPoolExecutor):
 
 
 def run_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-    """What `work` returns for each item, in their order; threads do it, in any order.
+    """Call `work` for each item in threads, in any order; returns the results in the items' order.
 
     Where one fails, what hasn't begun is left out, and the error is raised once all threads have stopped. So
     what they read, and where to, may be closed or used for something else then.

@@ -407,7 +407,7 @@ class Builder:
         raise self._refusal("too few blocks can stream instead")
 
     def _elsewhere(self, placement: BlockPlacement) -> BlockPlacement:
-        """The same block, streamed; whole if the plan has no decode buffer to put its pieces together."""
+        """The block as it streams; whole if the plan has no decode buffer to put its pieces together."""
         tier: Tier = "streamed_packed" if placement.tier == "packed" else "streamed"
         most = self._piece_bytes if unpacked_bytes(placement.block) <= self.pool.scratch_bytes else 0
         made = _arrange(placement.block, tier, placement.packed, self.storage, most=most)

@@ -244,7 +244,7 @@ def _repeated(args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _with_copies(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
-    """The same with the copies of the tensors that are passed directly."""
+    """A call's arguments with copies instead of the tensors that are passed directly."""
     if isinstance(thing, torch.Tensor):
         return copies[id(thing)]
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):

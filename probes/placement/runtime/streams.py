@@ -18,150 +18,9 @@ import torch
 from probes.core.errors import PlacementError
 from probes.hardware.torch_build import first_line
 
-LIBRARY: Final = "libcuda.so.1"
-
-
-MEMSET: Final = 2  # CU_GRAPH_NODE_TYPE_MEMSET
-
-
-WIDTHS: Final = (1, 2, 4)  # bytes of the elements that a memset writes
-
-
-class DriverError(Exception):
-    """The driver refused a function."""
-
-
-@dataclass(frozen=True)
-class Memset:
-    """`count` elements of `width` bytes each, one behind the other, from `address` on become `value`."""
-
-    address: int
-    value: int
-    width: int
-    count: int
-
-
-class _MemsetParams(Structure):
-    _fields_ = (
-        ("dst", c_uint64),
-        ("pitch", c_size_t),
-        ("value", c_uint),
-        ("element_size", c_uint),
-        ("width", c_size_t),
-        ("height", c_size_t),
-    )
-
-
-class GraphNodes:
-    """A graph's nodes. Raises DriverError for what the driver refuses."""
-
-    def __init__(self, graph: int, library: Any | None = None) -> None:
-        try:
-            self._library = library or ctypes.CDLL(LIBRARY)
-        except OSError as error:
-            raise DriverError(str(error)) from error
-        self._graph = c_void_p(graph)
-
-    def all(self) -> list[int]:
-        """Every node."""
-        return self._listed("cuGraphGetNodes", self._graph)
-
-    def memset(self, node: int) -> Memset | None:
-        """What the node sets; None for another kind of node, and for memsets of several rows."""
-        kind = c_int(-1)
-        self._call("cuGraphNodeGetType", c_void_p(node), byref(kind))
-        if kind.value != MEMSET:
-            return None
-        parameters = _MemsetParams()
-        self._call("cuGraphMemsetNodeGetParams", c_void_p(node), byref(parameters))
-        if parameters.height != 1 or parameters.element_size not in WIDTHS:
-            return None
-        return Memset(
-            int(parameters.dst), int(parameters.value), int(parameters.element_size), int(parameters.width)
-        )
-
-    def replace(self, node: int, child: int) -> None:
-        """Let the graph `child` be where the node is. If that fails, the node is there as before."""
-        before = self._listed("cuGraphNodeGetDependencies", c_void_p(node))
-        after = self._listed("cuGraphNodeGetDependentNodes", c_void_p(node))
-        added = c_void_p()
-        self._call(
-            "cuGraphAddChildGraphNode",
-            byref(added),
-            self._graph,
-            (c_void_p * len(before))(*before),
-            c_size_t(len(before)),
-            c_void_p(child),
-        )
-        try:
-            self._call(
-                "cuGraphAddDependencies",
-                self._graph,
-                (c_void_p * len(after))(*[added.value] * len(after)),
-                (c_void_p * len(after))(*after),
-                c_size_t(len(after)),
-            )
-            self._call("cuGraphDestroyNode", c_void_p(node))
-        except DriverError:
-            self._call("cuGraphDestroyNode", added)
-            raise
-
-    def _listed(self, name: str, of: c_void_p) -> list[int]:
-        count = c_size_t(0)
-        self._call(name, of, None, byref(count))
-        nodes = (c_void_p * count.value)()
-        if count.value:
-            self._call(name, of, nodes, byref(count))
-        return [int(node) for node in nodes if node is not None]
-
-    def _call(self, name: str, *args: Any) -> None:
-        function = getattr(self._library, name, None)
-        if function is None:
-            raise DriverError(f"the driver has no {name}")
-        if code := function(*args):
-            raise DriverError(f"{name} returned {code}")
-
-
-def replace_memsets(nodes: GraphNodes, kernel: Callable[[Memset], int]) -> str:
-    """Replace every memset of one row. Returns why some are left; nothing where none is.
-
-    `kernel` makes a graph of one kernel that writes the same; the driver copies it.
-    """
-    graphs: dict[Memset, int] = {}
-    try:
-        for node in nodes.all():
-            memset = nodes.memset(node)
-            if memset is None:
-                continue
-            if memset not in graphs:
-                graphs[memset] = kernel(memset)
-            nodes.replace(node, graphs[memset])
-    except (DriverError, RuntimeError) as error:
-        return str(error)
-    return ""
-
-
 Work = Callable[[], object]
 
-
-# torch's allocator takes this much for small tensors of a stream that has none yet. The first graph
-# brings two: the seed and the offset of its random numbers, whether it draws any or not.
-SMALL_SEGMENT: Final = 2 << 20
-
-
-# what torch's own stream context and `current_stream` call, without what they do around it; None: not there
-_CURRENT_ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-
-
-_CURRENT_STREAM: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)
-
-
-_SET_STREAM: Final[Any] = getattr(torch._C, "_cuda_setStream", None)
-
-
-_IS_CAPTURING: Final[Callable[[], bool]] = getattr(
-    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
-)
+# What any streams can do
 
 
 class Event(Protocol):
@@ -245,6 +104,63 @@ class Streams(Protocol):
         """Between two of `stopwatch`, both reached."""
 
 
+def streams_of(device: torch.device | str | None) -> Streams:
+    """The streams of a device, of the current GPU by default, of the CPU where there is none."""
+    try:
+        named = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise PlacementError(
+            f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
+        ) from None
+    if named.type == "cpu":
+        return HostStreams()
+    if named.type != "cuda":
+        raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {named}")
+    if (named.index or 0) >= torch.cuda.device_count():
+        raise PlacementError(
+            f"there is no {named}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
+        )
+    return CudaStreams(
+        torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)
+    )
+
+
+class Stopwatches:
+    """Begin and end of every step of one pass, by stream."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._taken: dict[str, list[tuple[Any, Any]]] = {"copy": [], "unpack": [], "wait": []}
+        self.copied_bytes = 0
+
+    def _around(self, what: str, stream: Stream, work: Callable[[], object]) -> None:
+        begin, end = self._streams.stopwatch(), self._streams.stopwatch()
+        stream.record(begin)
+        work()
+        stream.record(end)
+        self._taken[what].append((begin, end))
+
+    def copy(self, send: Callable[[], object], n_bytes: int, stream: Stream) -> None:
+        """Time a copy of so many bytes, which `send` appends to the stream."""
+        self.copied_bytes += n_bytes
+        self._around("copy", stream, send)
+
+    def unpack(self, work: Callable[[], object], stream: Stream) -> None:
+        """An unpacking."""
+        self._around("unpack", stream, lambda: stream.run(work))
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """A wait for weights."""
+        self._around("wait", stream, lambda: stream.wait(event))
+
+    def seconds(self, what: str) -> float:
+        """The sum of these steps, all of them done."""
+        return sum(self._streams.seconds(begin, end) for begin, end in self._taken[what])
+
+
+# Without a GPU
+
+
 class _HostEvent:
     """An event that is reached as soon as it is recorded."""
 
@@ -319,6 +235,22 @@ class HostStreams:
     def seconds(self, begin: _HostTimedEvent, end: _HostTimedEvent) -> float:
         """By the host's clock."""
         return end.at - begin.at
+
+
+# With a GPU
+
+# torch's allocator takes this much for small tensors of a stream that has none yet. The first graph
+# brings two: the seed and the offset of its random numbers, whether it draws any or not.
+SMALL_SEGMENT: Final = 2 << 20
+
+
+# what torch's own stream context and `current_stream` call, without what they do around it; None: not there
+_CURRENT_ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_CURRENT_STREAM: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)
+_SET_STREAM: Final[Any] = getattr(torch._C, "_cuda_setStream", None)
+_IS_CAPTURING: Final[Callable[[], bool]] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 
 
 class _CudaEvent:
@@ -576,6 +508,127 @@ class _PassGraph:
         self._graph.replay()
 
 
+# Memsets in graphs, which are replaced by kernels
+
+LIBRARY: Final = "libcuda.so.1"
+MEMSET: Final = 2  # CU_GRAPH_NODE_TYPE_MEMSET
+WIDTHS: Final = (1, 2, 4)  # bytes of the elements that a memset writes
+
+
+class DriverError(Exception):
+    """The driver refused a function."""
+
+
+@dataclass(frozen=True)
+class Memset:
+    """`count` elements of `width` bytes each, one behind the other, from `address` on become `value`."""
+
+    address: int
+    value: int
+    width: int
+    count: int
+
+
+class _MemsetParams(Structure):
+    _fields_ = (
+        ("dst", c_uint64),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("element_size", c_uint),
+        ("width", c_size_t),
+        ("height", c_size_t),
+    )
+
+
+class GraphNodes:
+    """A graph's nodes. Raises DriverError for what the driver refuses."""
+
+    def __init__(self, graph: int, library: Any | None = None) -> None:
+        try:
+            self._library = library or ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise DriverError(str(error)) from error
+        self._graph = c_void_p(graph)
+
+    def all(self) -> list[int]:
+        """Every node."""
+        return self._listed("cuGraphGetNodes", self._graph)
+
+    def memset(self, node: int) -> Memset | None:
+        """What the node sets; None for another kind of node, and for memsets of several rows."""
+        kind = c_int(-1)
+        self._call("cuGraphNodeGetType", c_void_p(node), byref(kind))
+        if kind.value != MEMSET:
+            return None
+        parameters = _MemsetParams()
+        self._call("cuGraphMemsetNodeGetParams", c_void_p(node), byref(parameters))
+        if parameters.height != 1 or parameters.element_size not in WIDTHS:
+            return None
+        return Memset(
+            int(parameters.dst), int(parameters.value), int(parameters.element_size), int(parameters.width)
+        )
+
+    def replace(self, node: int, child: int) -> None:
+        """Let the graph `child` be where the node is. If that fails, the node is there as before."""
+        before = self._listed("cuGraphNodeGetDependencies", c_void_p(node))
+        after = self._listed("cuGraphNodeGetDependentNodes", c_void_p(node))
+        added = c_void_p()
+        self._call(
+            "cuGraphAddChildGraphNode",
+            byref(added),
+            self._graph,
+            (c_void_p * len(before))(*before),
+            c_size_t(len(before)),
+            c_void_p(child),
+        )
+        try:
+            self._call(
+                "cuGraphAddDependencies",
+                self._graph,
+                (c_void_p * len(after))(*[added.value] * len(after)),
+                (c_void_p * len(after))(*after),
+                c_size_t(len(after)),
+            )
+            self._call("cuGraphDestroyNode", c_void_p(node))
+        except DriverError:
+            self._call("cuGraphDestroyNode", added)
+            raise
+
+    def _listed(self, name: str, of: c_void_p) -> list[int]:
+        count = c_size_t(0)
+        self._call(name, of, None, byref(count))
+        nodes = (c_void_p * count.value)()
+        if count.value:
+            self._call(name, of, nodes, byref(count))
+        return [int(node) for node in nodes if node is not None]
+
+    def _call(self, name: str, *args: Any) -> None:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverError(f"the driver has no {name}")
+        if code := function(*args):
+            raise DriverError(f"{name} returned {code}")
+
+
+def replace_memsets(nodes: GraphNodes, kernel: Callable[[Memset], int]) -> str:
+    """Replace every memset of one row. Returns why some are left; nothing where none is.
+
+    `kernel` makes a graph of one kernel that writes the same; the driver copies it.
+    """
+    graphs: dict[Memset, int] = {}
+    try:
+        for node in nodes.all():
+            memset = nodes.memset(node)
+            if memset is None:
+                continue
+            if memset not in graphs:
+                graphs[memset] = kernel(memset)
+            nodes.replace(node, graphs[memset])
+    except (DriverError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
 def _fill_graph(memset: Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """A graph of one kernel that writes what a memset does."""
     bits = 8 * memset.width
@@ -602,57 +655,3 @@ class _DeviceArray:
             "data": (address, False),
             "version": 3,
         }
-
-
-def streams_of(device: torch.device | str | None) -> Streams:
-    """The streams of a device, of the current GPU by default, of the CPU where there is none."""
-    try:
-        named = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise PlacementError(
-            f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
-        ) from None
-    if named.type == "cpu":
-        return HostStreams()
-    if named.type != "cuda":
-        raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {named}")
-    if (named.index or 0) >= torch.cuda.device_count():
-        raise PlacementError(
-            f"there is no {named}: torch sees {torch.cuda.device_count()} GPUs", "name another, or cpu"
-        )
-    return CudaStreams(
-        torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)
-    )
-
-
-class Stopwatches:
-    """Begin and end of every step of one pass, by stream."""
-
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self._taken: dict[str, list[tuple[Any, Any]]] = {"copy": [], "unpack": [], "wait": []}
-        self.copied_bytes = 0
-
-    def _around(self, what: str, stream: Stream, work: Callable[[], object]) -> None:
-        begin, end = self._streams.stopwatch(), self._streams.stopwatch()
-        stream.record(begin)
-        work()
-        stream.record(end)
-        self._taken[what].append((begin, end))
-
-    def copy(self, send: Callable[[], object], n_bytes: int, stream: Stream) -> None:
-        """Time a copy of so many bytes, which `send` appends to the stream."""
-        self.copied_bytes += n_bytes
-        self._around("copy", stream, send)
-
-    def unpack(self, work: Callable[[], object], stream: Stream) -> None:
-        """An unpacking."""
-        self._around("unpack", stream, lambda: stream.run(work))
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """A wait for weights."""
-        self._around("wait", stream, lambda: stream.wait(event))
-
-    def seconds(self, what: str) -> float:
-        """The sum of these steps, all of them done."""
-        return sum(self._streams.seconds(begin, end) for begin, end in self._taken[what])
