@@ -49,7 +49,7 @@ def layer_tiers(plan: StackPlan, scenario: Scenario) -> tuple[Tier, ...]:
 def _packed(plan: StackPlan) -> tuple[Tier, ...]:
     """As many layers as fit stay packed in VRAM, the others are streamed packed."""
     each = packed_bytes(plan.shape)
-    room = (plan.layers - len(plan.spilled)) * plan.shape.layer_bytes  # next to the scratch buffers
+    room = (plan.layers - len(plan.spilled)) * plan.shape.layer_bytes  # next to the decode buffers
     stay = min(room // each, plan.layers)
     if stay < plan.layers:
         stay = max(room // each - STREAM_BUFFERS, 0)

@@ -62,12 +62,14 @@ class BlockPlan:
 class PrefetchPool:
     """The buffers that moving blocks pass through. Block i of a ring always uses buffer i modulo its size."""
 
-    slots: int = 2
+    slots: int = 2  # staging buffers, into which blocks are copied; plan files call them so
     slot_bytes: int = 0  # of each
-    scratches: int = 2
+    scratches: int = 2  # decode buffers, into which packed blocks are unpacked
     scratch_bytes: int = 0  # of each
     ahead: int = 2  # blocks begun before they are called, or pieces of blocks
-    pieces: int = 1  # of a packed block that streams, if more: each takes a slot, and is unpacked from there
+    pieces: int = (
+        1  # of a packed block that streams, if more: each takes a staging buffer, and is unpacked from there
+    )
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class VramUse:
     """Predicted bytes of VRAM, by what takes them."""
 
     weights: int
-    slots: int
-    scratch: int
+    slots: int  # staging buffers
+    scratch: int  # decode buffers
     activations: int
     kv_cache: int
     workspace: int  # of the libraries that multiply

@@ -441,7 +441,7 @@ def few_rows(
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """Multiply up to BB input rows with W through the matrix units, which multiply numbers of type FACTORS."""
+    """Multiply up to BB input rows with W by the matrix units, which multiply numbers of type FACTORS."""
     half: tl.constexpr = K // 2
     rows, row, inside, low, code = _corner(rest, codes, n, K, BN, BK)
     b = tl.arange(0, BB)

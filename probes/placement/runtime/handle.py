@@ -1,4 +1,8 @@
-"""A placed model's handle: gives the model back, measures passes and reports what it takes."""
+"""What `place` returns: a handle that gives the model back, measures passes and reports what it takes.
+
+The methods of `Handle` from `take_over` to `finish` are the steps by which `place.py` and `multi_gpu.py`
+place a model; users need the others.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,42 +114,6 @@ class PlacementReport:
                 "the weights pack worse than planned"
             )
         return "\n".join((*rows, *self.gap()))
-
-
-class Watched(Protocol):
-    """What runs the passes that are measured."""
-
-    @property
-    def streams(self) -> Streams:
-        """Its streams."""
-
-    watches: Stopwatches | None
-
-
-def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: int) -> tuple[float, ...]:
-    """Seconds of each pass by the host's clock, after one to warm up. `finish` waits for the device."""
-    work()
-    walls = []
-    for _ in range(passes):
-        finish()
-        began = time.perf_counter()
-        work()
-        finish()
-        walls.append(time.perf_counter() - began)
-    return tuple(walls)
-
-
-def measure(engine: Watched, work: Callable[[], object], passes: int) -> Measured:
-    """Time passes by the host's clock, after one to warm up, then the steps of one more on their streams."""
-    walls = wall_times(engine.streams.finish, work, passes)
-    watches = engine.watches = Stopwatches(engine.streams)
-    try:
-        work()
-        engine.streams.finish()
-    finally:
-        engine.watches = None
-    copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
-    return Measured(walls, copied, unpacked, waited, watches.copied_bytes)
 
 
 class Handle:
@@ -339,3 +307,29 @@ def new_handle(
         model, streams, source, origins, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
     )
     return Handle(model, plan, engine, origins, builder)
+
+
+def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: int) -> tuple[float, ...]:
+    """Seconds of each pass by the host's clock, after one to warm up. `finish` waits for the device."""
+    work()
+    walls = []
+    for _ in range(passes):
+        finish()
+        began = time.perf_counter()
+        work()
+        finish()
+        walls.append(time.perf_counter() - began)
+    return tuple(walls)
+
+
+def measure(engine: Engine, work: Callable[[], object], passes: int) -> Measured:
+    """Time passes by the host's clock, after one to warm up, then the steps of one more on their streams."""
+    walls = wall_times(engine.streams.finish, work, passes)
+    watches = engine.watches = Stopwatches(engine.streams)
+    try:
+        work()
+        engine.streams.finish()
+    finally:
+        engine.watches = None
+    copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
+    return Measured(walls, copied, unpacked, waited, watches.copied_bytes)

@@ -106,7 +106,7 @@ class CurrentCard:
             with _OutputWatcher(self) as self._watcher:
                 yield
             if len(self.seen) < MAX_CALL_KINDS:
-                self.seen[call] = frozenset(id(guard) for _, guard in self.made.values()) - self.used
+                self.seen[call] = frozenset(id(hook) for _, hook in self.made.values()) - self.used
         finally:
             self.made, self.staying = None, before
 
@@ -362,7 +362,7 @@ def place_on_cards(
 ) -> CardsHandle:
     """Place each card's blocks, with values from its source. Raises PlacementError, and undoes all then."""
     parts = blocks_of_cards(model, plan)
-    handle = CardsHandle(model, plan, CurrentCard(tuple(one.device for one in streams), move))
+    handle = CardsHandle(model, plan, CurrentCard(tuple(stream.device for stream in streams), move))
     turns = Turns()
     try:
         handle.convert_buffers()
@@ -373,7 +373,7 @@ def place_on_cards(
                 part_handle.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, turns)
-        handle.convert_inputs([one for part in parts for one in part])
+        handle.convert_inputs([pair for part in parts for pair in part])
         for part_handle in handle.cards:
             with on_card(part_handle.device):
                 part_handle.begin()

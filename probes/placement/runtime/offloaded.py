@@ -115,8 +115,8 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default:  # `.data`, too
             return DetachedParameter.of(args[0].access)
-        for one in _changed(func, args, kwargs):
-            one.refuse_change(func.overloadpacket.__name__)
+        for parameter in _changed(func, args, kwargs):
+            parameter.refuse_change(func.overloadpacket.__name__)
         if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _HOST:
             return func(args[0].access.fetch_to_host(), **kwargs)  # several of them may not fit in VRAM
         return func(*_values(args), **_values(kwargs))

@@ -93,9 +93,9 @@ class ParameterOrigins:
     def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
         """Replace the module's forward by the hook that `make` makes of it."""
         before = module.__dict__.get("forward")
-        guard = make(module.forward)
-        module.__dict__["forward"] = guard
-        self._forwards.append((module, guard, before))
+        hook = make(module.forward)
+        module.__dict__["forward"] = hook
+        self._forwards.append((module, hook, before))
 
     def refuse_changes(self, model: nn.Module) -> None:
         """Refuse what would change weights one after another, and stop at the first that moves."""
@@ -131,8 +131,8 @@ class ParameterOrigins:
         for model, name in self._methods:
             model.__dict__.pop(name, None)
         self._methods.clear()
-        for module, guard, before in reversed(self._forwards):
-            if module.__dict__.get("forward") is not guard:
+        for module, hook, before in reversed(self._forwards):
+            if module.__dict__.get("forward") is not hook:
                 continue  # it has been exchanged since: it's the user's
             if before is None:
                 del module.__dict__["forward"]
@@ -217,23 +217,23 @@ class _ParameterOrigin:
 class _BufferOrigin:
     holder: dict[str, Any]
     key: str
-    home: torch.Tensor
+    origin: torch.Tensor
     moved: torch.Tensor
 
     def back(self) -> None:
         now, moved = self.holder.get(self.key), self.moved
         if now is moved:
             if not self._is_converted_only(moved):
-                with torch.inference_mode(self.home.is_inference()):
-                    self.home.copy_(moved)
-            self.holder[self.key] = self.home  # the last step: before it, this can be done again
+                with torch.inference_mode(self.origin.is_inference()):
+                    self.origin.copy_(moved)
+            self.holder[self.key] = self.origin  # the last step: before it, this can be done again
         elif now is not None:
-            self.holder[self.key] = now.to(self.home.device, self.home.dtype)
+            self.holder[self.key] = now.to(self.origin.device, self.origin.dtype)
 
     def _is_converted_only(self, moved: torch.Tensor) -> bool:
         """Whether nothing was written to it: converting it back may lose bits."""
-        return moved.dtype is not self.home.dtype and torch.equal(
-            moved.to(self.home.device), self.home.to(moved.dtype)
+        return moved.dtype is not self.origin.dtype and torch.equal(
+            moved.to(self.origin.device), self.origin.to(moved.dtype)
         )
 
 

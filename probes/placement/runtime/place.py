@@ -1,4 +1,4 @@
-"""Places a model that is already built."""
+"""`place`: places a model that is already built, on one GPU or several."""
 
 from typing import overload
 
@@ -61,9 +61,13 @@ def place(
                 raise PlacementError(
                     "a pass over several cards can't be captured", "place it without capture, or on one card"
                 )
-            every = streams_of_cards(len(plan.cards), device)
+            all_streams = streams_of_cards(len(plan.cards), device)
             return place_on_cards(
-                model, plan, [ModuleWeights(one.device) for one in every], every, pinned=pinned
+                model,
+                plan,
+                [ModuleWeights(streams.device) for streams in all_streams],
+                all_streams,
+                pinned=pinned,
             )
         if isinstance(device, list | tuple):
             raise PlacementError("the plan is for one card, a list of devices is given", "name one device")
