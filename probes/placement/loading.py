@@ -181,9 +181,9 @@ def _bare(parameter: nn.Parameter) -> nn.Parameter:
             "build the model without quantisation or other tensor subclasses",
         )
     values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-    made = nn.Parameter(values, requires_grad=False)
-    made.__dict__.update(parameter.__dict__)
-    return made
+    bare = nn.Parameter(values, requires_grad=False)
+    bare.__dict__.update(parameter.__dict__)
+    return bare
 
 
 @dataclass(frozen=True, eq=False)

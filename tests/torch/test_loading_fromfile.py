@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from probes.core.errors import CheckpointUnreadable, PlacementError
-from probes.placement import checkpoint
+from probes.placement import checkpoint, read_into
 from probes.placement.checkpoint import Checkpoint, open_checkpoint
 from probes.placement.loading import CheckpointValues, build_skeleton, model_tensors
 from probes.placement.models.headers import read_checkpoint
@@ -418,3 +418,19 @@ def test_a_file_exchanged_after_its_header_was_read_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(checkpoint, "read_checkpoint", read_then_exchanged)
     with pytest.raises(CheckpointUnreadable, match="changed while it was opened"), open_checkpoint(path):
         pass
+
+
+def test_tensors_are_filled_from_a_checkpoint_in_their_own_dtypes(tmp_path):
+    half = torch.randn(40, 30, dtype=torch.bfloat16)
+    path = tmp_path / "model.safetensors"
+    save_file({"half": half, "large": torch.full((3,), 70_000.0)}, path)
+    with open_checkpoint(path) as file:
+        wide, turned = torch.empty(40, 30), torch.empty(30, 40, dtype=torch.bfloat16).T
+        read_into(file, {"half": wide})
+        read_into(file, {"half": turned})
+        assert torch.equal(wide, half.float())
+        assert torch.equal(turned, half)
+        with pytest.raises(OverflowError, match=r"don't fit into torch\.float16"):
+            read_into(file, {"large": torch.empty(3, dtype=torch.float16)})
+        with pytest.raises(KeyError):
+            read_into(file, {"none": wide})

@@ -239,17 +239,17 @@ def unpacked_bytes(block: Block) -> int:
     return sum(aligned(entry.n_bytes) for entry in block.entries)
 
 
-def raw_view(entry: Entry, n_bytes: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def raw_view(entry: Entry, flat: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The parameter's values as a view of its bytes, in the order that its dimensions have in memory.
 
     Dimensions of size 1 have the parameter's own strides: a library knows channels_last by them.
     `dtype`: that of the bytes, where it isn't the one that calls compute with.
     """
     order = memory_order(entry)
-    stored = n_bytes.view(dtype or entry.dtype).view([entry.shape[d] for d in order])
+    stored = flat.view(dtype or entry.dtype).view([entry.shape[d] for d in order])
     view = stored.permute([order.index(d) for d in range(len(order))])
-    own = zip(entry.shape, entry.stride, view.stride(), strict=True)
-    return view.as_strided(entry.shape, [given if size == 1 else made for size, given, made in own])
+    strides = zip(entry.shape, entry.stride, view.stride(), strict=True)
+    return view.as_strided(entry.shape, [given if size == 1 else viewed for size, given, viewed in strides])
 
 
 def as_stored(entry: Entry, values: torch.Tensor) -> torch.Tensor:

@@ -410,9 +410,9 @@ class Builder:
         """The block as it streams; whole if the plan has no decode buffer to put its pieces together."""
         tier: Tier = "streamed_packed" if placement.tier == "packed" else "streamed"
         most = self._piece_bytes if unpacked_bytes(placement.block) <= self.pool.scratch_bytes else 0
-        made = _arrange(placement.block, tier, placement.packed, self.storage, most=most)
-        made.original = placement.original  # of a table that doesn't pack: the host has its bytes already
-        return made
+        streamed = _arrange(placement.block, tier, placement.packed, self.storage, most=most)
+        streamed.original = placement.original  # of a table that doesn't pack: the host has its bytes already
+        return streamed
 
     def _candidate(self, place: int, elsewhere: BlockPlacement) -> SpillCandidate:
         now = self.placements[place]

@@ -305,15 +305,15 @@ def map_tensors(thing: Any, change: Change, seen: Seen | None = None, *, within:
     if id(thing) in seen:
         return seen[id(thing)][1]
     if isinstance(thing, torch.Tensor):
-        made = change(thing)
+        changed = change(thing)
     else:
         parts = _parts(thing)
         new = {key: map_tensors(part, change, seen, within=within) for key, part in parts}
         if all(new[key] is part for key, part in parts):
             return thing
-        made = _rebuilt(thing, new, within=within)
-    seen[id(thing)] = (thing, made)
-    return made
+        changed = _rebuilt(thing, new, within=within)
+    seen[id(thing)] = (thing, changed)
+    return changed
 
 
 def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
@@ -353,10 +353,10 @@ def _rebuilt(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
         return kind(*parts.values()) if hasattr(thing, "_fields") else kind(parts.values())
     if not _is_changeable(thing):
         return kind(parts)
-    made = thing if within else copy(thing)
+    rebuilt = thing if within else copy(thing)
     for key, part in parts.items():
-        _set_part(made, key, part)
-    return made
+        _set_part(rebuilt, key, part)
+    return rebuilt
 
 
 def _replace_parts(container: Any, parts: dict[Any, Any]) -> None:

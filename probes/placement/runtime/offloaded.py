@@ -94,7 +94,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
     def of(cls, access: WeightAccess) -> "OffloadedParameter":
         """A tensor of this class whose values are elsewhere."""
         with torch.inference_mode(False):
-            made: OffloadedParameter = torch.Tensor._make_wrapper_subclass(
+            parameter: OffloadedParameter = torch.Tensor._make_wrapper_subclass(
                 cls,
                 access.outline.shape,
                 strides=access.outline.stride(),
@@ -102,10 +102,10 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
                 device=access.device,
                 requires_grad=False,
             )
-        _HAVE_NO_ADDRESS(made)
-        made.access = access
-        made.__dict__ = access.attributes  # type: ignore[misc]  # a tensor has both this and staging buffers
-        return made
+        _HAVE_NO_ADDRESS(parameter)
+        parameter.access = access
+        parameter.__dict__ = access.attributes  # type: ignore[misc]  # a tensor has both this and staging buffers
+        return parameter
 
     @classmethod
     def __torch_dispatch__(

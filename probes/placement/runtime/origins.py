@@ -86,9 +86,9 @@ class ParameterOrigins:
             for key, buffer in module._buffers.items():
                 if buffer is None or buffer.dtype is not torch.bfloat16:
                     continue
-                made = converted.setdefault(id(buffer), buffer.to(dtype))
-                module._buffers[key] = made
-                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, made))
+                new = converted.setdefault(id(buffer), buffer.to(dtype))
+                module._buffers[key] = new
+                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, new))
 
     def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
         """Replace the module's forward by the hook that `make` makes of it."""

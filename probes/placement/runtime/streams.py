@@ -493,11 +493,11 @@ class _PassGraph:
             self._graph.instantiate()
 
     def _without_memsets(self, stream: torch.cuda.Stream) -> str:
-        made: list[torch.cuda.CUDAGraph] = []  # which are alive until they have been copied
+        graphs: list[torch.cuda.CUDAGraph] = []  # which are alive until they have been copied
 
         def kernel(memset: Memset) -> int:
-            made.append(_fill_graph(memset, stream))
-            return int(made[-1].raw_cuda_graph())
+            graphs.append(_fill_graph(memset, stream))
+            return int(graphs[-1].raw_cuda_graph())
 
         try:
             return replace_memsets(GraphNodes(self._graph.raw_cuda_graph()), kernel)
