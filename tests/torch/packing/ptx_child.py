@@ -14,9 +14,9 @@ from standin_driver import StandInDriver, stand_in
 from test_kernels import odd_weights
 from test_round_trip import bits, forced, gaussian
 
+from probes.placement.packing import codecs
 from probes.placement.packing import launch as launching
 from probes.placement.packing import launch as prepared
-from probes.placement.packing import codecs
 from probes.placement.packing.packed import B11, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import unpack
