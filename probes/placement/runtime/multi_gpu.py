@@ -74,7 +74,7 @@ class CurrentCard:
         self.used: set[int] = set()  # hooks whose outputs are used between blocks, in such a pass
         self.staying: frozenset[int] = frozenset()  # hooks whose outputs stay on their card in this pass
         self._watcher: _OutputWatcher | None = None  # the last one
-        self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
+        self.seen: dict[Hashable, frozenset[int]] = {}  # by kind of call: hooks whose outputs stay
 
     def _moved(self, thing: Any, card: int) -> Any:
         return map_tensors(thing, partial(on_device, device=self.devices[card]))
