@@ -1,4 +1,4 @@
-"""The verb `place`: a checkpoint or a model with random weights, placed here and timed next to peers."""
+"""The verb `place`: a checkpoint or a model with random weights, placed here and timed next to baselines."""
 
 import argparse
 from pathlib import Path
@@ -13,13 +13,13 @@ from probes.core.unknown import Unknown
 from probes.measure.worker import require_torch
 from probes.placement.models.reading import CheckpointFolder, holds_a_model, read_folder
 from probes.placement.plan_file import read_plan
-from probes.placement.types import DTYPES, MODELS, Plan, Workload
+from probes.placement.stacks import DTYPES, MODELS
+from probes.placement.types import Plan, Workload
 
 if TYPE_CHECKING:
-    from probes.measure.placement_baselines import Ran
+    from probes.measure.placement_benchmark import BenchmarkRow
 
-
-PEERS = ("accelerate", "resident")
+BASELINES = ("accelerate", "resident")
 TOKENS = 128  # of each sequence, where neither an option nor a plan says how many
 
 _count = whole(1, 10**6)
@@ -72,7 +72,7 @@ def add_verbs(verbs: Verbs) -> None:
     place.add_argument(
         "--compare",
         action="append",
-        choices=PEERS,
+        choices=BASELINES,
         default=[],
         help="also run it with accelerate's device_map, or with everything in VRAM; may be repeated",
     )
@@ -114,13 +114,13 @@ def _given(args: argparse.Namespace, checkpoint: CheckpointFolder | None) -> Pla
             raise UsageError(f"--plan has a file that says --{name} already", f"leave --{name} out")
     if args.compute != "auto":
         raise UsageError("--plan has a file that says --compute already", "leave --compute out")
-    found = read_plan(args.plan)
-    if not isinstance(found, Plan):
+    plan = read_plan(args.plan)
+    if not isinstance(plan, Plan):
         raise UsageError(
-            f"{args.plan} is a plan over {len(found.cards)} cards, and this runs a model on one",
+            f"{args.plan} is a plan over {len(plan.cards)} cards, and this runs a model on one",
             "place it in Python: probes.placement.load(factory, checkpoint, read_plan(file))",
         )
-    return found
+    return plan
 
 
 def _place(args: argparse.Namespace) -> Exit:
@@ -132,9 +132,9 @@ def _place(args: argparse.Namespace) -> Exit:
     vram = given.vram_budget if given else args.vram
     instead = probe_line("plan", args.model, "--vram", typed_bytes(vram))
     require_torch(f"run it where torch is; for a prediction, which needs none: {instead}")
-    from probes.measure import placement_baselines
+    from probes.measure import placement_benchmark
 
-    asked = placement_baselines.Asked(
+    options = placement_benchmark.BenchmarkOptions(
         model=args.model,
         dtype=dtype,
         vram=vram,
@@ -148,23 +148,23 @@ def _place(args: argparse.Namespace) -> Exit:
         compute=args.compute,
         given=given,
     )
-    found = placement_baselines.run(asked, tuple(args.compare))
+    report = placement_benchmark.run(options, tuple(args.compare))
     echo(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")
-    echo("\n".join(found.report.splitlines()))
-    for ran in found.ways:
-        echo(line(ran, found.ways[0]))
+    echo("\n".join(report.report.splitlines()))
+    for row in report.ways:
+        echo(line(row, report.ways[0]))
     return Exit.OK
 
 
-def line(ran: "Ran", ours: "Ran") -> str:
-    """One way of running it, with how its time compares with ours. Pure."""
-    if isinstance(ran.wall_s, Unknown):
-        return f"{ran.how}: {ran.wall_s}"
-    said = f"{ran.how}: {duration(ran.wall_s)} a pass (wall)"
-    if ran is not ours and not isinstance(ours.wall_s, Unknown):
-        said += f", {ran.wall_s / ours.wall_s:.2f} of ours"
-    if isinstance(ran.peak_bytes, int):
-        said += f", {binary_bytes(ran.peak_bytes)} of VRAM at most"
-    if ran is not ours:
-        said += ", same bits" if ran.same_bits is True else ", other bits"
-    return said
+def line(row: "BenchmarkRow", ours: "BenchmarkRow") -> str:
+    """One way of running the model, and how its time compares with ours."""
+    if isinstance(row.wall_s, Unknown):
+        return f"{row.how}: {row.wall_s}"
+    text = f"{row.how}: {duration(row.wall_s)} a pass (wall)"
+    if row is not ours and not isinstance(ours.wall_s, Unknown):
+        text += f", {row.wall_s / ours.wall_s:.2f} of ours"
+    if isinstance(row.peak_bytes, int):
+        text += f", {binary_bytes(row.peak_bytes)} of VRAM at most"
+    if row is not ours:
+        text += ", same bits" if row.same_bits is True else ", other bits"
+    return text

@@ -22,7 +22,7 @@ from probes.hardware.snapshot import machine_lines
 from probes.measure import catalog, session, this_machine
 from probes.measure.catalog import BEGINNING, Planned, progress, sentence
 from probes.measure.worker import Aside, Told
-from probes.placement.types import DTYPES, MODELS
+from probes.placement.stacks import DTYPES, MODELS
 from probes.records.facts import Machine
 from probes.records.rows import Case
 from probes.records.schema import ProbeReport, ProbeRun, Settings

@@ -35,7 +35,7 @@ from probes.placement import architectures
 from probes.placement.packing.launch import usable
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.host_memory import zero_copy
-from probes.placement.types import Shape, StackPlan
+from probes.placement.stacks import Shape, StackPlan
 from probes.records.rows import SMALL_LAYERS, SMALL_WIDTH, SmallWork
 from probes.records.stats import median
 

@@ -12,7 +12,13 @@ from itertools import pairwise
 import torch
 
 from probes.core.unknown import Unknown
-from probes.measure.placement_ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, same_places
+from probes.measure.placement_scenarios import (
+    budget_bytes,
+    bytes_outside_vram,
+    fixed_plan,
+    layer_tiers,
+    same_places,
+)
 from probes.placement.architectures import Built, build
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.modules import Block, described, find_blocks
@@ -20,7 +26,8 @@ from probes.placement.planner.plan import make
 from probes.placement.planner.profile import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
-from probes.placement.types import Plan, StackPlan, Workload
+from probes.placement.stacks import StackPlan
+from probes.placement.types import Plan, Workload
 from probes.records.rows import Scenario, Split
 
 Operation = Callable[[], object]
@@ -127,7 +134,7 @@ class LayerStack:
             return 0
         self._arrange(scenario, rows)
         assert self._handle
-        return left_bytes([(block.tier, block.weight_bytes) for block in self._handle.plan.blocks])
+        return bytes_outside_vram([(block.tier, block.weight_bytes) for block in self._handle.plan.blocks])
 
     def passes(self, scenario: Scenario, rows: int) -> Operation:
         """One forward pass, to be repeated. "resident" works before `spill`, the others after it.

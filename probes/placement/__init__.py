@@ -1,14 +1,25 @@
 """Plans where a model's weights are placed, and runs a model placed that way.
 
-The public names are imported when they are first used: `plan` and `read_plan` need no torch, `place` and
-`load` do.
+What others use is imported from here, at its first use: so `plan` and `read_plan` need no torch, while
+`place`, `load` and `read_into` do. In this package:
+
+- `types`: a plan, and what it consists of. `plan_file` reads plans and judges whether they can be followed.
+- `models`: what a model consists of, read from its modules, its config or a checkpoint's headers.
+- `planner`: chooses a tier for each block and predicts the time of a pass. Without torch.
+- `packing`: lossless packing of weights, and products with packed ones.
+- `runtime`: places a model that is built (`place`) and runs it: streams, buffers, engine, hooks.
+- `loading`: places a model from its checkpoint (`load`). `checkpoint` is the open files, `tensor_reading`
+  brings a stored tensor into memory, and `read_ahead` reads the blocks of the tier `disk`.
+- `stacks` and `architectures`: models with random weights, for measuring.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probes.core.errors import PlacementError
+    from probes.core.errors import CheckpointUnreadable, PlacementError, PlanImpossible, ProbeError
+    from probes.hardware.snapshot import available_bytes
+    from probes.placement.checkpoint import Checkpoint, open_checkpoint
     from probes.placement.loading import load
     from probes.placement.plan_file import read_plan
     from probes.placement.planner.multi_gpu import plan_cards
@@ -16,37 +27,52 @@ if TYPE_CHECKING:
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.multi_gpu import CardsHandle
     from probes.placement.runtime.place import place
+    from probes.placement.tensor_reading import read_into
     from probes.placement.types import CardsPlan, Plan
 
-_HOMES = {
+_MODULES = {  # where each public name is defined
     "CardsHandle": "probes.placement.runtime.multi_gpu",
     "CardsPlan": "probes.placement.types",
+    "Checkpoint": "probes.placement.checkpoint",
+    "CheckpointUnreadable": "probes.core.errors",
     "Handle": "probes.placement.runtime.handle",
     "PlacementError": "probes.core.errors",
     "Plan": "probes.placement.types",
+    "PlanImpossible": "probes.core.errors",
+    "ProbeError": "probes.core.errors",
+    "available_bytes": "probes.hardware.snapshot",
     "load": "probes.placement.loading",
+    "open_checkpoint": "probes.placement.checkpoint",
     "place": "probes.placement.runtime.place",
     "plan": "probes.placement.planner.request",
     "plan_cards": "probes.placement.planner.multi_gpu",
+    "read_into": "probes.placement.tensor_reading",
     "read_plan": "probes.placement.plan_file",
 }
 
 __all__ = [
     "CardsHandle",
     "CardsPlan",
+    "Checkpoint",
+    "CheckpointUnreadable",
     "Handle",
     "PlacementError",
     "Plan",
+    "PlanImpossible",
+    "ProbeError",
+    "available_bytes",
     "load",
+    "open_checkpoint",
     "place",
     "plan",
     "plan_cards",
+    "read_into",
     "read_plan",
 ]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, a function or a class
     """Import a public name, or a module of this package. Raises AttributeError for anything else."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

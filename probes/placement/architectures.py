@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from probes.core.errors import Unsupported
-from probes.placement.types import DTYPE_BYTES, TOKENS, Shape, StackPlan
+from probes.placement.stacks import DTYPE_BYTES, TOKENS, Shape, StackPlan
 
 PLAIN_WIDTH, PLAIN_LAYERS, PLAIN_HEADS = 2048, 24, 16
 QWEN = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary
@@ -140,7 +140,7 @@ def _published(model: str) -> Built:
     options = {} if model == "bert-base" else {"use_cache": False}
 
     def call(tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = module(input_ids=tokens, **options).last_hidden_state
-        return found
+        output: torch.Tensor = module(input_ids=tokens, **options).last_hidden_state
+        return output
 
     return Built(module, tuple(layers), int(config.hidden_size), int(config.vocab_size), call)

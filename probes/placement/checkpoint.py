@@ -9,7 +9,7 @@ from typing import Final
 
 from probes.core.errors import CheckpointUnreadable
 from probes.placement.models.headers import FileState, StoredTensor, read_checkpoint
-from probes.placement.packing.threads import Threads, of_all
+from probes.placement.packing.threads import Threads, run_all
 
 PIECE_BYTES: Final = 8 << 20  # of one read: large enough for a disk, small enough to share among threads
 THREADS: Final = 4
@@ -53,7 +53,7 @@ class OpenFile:
             if len(starts) < 2:  # so threads of others may read pieces
                 list(map(read, starts))
             else:
-                of_all(pool, read, starts)
+                run_all(pool, read, starts)
         except OSError as error:
             raise CheckpointUnreadable(f"{self.path} can't be read: {error.strerror or error}") from error
         if not self.begun.is_still(FileState.of(self._descriptor)):
@@ -78,7 +78,7 @@ class OpenFile:
 
 
 @contextmanager
-def readers() -> Iterator[ThreadPoolExecutor]:
+def reader_threads() -> Iterator[ThreadPoolExecutor]:
     """The threads that read, ended with the block."""
     with Threads(THREADS, "weir-read") as pool:
         yield pool
@@ -120,11 +120,11 @@ class Checkpoint:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint, closed after the block. Raises CheckpointUnreadable."""
     files: dict[Path, OpenFile] = {}
     try:
-        with readers() as pool:
+        with reader_threads() as pool:
             yield Checkpoint(path, files, pool)
     finally:
         for file in files.values():

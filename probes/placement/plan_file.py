@@ -1,4 +1,4 @@
-"""A plan as a file: JSON, its schema, and its way back."""
+"""Plans as files: reads them, says whether they can be followed, and gives their JSON Schemas."""
 
 import math
 from collections import Counter
@@ -15,24 +15,67 @@ from probes.placement.models.reading import named_path
 from probes.placement.types import (
     CARDS_SCHEMA,
     IN_VRAM,
+    MOVING,
+    PACKED,
     PLAN_SCHEMA,
     TIERS,
     BlockPlan,
     CardsPlan,
     Plan,
-    Rings,
+    PrefetchPool,
 )
 from probes.records.files import reading
 from probes.records.json_schema import document
 
-PACKED: Final = ("packed", "streamed_packed")
+MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
 IN_HOST: Final = ("streamed", "streamed_packed", "in_place", "cpu")
-MOVING: Final = ("streamed", "streamed_packed", "disk")  # through slots
-MOST_BUFFERS: Final = 1_000  # of a ring: planners use a few
+MOST_BUFFERS: Final = 1_000  # of a pool: planners use a few
 MOST: Final = 2**63  # bytes, and any other whole number: what a machine's word holds
 
 
-def flaw(plan: Plan) -> str:
+def plan_schema() -> str:
+    """The JSON Schema of plans."""
+    return document(
+        Plan,
+        title="Weir placement plan",
+        description="Where each block of a model goes on a machine, what that takes and how long a pass "
+        "should last. All figures are predicted; `constants` says from what.",
+        versions={"schema": (PLAN_SCHEMA,)},
+    )
+
+
+def cards_schema() -> str:
+    """The JSON Schema of plans over several cards."""
+    return document(
+        CardsPlan,
+        title="Weir placement plan over several cards",
+        description="A model cut into stages, one for each of several equal cards, each with a plan of its "
+        "own. All figures are predicted.",
+        versions={"schema": (CARDS_SCHEMA,)},
+    )
+
+
+def read_plan(path: Path | str) -> Plan | CardsPlan:
+    """The plan in a file. Raises UsageError, and ReportError, naming the file and what doesn't fit."""
+    path = named_path(path, "plan")
+    again = "make it again: plan MODEL --vram SIZE --json FILE"
+    with reading(path, again):
+        value = load(files.read_text(path, most_bytes=MOST_BYTES))
+        schema = value.get("schema") if isinstance(value, dict) else None
+        plan: Plan | CardsPlan
+        if schema == PLAN_SCHEMA:
+            plan = decode(Plan, value, "plan")
+        elif schema == CARDS_SCHEMA:
+            plan = decode(CardsPlan, value, "plan")
+        else:
+            raise ReportError(f"it is not a plan of the schema {PLAN_SCHEMA} or {CARDS_SCHEMA}")
+    parts = (plan,) if isinstance(plan, Plan) else plan.cards
+    if why := next(filter(None, map(first_flaw, parts)), "" if parts else "it is for no card"):
+        raise ReportError(f"{path} is not a plan that can be followed: {why}", again)
+    return plan
+
+
+def first_flaw(plan: Plan) -> str:
     """The first thing that makes the plan impossible to follow, as a clause; empty for a sound plan.
 
     A plan without budgets, made by hand, only says where blocks go: nothing of it is compared with them.
@@ -53,8 +96,8 @@ def _flaws(plan: Plan) -> Iterator[str]:
     yield from _numbers(plan, "plan")
     rings = plan.rings
     if not all(n <= MOST_BUFFERS for n in (rings.slots, rings.scratches, rings.ahead, rings.pieces)):
-        said = f"{rings.slots:,} slots, {rings.scratches:,} scratch buffers, {rings.ahead:,} blocks ahead"
-        yield f"{said} and {rings.pieces:,} pieces aren't each from 0 to {MOST_BUFFERS:,}"
+        counts = f"{rings.slots:,} slots, {rings.scratches:,} scratch buffers, {rings.ahead:,} blocks ahead"
+        yield f"{counts} and {rings.pieces:,} pieces aren't each from 0 to {MOST_BUFFERS:,}"
     yield from _over_budget(plan)
 
 
@@ -68,8 +111,8 @@ def _numbers(value: object, where: str) -> Iterator[str]:
         for field in fields(value):
             yield from _numbers(getattr(value, field.name), f"{where}.{field.name}")
     elif isinstance(value, int) and not 0 <= value < MOST:
-        said = f"{value:,}" if -MOST <= value < MOST else "a number beyond 64 bits"
-        yield f"{where} is {said}, not a whole number from 0 to 2^63"
+        shown = f"{value:,}" if -MOST <= value < MOST else "a number beyond 64 bits"
+        yield f"{where} is {shown}, not a whole number from 0 to 2^63"
     elif isinstance(value, float) and not (math.isfinite(value) and value >= 0):
         yield f"{where} is {value}, not a time in seconds"
 
@@ -104,7 +147,7 @@ def _over_budget(plan: Plan) -> Iterator[str]:
         yield from _too_little(block, rings)
 
 
-def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
+def _too_little(block: BlockPlan, rings: PrefetchPool) -> Iterator[str]:
     """Where the block's weights can't be in what it is said to take, even packed to half their bytes."""
     weights = block.weight_bytes
     stored = weights // 2 if block.tier in PACKED else weights
@@ -119,54 +162,9 @@ def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
         ("a scratch buffer", rings.scratch_bytes if rings.scratches else 0, unpacked),
     ):
         if taken < least:
-            said = f"{block.name!r} is {block.tier} with {weights:,} bytes of weights in {taken:,} bytes"
-            yield f"{said} of {what}"
+            sizes = f"{weights:,} bytes of weights in {taken:,} bytes of {what}"
+            yield f"{block.name!r} is {block.tier} with {sizes}"
 
 
 def _beyond(what: str, taken: int, budget: int) -> str:
     return f"it takes {binary_bytes(taken)} {what}, more than its budget of {binary_bytes(budget)}"
-
-
-MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
-
-
-def plan_schema() -> str:
-    """The JSON Schema of plans."""
-    return document(
-        Plan,
-        title="Weir placement plan",
-        description="Where each block of a model goes on a machine, what that takes and how long a pass "
-        "should last. All figures are predicted; `constants` says from what.",
-        versions={"schema": (PLAN_SCHEMA,)},
-    )
-
-
-def cards_schema() -> str:
-    """The JSON Schema of plans over several cards."""
-    return document(
-        CardsPlan,
-        title="Weir placement plan over several cards",
-        description="A model cut into stages, one for each of several equal cards, each with a plan of its "
-        "own. All figures are predicted.",
-        versions={"schema": (CARDS_SCHEMA,)},
-    )
-
-
-def read_plan(path: Path | str) -> Plan | CardsPlan:
-    """The plan in a file. Raises UsageError, and ReportError, naming the file and what doesn't fit."""
-    path = named_path(path, "plan")
-    again = "make it again: plan MODEL --vram SIZE --json FILE"
-    with reading(path, again):
-        value = load(files.read_text(path, most_bytes=MOST_BYTES))
-        schema = value.get("schema") if isinstance(value, dict) else None
-        found: Plan | CardsPlan
-        if schema == PLAN_SCHEMA:
-            found = decode(Plan, value, "plan")
-        elif schema == CARDS_SCHEMA:
-            found = decode(CardsPlan, value, "plan")
-        else:
-            raise ReportError(f"it is not a plan of the schema {PLAN_SCHEMA} or {CARDS_SCHEMA}")
-    parts = (found,) if isinstance(found, Plan) else found.cards
-    if why := next(filter(None, map(flaw, parts)), "" if parts else "it is for no card"):
-        raise ReportError(f"{path} is not a plan that can be followed: {why}", again)
-    return found

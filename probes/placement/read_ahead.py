@@ -13,20 +13,18 @@ from functools import partial
 
 import torch
 
-from probes.placement.packing.staging import Buffers, bytes_of
 from probes.placement.packing.threads import Threads, renew_in_forks
-from probes.placement.runtime.streams import Lane, Mark
-from probes.placement.runtime.weight_sources import require_range
+from probes.placement.runtime.streams import Event, Stream
 
 Fill = Callable[[torch.Tensor], None]  # reads a block into memory of its size
 
 
 @dataclass(eq=False)
-class Buffer:
+class ReadBuffer:
     """Pinned memory for one block. `copied` is reached when the device has read it."""
 
     memory: torch.Tensor
-    copied: Mark
+    copied: Event
     used: bool = field(default=False)  # `copied` was recorded
 
     def wait(self) -> None:
@@ -38,40 +36,42 @@ class Buffer:
 class ReadAhead:
     """The buffers, and the thread that fills them. Its methods are called by one thread at a time."""
 
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, buffers: Sequence[ReadBuffer]) -> None:
         self._buffers = tuple(buffers)
         self._free = deque(buffers)
-        self._begun: OrderedDict[FileWire, tuple[Buffer, Future[None]]] = OrderedDict()
+        self._begun: OrderedDict[FileSource, tuple[ReadBuffer, Future[None]]] = OrderedDict()
         self._reader = Threads(1, "weir-read-ahead")
         self.late = 0  # blocks that had to be waited for
         renew_in_forks(self)
 
-    def widen(self, n_bytes: int, wider: Callable[[], Sequence[Buffer]]) -> None:
+    def widen(self, n_bytes: int, wider: Callable[[], Sequence[ReadBuffer]]) -> None:
         """Have buffers for blocks of so many bytes, before any is read; `wider` makes new ones if need be."""
         if n_bytes > self._free[0].memory.numel():
             self._buffers = tuple(wider())
             self._free = deque(self._buffers)
 
-    def begin(self, wire: "FileWire") -> None:
-        """Read a block if there is a buffer for it. Returns at once."""
-        if wire not in self._begun and self._free:
-            self._begin(wire, self._free.popleft())
+    def begin(self, weight_source: "FileSource") -> None:
+        """Begin to read a block if there is a buffer for it. Returns at once."""
+        if weight_source not in self._begun and self._free:
+            self._begin(weight_source, self._free.popleft())
 
-    def is_read(self, wire: "FileWire") -> bool:
+    def is_read(self, weight_source: "FileSource") -> bool:
         """Whether the block is in a buffer, or reading it failed."""
-        begun = self._begun.get(wire)
+        begun = self._begun.get(weight_source)
         return begun is not None and begun[1].done()
 
-    def send(self, wire: "FileWire", target: torch.Tensor, lane: Lane) -> None:
-        """Append to the lane a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
-        if wire not in self._begun:
-            self._begin(wire, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0])
-        buffer, reading = self._begun.pop(wire)
+    def send(self, weight_source: "FileSource", target: torch.Tensor, stream: Stream) -> None:
+        """Append to the stream a copy of the block; waits until it is read. Raises CheckpointUnreadable."""
+        if weight_source not in self._begun:
+            self._begin(
+                weight_source, self._free.popleft() if self._free else self._begun.popitem(last=False)[1][0]
+            )
+        buffer, reading = self._begun.pop(weight_source)
         self.late += not reading.done()
         try:
             reading.result()
-            lane.run(partial(target.copy_, buffer.memory[: target.numel()], non_blocking=True))
-            lane.record(buffer.copied)
+            stream.run(partial(target.copy_, buffer.memory[: target.numel()], non_blocking=True))
+            stream.record(buffer.copied)
             buffer.used = True
         finally:
             self._free.append(buffer)
@@ -88,12 +88,12 @@ class ReadAhead:
         self._begun.clear()
         self._free = deque(self._buffers)
 
-    def _begin(self, wire: "FileWire", buffer: Buffer) -> None:
+    def _begin(self, weight_source: "FileSource", buffer: ReadBuffer) -> None:
         def read() -> None:
             buffer.wait()
-            wire.fill(buffer.memory[: wire.n_bytes])
+            weight_source.fill(buffer.memory[: weight_source.n_bytes])
 
-        self._begun[wire] = (buffer, self._reader.submit(read))
+        self._begun[weight_source] = (buffer, self._reader.submit(read))
 
     def close(self) -> None:
         """End the thread. What was begun is read to its end."""
@@ -101,8 +101,8 @@ class ReadAhead:
 
 
 @dataclass(frozen=True, eq=False)
-class FileWire:
-    """One block in a file: where the runtime gets its bytes."""
+class FileSource:
+    """The weight source of one block that is read from a file in each pass."""
 
     ahead: ReadAhead
     n_bytes: int
@@ -116,61 +116,16 @@ class FileWire:
         """Whether it is read."""
         return self.ahead.is_read(self)
 
-    def send(self, target: torch.Tensor, lane: Lane) -> None:
-        """Append to the lane a copy of all bytes into `target`. Raises CheckpointUnreadable."""
-        self.ahead.send(self, target[: self.n_bytes], lane)
+    def send(self, target: torch.Tensor, stream: Stream) -> None:
+        """Append to the stream a copy of all bytes into `target`. Raises CheckpointUnreadable."""
+        self.ahead.send(self, target[: self.n_bytes], stream)
 
     def whole(self) -> torch.Tensor:
         """All bytes, read now into memory of their own on the host. Raises CheckpointUnreadable."""
-        found = torch.empty(self.n_bytes, dtype=torch.uint8, device="cpu")
-        self.fill(found)
-        return found
+        memory = torch.empty(self.n_bytes, dtype=torch.uint8, device="cpu")
+        self.fill(memory)
+        return memory
 
     def recover(self) -> None:
         """Have all buffers again, those of other blocks too."""
         self.ahead.recover()
-
-
-Read = Callable[[memoryview, int], None]  # fills the memory from that byte of the stored tensor on
-
-
-def bring(
-    read: Read, stored: torch.dtype, target: torch.Tensor, *, given: torch.dtype, buffers: Buffers
-) -> None:
-    """Fill `target`, of any device and strides, with stored numbers in row-major order.
-
-    They are converted by way of `given`, the model's own dtype. Raises OverflowError where a number is too
-    large for it or for the target's.
-    """
-    if target.is_contiguous() and target.device.type == "cpu" and target.dtype is given is stored:
-        read(bytes_of(target), 0)
-        return
-
-    def piece(start: int, memory: torch.Tensor) -> None:
-        read(bytes_of(memory), start)
-        values = memory.view(stored)
-        for dtype in (given, target.dtype):
-            if dtype is not values.dtype:
-                require_range(values, dtype)
-                values = values.to(dtype)
-        with torch.inference_mode(target.is_inference()):
-            _put(target, start // stored.itemsize, values)
-
-    buffers.each(target.numel() * stored.itemsize, piece)
-
-
-def _put(target: torch.Tensor, first: int, values: torch.Tensor) -> None:
-    """Write flat values into a tensor of any strides, from its number `first` in row-major order on."""
-    if target.is_contiguous():
-        target.view(-1)[first : first + values.numel()].copy_(values)
-        return
-    row = target[0].numel()
-    while values.numel():
-        at, start = divmod(first, row)
-        whole = 0 if start else values.numel() // row
-        count = whole * row or min(row - start, values.numel())
-        if whole:
-            target[at : at + whole].copy_(values[:count].view(whole, *target.shape[1:]))
-        else:
-            _put(target[at], start, values[:count])
-        first, values = first + count, values[count:]

@@ -4,21 +4,37 @@ import typing
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from probes.core.errors import DeviceUnusable
-from probes.core.units import binary_bytes
-
 Tier = Literal["resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk"]
+
+
 Bound = Literal["vram", "link", "compute", "launch", "host"]
+
+
 Objective = Literal["exact", "fast"]
+
+
 Becomes = Literal["", "float16", "float32"]
 
+
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
+
+
 # What loading takes in host memory beside what it brings there: buffers of 24 MiB that pieces of files pass
 # through, and less than 40 MiB for packing on the host and what is noted of each tensor.
 LOADING_BYTES: Final = 64 << 20
+
+
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
+
+
 TIERS: Final = typing.get_args(Tier)
-IN_VRAM: Final = ("resident", "packed")  # where weights stay in VRAM
+
+
+IN_VRAM: Final = ("resident", "packed")  # weights stay in VRAM
+PACKED: Final = ("packed", "streamed_packed")
+MOVING: Final = ("streamed", "streamed_packed", "disk")  # weights pass through staging buffers
+
+
 OBJECTIVES: Final = typing.get_args(Objective)
 
 
@@ -43,15 +59,17 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
-class Rings:
+class PrefetchPool:
     """The buffers that moving blocks pass through. Block i of a ring always uses buffer i modulo its size."""
 
-    slots: int = 2
+    slots: int = 2  # staging buffers, into which blocks are copied; plan files call them so
     slot_bytes: int = 0  # of each
-    scratches: int = 2
+    scratches: int = 2  # decode buffers, into which packed blocks are unpacked
     scratch_bytes: int = 0  # of each
     ahead: int = 2  # blocks begun before they are called, or pieces of blocks
-    pieces: int = 1  # of a packed block that streams, if more: each takes a slot, and is unpacked from there
+    pieces: int = (
+        1  # of a packed block that streams, if more: each takes a staging buffer, and is unpacked from there
+    )
 
 
 @dataclass(frozen=True)
@@ -59,8 +77,8 @@ class VramUse:
     """Predicted bytes of VRAM, by what takes them."""
 
     weights: int
-    slots: int
-    scratch: int
+    slots: int  # staging buffers
+    scratch: int  # decode buffers
     activations: int
     kv_cache: int
     workspace: int  # of the libraries that multiply
@@ -69,7 +87,7 @@ class VramUse:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Peak VRAM of the process, in bytes."""
         allocated = self.weights + self.slots + self.scratch + self.activations + self.kv_cache
         return allocated + self.workspace + self.context + self.rounding
 
@@ -85,7 +103,7 @@ class HostUse:
 
     @property
     def total(self) -> int:
-        """All that is taken at once."""
+        """Peak host memory, in bytes."""
         return self.pinned + self.pageable + self.loading
 
 
@@ -128,7 +146,7 @@ class Plan:
     vram_budget: int  # bytes
     host_budget: int  # bytes
     blocks: tuple[BlockPlan, ...]  # in call order
-    rings: Rings
+    rings: PrefetchPool
     vram: VramUse
     host: HostUse
     time: PassTime  # in generation, of one generated token
@@ -152,99 +170,3 @@ class CardsPlan:
     interval_s: float  # between the ends of passes when as many are under way as there are cards
     hand_over_bytes: int  # of activations, from each card to the next in a pass
     schema: str = CARDS_SCHEMA
-
-
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-DTYPES = tuple(DTYPE_BYTES)
-MODELS = (
-    "mlp",
-    "transformer",
-    "bert-base",
-    "gpt2-xl",
-    "qwen2.5-1.5b",
-    "qwen2.5-3b",
-    "qwen2.5-7b",
-)
-STREAM_BUFFERS = 2
-BUDGET = 0.75  # of the weights, where no --vram says otherwise
-FEWEST_LAYERS = 8
-TOKENS = 128  # of each input of a language model
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model as the plan sees it: layers of one size, and the rest, which stays in VRAM."""
-
-    model: str
-    dtype: str
-    width: int  # of the activations
-    layer_bytes: int  # weights of one layer
-    fixed_bytes: int = 0  # weights outside the layers: embeddings
-    layers: int | None = None  # None: as many as are wanted
-    tokens: int = 1  # of each input
-
-
-@dataclass(frozen=True)
-class StackPlan:
-    """A model and the split of its weights."""
-
-    shape: Shape
-    layers: int
-    spilled: tuple[int, ...]  # indices of layers whose weights stay in host memory
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.layers * self.shape.layer_bytes + self.shape.fixed_bytes
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes of the weights that cross the link in every pass."""
-        return len(self.spilled) * self.shape.layer_bytes
-
-
-def linear_shape(width: int, dtype: str = "float16") -> Shape:
-    """Square linear layers with ReLU, as many as are wanted."""
-    return Shape("mlp", dtype, width, width * width * DTYPE_BYTES[dtype])
-
-
-def plan_stack(shape: Shape, *, weight_bytes: int, budget_bytes: int, room_bytes: int) -> StackPlan:
-    """The split of about `weight_bytes`, of which `budget_bytes` hold resident layers and two buffers.
-
-    `room_bytes`: VRAM for the reference, in which every layer is resident. A model of as many layers as are
-    wanted is cut to it and the budget with it. Raises DeviceUnusable when too little is left to compare.
-    """
-    if shape.layers is not None:
-        return _plan_whole(shape, shape.layers, budget_bytes=budget_bytes, room_bytes=room_bytes)
-    layer = shape.layer_bytes
-    total = min(weight_bytes, room_bytes)
-    layers = total // layer
-    if layers < FEWEST_LAYERS:
-        raise DeviceUnusable(
-            f"the scenarios need room for {FEWEST_LAYERS} layers of {binary_bytes(layer)} in VRAM, "
-            f"there is {binary_bytes(room_bytes)}",
-            "end other programs that use the GPU",
-        )
-    budget = budget_bytes * total // weight_bytes
-    resident = min(max(budget // layer - STREAM_BUFFERS, 1), layers - 1)
-    return StackPlan(shape, layers, spread(layers, layers - resident))
-
-
-def _plan_whole(shape: Shape, layers: int, *, budget_bytes: int, room_bytes: int) -> StackPlan:
-    """A model of fixed size; nothing of it is cut."""
-    whole = StackPlan(shape, layers, ())
-    if whole.weight_bytes > room_bytes:
-        raise DeviceUnusable(
-            f"{shape.model} of {binary_bytes(whole.weight_bytes)} is larger than the "
-            f"{binary_bytes(room_bytes)} that the all-resident reference may take",
-            "name a smaller model: --model",
-        )
-    resident = (budget_bytes - shape.fixed_bytes) // shape.layer_bytes - STREAM_BUFFERS
-    return StackPlan(shape, layers, spread(layers, layers - min(max(resident, 0), layers - 1)))
-
-
-def spread(layers: int, spilled: int) -> tuple[int, ...]:
-    """`spilled` indices out of `layers`, evenly apart, so that copies can run while resident layers do."""
-    if spilled >= layers:
-        return tuple(range(layers))
-    return tuple(-(-nth * layers // spilled) - 1 for nth in range(1, spilled + 1))

@@ -20,7 +20,7 @@ from probes.placement.planner.plan import make
 from probes.placement.planner.profile import names, profile
 from probes.placement.planner.simulation import simulate
 from probes.placement.planner.tiers import options, surroundings
-from probes.placement.types import LOADING_BYTES, Objective, Rings, Workload
+from probes.placement.types import LOADING_BYTES, Objective, PrefetchPool, Workload
 
 GIB, MIB = 2**30, 2**20
 CASES = 240
@@ -55,7 +55,7 @@ def every_placement(
     for chosen in itertools.product(*(options(block, constants, work) for block in blocks)):
         slot = max(option.slot_bytes for option in chosen)
         scratch = max(option.scratch_bytes for option in chosen)
-        rings = Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch)
+        rings = PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch)
         staging = 2 * slot if any(option.tier == "disk" for option in chosen) else 0
         on_host = staging + sum(option.pinned_bytes for option in chosen)
         if sum(option.vram_bytes for option in chosen) + 2 * slot + scratch > left or on_host > pinned:

@@ -19,8 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from board import Board, tell
 
 from probes.placement.packing import launch
-from probes.placement.packing.layouts import B11, B12, H14
-from probes.placement.packing.packed import Packed
+from probes.placement.packing.packed import B11, B12, H14, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
 

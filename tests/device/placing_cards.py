@@ -100,7 +100,7 @@ def run(model: nn.Module, made: Plan | CardsPlan, x: torch.Tensor, want: torch.T
         "same_bits": all(same),
         "vram_gib": [round(one.report().vram_taken / GIB, 2) for one in parts],
         "pinned_gib": [round(one.report().pinned_taken / GIB, 2) for one in parts],
-        "numa_nodes": [str(host.node if (host := one._settling.host) else "none") for one in parts],
+        "numa_nodes": [str(host.node if (host := one._builder.host) else "none") for one in parts],
         "tiers": [{use.tier: use.blocks for use in one.report().tiers} for one in parts],
     }
     handle.remove()

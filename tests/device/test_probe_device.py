@@ -20,7 +20,7 @@ from probes.measure.transfer import Grid  # noqa: E402
 from probes.measure.workbench import WRITTEN, Pattern  # noqa: E402
 from probes.placement import architectures  # noqa: E402
 from probes.placement.runtime.host_memory import zero_copy  # noqa: E402
-from probes.placement.types import linear_shape, plan_stack  # noqa: E402
+from probes.placement.stacks import linear_shape, plan_stack  # noqa: E402
 from probes.records.rows import Pass, Split  # noqa: E402
 from probes.records.schema import Settings  # noqa: E402
 from probes.reports import run_findings  # noqa: E402

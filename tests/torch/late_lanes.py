@@ -25,24 +25,24 @@ class LateMark:
 
 class LateLane:
     def __init__(self, lanes):
-        self.lanes, self.items, self.done, self.runs = lanes, [], 0, 0
+        self.streams, self.items, self.done, self.runs = lanes, [], 0, 0
 
     def _add(self, kind, what):
         self.items.append((kind, what))
-        self.lanes.stir()
+        self.streams.stir()
 
     def run(self, work):
         self.runs += 1
-        if not self.lanes.muted:
+        if not self.streams.muted:
             self._add("run", work)
 
     def record(self, mark):
-        if not self.lanes.muted:
+        if not self.streams.muted:
             mark.place = (self, len(self.items))
             self._add("record", None)
 
     def wait(self, mark):
-        if mark.place is not None and not self.lanes.muted:
+        if mark.place is not None and not self.streams.muted:
             self._add("wait", mark.place)
 
     def follow(self):
@@ -75,7 +75,7 @@ class Again:
     """A recorded pass. As with a graph, recording does nothing; a replay must hand over what was recorded."""
 
     def __init__(self, lanes, work):
-        self.lanes, self.work = lanes, work
+        self.streams, self.work = lanes, work
         self.learned, self.before = lanes.learned(), lanes.engine.state()
         lanes.muted = True
         try:
@@ -84,7 +84,7 @@ class Again:
             lanes.muted = False
 
     def _counted(self):
-        lanes = (self.lanes.copy, self.lanes.unpack, self.lanes.compute)
+        lanes = (self.streams.copy, self.streams.unpack, self.streams.compute)
         begun = [lane.runs for lane in lanes]
         outputs = self.work()
         return [lane.runs - begin for lane, begin in zip(lanes, begun, strict=True)], outputs
@@ -98,23 +98,23 @@ class Again:
                 other.wait(mark)
 
     def replay(self):
-        now = self.lanes.learned(self.learned)
-        engine = self.lanes.engine
+        now = self.streams.learned(self.learned)
+        engine = self.streams.engine
         engine.order.before, engine.order.last = (
             self.before.order
         )  # a graph does the same wherever passes are
         engine._copies.resume(self.before.copies)
         engine._unpacks.resume(self.before.unpacks)
-        self._join([self.lanes.compute], [self.lanes.copy, self.lanes.unpack])
-        for buffer in self.lanes.engine.buffers:
+        self._join([self.streams.compute], [self.streams.copy, self.streams.unpack])
+        for buffer in self.streams.engine.buffers:
             buffer.forget()  # a graph waits for nothing that was done before it was recorded
-        self.lanes.engine.recording = True  # a graph runs no Python: nothing in it is recorded
+        self.streams.engine.recording = True  # a graph runs no Python: nothing in it is recorded
         runs, self.outputs = self._counted()
-        self.lanes.engine.recording = False
-        self._join([self.lanes.copy, self.lanes.unpack], [self.lanes.compute])
-        self.lanes.learned(now)
+        self.streams.engine.recording = False
+        self._join([self.streams.copy, self.streams.unpack], [self.streams.compute])
+        self.streams.learned(now)
         assert runs == self.recorded, "the pass isn't the one that was recorded"
-        self.lanes.replayed += 1
+        self.streams.replayed += 1
 
 
 class LateLanes:
@@ -138,7 +138,7 @@ class LateLanes:
             order._next, order._doubted = dict(tables[0]), set(tables[1])
         return before
 
-    def mark(self):
+    def event(self):
         return LateMark()
 
     def stir(self):

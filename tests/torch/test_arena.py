@@ -14,11 +14,11 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime import buffers
-from probes.placement.runtime.buffers import HostArena
-from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.streams import CudaLanes
-from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.runtime import buffers, host_memory
+from probes.placement.runtime.host_memory import HostArena
+from probes.placement.runtime.place import place, place_model
+from probes.placement.runtime.streams import CudaStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
 
 MIB = 2**20
 
@@ -140,7 +140,7 @@ def test_pages_are_provided_on_the_processors_of_the_gpus_node(monkeypatch):
     mine = sorted(os.sched_getaffinity(0))
     seen = []
     nodes = (SimpleNamespace(node=0, cpus=str(mine[0])), SimpleNamespace(node=1, cpus="99999"))
-    monkeypatch.setattr(buffers.host, "nodes", lambda _root: nodes)
+    monkeypatch.setattr(host_memory.host, "nodes", lambda _root: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: seen.append(set(cpus)))
     HostArena(MIB, 0).take(MIB)
     assert seen == ([{mine[0]}, set(mine)] if len(mine) > 1 else [])
@@ -176,7 +176,7 @@ def test_a_device_that_nothing_can_be_placed_on_is_refused():
 def test_a_model_dropped_without_remove_leaves_nothing_registered(driver):
     model = nn.Linear(64, 64).eval()
     handle = place(model, plan_of(model, {"": "streamed"}))
-    handle._settling.host.pin(lambda: driver.released.append("waited"))
+    handle._builder.host.pin(lambda: driver.released.append("waited"))
     del handle
     gc.collect()
     model(torch.ones(1, 64))
@@ -194,7 +194,7 @@ def test_remove_frees_vram_at_once_and_not_when_garbage_is_collected(tier, monke
     arenas = []
 
     def traced(self, n_bytes, device):
-        pages = buffers._Pages(-1, max(n_bytes, 1))
+        pages = host_memory._Pages(-1, max(n_bytes, 1))
         arenas.append(weakref.ref(pages))
         self._bytes, self.used = torch.frombuffer(pages, dtype=torch.uint8)[:n_bytes], 0
 
@@ -216,15 +216,15 @@ def test_remove_frees_vram_at_once_and_not_when_garbage_is_collected(tier, monke
 def test_memory_of_a_model_that_is_dropped_while_it_copies_ahead_is_given_to_nobody_before():
     """The allocator knows only of the stream that asked for it, unless it is told."""
     model, lanes = nn.Linear(64, 64).eval(), LateLanes(1)
-    handle = settle(model, plan_of(model, {"": "streamed"}), ModuleSource(), lanes)
-    arena_bytes, slot = handle._settling.vram.whole, handle._engine.moving[0].slots[0].memory
+    handle = place_model(model, plan_of(model, {"": "streamed"}), ModuleWeights(), lanes)
+    arena_bytes, slot = handle._builder.vram.whole, handle._engine.moving[0].staging[0].memory
     assert lanes.used is arena_bytes
     assert arena_bytes.data_ptr() <= slot.data_ptr() < arena_bytes.data_ptr() + arena_bytes.numel()
 
 
 def test_the_allocator_is_told_of_both_streams_of_a_gpus_lanes():
     streams = []
-    gpu = object.__new__(CudaLanes)
+    gpu = object.__new__(CudaStreams)
     gpu.forked = SimpleNamespace(stream="copies"), SimpleNamespace(stream="unpacks")
     gpu.use(SimpleNamespace(record_stream=streams.append))
     assert streams == ["copies", "unpacks"]

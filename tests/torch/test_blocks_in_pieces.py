@@ -15,11 +15,11 @@ from probes.placement.planner import tiers
 from probes.placement.planner.costs import Pass
 from probes.placement.planner.profile import profile
 from probes.placement.planner.tiers import options
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 WIDTH, LAYERS, PIECES = 256, 6, 4
@@ -32,7 +32,7 @@ def layers(dtype):
 def plan_in_pieces(model, *, slots, objective="exact"):
     plan = plan_of(model, {f"{i}": "streamed_packed" if i % 2 else "packed" for i in range(LAYERS)})
     block = max(sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in model)
-    rings = Rings(slots=slots, slot_bytes=block // PIECES, scratches=1, ahead=slots, pieces=PIECES)
+    rings = PrefetchPool(slots=slots, slot_bytes=block // PIECES, scratches=1, ahead=slots, pieces=PIECES)
     return replace(plan, rings=rings, objective=objective)
 
 
@@ -47,12 +47,12 @@ def test_a_block_larger_than_its_slots_computes_the_same(dtype, slots, capture, 
         lanes = LateLanes(slots)
         plan = plan_in_pieces(model, slots=slots, objective=objective)
         # a product of few rows stays with the library, so that sums are rounded alike
-        work = Arithmetic(linear=lambda *_: None, reads=lanes.reads)
-        handle = settle(model, plan, ModuleSource(), lanes, capture=capture, work=work)
+        work = PackedOperations(linear=lambda *_: None, reads=lanes.reads)
+        handle = place_model(model, plan, ModuleWeights(), lanes, capture=capture, work=work)
         lanes.engine = handle._engine
-        cut = [one for one in handle._engine.moving if one.slots]
+        cut = [one for one in handle._engine.moving if one.staging]
         assert all(len(one.pieces) >= PIECES - 1 for one in cut)
-        assert handle._settling.slot_bytes <= plan.rings.slot_bytes
+        assert handle._builder.staging_bytes <= plan.rings.slot_bytes
         for _ in range(6):
             assert torch.equal(model(x), want)
         lanes.compute.drain()
@@ -71,7 +71,9 @@ def test_only_copies_through_a_single_slot_end_a_graphs_stream(slots, ended):
     plan = plan_of(model, {f"{i}": "streamed" for i in range(LAYERS)})
     plan = replace(plan, rings=replace(plan.rings, slots=slots, ahead=slots))
     lanes = LateLanes(0)
-    handle = settle(model, plan, ModuleSource(), lanes, capture=True, work=Arithmetic(reads=lanes.reads))
+    handle = place_model(
+        model, plan, ModuleWeights(), lanes, capture=True, work=PackedOperations(reads=lanes.reads)
+    )
     lanes.engine = handle._engine
     with torch.inference_mode():
         for _ in range(4):
@@ -100,9 +102,9 @@ def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
     work = Pass(1, 1, 1, "exact", captured=True)
     cut = next(one for one in options(block, machine, work) if one.pieces > 1 and one.dense == dense)
     plan = plan_of(model, {"0": "streamed_packed"})
-    rings = Rings(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
+    rings = PrefetchPool(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
     plan = replace(plan, rings=rings, blocks=(replace(plan.blocks[0], dense=dense),))
-    handle = settle(model, plan, ModuleSource(), HostLanes())
+    handle = place_model(model, plan, ModuleWeights(), HostStreams())
     made = handle._engine.moving[0].pieces
     want = [machine.link_alpha_s + piece.target.numel() / machine.link_rate for piece in made]
     assert [copy_s for copy_s, _ in cut.parts] == pytest.approx(want, rel=0.02)
@@ -120,7 +122,7 @@ def test_a_checkpoint_is_loaded_in_pieces(tmp_path):
             placed = load(
                 lambda: layers(torch.float32), tmp_path, plan, device="cpu", cache=tmp_path / "packed"
             )
-            assert all(len(one.pieces) > 2 for one in placed.placement._engine.moving if one.slots)
+            assert all(len(one.pieces) > 2 for one in placed.placement._engine.moving if one.staging)
             assert torch.equal(placed(x), want)
             placed.placement.remove()
             assert torch.equal(placed(x), want)
@@ -131,6 +133,6 @@ def test_a_weight_that_is_read_outside_its_call_is_put_together():
     model = layers(torch.bfloat16)
     own = model[1].weight.detach().clone()
     with torch.no_grad():
-        handle = settle(model, plan_in_pieces(model, slots=2), ModuleSource(), HostLanes())
+        handle = place_model(model, plan_in_pieces(model, slots=2), ModuleWeights(), HostStreams())
         assert torch.equal(model[1].weight + 0, own)
         handle.remove()

@@ -5,10 +5,10 @@ from late_lanes import LateLanes
 from random_models import plan_of
 from torch import nn
 
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.weight_sources import Held, ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 WIDTH = 64
@@ -41,7 +41,7 @@ class LoggedLanes(LateLanes):
         self.copy.run = run
 
 
-class SlowWire(Held):
+class SlowWire(MemorySource):
     """From a file that is read only after some time."""
 
     read = False
@@ -55,14 +55,14 @@ class SlowWire(Held):
         super().send(target, lane)
 
 
-class FromDisk(ModuleSource):
+class FromDisk(ModuleWeights):
     """A module's own values, as if they came from a file."""
 
     def __init__(self):
         super().__init__()
         self.wires = []
 
-    def wire(self, stored, _lanes):
+    def weight_source(self, stored, _lanes):
         flat = torch.empty(stored.n_bytes, dtype=torch.uint8)
         for item in stored.items:
             item.raw(flat).copy_(item.entry.parameter.detach())
@@ -84,15 +84,15 @@ def placed(tiers, log, source):
     want = model(x)
     lanes = LoggedLanes(log)
     named = {str(i): tier for i, tier in enumerate(tiers)}
-    plan = plan_of(model, named, Rings(slots=2, ahead=2))
-    handle = settle(model, plan, source, lanes, work=Arithmetic(reads=lanes.reads))
+    plan = plan_of(model, named, PrefetchPool(slots=2, ahead=2))
+    handle = place_model(model, plan, source, lanes, work=PackedOperations(reads=lanes.reads))
     lanes.engine = handle._engine
     return model, x, want, handle
 
 
 def test_copies_for_the_next_blocks_are_begun_before_the_cpu_computes():
     log = []
-    model, x, want, handle = placed(["streamed", "cpu", "streamed", "streamed", "cpu"], log, ModuleSource())
+    model, x, want, handle = placed(["streamed", "cpu", "streamed", "streamed", "cpu"], log, ModuleWeights())
     with torch.inference_mode():
         for _ in range(3):
             log.clear()

@@ -8,10 +8,10 @@ import torch
 from placement_plans import plan_of
 from torch import nn
 
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
+from probes.placement.types import PrefetchPool
 
 BLOCKS, PASSES = 6, 4
 
@@ -42,14 +42,14 @@ def handed_over(tier, rings):
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(BLOCKS))).eval()
     x = torch.randn(2, 64)
     counts: Counter = Counter()
-    lanes = HostLanes()
+    lanes = HostStreams()
     lanes.compute, lanes.copy, lanes.unpack = (
         Counting(name, counts) for name in ("compute", "copy", "unpack")
     )
     plan = plan_of(model, {str(i): tier for i in range(BLOCKS)})
     with torch.no_grad():
         want = model(x)
-        handle = settle(model, replace(plan, rings=rings), ModuleSource(), lanes)
+        handle = place_model(model, replace(plan, rings=rings), ModuleWeights(), lanes)
         for _ in range(2):
             assert torch.equal(model(x), want)
         counts.clear()
@@ -61,11 +61,14 @@ def handed_over(tier, rings):
 
 
 def test_a_packed_block_with_one_scratch_buffer_is_one_launch_and_no_mark():
-    assert handed_over("packed", Rings(1, scratches=1)) == {("compute", "follow"): 1, ("compute", "run"): 1}
+    assert handed_over("packed", PrefetchPool(1, scratches=1)) == {
+        ("compute", "follow"): 1,
+        ("compute", "run"): 1,
+    }
 
 
 def test_a_streamed_packed_block_with_one_scratch_buffer_needs_marks_for_its_copy_alone():
-    assert handed_over("streamed_packed", Rings(2, scratches=1)) == {
+    assert handed_over("streamed_packed", PrefetchPool(2, scratches=1)) == {
         ("copy", "wait"): 1,
         ("copy", "run"): 1,
         ("copy", "record"): 1,
@@ -78,11 +81,11 @@ def test_a_streamed_packed_block_with_one_scratch_buffer_needs_marks_for_its_cop
 
 @pytest.mark.parametrize("tier", ["packed", "streamed_packed"])
 def test_with_two_scratch_buffers_blocks_are_unpacked_beside_those_that_compute(tier):
-    found = handed_over(tier, Rings(2, scratches=2))
+    found = handed_over(tier, PrefetchPool(2, scratches=2))
     assert found["unpack", "run"] == 1
     assert ("compute", "run") not in found
 
 
 def test_a_streamed_block_is_unpacked_nowhere():
-    found = handed_over("streamed", Rings(2, scratches=0))
+    found = handed_over("streamed", PrefetchPool(2, scratches=0))
     assert not [key for key in found if key[0] == "unpack" or key[1] == "follow"]

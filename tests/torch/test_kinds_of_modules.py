@@ -14,12 +14,12 @@ from test_random_placements import exact_linear
 
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks, is_divisible
-from probes.placement.runtime import host_memory
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import Held, ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime import hooks
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, for what is deprecated and used
@@ -39,19 +39,19 @@ REFUSED = {
 }
 
 
-class FromDisk(ModuleSource):
+class FromDisk(ModuleWeights):
     """A module's own values, as if they were in a file."""
 
     def __init__(self):
         super().__init__()
         self.kept = {}
 
-    def wire(self, stored, _lanes):
+    def weight_source(self, stored, _lanes):
         flat = torch.zeros(stored.n_bytes, dtype=torch.uint8)
         for item in stored.items:
             self.kept[id(item.entry)] = item.entry.parameter.detach().clone()
             item.raw(flat).copy_(item.entry.parameter.detach())
-        return Held(flat)
+        return MemorySource(flat)
 
     def fill(self, entry, target):
         if id(entry) in self.kept:
@@ -100,19 +100,19 @@ def placed(model, way, seed=0, *, steady=True):
             block.name: ("streamed", "streamed_packed", "packed")[(i + seed) % 3]
             for i, block in enumerate(blocks)
         }
-    rings = Rings(2, scratches=2)
+    rings = PrefetchPool(2, scratches=2)
     plan = plan_of(model, tiers, rings, names=names, objective="fast" if way == "fused" else "exact")
     late = way == "recorded" or (
         steady and way in ("mixed", "divided")
     )  # who writes to a weight is found stale
-    lanes = LateLanes(seed) if late else HostLanes()
-    work = Arithmetic()
+    lanes = LateLanes(seed) if late else HostStreams()
+    work = PackedOperations()
     if way == "fused":
-        work = Arithmetic(linear=exact_linear, multiplies=bool)
+        work = PackedOperations(linear=exact_linear, multiplies=bool)
     elif isinstance(lanes, LateLanes):
-        work = Arithmetic(reads=lanes.reads)
+        work = PackedOperations(reads=lanes.reads)
     with torch.no_grad(), torch.inference_mode(False):
-        handle = settle(model, plan, FromDisk(), lanes, work=work, capture=way == "recorded")
+        handle = place_model(model, plan, FromDisk(), lanes, work=work, capture=way == "recorded")
     lanes.engine = handle._engine
     return handle
 
@@ -125,9 +125,9 @@ def same(one, other):
         return type(one) is type(other) and one.dtype is other.dtype and torch.equal(bits(one), bits(other))
     if type(one) is not type(other):
         return False
-    if isinstance(one, dict | host_memory.Mapping):
+    if isinstance(one, dict | hooks.Mapping):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple | host_memory.deque | host_memory.UserList):
+    if isinstance(one, list | tuple | hooks.deque | hooks.UserList):
         return len(one) == len(other) and all(map(same, one, other))
     if is_dataclass(one):
         return all(same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
@@ -183,7 +183,7 @@ def work_or_refusal(kind, model, refused):
 def compare(kind, way, monkeypatch, *, seed, refused=None):
     """`refused`: what a refusal says; none is expected where it isn't given."""
     if way == "cpu":
-        monkeypatch.setattr(host_memory, "on_device", across)
+        monkeypatch.setattr(hooks, "on_device", across)
     model, own = made(kind), made(kind)
     for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(
@@ -204,8 +204,8 @@ def compare(kind, way, monkeypatch, *, seed, refused=None):
             if found is None:
                 break
             assert same(kind.work(own), found), f"other outputs in pass {number}"
-    if isinstance(handle._engine.lanes, LateLanes):
-        handle._engine.lanes.compute.drain()
+    if isinstance(handle._engine.streams, LateLanes):
+        handle._engine.streams.compute.drain()
     handle.remove()
     if kind.steady:
         require_given_back(model, before)

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from probes.core.errors import CheckpointUnreadable, PlacementError
-from probes.placement import checkpoint
-from probes.placement.checkpoint import Checkpoint, opened
-from probes.placement.loading import CheckpointValues, build_skeleton, targets
+from probes.placement import checkpoint, read_into
+from probes.placement.checkpoint import Checkpoint, open_checkpoint
+from probes.placement.loading import CheckpointValues, build_skeleton, model_tensors
 from probes.placement.models.headers import read_checkpoint
 from probes.placement.packing.staging import host_buffer
 
@@ -43,7 +43,7 @@ def values_of(model: nn.Module, checkpoint: Checkpoint, **options) -> dict[str, 
     source = CheckpointValues(model, checkpoint, **options)
     source.fill_buffers()
     found = {}
-    for target in targets(model):
+    for target in model_tensors(model):
         if target.is_parameter:
             into = torch.empty(target.tensor.shape, dtype=target.tensor.dtype)
             source.bring(target.tensor, into)
@@ -98,7 +98,7 @@ def test_every_value_of_a_checkpoint_arrives(tmp_path):
     model = Tied()
     model.blocks[1].steps += 7
     path = saved(model, tmp_path / "model.safetensors")
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         found = values_of(build_skeleton(Tied), checkpoint)
     for name, tensor in model.state_dict().items():
         assert torch.equal(found[name], tensor), name
@@ -109,14 +109,17 @@ def test_every_value_of_a_checkpoint_arrives(tmp_path):
 def test_a_tied_tensor_may_be_saved_under_either_name(tmp_path, dropped):
     model = Tied()
     path = saved(model, tmp_path / "model.safetensors", **{dropped: None})
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         found = values_of(build_skeleton(Tied), checkpoint)
     assert torch.equal(found["head.weight"], model.embed.weight)
 
 
 def test_different_values_for_a_tied_tensor_are_refused(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors", **{"head.weight": torch.zeros(10, 8)})
-    with opened(path) as checkpoint, pytest.raises(PlacementError, match=r"embed\.weight and head\.weight"):
+    with (
+        open_checkpoint(path) as checkpoint,
+        pytest.raises(PlacementError, match=r"embed\.weight and head\.weight"),
+    ):
         values_of(build_skeleton(Tied), checkpoint)
 
 
@@ -127,7 +130,7 @@ def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
 
     model = shared()
     path = saved(model, tmp_path / "model.safetensors", **{"0.weight": None, "2.bias": None})
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         found = values_of(build_skeleton(shared), checkpoint)
     assert torch.equal(found["0.weight"], model[2].weight)
     assert torch.equal(found["2.bias"], model[0].bias)
@@ -148,14 +151,14 @@ def test_a_shared_module_is_filled_by_either_of_its_names(tmp_path):
 )
 def test_what_does_not_fit_is_named(tmp_path, changed, said):
     path = saved(Tied(), tmp_path / "model.safetensors", **changed)
-    with opened(path) as checkpoint, pytest.raises(PlacementError, match=said):
+    with open_checkpoint(path) as checkpoint, pytest.raises(PlacementError, match=said):
         values_of(build_skeleton(Tied), checkpoint)
 
 
 def test_stored_buffers_that_a_state_dict_leaves_out_and_ignored_tensors_are_no_complaint(tmp_path):
     more = {"blocks.0.inverse": torch.zeros(4), "pooler.weight": torch.zeros(2)}
     path = saved(Tied(), tmp_path / "model.safetensors", **more)
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         found = values_of(build_skeleton(Tied), checkpoint, ignored=["pooler.*"])
     assert torch.equal(found["blocks.0.inverse"], Tied().blocks[0].inverse)  # the model's own, not the file's
 
@@ -172,7 +175,7 @@ def of_dtype(path: Path, dtype: str, shape: list[int], n_bytes: int) -> Path:
 def test_a_number_of_few_bits_becomes_a_larger_one_or_is_refused_by_name(tmp_path, stored, n_bytes, wanted):
     """Those of 4 bits, and any into another of 8, were tracebacks of torch: not implemented."""
     path = of_dtype(tmp_path / "m.safetensors", stored, [4, 4], n_bytes)
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         if stored == "F4" or wanted.itemsize == 1:
             with pytest.raises(PlacementError, match=f"weight {stored} instead of float"):
                 values_of(build_skeleton(lambda: nn.Linear(4, 4, bias=False).to(wanted)), checkpoint)
@@ -184,7 +187,10 @@ def test_a_number_of_few_bits_becomes_a_larger_one_or_is_refused_by_name(tmp_pat
 def test_a_dtype_that_an_older_torch_lacks_is_refused_by_name(tmp_path, monkeypatch):
     path = of_dtype(tmp_path / "m.safetensors", "F8_E8M0", [4, 4], 16)
     monkeypatch.delattr(torch, "float8_e8m0fnu")
-    with opened(path) as checkpoint, pytest.raises(PlacementError, match="weight F8_E8M0 instead of float32"):
+    with (
+        open_checkpoint(path) as checkpoint,
+        pytest.raises(PlacementError, match="weight F8_E8M0 instead of float32"),
+    ):
         values_of(build_skeleton(lambda: nn.Linear(4, 4, bias=False)), checkpoint)
 
 
@@ -194,7 +200,7 @@ def test_another_dtype_is_converted_as_torch_does(tmp_path, monkeypatch, stored,
     weights = torch.randn(100, 70).to(stored)
     save_file({"weight": weights}, tmp_path / "m.safetensors")
     monkeypatch.setattr("probes.placement.packing.staging.PIECE_BYTES", 4096)
-    with opened(tmp_path / "m.safetensors") as checkpoint:
+    with open_checkpoint(tmp_path / "m.safetensors") as checkpoint:
         found = values_of(build_skeleton(lambda: nn.Linear(70, 100, bias=False, dtype=wanted)), checkpoint)
     assert torch.equal(found["weight"], weights.to(wanted))
 
@@ -205,7 +211,7 @@ def test_a_parameter_that_is_not_contiguous_gets_its_values_in_their_places(tmp_
 
     weights = torch.randn(4, 3, 3, 3)
     save_file({"weight": weights}, tmp_path / "m.safetensors")
-    with opened(tmp_path / "m.safetensors") as checkpoint:
+    with open_checkpoint(tmp_path / "m.safetensors") as checkpoint:
         model = build_skeleton(factory)
         into = torch.empty(4, 3, 3, 3).to(memory_format=torch.channels_last)
         CheckpointValues(model, checkpoint).bring(model.weight, into)
@@ -222,7 +228,7 @@ def test_values_for_any_strides_come_piece_by_piece(piece, dtype, tmp_path, monk
     into = torch.empty([weights.shape[d] for d in order], dtype=dtype).permute(
         [order.index(d) for d in range(4)]
     )
-    with opened(tmp_path / "m.safetensors") as checkpoint:
+    with open_checkpoint(tmp_path / "m.safetensors") as checkpoint:
         model = nn.Module()
         model.register_parameter("weight", nn.Parameter(torch.empty(5, 3, 2, 7, device="meta")))
         CheckpointValues(model, checkpoint).bring(model.weight, into)
@@ -237,14 +243,14 @@ def test_a_folder_of_several_files_is_one_checkpoint(tmp_path):
     for file in set(places.values()):
         save_file({name: state[name] for name in names if places[name] == file}, tmp_path / file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with opened(tmp_path) as checkpoint:
+    with open_checkpoint(tmp_path) as checkpoint:
         found = values_of(build_skeleton(Tied), checkpoint)
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
 def test_a_file_cut_while_it_is_read_is_an_error_and_not_a_crash(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors")
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         model = build_skeleton(Tied)
         source = CheckpointValues(model, checkpoint)
         with path.open("r+b") as file:
@@ -255,7 +261,7 @@ def test_a_file_cut_while_it_is_read_is_an_error_and_not_a_crash(tmp_path):
 
 def test_a_file_written_to_while_it_is_read_is_an_error(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors")
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         model = build_skeleton(Tied)
         source = CheckpointValues(model, checkpoint)
         with path.open("r+b") as file:
@@ -268,7 +274,7 @@ def test_a_file_written_to_while_it_is_read_is_an_error(tmp_path):
 def test_a_file_written_to_whose_old_time_is_set_again_is_an_error(tmp_path):
     """Its weights were taken for those of the checkpoint that was opened."""
     path = saved(Tied(), tmp_path / "model.safetensors")
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         source = CheckpointValues(model := build_skeleton(Tied), checkpoint)
         before = path.stat()
         while path.stat().st_ctime_ns == before.st_ctime_ns:  # a file system's clock ticks in milliseconds
@@ -283,7 +289,7 @@ def test_a_file_written_to_whose_old_time_is_set_again_is_an_error(tmp_path):
 
 def test_a_file_that_another_replaces_is_read_on(tmp_path):
     path = saved(Tied(), tmp_path / "model.safetensors")
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         source = CheckpointValues(model := build_skeleton(Tied), checkpoint)
         before = path.stat()
         descriptor = os.open(path, os.O_RDONLY)
@@ -303,7 +309,7 @@ def test_pieces_of_a_large_tensor_are_put_together_in_order(tmp_path, monkeypatc
     monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
     weights = torch.randn(301, 77)
     save_file({"weight": weights}, tmp_path / "m.safetensors")
-    with opened(tmp_path / "m.safetensors") as opened_file:
+    with open_checkpoint(tmp_path / "m.safetensors") as opened_file:
         found = values_of(build_skeleton(lambda: nn.Linear(77, 301, bias=False)), opened_file)
     assert torch.equal(found["weight"], weights)
 
@@ -315,7 +321,7 @@ def test_an_empty_tensor_and_a_scalar_are_read(tmp_path):
             self.none, self.one = nn.Parameter(torch.empty(0, 4)), nn.Parameter(torch.tensor(0.0))
 
     save_file({"none": torch.empty(0, 4), "one": torch.tensor(3.0)}, tmp_path / "m.safetensors")
-    with opened(tmp_path / "m.safetensors") as checkpoint:
+    with open_checkpoint(tmp_path / "m.safetensors") as checkpoint:
         assert values_of(build_skeleton(Odd), checkpoint)["one"].item() == 3.0
 
 
@@ -355,7 +361,7 @@ def test_a_buffer_left_on_meta_must_come_from_the_checkpoint(tmp_path):
 
     save_file(dict(Block().state_dict()), tmp_path / "m.safetensors")
     with (
-        opened(tmp_path / "m.safetensors") as checkpoint,
+        open_checkpoint(tmp_path / "m.safetensors") as checkpoint,
         pytest.raises(PlacementError, match="1 missing: inverse"),
     ):
         values_of(build_skeleton(factory), checkpoint)
@@ -373,19 +379,19 @@ def test_numbers_beyond_float16_are_refused_by_name_instead_of_becoming_infinite
     model = nn.Linear(4, 3, dtype=stored)
     weight = torch.tensor([[1.0, -2.0, float("inf"), 65_280.0]] * 3, dtype=stored)
     path = saved(model, tmp_path / "fits.safetensors", weight=weight)
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         found = values_of(build_skeleton(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
     assert torch.equal(found["weight"], weight.half())
     weight[1, 1] = -999_424.0  # which bfloat16 has
     path = saved(model, tmp_path / "beyond.safetensors", weight=weight)
     with (
-        opened(path) as checkpoint,
+        open_checkpoint(path) as checkpoint,
         pytest.raises(
             PlacementError, match=r"weight can't be converted: 1 of its numbers .*float16, up to 9\.994e\+05"
         ),
     ):
         values_of(build_skeleton(lambda: nn.Linear(4, 3, dtype=torch.float16)), checkpoint)
-    with opened(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         wide = values_of(build_skeleton(lambda: nn.Linear(4, 3, dtype=torch.float32)), checkpoint)
     assert torch.equal(wide["weight"], weight.float())
 
@@ -410,5 +416,21 @@ def test_a_file_exchanged_after_its_header_was_read_is_refused(tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(checkpoint, "read_checkpoint", read_then_exchanged)
-    with pytest.raises(CheckpointUnreadable, match="changed while it was opened"), opened(path):
+    with pytest.raises(CheckpointUnreadable, match="changed while it was opened"), open_checkpoint(path):
         pass
+
+
+def test_tensors_are_filled_from_a_checkpoint_in_their_own_dtypes(tmp_path):
+    half = torch.randn(40, 30, dtype=torch.bfloat16)
+    path = tmp_path / "model.safetensors"
+    save_file({"half": half, "large": torch.full((3,), 70_000.0)}, path)
+    with open_checkpoint(path) as file:
+        wide, turned = torch.empty(40, 30), torch.empty(30, 40, dtype=torch.bfloat16).T
+        read_into(file, {"half": wide})
+        read_into(file, {"half": turned})
+        assert torch.equal(wide, half.float())
+        assert torch.equal(turned, half)
+        with pytest.raises(OverflowError, match=r"don't fit into torch\.float16"):
+            read_into(file, {"large": torch.empty(3, dtype=torch.float16)})
+        with pytest.raises(KeyError):
+            read_into(file, {"none": wide})

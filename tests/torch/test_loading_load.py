@@ -22,7 +22,7 @@ from probes.placement.loading import STAGED, _require_room, load
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing import cache
 from probes.placement.read_ahead import ReadAhead
-from probes.placement.runtime.weight_sources import Homes
+from probes.placement.runtime.origins import ParameterOrigins
 from probes.placement.types import LOADING_BYTES, Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
@@ -335,16 +335,16 @@ def test_values_that_are_lost_keep_no_others_from_coming_back(saved):
     model, _ = saved
     entries = [entry for block in find_blocks(model) for entry in block.entries]
     want = [entry.parameter.clone() for entry in entries]
-    homes, broken = Homes(), [True]
+    homes, broken = ParameterOrigins(), [True]
 
     def lost():
         if broken:
             raise CheckpointUnreadable("the file changed")
         return want[0]
 
-    homes.later(entries[0], lost)
+    homes.fetch_with(entries[0], lost)
     for entry, values in zip(entries[1:], want[1:], strict=True):
-        homes.later(entry, values.clone)
+        homes.fetch_with(entry, values.clone)
     for _ in range(2):
         with pytest.raises(CheckpointUnreadable, match="the file changed"):
             homes.restore()

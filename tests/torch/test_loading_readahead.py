@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from probes.core.errors import CheckpointUnreadable
-from probes.placement.read_ahead import Buffer, FileWire, ReadAhead
-from probes.placement.runtime.streams import HostLanes
+from probes.placement.read_ahead import FileSource, ReadAhead, ReadBuffer
+from probes.placement.runtime.streams import HostStreams
 
 SIZE = 64
 
@@ -77,7 +77,7 @@ def blocks(ahead, count, reads):
         reads.append(number)
         target.fill_(number)
 
-    return [FileWire(ahead, SIZE - number % 3, partial(fill, number)) for number in range(count)]
+    return [FileSource(ahead, SIZE - number % 3, partial(fill, number)) for number in range(count)]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -85,7 +85,7 @@ def test_every_block_arrives_whole_whatever_was_announced(seed):
     draw = random.Random(seed)
     lane, reads = LateLane(seed), []
     ahead = ReadAhead(
-        [Buffer(torch.zeros(SIZE, dtype=torch.uint8), LateMark()) for _ in range(draw.randint(1, 3))]
+        [ReadBuffer(torch.zeros(SIZE, dtype=torch.uint8), LateMark()) for _ in range(draw.randint(1, 3))]
     )
     wires = blocks(ahead, 6, reads)
     sent = []
@@ -105,8 +105,8 @@ def test_every_block_arrives_whole_whatever_was_announced(seed):
 
 
 def test_an_announced_block_is_read_once_and_before_its_call():
-    lanes, reads = HostLanes(), []
-    ahead = ReadAhead([Buffer(torch.zeros(SIZE, dtype=torch.uint8), lanes.mark()) for _ in range(2)])
+    lanes, reads = HostStreams(), []
+    ahead = ReadAhead([ReadBuffer(torch.zeros(SIZE, dtype=torch.uint8), lanes.event()) for _ in range(2)])
     wires = blocks(ahead, 3, reads)
     wires[2].announce()
     wires[2].announce()
@@ -120,13 +120,13 @@ def test_an_announced_block_is_read_once_and_before_its_call():
 
 
 def test_a_block_that_cannot_be_read_is_an_error_of_its_call_and_the_buffer_is_usable_again():
-    lanes = HostLanes()
-    ahead = ReadAhead([Buffer(torch.zeros(SIZE, dtype=torch.uint8), lanes.mark())])
+    lanes = HostStreams()
+    ahead = ReadAhead([ReadBuffer(torch.zeros(SIZE, dtype=torch.uint8), lanes.event())])
 
     def fail(_target):
         raise CheckpointUnreadable("model.safetensors can't be read: Input/output error")
 
-    broken, good = FileWire(ahead, SIZE, fail), blocks(ahead, 5, [])[4]
+    broken, good = FileSource(ahead, SIZE, fail), blocks(ahead, 5, [])[4]
     broken.announce()
     target = torch.zeros(SIZE, dtype=torch.uint8)
     with pytest.raises(CheckpointUnreadable, match="Input/output error"):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from probes.placement.runtime.streams import DriverError, Memset, Nodes, replace_memsets
+from probes.placement.runtime.streams import DriverError, GraphNodes, Memset, replace_memsets
 
 KERNEL, MEMSET = 0, 2
 CHILD = 4
@@ -77,7 +77,7 @@ def diamond() -> Driver:
 
 def test_a_memset_becomes_a_kernel_between_the_same_nodes() -> None:
     driver, asked = diamond(), list[Memset]()
-    why = replace_memsets(Nodes(1, driver), lambda memset: asked.append(memset) or 99)
+    why = replace_memsets(GraphNodes(1, driver), lambda memset: asked.append(memset) or 99)
     assert why == ""
     assert driver.kinds == {1: KERNEL, 2: KERNEL, 4: KERNEL, 5: KERNEL, 6: CHILD}
     assert driver.edges == {(1, 6), (2, 6), (6, 4), (6, 5), (1, 4)}
@@ -87,7 +87,7 @@ def test_a_memset_becomes_a_kernel_between_the_same_nodes() -> None:
 def test_memsets_of_the_same_bytes_share_one_kernel() -> None:
     driver, asked = Driver(dict.fromkeys((1, 2, 3), MEMSET), {(1, 2), (2, 3)}), list[Memset]()
     driver.address[3] = 8192
-    assert not replace_memsets(Nodes(1, driver), lambda memset: asked.append(memset) or 99)
+    assert not replace_memsets(GraphNodes(1, driver), lambda memset: asked.append(memset) or 99)
     assert driver.kinds == dict.fromkeys((4, 5, 6), CHILD)
     assert driver.edges == {(4, 5), (5, 6)}
     assert [one.address for one in asked] == [4096, 8192]
@@ -97,7 +97,7 @@ def test_memsets_of_the_same_bytes_share_one_kernel() -> None:
 def test_memsets_of_several_rows_or_of_other_elements_stay(rows: int, width: int) -> None:
     driver = diamond()
     driver.rows, driver.width = rows, width
-    assert not replace_memsets(Nodes(1, driver), lambda _: 99)
+    assert not replace_memsets(GraphNodes(1, driver), lambda _: 99)
     assert driver.kinds[3] == MEMSET
 
 
@@ -116,7 +116,7 @@ def test_memsets_of_several_rows_or_of_other_elements_stay(rows: int, width: int
 def test_a_graph_that_the_driver_refuses_to_change_stays_as_it_is(function: str, calls: int) -> None:
     driver, same = diamond(), diamond()
     driver.refused[function] = calls
-    why = replace_memsets(Nodes(1, driver), lambda _: 99)
+    why = replace_memsets(GraphNodes(1, driver), lambda _: 99)
     assert why == f"{function} returned 801"
     assert (driver.kinds, driver.edges) == (same.kinds, same.edges)
 
@@ -126,7 +126,7 @@ def test_a_kernel_that_cannot_be_recorded_leaves_the_memset() -> None:
         raise RuntimeError("no fill")
 
     driver = diamond()
-    assert replace_memsets(Nodes(1, driver), no_kernel) == "no fill"
+    assert replace_memsets(GraphNodes(1, driver), no_kernel) == "no fill"
     assert driver.kinds[3] == MEMSET
 
 
@@ -138,11 +138,13 @@ def test_a_driver_without_one_of_the_functions_leaves_the_memset() -> None:
             return super().__getattr__(name)
 
     driver = Without(diamond().kinds, diamond().edges)
-    assert replace_memsets(Nodes(1, driver), lambda _: 99) == "the driver has no cuGraphAddChildGraphNode"
+    assert (
+        replace_memsets(GraphNodes(1, driver), lambda _: 99) == "the driver has no cuGraphAddChildGraphNode"
+    )
     assert driver.kinds == diamond().kinds
 
 
 def test_without_the_drivers_library_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.placement.runtime.streams.LIBRARY", "libnone-of-this-name.so.1")
     with pytest.raises(DriverError, match="libnone"):
-        Nodes(1)
+        GraphNodes(1)

@@ -19,10 +19,10 @@ from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime import packed_tables
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
 
 torch.set_num_threads(1)
 WORDS, WIDTH = 1500, 512
@@ -152,7 +152,9 @@ def test_few_rows_are_multiplied_straight_from_the_packed_table():
         used.append(tuple(packed.shape))
         return F.linear(x, unpack(packed), bias)
 
-    handle = settle(model, table_plan(model), ModuleSource(), HostLanes(), work=Arithmetic(linear=linear))
+    handle = place_model(
+        model, table_plan(model), ModuleWeights(), HostStreams(), work=PackedOperations(linear=linear)
+    )
     x = torch.randn(1, WIDTH).bfloat16()
     assert same(model.head(x), F.linear(x, words))
     assert used == [(WORDS, WIDTH)]
@@ -269,8 +271,8 @@ def test_where_pieces_round_otherwise_an_exact_product_is_that_of_the_whole_tabl
         unpacked.append(packed)
         return unpack(packed, out).mul_(1.01)
 
-    work = Arithmetic(unpack=unpack_otherwise)
-    handle = settle(model, table_plan(model, "exact"), ModuleSource(), HostLanes(), work=work)
+    work = PackedOperations(unpack=unpack_otherwise)
+    handle = place_model(model, table_plan(model, "exact"), ModuleWeights(), HostStreams(), work=work)
     for _ in range(3):
         x = torch.randn(2, WIDTH).bfloat16()
         assert same(model.head(x), F.linear(x, words))
@@ -323,7 +325,7 @@ def test_pieces_that_gave_the_wholes_bits_are_compared_again_for_another_kind_of
 
     monkeypatch.setattr(packed_tables.F, "linear", linear)
     room = torch.empty(format.piece_bytes((WORDS, WIDTH)), dtype=torch.uint8)
-    table = packed_tables.Table(
+    table = packed_tables.PackedTable(
         pack(words), room, unpack=unpack, fused=lambda *_: None, fast=False, whole=words
     )
     x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -341,7 +343,7 @@ def test_an_exact_tied_table_counts_its_original_as_host_memory_and_is_loaded(tm
     save_file(state, tmp_path / "model.safetensors")
     handle = place(model, table_plan(model, "exact"))
     assert same(model(ids), want)
-    assert handle._settling.host.asked >= model.embed.weight.nbytes
+    assert handle._builder.host.asked >= model.embed.weight.nbytes
     handle.remove()
     assert same(model(ids), want)
     loaded = load(Model, tmp_path, table_plan(model, "exact"), cache=False)

@@ -13,9 +13,9 @@ from probes.placement import load, place, plan
 from probes.placement.planner import tiers
 from probes.placement.planner.profile import profile
 from probes.placement.planner.tiers import rounded
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.weight_sources import ModuleSource
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.weight_sources import ModuleWeights
 
 torch.set_num_threads(1)
 WIDTH, LAYERS = 1024, 12
@@ -102,8 +102,8 @@ def test_a_model_stays_within_the_vram_that_its_plan_counts(monkeypatch, dtype, 
         for seed, share in enumerate((0.3, 0.6, 0.9)):
             made = planned(model, share, objective=objective)
             lanes = LateLanes(seed)
-            work = Arithmetic(linear=lambda *_: None, reads=lanes.reads)
-            handle = settle(model, made, ModuleSource(), lanes, capture=seed == 1, work=work)
+            work = PackedOperations(linear=lambda *_: None, reads=lanes.reads)
+            handle = place_model(model, made, ModuleWeights(), lanes, capture=seed == 1, work=work)
             lanes.engine = handle._engine
             report = handle.report()
             assert report.vram_taken <= arena_of(made)
@@ -125,10 +125,10 @@ def test_blocks_that_do_not_pack_go_through_the_slots_of_pieces(monkeypatch):
     made = planned(model, 0.3)
     assert made.rings.pieces > 1
     handle = place(model, made, device="cpu")
-    through = [one for one in handle._engine.moving if one.slots]
+    through = [one for one in handle._engine.moving if one.staging]
     assert through
     assert all(len(one.pieces) > 1 for one in through)
-    assert handle._settling.slot_bytes <= made.rings.slot_bytes
+    assert handle._builder.staging_bytes <= made.rings.slot_bytes
     assert handle.report().spilled < tiers_of(made).count("packed")
     handle.remove()
 
@@ -217,10 +217,10 @@ def test_host_memory_for_what_streams_already_and_for_what_spills_together_keeps
     planned_tiers = {block.name: block.tier for block in made.blocks}
     handle = place(model, replace(made, host_budget=1 << 40), device="cpu")
     taken = {"packed": 0, "streamed_packed": 0}  # of host memory, by the planned tier
-    for one in handle._settling.settled:
+    for one in handle._builder.placements:
         if one.tier == "streamed_packed":
             taken[planned_tiers[one.block.name]] += one.stored.n_bytes
-    whole = handle._settling.host.used
+    whole = handle._builder.host.used
     handle.remove()
     largest = max(taken.values())
     assert 0 < largest < whole - 1

@@ -8,7 +8,7 @@ import torch
 
 from probes.cli import program
 from probes.core.errors import Exit, UsageError
-from probes.measure import host_room, placement_baselines
+from probes.measure import placement_benchmark
 from probes.placement.models.reading import read_folder
 
 transformers = pytest.importorskip("transformers")
@@ -21,22 +21,22 @@ TOKENS = {"vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(placement_baselines, "SAMPLES", 1)
-    monkeypatch.setattr(placement_baselines, "LEAST_S", 0.0)
+    monkeypatch.setattr(placement_benchmark, "SAMPLES", 1)
+    monkeypatch.setattr(placement_benchmark, "LEAST_S", 0.0)
 
 
 @pytest.fixture
 def outputs(monkeypatch):
     """What each way of running has returned."""
     kept = []
-    real = placement_baselines._measured
+    real = placement_benchmark._measure
 
     def measured(how, built, inputs):
         found = real(how, built, inputs)
         kept.append((inputs, found[1]))
         return found
 
-    monkeypatch.setattr(placement_baselines, "_measured", measured)
+    monkeypatch.setattr(placement_benchmark, "_measure", measured)
     return kept
 
 
@@ -152,7 +152,7 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
 ):
     saved(large, tmp_path / "model")
     file = planned(tmp_path / "model", "--vram", "42MiB")
-    monkeypatch.setattr(host_room, "available_bytes", lambda _path: 1 << 20)
+    monkeypatch.setattr(placement_benchmark, "available_bytes", lambda _path: 1 << 20)
     assert program.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.DEVICE
     assert "are free here" in capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_a_plan_needs_room_for_what_loading_takes_beside_it(more, code, tmp_path
     file = planned(tmp_path / "model", "--vram", "42MiB")
     host = json.loads(file.read_text())["host"]
     there = host["pinned"] + host["pageable"] + (more << 20)
-    monkeypatch.setattr(host_room, "bytes_for_weights", lambda _asked: there)
+    monkeypatch.setattr(placement_benchmark, "bytes_for_weights", lambda _asked: there)
     assert program.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == code
     assert ("are free here" in capsys.readouterr().err) == (code != Exit.OK)
 
@@ -206,7 +206,7 @@ def test_the_verb_names_a_number_that_float16_cannot_hold(tmp_path, capsys, monk
 
 def test_the_model_is_built_without_values(tmp_path):
     saved(qwen, tmp_path)
-    module = placement_baselines.built(read_folder(tmp_path), "float32", 6).module
+    module = placement_benchmark.build_checkpoint_model(read_folder(tmp_path), "float32", 6).module
     assert all(parameter.is_meta for parameter in module.parameters())
     assert not any(buffer.is_meta for buffer in module.buffers())
 
@@ -231,7 +231,7 @@ def test_comparing_without_a_gpu_is_refused_with_what_to_do(tmp_path, capsys):
 def test_more_tokens_than_positions_are_a_usage_error(tmp_path):
     saved(gpt2, tmp_path)
     with pytest.raises(UsageError, match="has positions for 64"):
-        placement_baselines.built(read_folder(tmp_path), "float32", 65)
+        placement_benchmark.build_checkpoint_model(read_folder(tmp_path), "float32", 65)
 
 
 def test_a_model_of_pictures_is_refused_and_says_what_it_takes(tmp_path, capsys):

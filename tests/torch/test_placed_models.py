@@ -18,14 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.capture import Recorder, key_of
-from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.capture import Recorder, call_key
+from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place, place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 MOVING = ("packed", "streamed_packed", "streamed")
@@ -56,7 +55,7 @@ class Model(nn.Module):
 def placed(model, tier, **options):
     blocks = [block.name for block in find_blocks(model) if block.called]
     tiers = {name: tier if tier != "all" else TIERS[i % len(TIERS)] for i, name in enumerate(blocks)}
-    return place(model.eval(), plan_of(model, tiers, Rings(2, scratches=2)), **options)
+    return place(model.eval(), plan_of(model, tiers, PrefetchPool(2, scratches=2)), **options)
 
 
 @pytest.fixture
@@ -269,15 +268,14 @@ def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x
         return unpack(packed, out)
 
     names = [block.name for block in find_blocks(model)]
-    plan = plan_of(model, dict.fromkeys(names, tier), Rings(2, scratches=1))
-    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacked))
+    plan = plan_of(model, dict.fromkeys(names, tier), PrefetchPool(2, scratches=1))
+    handle = place_model(model, plan, ModuleWeights(), HostStreams(), work=PackedOperations(unpack=unpacked))
     assert torch.equal(model(x), want)
     written.clear()
-    for module in ("builder", "buffers"):
-        monkeypatch.setattr(
-            f"probes.placement.runtime.{module}.unpack", lambda *_: pytest.fail("beside the buffers")
-        )
-    scratch = handle._engine.moving[0].scratch.memory.untyped_storage().data_ptr()
+    monkeypatch.setattr(
+        "probes.placement.runtime.builder.unpack", lambda *_: pytest.fail("beside the buffers")
+    )
+    scratch = handle._engine.moving[0].decode_buffer.memory.untyped_storage().data_ptr()
     handle.remove()
     assert set(written) == {scratch}
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
@@ -508,8 +506,10 @@ def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(mod
         return nn.functional.linear(x, unpack(packed), bias)
 
     tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
-    plan = plan_of(model, tiers, Rings(2, scratches=scratches), objective="fast")
-    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(linear=linear, multiplies=bool))
+    plan = plan_of(model, tiers, PrefetchPool(2, scratches=scratches), objective="fast")
+    handle = place_model(
+        model, plan, ModuleWeights(), HostStreams(), work=PackedOperations(linear=linear, multiplies=bool)
+    )
     for _ in range(2):
         assert torch.allclose(model(x), want)
         assert torch.equal(model(many), want_many)
@@ -528,8 +528,8 @@ def test_weights_too_narrow_for_a_packed_product_are_unpacked_once_a_call_not_fo
         return unpack(packed, out)
 
     names = [block.name for block in find_blocks(model)]
-    plan = plan_of(model, dict.fromkeys(names, "packed"), Rings(1, scratches=1), objective="fast")
-    handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacking))
+    plan = plan_of(model, dict.fromkeys(names, "packed"), PrefetchPool(1, scratches=1), objective="fast")
+    handle = place_model(model, plan, ModuleWeights(), HostStreams(), work=PackedOperations(unpack=unpacking))
     assert all(one.products is None for one in handle._engine.moving)
     assert torch.equal(model(x), want)
     assert unpacked
@@ -558,8 +558,8 @@ def test_a_capture_of_a_model_that_is_placed_with_capture_is_one_graph_and_not_t
     lanes = LateLanes(3)
     names = [block.name for block in find_blocks(model)]
     plan = plan_of(model, dict.fromkeys(names, "streamed"))
-    work = Arithmetic(reads=lanes.reads)
-    handle = settle(model, plan, ModuleSource(), lanes, capture=True, work=work)
+    work = PackedOperations(reads=lanes.reads)
+    handle = place_model(model, plan, ModuleWeights(), lanes, capture=True, work=work)
     lanes.engine = handle._engine
     run = handle.captured(lambda x: model(x) * 2, x)
     assert torch.equal(run(x), want * 2)
@@ -733,9 +733,9 @@ def test_a_parameter_that_is_a_buffer_too_is_refused(model):
             lambda plan: {"blocks": (replace(plan.blocks[0], tier="vram"), *plan.blocks[1:])},
             "the tier 'vram'",
         ),
-        (lambda plan: {"rings": Rings(10**15)}, "aren't each from 0"),
-        (lambda plan: {"rings": Rings(2, scratches=-3)}, r"plan\.rings\.scratches is -3"),
-        (lambda plan: {"rings": Rings(2, ahead=-1)}, r"plan\.rings\.ahead is -1"),
+        (lambda plan: {"rings": PrefetchPool(10**15)}, "aren't each from 0"),
+        (lambda plan: {"rings": PrefetchPool(2, scratches=-3)}, r"plan\.rings\.scratches is -3"),
+        (lambda plan: {"rings": PrefetchPool(2, ahead=-1)}, r"plan\.rings\.ahead is -1"),
     ],
 )
 def test_an_edited_plan_that_cannot_be_followed_is_refused(model, x, edit, said):
@@ -762,7 +762,7 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
     plan = plan_of(model, {"layers.0": "streamed"})
     with monkeypatch.context() as patch:
         if what == "host":
-            patch.setattr("probes.placement.runtime.buffers._Pages", refuse)
+            patch.setattr("probes.placement.runtime.host_memory._Pages", refuse)
         else:
             patch.setattr("probes.placement.runtime.buffers.torch.empty", refuse)
         with pytest.raises(PlacementError, match="refused"):
@@ -799,7 +799,7 @@ def test_a_pass_for_whose_graph_vram_is_too_small_is_done_as_always():
         def record(self, work, *, beside):
             raise torch.OutOfMemoryError("tried to allocate 100 MiB")
 
-    engine = Engine(Short(1), ahead=2, fast=False, work=Arithmetic(), turns=Turns())
+    engine = Engine(Short(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns())
     recorder = Recorder(engine)
     x = torch.ones(2)
     assert all(torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1) for _ in range(4))
@@ -816,7 +816,7 @@ def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():
             finally:
                 raise RuntimeError("the capture was invalidated")
 
-    engine = Engine(Ended(1), ahead=2, fast=False, work=Arithmetic(), turns=Turns())
+    engine = Engine(Ended(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns())
     recorder, x = Recorder(engine), torch.ones(2)
     for _ in range(2):
         recorder.call(lambda y: y + 1, (x,), {})
@@ -826,8 +826,8 @@ def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():
 
 
 def test_calls_that_all_differ_are_counted_in_bounded_memory(monkeypatch):
-    monkeypatch.setattr("probes.placement.runtime.capture.MOST_SEEN", 10)
-    recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=Arithmetic(), turns=Turns()))
+    monkeypatch.setattr("probes.placement.runtime.capture.MAX_COUNTED", 10)
+    recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns()))
     for length in range(1, 100):
         x = torch.ones(length)
         assert torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1)
@@ -852,9 +852,9 @@ def numpys(number):
 def test_a_recorder_knows_arguments_by_what_they_hold(make):
     """An object that is gone may have had the address of the next one."""
     one, other = make(1), make(2)
-    assert key_of((one,)) == key_of((one,))
-    assert key_of((one,)) != key_of((other,))
-    assert len({key_of((make(number),)) for number in range(20)}) == 20
+    assert call_key((one,)) == call_key((one,))
+    assert call_key((one,)) != call_key((other,))
+    assert len({call_key((make(number),)) for number in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
@@ -868,15 +868,15 @@ def test_a_recorder_knows_arguments_by_what_they_hold(make):
     ],
 )
 def test_an_argument_that_was_changed_is_another_one_to_a_recorder(thing, change):
-    before = key_of((thing,))
+    before = call_key((thing,))
     change(thing)
-    assert key_of((thing,)) != before
+    assert call_key((thing,)) != before
 
 
 def test_an_object_at_the_address_of_one_that_is_gone_is_another_one_to_a_recorder():
     class Opaque:
         pass
 
-    keys = [key_of((Opaque(),)) for _ in range(5)]  # at one address
+    keys = [call_key((Opaque(),)) for _ in range(5)]  # at one address
     assert len({id(key) for key in keys}) == 5
     assert not any(one == other for i, one in enumerate(keys) for other in keys[:i])

@@ -19,13 +19,12 @@ from torch.nn.utils import rnn
 from probes.core.errors import PlacementError
 from probes.placement import load, place
 from probes.placement.models.modules import described, find_blocks
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.host_memory import Crossing, exchanged
-from probes.placement.runtime.offloaded import Away, Lazy
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.hooks import RoundTrip, map_tensors
+from probes.placement.runtime.offloaded import OffloadedParameter, PackedOperations, WeightAccess
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,7 +40,9 @@ def made(make, seed=0):
 def placed(model, tier, **options):
     names = [block.name for block in find_blocks(model) if block.called]
     return place(
-        model, plan_of(model, dict.fromkeys(names, tier), Rings(2, scratches=2), **options), device="cpu"
+        model,
+        plan_of(model, dict.fromkeys(names, tier), PrefetchPool(2, scratches=2), **options),
+        device="cpu",
     )
 
 
@@ -197,7 +198,7 @@ def test_a_forked_child_reads_from_disk_with_threads_of_its_own(tmp_path):
     with torch.inference_mode():
         want = model(X)
         tiers = dict.fromkeys("0123", "disk")
-        loaded = load(chain, tmp_path, plan_of(model, tiers, Rings(2)), device="cpu", cache=False)
+        loaded = load(chain, tmp_path, plan_of(model, tiers, PrefetchPool(2)), device="cpu", cache=False)
         assert torch.equal(loaded(X), want)
         child = os.fork()
         if not child:  # a hang here is ended by the alarm's signal
@@ -231,8 +232,8 @@ def test_a_detached_weight_of_another_device_stays_there_and_only_its_copy_on_th
         raise AssertionError("the whole weight would be brought to the GPU first")
 
     outline = torch.empty(2, 3, device="meta")
-    away = Away("weight", outline, elsewhere, fetch, values.clone, wants=bool, attributes={})
-    weight = Lazy.of(away)
+    away = WeightAccess("weight", outline, elsewhere, fetch, values.clone, wants=bool, attributes={})
+    weight = OffloadedParameter.of(away)
     assert weight.detach().device == weight.data.device == elsewhere
     assert torch.equal(weight.detach().cpu(), values)
     assert torch.equal(weight.to("cpu", torch.float64), values.double())
@@ -254,7 +255,7 @@ def test_attributes_of_parameters_stay_and_are_those_of_the_model():
 )
 def test_what_is_written_elsewhere_into_a_container_is_the_callers(container):
     caller, one = container({"x": X, "y": X}), X * 3
-    trip = Crossing(torch.clone, torch.clone)
+    trip = RoundTrip(torch.clone, torch.clone)
     there = trip.go((caller, X))
     key = "x" if isinstance(caller, dict | UserDict) else 0
     assert there[0] is not caller
@@ -270,7 +271,7 @@ def test_what_is_written_elsewhere_into_a_container_is_the_callers(container):
 
 def test_what_nothing_changes_in_is_the_same_object():
     thing = {"a": [X, (X, None)], "b": deque([1])}
-    assert exchanged(thing, lambda tensor: tensor) is thing
+    assert map_tensors(thing, lambda tensor: tensor) is thing
 
 
 def test_a_pass_that_is_recorded_knows_which_inputs_are_one():
@@ -287,8 +288,8 @@ def test_a_pass_that_is_recorded_knows_which_inputs_are_one():
         same, different = model(X, X), model(X, other)
         lanes = LateLanes(0)
         tiers = {block.name: "streamed" for block in find_blocks(model)}
-        work = Arithmetic(reads=lanes.reads)
-        handle = settle(model, plan_of(model, tiers), ModuleSource(), lanes, capture=True, work=work)
+        work = PackedOperations(reads=lanes.reads)
+        handle = place_model(model, plan_of(model, tiers), ModuleWeights(), lanes, capture=True, work=work)
         lanes.engine = handle._engine
         for _ in range(5):
             assert torch.equal(model(X, X), same)
@@ -313,13 +314,15 @@ def test_a_packed_block_that_returns_its_weight_returns_a_copy(tier):
     model, x = nn.ModuleList(Table() for _ in range(3)).eval(), torch.ones(2, 64)
     want = [layer.weight[:3].clone() for layer in model]
     names = [block.name for block in find_blocks(model)]
-    handle = place(model, plan_of(model, dict.fromkeys(names, tier), Rings(1, scratches=1)), device="cpu")
-    assert all(one.scratch is not None for one in handle._engine.moving)
+    handle = place(
+        model, plan_of(model, dict.fromkeys(names, tier), PrefetchPool(1, scratches=1)), device="cpu"
+    )
+    assert all(one.decode_buffer is not None for one in handle._engine.moving)
     found = [layer(x)[0] for layer in model]  # each in the scratch buffer of the one before
     assert all(map(torch.equal, found, want))
 
 
-class ElsewhereLanes(HostLanes):
+class ElsewhereLanes(HostStreams):
     """Of a device that isn't the CPU: tensors there have no values, but say where they are."""
 
     def __init__(self):
@@ -334,9 +337,9 @@ def test_a_weight_of_a_block_on_the_cpu_is_read_on_the_device_outside_its_call()
     forward = model.first.forward
     model.first.forward = lambda x: (seen.append(model.first.weight.device.type), forward(x))[1]
     names = [block.name for block in find_blocks(model)]
-    plan = plan_of(model, dict.fromkeys(names, "cpu"), Rings(1))
+    plan = plan_of(model, dict.fromkeys(names, "cpu"), PrefetchPool(1))
     weights = list(model.parameters())
-    handle = settle(model, plan, ModuleSource(), ElsewhereLanes())
+    handle = place_model(model, plan, ModuleWeights(), ElsewhereLanes())
     assert model.first(X).device.type == "meta"
     assert seen == ["cpu"]
     assert {one.device.type for one in model.parameters()} == {"meta"}
@@ -360,7 +363,7 @@ def test_a_block_on_the_cpu_has_its_weights_in_its_calls_and_not_after_one_that_
         model(X)
     hook.remove()
     assert found == [True]
-    assert {type(one) for layer in model.layers for one in layer.parameters()} == {Lazy}
+    assert {type(one) for layer in model.layers for one in layer.parameters()} == {OffloadedParameter}
     assert torch.equal(model(X), want)
 
 
@@ -369,7 +372,7 @@ def test_a_block_on_the_cpu_has_its_weights_in_its_calls_and_not_after_one_that_
 def test_a_packed_sequences_batch_sizes_stay_where_they_are(tier):
     model = made(lambda: nn.Sequential(nn.LSTM(8, 12), nn.LSTM(8, 12)))[0]
     sequence = rnn.pack_padded_sequence(torch.randn(5, 3, 8), torch.tensor([5, 3, 2]))
-    gone = Crossing(lambda one: one.to("meta"), lambda one: one.to("meta")).go((sequence,))[0]
+    gone = RoundTrip(lambda one: one.to("meta"), lambda one: one.to("meta")).go((sequence,))[0]
     assert gone.data.is_meta
     assert gone.batch_sizes is sequence.batch_sizes
     want = model(sequence)[0].data
@@ -402,9 +405,9 @@ def test_a_placed_lstm_never_joins_its_weights_elsewhere_and_gets_them_back(tier
 def test_an_lstm_without_biases_joins_its_weights_and_is_not_recorded(monkeypatch):
     handle = placed(made(lambda: nn.ModuleList(nn.LSTM(8, 12, bias=False) for _ in range(3))), "streamed")
     assert all("flatten_parameters" not in layer.__dict__ for layer in handle.model)
-    monkeypatch.setattr(handle._settling, "lanes", SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(handle._builder, "streams", SimpleNamespace(device=torch.device("cuda")))
     with pytest.raises(PlacementError, match="joins weights of a recurrent module"):
-        handle._settling.require_capturable("")
+        handle._builder.require_capturable("")
     monkeypatch.undo()
     handle.remove()
 
@@ -426,7 +429,7 @@ def test_adapters_are_not_merged_into_some_of_a_placed_models_layers():
     names = [block.name for block in find_blocks(model) if block.called]
     tiers = {name: "resident" if number < len(names) - 1 else "streamed" for number, name in enumerate(names)}
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    handle = place(model, plan_of(model, tiers, Rings(2)), device="cpu")
+    handle = place(model, plan_of(model, tiers, PrefetchPool(2)), device="cpu")
     for change in (model.merge_adapter, model.merge_and_unload):
         with pytest.raises(PlacementError, match="adapters that are merged"):
             change()

@@ -6,11 +6,11 @@ from late_lanes import LateLanes
 from random_models import TIERS, plan_of
 
 from probes.placement.models.modules import find_blocks
-from probes.placement.runtime.capture import key_of
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.place import place, settle
-from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.capture import call_key
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.place import place, place_model
+from probes.placement.runtime.weight_sources import ModuleWeights
+from probes.placement.types import PrefetchPool
 
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")
@@ -42,12 +42,14 @@ def bert():
 def placed(model, seed=0, *, late=True, **options):
     names = [block.name for block in find_blocks(model) if block.called]
     tiers = {name: TIERS[1 + (i + seed) % 5] for i, name in enumerate(names)}
-    plan = plan_of(model, tiers, Rings(2, scratches=2))
+    plan = plan_of(model, tiers, PrefetchPool(2, scratches=2))
     if not late:
         return place(model, plan, **options)
     lanes = LateLanes(seed)
     with torch.inference_mode(False), torch.no_grad():
-        handle = settle(model, plan, ModuleSource(), lanes, work=Arithmetic(reads=lanes.reads), **options)
+        handle = place_model(
+            model, plan, ModuleWeights(), lanes, work=PackedOperations(reads=lanes.reads), **options
+        )
     lanes.engine = handle._engine
     return handle
 
@@ -123,7 +125,7 @@ def test_only_calls_whose_cache_stays_in_place_are_the_same_to_a_recorder():
         keys[type(cache)] = []
         for i in range(6):
             given = {"input_ids": torch.tensor([[7 + i]]), "past_key_values": cache, "use_cache": True}
-            keys[type(cache)].append(key_of(given))
+            keys[type(cache)].append(call_key(given))
             model(**given)
     static, dynamic = keys.values()
     assert len(set(static[1:])) == 1  # the first call allocates

@@ -9,21 +9,21 @@ import pytest
 from late_lanes import Stale
 from test_random_placements import run
 
-from probes.placement.runtime import engine, preparing
+from probes.placement.runtime import engine, handle
 
 SOURCE = Path(engine.__file__).read_text()
 WAITS = 6
 
 
 def waits():
-    """The lines of engine.py on which a lane waits."""
+    """The lines of engine.py on which a stream waits."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(SOURCE))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "wait"
-        and ast.unparse(node.func.value) in ("lane", "self.lanes.compute")
+        and ast.unparse(node.func.value) in ("stream", "self.streams.compute")
     ]
 
 
@@ -45,7 +45,7 @@ def test_every_wait_is_tried():
 
 @pytest.mark.parametrize("number", range(WAITS))
 def test_without_a_wait_some_placement_is_wrong(number, monkeypatch):
-    monkeypatch.setattr(preparing, "Engine", without(waits()[number]))
+    monkeypatch.setattr(handle, "Engine", without(waits()[number]))
     # packed weights that are stale may not be unpackable at all
     with pytest.raises((Stale, AssertionError, IndexError, RuntimeError)):
         list(map(run, range(400)))

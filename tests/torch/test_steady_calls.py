@@ -8,11 +8,11 @@ import torch
 from random_models import plan_of
 from torch import nn
 
-from probes.placement.runtime.offloaded import Lazy
-from probes.placement.runtime.place import settle
-from probes.placement.runtime.streams import HostLanes
-from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.runtime.offloaded import OffloadedParameter
+from probes.placement.runtime.place import place_model
+from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.weight_sources import ModuleWeights
+from probes.placement.types import PrefetchPool
 
 BLOCKS = 24
 
@@ -43,7 +43,7 @@ def placed(tiers, rings):
     model = Model().to(torch.bfloat16).eval()
     names = [f"layers.{number}" for number in range(BLOCKS)]
     plan = plan_of(model, {name: tiers[i % len(tiers)] for i, name in enumerate(names)}, rings, names=names)
-    return model, settle(model, plan, ModuleSource(), HostLanes())
+    return model, place_model(model, plan, ModuleWeights(), HostStreams())
 
 
 def our_calls(work):
@@ -67,7 +67,7 @@ def our_calls(work):
 @pytest.mark.parametrize("first", ["streamed_packed", "packed"])
 def test_a_steady_call_is_a_handful_of_functions(first):
     """Each costs a slow host 0.5 to 1 us, for every block of every token."""
-    model, handle = placed([first, "packed", "packed", "packed"], Rings(1, scratches=1))
+    model, handle = placed([first, "packed", "packed", "packed"], PrefetchPool(1, scratches=1))
     x = torch.randn(1, 64, dtype=torch.bfloat16)
     want = model(x)
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_a_steady_call_is_a_handful_of_functions(first):
 
 @torch.no_grad()
 def test_a_slot_that_is_taken_is_asked_once():
-    model, handle = placed(["streamed_packed", "packed", "packed", "packed"], Rings(1, scratches=1))
+    model, handle = placed(["streamed_packed", "packed", "packed", "packed"], PrefetchPool(1, scratches=1))
     x = torch.randn(1, 64, dtype=torch.bfloat16)
     for _ in range(4):
         model(x)
@@ -93,10 +93,10 @@ def test_a_slot_that_is_taken_is_asked_once():
 @torch.no_grad()
 @pytest.mark.parametrize("tier", ["packed", "streamed_packed"])
 def test_between_calls_a_packed_block_in_vram_has_what_is_not_packed(tier):
-    model, handle = placed([tier], Rings(1, scratches=1))
+    model, handle = placed([tier], PrefetchPool(1, scratches=1))
     x = torch.randn(1, 64, dtype=torch.bfloat16)
     want = model(x)
-    there = [name for name, one in model.named_parameters() if type(one) is not Lazy]
+    there = [name for name, one in model.named_parameters() if type(one) is not OffloadedParameter]
     unpacked = [name for name, one in model.named_parameters() if one.dim() == 1]
     assert there == (unpacked if tier == "packed" else [])
     assert torch.equal(model(x), want)

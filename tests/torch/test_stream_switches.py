@@ -34,9 +34,9 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     made = Device()
-    monkeypatch.setattr(streams, "_SET", made.set_stream)
-    monkeypatch.setattr(streams, "_NOW", lambda index: (made.current[index], index, 1))
-    monkeypatch.setattr(streams, "_ADDRESS", lambda index: made.current[index])
+    monkeypatch.setattr(streams, "_SET_STREAM", made.set_stream)
+    monkeypatch.setattr(streams, "_CURRENT_STREAM", lambda index: (made.current[index], index, 1))
+    monkeypatch.setattr(streams, "_CURRENT_ADDRESS", lambda index: made.current[index])
     one = SimpleNamespace(stream_id=OURS, device_index=0, device_type=1)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: one)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: made.device)
@@ -65,9 +65,9 @@ def test_an_interruption_right_after_a_switch_leaves_the_callers_stream_current(
         if stream["stream_id"] == OURS:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(streams, "_SET", interrupted)
+    monkeypatch.setattr(streams, "_SET_STREAM", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ran_on(device, streams._Stream(torch.device("cuda", 0)))
+        ran_on(device, streams._OwnStream(torch.device("cuda", 0)))
     assert device.current == {0: CALLERS, 1: CALLERS}
 
 
@@ -83,16 +83,16 @@ def test_work_runs_on_our_stream_and_the_callers_is_current_again(
     device, monkeypatch, has_functions, current_device
 ):
     if not has_functions:
-        monkeypatch.setattr(streams, "_SET", None)
+        monkeypatch.setattr(streams, "_SET_STREAM", None)
     device.device = current_device
-    lane = streams._Stream(torch.device("cuda", 0))
+    lane = streams._OwnStream(torch.device("cuda", 0))
     assert ran_on(device, lane) == [(0, OURS)]
     assert (device.device, device.current) == (current_device, {0: CALLERS, 1: CALLERS})
     assert device.by_context == (not has_functions or current_device)
 
 
 def test_work_that_fails_leaves_the_callers_stream_current(device):
-    lane = streams._Stream(torch.device("cuda", 0))
+    lane = streams._OwnStream(torch.device("cuda", 0))
     with pytest.raises(ZeroDivisionError):
         lane.run(lambda: 1 // 0)
     assert device.current[0] == CALLERS
@@ -101,14 +101,14 @@ def test_work_that_fails_leaves_the_callers_stream_current(device):
 @pytest.mark.parametrize("has_functions", [True, False])
 def test_marks_go_to_whichever_stream_is_current(device, monkeypatch, has_functions):
     if not has_functions:
-        monkeypatch.setattr(streams, "_ADDRESS", None)
+        monkeypatch.setattr(streams, "_CURRENT_ADDRESS", None)
     seen = []
     mark = SimpleNamespace(
         event=SimpleNamespace(
             record=lambda stream: seen.append(stream.at), wait=lambda stream: seen.append(-stream.at)
         )
     )
-    lane = streams._Current(torch.device("cuda", 0))
+    lane = streams._CallersStream(torch.device("cuda", 0))
     for stream in (3, 4, 3):
         device.current[0] = stream
         lane.record(mark)
@@ -131,12 +131,12 @@ class Waiting(SimpleNamespace):
 @pytest.mark.parametrize("has_functions", [True, False])
 def test_work_that_follows_on_another_stream_waits_for_the_one_before(device, monkeypatch, has_functions):
     if not has_functions:
-        monkeypatch.setattr(streams, "_ADDRESS", None)
+        monkeypatch.setattr(streams, "_CURRENT_ADDRESS", None)
     seen = []
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda index: Waiting(at=device.current[index], seen=seen)
     )
-    lane = streams._Current(torch.device("cuda", 0))
+    lane = streams._CallersStream(torch.device("cuda", 0))
     for stream in (3, 3, 4, 4, 3):
         device.current[0] = stream
         lane.follow()
@@ -176,12 +176,12 @@ def test_work_whose_graph_writes_something_else_is_handed_over_kernel_by_kernel(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(streams, "_CAPTURES", lambda: False)
+    monkeypatch.setattr(streams, "_IS_CAPTURING", lambda: False)
 
     def work():
         written.fill_(3)
 
-    made = streams.CudaLanes(torch.device("cuda", 0))
+    made = streams.CudaStreams(torch.device("cuda", 0))
     bundled = made.bundled(work, written)
     assert (bundled is work) == (writes != 3)
     assert made.why_unbundled == ("" if writes == 3 else "a graph of it writes something else")
@@ -231,5 +231,5 @@ def test_a_recording_ends_with_the_streams_of_our_own_joined(monkeypatch, fails)
         return "outputs"
 
     with pytest.raises(RuntimeError, match="no") if fails else nullcontext():
-        assert streams._Recorded(ours, work, None, None).outputs == "outputs"
+        assert streams._PassGraph(ours, work, None, None).outputs == "outputs"
     assert Event.log == [("caller", "copies"), ("caller", "unpacking")]

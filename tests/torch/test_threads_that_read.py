@@ -13,8 +13,8 @@ import torch
 from probes.core.errors import CheckpointUnreadable
 from probes.placement import checkpoint
 from probes.placement.packing import staging
-from probes.placement.packing.staging import Buffers, bytes_of
-from probes.placement.packing.threads import of_all
+from probes.placement.packing.staging import HostBuffers, bytes_of
+from probes.placement.packing.threads import run_all
 
 
 class Unequal:
@@ -39,17 +39,17 @@ def test_an_error_is_raised_when_no_thread_is_at_work_any_more():
     work = Unequal()
     with ThreadPoolExecutor(2) as pool:
         with pytest.raises(OSError, match="broken"):
-            of_all(pool, work, range(100))
+            run_all(pool, work, range(100))
         ended = list(work.ended)
         assert 1 in ended  # the other thread may have begun one more, which takes as long
         assert len(ended) < 99  # what hadn't begun was left out
-        assert of_all(pool, lambda number: number, range(5)) == [0, 1, 2, 3, 4]
+        assert run_all(pool, lambda number: number, range(5)) == [0, 1, 2, 3, 4]
     assert work.ended == ended
 
 
 def test_buffers_of_a_failed_reading_are_not_written_to_any_more(monkeypatch):
     monkeypatch.setattr(staging, "PIECE_BYTES", 1)
-    work, buffers = Unequal(), Buffers(2)
+    work, buffers = Unequal(), HostBuffers(2)
     with pytest.raises(OSError, match="broken"):
         buffers.each(2, work)
     assert work.ended == [1]
@@ -64,7 +64,7 @@ def test_a_file_that_fails_is_not_read_any_more(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "PIECE_BYTES", 2000)
     monkeypatch.setattr(os, "preadv", lambda _descriptor, _views, offset: work(offset // 2000) and 2000)
     file = checkpoint.OpenFile(path)
-    with checkpoint.readers() as pool:
+    with checkpoint.reader_threads() as pool:
         with pytest.raises(CheckpointUnreadable, match="broken"):
             file.read_into(memoryview(bytearray(4000)), 0, pool)
         assert work.ended == [1]

@@ -7,7 +7,7 @@ import torch
 
 from probes.cli import program
 from probes.core.errors import Exit
-from probes.measure import host_room, placement_baselines
+from probes.measure import placement_benchmark
 from probes.placement.planner.profile import without_gpu
 
 WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "float32"]
@@ -16,8 +16,8 @@ WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "fl
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(placement_baselines, "SAMPLES", 1)
-    monkeypatch.setattr(placement_baselines, "LEAST_S", 0.0)
+    monkeypatch.setattr(placement_benchmark, "SAMPLES", 1)
+    monkeypatch.setattr(placement_benchmark, "LEAST_S", 0.0)
 
 
 def test_a_model_is_placed_timed_and_reported(capsys):
@@ -33,7 +33,7 @@ def test_a_model_is_placed_timed_and_reported(capsys):
 
 def test_without_a_gpu_a_pass_is_predicted_for_the_processors_that_are_here(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 5})
-    assert placement_baselines._nearest() == without_gpu(3)
+    assert placement_benchmark._nearest() == without_gpu(3)
 
 
 @pytest.mark.parametrize("peer", ["accelerate", "resident"])
@@ -62,20 +62,20 @@ class Clock:
 def test_a_long_pass_is_timed_a_few_times_instead_of_for_minutes(seconds, most_passes, monkeypatch, capsys):
     """qwen2.5-3b on 2 cores takes 15 to 40 s a pass: eight of them, and the verb said nothing meanwhile."""
     clock = Clock(seconds)
-    monkeypatch.setattr(placement_baselines, "time", clock)
-    monkeypatch.setattr(placement_baselines, "SAMPLES", 5)
-    monkeypatch.setattr(placement_baselines, "LEAST_S", 0.2)
-    assert placement_baselines.wall_s(clock.one) == pytest.approx(seconds)
+    monkeypatch.setattr(placement_benchmark, "time", clock)
+    monkeypatch.setattr(placement_benchmark, "SAMPLES", 5)
+    monkeypatch.setattr(placement_benchmark, "LEAST_S", 0.2)
+    assert placement_benchmark.wall_s(clock.one) == pytest.approx(seconds)
     assert 1 <= clock.passes <= most_passes
-    waits = clock.passes - 1 if seconds > placement_baselines.LONG_S else 0
+    waits = clock.passes - 1 if seconds > placement_benchmark.LONG_S else 0
     assert ("more are timed, about" in capsys.readouterr().err) == (
-        waits * seconds >= placement_baselines.NOTABLE_S
+        waits * seconds >= placement_benchmark.NOTABLE_S
     )
 
 
 def test_what_takes_long_on_the_cpu_is_announced_with_an_estimate(capsys, monkeypatch):
-    monkeypatch.setattr(placement_baselines, "NOTABLE_S", 0.0)
-    monkeypatch.setattr(placement_baselines, "WIDTH", 256)
+    monkeypatch.setattr(placement_benchmark, "NOTABLE_S", 0.0)
+    monkeypatch.setattr(placement_benchmark, "WIDTH", 256)
     assert program.main(["place", "mlp", "--vram", "4GiB", "--dtype", "float32"]) == Exit.OK
     said = capsys.readouterr().err
     for what in (
@@ -90,7 +90,7 @@ def test_random_weights_that_host_memory_has_no_room_for_are_refused_before_they
     monkeypatch, capsys
 ):
     """The kernel ended the process: the plan of a name had no limit of host memory."""
-    monkeypatch.setattr(host_room, "available_bytes", lambda _path: 300 << 20)
-    monkeypatch.setattr(placement_baselines, "build", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(placement_benchmark, "available_bytes", lambda _path: 300 << 20)
+    monkeypatch.setattr(placement_benchmark, "build", lambda *_: pytest.fail("drawn"))
     assert program.main(WORDS) == Exit.DEVICE
     assert "bert-base has 415.39 MiB of weights, which are drawn in host memory" in capsys.readouterr().err

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probes.core.errors import CheckpointUnreadable
-from probes.placement.checkpoint import Checkpoint
-from probes.placement.checkpoint import opened as open_checkpoint
+from probes.placement import Checkpoint, CheckpointUnreadable, open_checkpoint
 from service.errors import ModelUnreadable
 
 Shape = tuple[int, ...]

@@ -16,9 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from probes.core.errors import PlanImpossible, ProbeError
-from probes.hardware.snapshot import available_bytes
-from probes.placement import Plan, place, plan
+from probes.placement import Plan, PlanImpossible, ProbeError, available_bytes, place, plan
 from service.errors import DeviceMissing, SettingsError
 from service.inference import bert
 from service.inference.checkpoint import BertShape

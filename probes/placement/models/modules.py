@@ -258,7 +258,7 @@ def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
         )
     if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
         kind = type(parameter if type(parameter) is not nn.Parameter else parameter.data).__name__
-        if kind in ("Lazy", "Serving"):
+        if kind in ("OffloadedParameter", "PackedParameter"):
             raise placed_already()
         raise PlacementError(
             f"{name} is a {kind}: tensor subclasses, such as those of quantised models, can't be placed",

@@ -31,7 +31,7 @@ from probes.placement.models.headers import (
     read_checkpoint,
     require_regular,
 )
-from probes.placement.types import DTYPE_BYTES, MODELS
+from probes.placement.stacks import DTYPE_BYTES, MODELS
 
 _TABLE: Final = re.compile(r"(^|[._])(embed\w*|wte|wpe|word_embeddings|\w+_embeddings?|shared)\.weight$")
 _FIRST: Final = re.compile(

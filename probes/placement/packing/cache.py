@@ -28,7 +28,7 @@ from probes.core.codec import decode, encode, load
 from probes.core.files import replacing, sweep_partials, write_text
 from probes.placement.packing.format import ALIGNMENT, PackedForm
 from probes.placement.packing.packed import Packed, Put, form, outline, scattered
-from probes.placement.packing.staging import Buffers, bytes_of
+from probes.placement.packing.staging import HostBuffers, bytes_of
 from probes.placement.packing.tensors import Values, pack_into
 
 _VERSION: Final = 4  # of the layouts and of these files: another one has other names
@@ -72,19 +72,19 @@ class Content:
         return pack_into(put, self.on_host(), dense=self.dense)
 
 
-def content_key(values: Values, *, dense: bool = False, buffers: Buffers | None = None) -> str:
+def content_key(values: Values, *, dense: bool = False, buffers: HostBuffers | None = None) -> str:
     """The name of a tensor's content, 64 hexadecimal digits: of its bytes, dtype, shape and layout."""
     about = json.dumps([_VERSION, str(values.dtype), list(values.shape), dense])
     size = values.dtype.itemsize
 
     def piece(start: int, memory: torch.Tensor) -> bytes:
         first, last = start // size, (start + memory.numel()) // size
-        found = values.read(first, last, memory)
-        if found.device.type != "cpu":
-            found = memory.copy_(found.view(torch.uint8))
-        return hashlib.sha256(bytes_of(found)).digest()
+        values_read = values.read(first, last, memory)
+        if values_read.device.type != "cpu":
+            values_read = memory.copy_(values_read.view(torch.uint8))
+        return hashlib.sha256(bytes_of(values_read)).digest()
 
-    return digest_of(about, (buffers or Buffers()).each(prod(values.shape) * size, piece))
+    return digest_of(about, (buffers or HostBuffers()).each(prod(values.shape) * size, piece))
 
 
 def origin_key(origin: Origin, dense: bool) -> str | None:
@@ -119,7 +119,7 @@ class Header:
     form: PackedForm | None  # None: packing this tensor saves nothing
 
 
-def opened(path: Path) -> BufferedReader:
+def open_regular(path: Path) -> BufferedReader:
     """An ordinary file, to be read. Raises OSError for anything else: nobody may write into a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -130,7 +130,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """An entry that is open."""
 
     descriptor: int
@@ -139,7 +139,7 @@ class Entry:
     header: Header
 
     @staticmethod
-    def of(file: BufferedReader, key: str) -> "Entry":
+    def of(file: BufferedReader, key: str) -> "CacheEntry":
         """Raises ValueError or KeyError for a file that isn't what was written."""
         line = file.readline(_MOST_HEADER)
         if not line.endswith(b"\n") or len(line) != _MOST_HEADER:
@@ -148,7 +148,7 @@ class Entry:
         n_bytes = header.form.n_bytes if header.form else 0
         if os.fstat(file.fileno()).st_size != len(line) + n_bytes:
             raise ValueError("the file's size isn't its header's")
-        return Entry(file.fileno(), key, len(line), header)
+        return CacheEntry(file.fileno(), key, len(line), header)
 
     def outline(self) -> Packed | None:
         """Raises ValueError or KeyError likewise."""
@@ -163,7 +163,7 @@ class Entry:
             raise ValueError("the outline isn't the one that was written")
         return outline(of, starts) if of else None
 
-    def digest(self, buffers: Buffers, put: Put) -> str:
+    def digest(self, buffers: HostBuffers, put: Put) -> str:
         """That of the key, the form and the bytes, which `put` gets."""
         of = self.header.form
 
@@ -183,8 +183,8 @@ class Entry:
             view, at = view[count:], at + count
 
 
-def written(
-    descriptor: int, key: str, content: Content, values: Values, *, most_bytes: int, buffers: Buffers
+def write_entry(
+    descriptor: int, key: str, content: Content, values: Values, *, most_bytes: int, buffers: HostBuffers
 ) -> Packed | None:
     """Pack a content into a new file, for the entry `key`; None where that saves nothing, as its header says.
 
@@ -224,7 +224,9 @@ class _Writer:
             view, at = view[count:], at + count
 
 
-def _complete(descriptor: int, key: str, packed: Packed | None, most_bytes: int, buffers: Buffers) -> None:
+def _complete(
+    descriptor: int, key: str, packed: Packed | None, most_bytes: int, buffers: HostBuffers
+) -> None:
     """Write the header. Raises OSError for an entry that would be too large."""
     of = form(packed) if packed else None
     n_bytes = of.n_bytes if of else 0
@@ -233,7 +235,7 @@ def _complete(descriptor: int, key: str, packed: Packed | None, most_bytes: int,
     os.ftruncate(descriptor, _MOST_HEADER + n_bytes)
     starts = packed.parts["starts"] if packed else torch.empty(0, dtype=torch.int32, device="cpu")
     early = _early(key, of, starts)
-    digest = Entry(descriptor, key, _MOST_HEADER, Header("", early, of)).digest(buffers, _forget)
+    digest = CacheEntry(descriptor, key, _MOST_HEADER, Header("", early, of)).digest(buffers, _forget)
     line = json.dumps(encode(Header(digest, early, of))).encode().ljust(_MOST_HEADER - 1) + b"\n"
     if len(line) > _MOST_HEADER:
         raise OSError(errno.EFBIG, "the header is too long")
@@ -266,7 +268,7 @@ def usual_folder(env: Mapping[str, str]) -> Path:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedTensor:
     """A packed tensor of which only the outline is in memory."""
 
     outline: Packed
@@ -275,10 +277,10 @@ class Kept:
     key: str = ""
 
     @staticmethod
-    def nowhere(content: Content, values: Values | None = None) -> "Kept | None":
+    def nowhere(content: Content, values: Values | None = None) -> "CachedTensor | None":
         """One that is packed again when it is written; None where packing saves nothing."""
-        found = content.pack(None, values)
-        return Kept(found, content) if found else None
+        outline = content.pack(None, values)
+        return CachedTensor(outline, content) if outline else None
 
     def write(self, parts: Iterable[tuple[Packed, torch.Tensor]]) -> bool:
         """Bring parts of the outline to their buffers; False where the content isn't what it was.
@@ -294,7 +296,7 @@ class Kept:
         return again is not None and form(again) == of
 
 
-Looked = TypeVar("Looked")
+Found = TypeVar("Found")
 
 
 class Cache:
@@ -305,31 +307,31 @@ class Cache:
     """
 
     def __init__(
-        self, folder: Path, *, most_bytes: int = _MOST_BYTES, buffers: Buffers | None = None
+        self, folder: Path, *, most_bytes: int = _MOST_BYTES, buffers: HostBuffers | None = None
     ) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
-        self._buffers = buffers or Buffers()
+        self._buffers = buffers or HostBuffers()
         self._swept = False  # of what killed processes left
         self._left = -1  # bytes that may be stored until the folder is looked through again
 
-    def packed(self, content: Content, *, origin: Origin | None = None) -> Kept | None:
+    def packed(self, content: Content, *, origin: Origin | None = None) -> CachedTensor | None:
         """The tensor packed; None where that saves nothing.
 
         The content isn't read where the origin is known already.
         """
         before = origin_key(origin, content.dense) if origin else None
         key = self._noted(before) if before else None
-        found = self._outline(key) if key else None
-        if key is None or found is None:
+        stored = self._outline(key) if key else None
+        if key is None or stored is None:
             values = content.values()
             key = content_key(values, dense=content.dense, buffers=self._buffers)
-            found = self._outline(key) or self._store(key, content, values)
-            if found is None:
-                return Kept.nowhere(content, values)
+            stored = self._outline(key) or self._store(key, content, values)
+            if stored is None:
+                return CachedTensor.nowhere(content, values)
             if origin and before and before == origin_key(origin, content.dense):  # not changed meanwhile
                 self._note(before, key)
-        return Kept(found[0], content, self, key) if found[0] else None
+        return CachedTensor(stored[0], content, self, key) if stored[0] else None
 
     def read(self, key: str, of: PackedForm, put: Put) -> bool:
         """Give the bytes of an entry of that form to `put`. False where there is no such entry.
@@ -337,7 +339,7 @@ class Cache:
         A damaged entry is noticed at its end, when `put` has got wrong bytes, and removed.
         """
 
-        def whole(entry: Entry) -> bool:
+        def whole(entry: CacheEntry) -> bool:
             return entry.header.form == of and entry.digest(self._buffers, put) == entry.header.digest
 
         return bool(self._look(key, whole))
@@ -350,12 +352,12 @@ class Cache:
 
     def _noted(self, origin: str) -> str | None:
         try:
-            with opened(self.folder / (origin + _ORIGIN)) as file:
-                said = file.read(_NOTE_BYTES + 1).decode("ascii", "replace")
+            with open_regular(self.folder / (origin + _ORIGIN)) as file:
+                note = file.read(_NOTE_BYTES + 1).decode("ascii", "replace")
         except OSError:
             return None
-        key = said.partition(" ")[0]
-        return key if said == _note_of(origin, key) else None
+        key = note.partition(" ")[0]
+        return key if note == _note_of(origin, key) else None
 
     def _note(self, origin: str, key: str) -> None:
         with suppress(OSError):
@@ -363,18 +365,18 @@ class Cache:
 
     def _outline(self, key: str) -> tuple[Packed | None] | None:
         """What is stored for a content, by its header; None if nothing is."""
-        found = self._look(key, lambda entry: (entry.outline(),))
-        if found:
+        stored = self._look(key, lambda entry: (entry.outline(),))
+        if stored:
             with suppress(OSError):
                 os.utime(self._path(key))
-        return found or None
+        return stored or None
 
-    def _look(self, key: str, look: Callable[[Entry], Looked]) -> Looked | None:
+    def _look(self, key: str, look: Callable[[CacheEntry], Found]) -> Found | None:
         """What `look` finds in an entry; None if there is none. A damaged one is removed."""
         path = self._path(key)
         try:
-            with opened(path) as file:
-                if found := look(Entry.of(file, key)):
+            with open_regular(path) as file:
+                if found := look(CacheEntry.of(file, key)):
                     return found
         except FileNotFoundError:
             return None
@@ -394,7 +396,7 @@ class Cache:
             with replacing(path, durable=False) as partial_path:
                 descriptor = os.open(partial_path, os.O_RDWR)
                 try:
-                    made = written(
+                    made = write_entry(
                         descriptor, key, content, values, most_bytes=self.most_bytes, buffers=self._buffers
                     )
                 finally:
@@ -414,18 +416,18 @@ class Cache:
         To look through a folder of many for each entry would take longer than to store them. So that is done
         again after an eighth of what is left has been stored.
         """
-        found = []
+        entries = []
         with os.scandir(self.folder) as files:
             for file in files:
                 if file.name.endswith((_ENTRY, _ORIGIN)):
                     with suppress(FileNotFoundError):  # another process makes room as well
                         status = file.stat()
-                        found.append(
+                        entries.append(
                             (file.name == newest.name, status.st_mtime_ns, status.st_size, file.path)
                         )
-        found.sort(reverse=True)
+        entries.sort(reverse=True)
         room = self.most_bytes
-        for _, _, size, path in found:
+        for _, _, size, path in entries:
             room -= size
             if room < 0:
                 Path(path).unlink(missing_ok=True)

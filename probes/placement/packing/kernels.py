@@ -10,10 +10,6 @@ another one two codes; shifts and logic then serve both weights. Elsewhere Trito
 import triton
 import triton.language as tl
 
-# mypy: disable-error-code="untyped-decorator"
-
-# mypy: disable-error-code="untyped-decorator"
-
 
 def _ptx(shift: int, *, raised: bool) -> str:
     """Four weights: bytes in $2, codes in $3, two words each in $0 and $1."""
@@ -155,7 +151,7 @@ def unpack_f28(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The same for float32, whose words `out` holds as int32."""
+    """Unpack 4-bit codes into float32, whose words `out` holds as int32."""
     half: tl.constexpr = WIDTH // 2
     group = tl.program_id(0).to(tl.int64)
     for r in range(GROUP):
@@ -445,7 +441,7 @@ def few_rows(
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """The same for up to BB input rows, through the matrix units, which multiply numbers of type FACTORS."""
+    """Multiply up to BB input rows with W by the matrix units, which multiply numbers of type FACTORS."""
     half: tl.constexpr = K // 2
     rows, row, inside, low, code = _corner(rest, codes, n, K, BN, BK)
     b = tl.arange(0, BB)

@@ -245,5 +245,5 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device, whatever the tensors are on."""
     if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
         return nullcontext()
-    on: AbstractContextManager[object] = torch.cuda.device(device)
-    return on
+    current: AbstractContextManager[object] = torch.cuda.device(device)
+    return current

@@ -15,16 +15,16 @@ from typing import Final, TypeVar
 
 import torch
 
-from probes.placement.packing.threads import Threads, of_all, renew_in_forks
+from probes.placement.packing.threads import Threads, renew_in_forks, run_all
 
 PIECE_BYTES: Final = 2 << 20  # large enough for a disk, small enough to share a layer's matrix among threads
-THREADS: Final = min(12, os.cpu_count() or 1)  # with `values.LOADING_BYTES` in mind
+THREADS: Final = min(12, os.cpu_count() or 1)  # with `LOADING_BYTES` of `types.py` in mind
 
 Found = TypeVar("Found")
 
 
-class Buffers:
-    """The threads' buffers, made at first use. They are pinned if a GPU is used by then."""
+class HostBuffers:
+    """A few threads, each with a buffer, made at first use. Buffers are pinned if a GPU is used by then."""
 
     def __init__(self, count: int = THREADS) -> None:
         self._count = count
@@ -52,13 +52,13 @@ class Buffers:
         return free
 
     def each(self, n_bytes: int, work: Callable[[int, torch.Tensor], Found]) -> list[Found]:
-        """What `work` returns for each piece of so many bytes: called with its start and a buffer as large.
+        """Call `work` for each piece of so many bytes, with its start and a buffer of its size.
 
         Threads do it, in any order; where one fails, all have ended before its error is raised.
         """
         free = self._free
 
-        def one(start: int) -> Found:
+        def piece(start: int) -> Found:
             memory = free.get()
             try:
                 if memory is None:
@@ -69,21 +69,21 @@ class Buffers:
 
         starts = range(0, n_bytes, PIECE_BYTES)
         if len(starts) < 2:
-            return [one(start) for start in starts]
+            return [piece(start) for start in starts]
         with self._made:
             if self._threads is None:
                 self._threads = Threads(self._count, "weir-pieces")
             threads = self._threads
-        return of_all(threads, one, starts)
+        return run_all(threads, piece, starts)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host, writable. It keeps the tensor's memory."""
     if not tensor.nbytes:
         return memoryview(bytearray())
-    found = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
-    found.owner = tensor
-    return memoryview(found).cast("B")
+    array = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    array.owner = tensor
+    return memoryview(array).cast("B")
 
 
 def host_buffer(n_bytes: int, *, pinned: bool) -> torch.Tensor:

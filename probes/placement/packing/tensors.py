@@ -12,133 +12,42 @@ from typing import Final
 
 import torch
 
-from probes.placement.packing import launch, products
-from probes.placement.packing.format import DENSE_FROM, PackedForm, PartForm, aligned, grid, worth_it
-from probes.placement.packing.layouts import B11, B12, B12F32, BF16, F28, H14, H14F32, LAYOUTS, Layout
-from probes.placement.packing.packed import Packed, Put, outline
-from probes.placement.packing.products import Grown, Place, Words, chunk, exponents, true_places
-
-CODES: Final = 7
-_BLOCK: Final = 2048  # what the kernel handles
-_SMALL_BLOCK: Final = 256
-
-
-def block_of(weights: int) -> int:
-    """Weights in a block: 2,048, or 256 in a small tensor, or all of them made a multiple of 8."""
-    return min(_BLOCK if weights >= DENSE_FROM else _SMALL_BLOCK, -(-weights // 8) * 8)
-
-
-def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
-    """The exponents that get codes, in ascending order, and the share of weights that they have."""
-    chosen = counts.argsort(descending=True, stable=True)[:CODES]
-    share = float(counts[chosen].sum() / counts.sum().clamp(min=1))
-    return tuple(sorted(chosen.tolist())), share
-
-
-def encode(
-    layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place | None
-) -> dict[str, torch.Tensor]:
-    """Place the large parts of `n` words, a whole number of blocks, if wanted; the others are returned."""
-    block, low_bits = block_of(n), layout.mantissa_bits - 7
-    # grown, not listed, as in `window`
-    found, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
-    code_of = _coding(layout, table, words.device)
-    for span in _chunks(n, block, words.device):
-        piece = words.read(span.start, span.stop)
-        field = exponents(layout, piece)
-        code = code_of(field)
-        if place:
-            sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
-            place("rest", span.start, (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits)
-            low = (piece.to(torch.uint8) & ((1 << low_bits) - 1)) << 1
-            more = _shared(low | (code >> 2), bits=low_bits + 1, block=block)
-            place("more", span.start * (low_bits + 1) // 8, more)
-            place("two", span.start // 4, _shared(code & 3, bits=2, block=block))
-        escapes = true_places(((code + CODES) >> 3) ^ 1)  # code 0 alone: the others are 1 to 7
-        edges = torch.arange(0, piece.numel() + 1, block, device=words.device)
-        counts.append(torch.searchsorted(escapes, edges).diff())
-        found.append(field[escapes])
-    in_blocks = counts.whole()
-    return {
-        "exponents": found.whole(),
-        "starts": (in_blocks.cumsum(0) - in_blocks).to(torch.int32),
-    }
-
-
-def _coding(
-    layout: Layout, table: tuple[int, ...], device: torch.device
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes codes of exponents, both in bytes: by arithmetic where the table has neighbours alone."""
-    first, last = table[0], table[-1]
-    if last - first == CODES - 1:  # what is below the first wraps to large bytes
-        return lambda field: (field - first).clamp_(max=CODES).add_(1).bitwise_and_(CODES)
-    code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=device)
-    code_of[torch.tensor(table, device=device)] = torch.arange(1, CODES + 1, dtype=torch.uint8, device=device)
-    return lambda field: code_of.index_select(0, field.to(torch.int32))
-
-
-def large_parts(layout: Layout, n: int) -> dict[str, int]:
-    """The parts whose bytes are known before the `n` words are."""
-    return {"rest": n, "more": n * (layout.mantissa_bits - 6) // 8, "two": n // 4}
-
-
-def decoded(
-    layout: Layout, parts: dict[str, torch.Tensor], table: tuple[int, ...]
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Pieces of the words in order, each with the index that it begins at."""
-    n, low_bits = parts["rest"].numel(), layout.mantissa_bits - 7
-    block = n // parts["starts"].numel()
-    device = parts["rest"].device
-    # filled on the device: a copy from the host can't be captured in a graph
-    exponent_of = torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in (0, *table)])
-    for span in _chunks(n, block, device):
-        more = _get(parts["more"], span, bits=low_bits + 1, block=block)
-        code = _get(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)
-        field = exponent_of.index_select(0, code.to(torch.int32))
-        field = torch.where(code == 0, _side(parts, code, span, block), field)
-        rest = parts["rest"][span].to(torch.int16)
-        mantissa = ((rest & 0x7F) << low_bits) | (more >> 1).to(torch.int16)
-        yield span.start, (rest >> 7 << layout.sign_shift) | (field << layout.mantissa_bits) | mantissa
-
-
-def _side(parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block: int) -> torch.Tensor:
-    """For each weight of a piece the exponent that it would have if it were an escape."""
-    exponents = parts["exponents"]
-    if not exponents.numel():
-        return torch.zeros_like(code, dtype=torch.int16)
-    escape = (code == 0).view(-1, block).to(torch.int32)
-    rank = escape.cumsum(1, dtype=torch.int32) - escape
-    rank += parts["starts"][span.start // block : span.stop // block, None]
-    return exponents.index_select(0, rank.view(-1).clamp(max=exponents.numel() - 1)).to(torch.int16)
-
-
-def _chunks(n: int, block: int, device: torch.device) -> Iterator[slice]:
-    step = max(1, chunk(device) // max(block, 1)) * max(block, 1)
-    for first in range(0, n, step):
-        yield slice(first, min(first + step, n))
-
-
-def _shared(values: torch.Tensor, *, bits: int, block: int) -> torch.Tensor:
-    """Values of a few bits in bytes that they share."""
-    per_byte = 8 // bits
-    sharing = values.view(-1, per_byte, block // per_byte)
-    byte = sharing[:, 0].clone()
-    for i in range(1, per_byte):
-        byte |= sharing[:, i] << (bits * i)
-    return byte.view(-1)
-
-
-def _get(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> torch.Tensor:
-    per_byte = 8 // bits
-    byte = plane[span.start // per_byte : span.stop // per_byte].view(-1, 1, block // per_byte)
-    return torch.cat([(byte >> (bits * i)) & ((1 << bits) - 1) for i in range(per_byte)], 1).view(-1)
-
+from probes.placement.packing import codecs, launch
+from probes.placement.packing.codecs import (
+    Place,
+    best_table,
+    block_of,
+    decode_ranked,
+    encode_ranked,
+    ranked_parts,
+)
+from probes.placement.packing.format import PackedForm, PartForm, aligned, grid, worth_it
+from probes.placement.packing.packed import (
+    B11,
+    B12,
+    B12F32,
+    BF16,
+    F28,
+    H14,
+    H14F32,
+    LAYOUTS,
+    Layout,
+    Packed,
+    Put,
+    outline,
+)
 
 _USUAL: Final[Mapping[torch.dtype, Layout]] = MappingProxyType(
     {torch.bfloat16: B12, torch.float16: H14, torch.float32: F28}
 )
+
+
 _SAMPLE: Final = 1 << 20  # weights that the choice of codes is made by
+
+
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
 _LEAST: Final = 0.85  # share of weights with a code, below which no layout saves anything
 
 
@@ -163,7 +72,7 @@ class Values:
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """All values, and where each piece begins."""
-        step = products.chunk(self.device)
+        step = codecs.chunk(self.device)
         for first in range(0, prod(self.shape), step):
             yield first, self.read(first, min(first + step, prod(self.shape)), None)
 
@@ -186,10 +95,10 @@ def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
             parts[name] = torch.empty(size, dtype=torch.uint8, device=tensor.device)
         return place
 
-    found = _encode(Values.of(tensor), allocate, dense=dense)
-    if found is None:
+    encoded = _encode(Values.of(tensor), allocate, dense=dense)
+    if encoded is None:
         return None
-    of, others = found
+    of, others = encoded
     return Packed(LAYOUTS[of.layout], of.shape, parts | others, base=of.base, table=of.table)
 
 
@@ -211,10 +120,10 @@ def pack_into(put: Put | None, values: Values, *, dense: bool = False) -> Packed
         offsets.update(zip(sizes, (0, *ends), strict=False))
         return place if put else None
 
-    found = _encode(values, allocate, dense=dense)
-    if found is None:
+    encoded = _encode(values, allocate, dense=dense)
+    if encoded is None:
         return None
-    of, others = found
+    of, others = encoded
     for part, offset in zip(of.parts, of.offsets(), strict=True):
         if put and part.name in others:
             put(offset, others[part.name].view(torch.uint8))
@@ -252,14 +161,14 @@ def unpack_by_operations(packed: Packed, out: torch.Tensor) -> None:
         return
     pieces: Iterator[tuple[int, torch.Tensor]]
     if packed.table:
-        pieces = decoded(packed.layout, parts, packed.table)
+        pieces = decode_ranked(packed.layout, parts, packed.table)
     else:
-        pieces = products.decoded(packed.layout, parts, cut, packed.base)
+        pieces = codecs.decode_window(packed.layout, parts, cut, packed.base)
     for start, words in pieces:
         piece = flat[start : start + words.numel()]
         piece.copy_(_floats(packed.layout, words[: piece.numel()]))
     if not packed.table and parts["values"].numel():
-        indices = products.escape_indices(parts, cut)
+        indices = codecs.escape_indices(parts, cut)
         flat[indices] = _floats(packed.layout, parts["values"]).to(flat.dtype)
     if not out.is_contiguous():
         out.copy_(flat.view(packed.shape))
@@ -297,15 +206,15 @@ def _encode(
         padding = table[0] << layout.mantissa_bits if table else 0
         return torch.nn.functional.pad(piece, (0, last - n), value=padding) if last > n else piece
 
-    words = products.Words(values.device, read)
+    words = codecs.Words(values.device, read)
     if table:
         padded = n + -n % block_of(n)
-        sizes = large_parts(layout, padded)
-        others = encode(layout, words, padded, table=table, place=allocate(sizes))
+        sizes = ranked_parts(layout, padded)
+        others = encode_ranked(layout, words, padded, table=table, place=allocate(sizes))
     else:
         cut = grid(values.shape)
-        sizes = products.large_parts(layout, cut)
-        others = products.encode(layout, words, cut, base=base, place=allocate(sizes))
+        sizes = codecs.window_parts(layout, cut)
+        others = codecs.encode_window(layout, words, cut, base=base, place=allocate(sizes))
     parts = [PartForm(name, "uint8", size) for name, size in sizes.items()]
     parts += [
         PartForm(name, str(part.dtype).removeprefix("torch."), part.numel()) for name, part in others.items()
@@ -343,7 +252,7 @@ def _code(layout: Layout, values: Values) -> tuple[int, tuple[int, ...]] | None:
         if layout.coded_bits == 3:
             base, (table, share) = 0, best_table(counts)
         else:
-            table, (base, share) = (), products.best_base(counts)
+            table, (base, share) = (), codecs.best_base(counts)
             share += zeros
         if share >= _LEAST:
             return base, table

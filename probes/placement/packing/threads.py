@@ -1,4 +1,4 @@
-"""Work of several threads on one memory, which ends before its caller goes on. No torch."""
+"""Thread pools whose work ends before their caller goes on, and that a forked child has anew. No torch."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -20,14 +20,14 @@ class Renewed(Protocol):
 _RENEWED: Final[WeakSet[Renewed]] = WeakSet()
 
 
-def renew_in_forks(one: Renewed) -> None:
-    """Renew it in each forked child, while it lives."""
-    _RENEWED.add(one)
+def renew_in_forks(thing: Renewed) -> None:
+    """Call `renew` of this object in each forked child, as long as the object lives."""
+    _RENEWED.add(thing)
 
 
 def _renew_all() -> None:
-    for one in list(_RENEWED):
-        one.renew()
+    for thing in list(_RENEWED):
+        thing.renew()
 
 
 os.register_at_fork(after_in_child=_renew_all)
@@ -46,8 +46,8 @@ class Threads(ThreadPoolExecutor):
         super().__init__(self._again[0], thread_name_prefix=self._again[1])
 
 
-def of_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-    """What `work` returns for each item, in their order; threads do it, in any order.
+def run_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+    """Call `work` for each item in threads, in any order; returns the results in the items' order.
 
     Where one fails, what hasn't begun is left out, and the error is raised once all threads have stopped. So
     what they read, and where to, may be closed or used for something else then.
@@ -56,8 +56,8 @@ def of_all(pool: ThreadPoolExecutor, work: Callable[[Item], Found], items: Itera
     try:
         for item in items:
             begun.append(pool.submit(work, item))  # an interruption finds those so far
-        return [one.result() for one in begun]
+        return [future.result() for future in begun]
     finally:
-        for one in begun:
-            one.cancel()
+        for future in begun:
+            future.cancel()
         wait(begun)

@@ -33,7 +33,8 @@ from probes.placement.planner.simulation import (
     scratch_counts,
 )
 from probes.placement.planner.tiers import options
-from probes.placement.types import Rings, Tier, spread
+from probes.placement.stacks import spread
+from probes.placement.types import PrefetchPool, Tier
 
 MOST_KINDS: Final = 64  # that a search counts one by one: its integer programs take the cube of their number
 NEARLY: Final = 1.01  # times the bytes of another, that a kind is counted with first; then this squared
@@ -149,7 +150,7 @@ LANES: Final = 5  # of an option
 Used: TypeAlias = tuple[tuple[tuple[Option, int], ...], ...]
 
 
-def count_program(found: Sequence[Kind], rings: Rings, limits: Limits, longer: float = 1.0) -> Program:
+def count_program(found: Sequence[Kind], rings: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
     """The integer program; `longer`: how many times as long the link is taken to be busy with copies."""
     groups = tuple(
         Group(
@@ -214,11 +215,11 @@ SMALL_RINGS: Final = 0.002  # of VRAM, that the largest rings take: none of othe
 SMALL: Final = 0.005  # of the largest block: no ring is made for smaller ones
 
 
-def rings_tried(found: Sequence[Kind], limits: Limits) -> Iterator[Rings]:
+def rings_tried(found: Sequence[Kind], limits: Limits) -> Iterator[PrefetchPool]:
     """Rings that counts are looked for with: so many slots as there is room for, in each size."""
     for slot, scratch in sizes_tried(found, limits):
         for slots in SLOTS if notable(slot, scratch, limits) else SLOTS[-1:]:
-            yield with_sizes(Rings(slots), slot, scratch)
+            yield with_sizes(PrefetchPool(slots), slot, scratch)
 
 
 def sizes_tried(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
@@ -244,9 +245,9 @@ def notable(slot: int, scratch: int, limits: Limits) -> bool:
     return 2 * slot + scratch >= SMALL_RINGS * limits.vram
 
 
-def with_sizes(rings: Rings, slot: int, scratch: int) -> Rings:
+def with_sizes(rings: PrefetchPool, slot: int, scratch: int) -> PrefetchPool:
     """As many slots of another size, and a scratch buffer where one is needed."""
-    return Rings(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
+    return PrefetchPool(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
 
 
 def _needed(sizes: Collection[tuple[int, int]], slot: int, scratch: int) -> tuple[int, int]:
@@ -289,7 +290,7 @@ NEARBY: Final = 1.3  # times a size: those within are tried where the size is on
 class Way:
     """How counts are looked for."""
 
-    rings: Rings
+    rings: PrefetchPool
     least: int = 0  # bytes of the slot that a block which moves needs at least
     longer: float = 1.0  # times, that the link is taken to be busy with copies
     without: tuple[Tier, ...] = ()
@@ -316,7 +317,7 @@ class Starts:
         self._found, self._limits = found, limits
         self.made: list[Start] = []
         self.promised = math.inf  # the least time that the program promises
-        self._answers: dict[tuple[Rings, float], list[_Answer]] = {}
+        self._answers: dict[tuple[PrefetchPool, float], list[_Answer]] = {}
         self._known: set[Used] = set()
         self._undominated: dict[tuple[int, tuple[Option, ...]], Kind] = {}
 
@@ -379,7 +380,7 @@ class Starts:
         for way in ways:
             self._try(self._allowed(way))
 
-    def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> Rings | None:
+    def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> PrefetchPool | None:
         """Place the best counts. The rings that they need, if there are any counts."""
         if self._answered(allowed):
             return None
@@ -446,7 +447,7 @@ class _Allowed:
         return Search(count_program(self.kinds, self.way.rings, self.limits, self.way.longer))
 
     @property
-    def program(self) -> tuple[Rings, float]:
+    def program(self) -> tuple[PrefetchPool, float]:
         """What the program is made of, besides the options."""
         return self.way.rings, self.way.longer
 

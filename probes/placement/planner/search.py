@@ -35,7 +35,7 @@ from probes.placement.planner.simulation import (
     rings_room,
     simulate,
 )
-from probes.placement.types import Rings, Tier
+from probes.placement.types import PrefetchPool, Tier
 
 
 def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
@@ -61,7 +61,9 @@ def _timeless(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind
         allowed = [
             replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in found
         ]
-        program = count_program(allowed, Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits)
+        program = count_program(
+            allowed, PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits
+        )
         timeless = tuple(
             replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
             for group in program.groups
@@ -85,7 +87,7 @@ class Found:
     """The option of each block, in call order, with the rings they need and the pass that follows."""
 
     chosen: tuple[Option, ...]
-    rings: Rings
+    rings: PrefetchPool
     timeline: Timeline
     gap: float  # a better choice of counts can save this share of the busiest lane's time at most
 

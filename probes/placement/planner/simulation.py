@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from probes.placement.planner.costs import Option
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 Lane: TypeAlias = Literal["disk", "copy", "unpack", "compute", "cpu"]
 # A span whose times count from the beginning of the first pass
@@ -137,23 +137,25 @@ class _Lanes:
     spans: list[Raw] = field(default_factory=list)
 
 
-def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> Timeline:
+def simulate(chosen: Sequence[Option], rings: PrefetchPool, *, replayed: bool = False) -> Timeline:
     """The last of a few passes through blocks in call order, each in its tier. `replayed`: as graphs."""
     return simulate_cards([(chosen, rings)], replayed=replayed)
 
 
-def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
+def simulate_cards(
+    stages: Sequence[tuple[Sequence[Option], PrefetchPool]], *, replayed: bool = False
+) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
     cards = [_card(Blocks(tuple(chosen)), rings, replayed=replayed) for chosen, rings in stages]
     return _passes(cards, replayed=replayed, drawn=True)
 
 
-def seconds(blocks: Blocks, rings: Rings, *, replayed: bool = False) -> float:
+def seconds(blocks: Blocks, rings: PrefetchPool, *, replayed: bool = False) -> float:
     """The time of that pass alone, which is found much faster."""
     return _passes([_card(blocks, rings, replayed=replayed)], replayed=replayed, drawn=False).seconds
 
 
-def _card(blocks: Blocks, rings: Rings, *, replayed: bool) -> _Card:
+def _card(blocks: Blocks, rings: PrefetchPool, *, replayed: bool) -> _Card:
     """A card where nothing has begun.
 
     With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
@@ -361,11 +363,11 @@ class Placed:
     """Options in call order, with the rings they need, and the simulated time of the pass that follows."""
 
     chosen: Chosen
-    rings: Rings
+    rings: PrefetchPool
     seconds: float
 
 
-def ring_bytes(rings: Rings) -> int:
+def ring_bytes(rings: PrefetchPool) -> int:
     """Bytes of VRAM that the rings take."""
     return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
 
@@ -401,7 +403,7 @@ def placed(blocks: Blocks, limits: Limits) -> Placed | None:
     as_often = len(blocks.chosen) / sum(len(window.chosen) for window in windows)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
     for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
-        rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
+        rings = PrefetchPool(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
         if ring_bytes(rings) > left:
             continue
         found = as_often * sum(seconds(one, rings, replayed=limits.replayed) for one in windows)

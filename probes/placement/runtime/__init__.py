@@ -1,1 +1,16 @@
-"""Runs a placed model: each block's weights are there when it is called."""
+"""Places a model and runs it: each block's weights are there when it is called.
+
+How a model gets to the GPU: `place` (or `load`, one package above) has the `builder` bring every block to its
+tier; calls then go through `hooks` to the `engine`.
+
+- `place`: the entry for a model that is built. `handle`: what it returns; measuring and reports.
+- `builder`: refuses what can't be placed, packs, fills host memory and VRAM, hands moving blocks to the
+  engine.
+- `engine`: copies, unpacks and hands over each moving block in time. Its docstring says by which schedule.
+- `hooks`: the forwards of blocks and of the model. `offloaded`: moving blocks, and the parameters that stand
+  in for weights that are elsewhere. `packed_tables`: embeddings that are never unpacked as a whole.
+- `weight_sources`: where bytes come from. `origins`: where parameters were before, and how they get back.
+- `buffers`: a block's bytes in one buffer, buffers on the device. `host_memory`: pinned memory of exact size.
+- `streams`: streams, events and graphs of a device. `capture`: whole passes as graphs.
+- `multi_gpu`: a model over several GPUs.
+"""

@@ -1,181 +1,35 @@
-"""Memory of exact size: one piece on the host, registered once for the GPU's copies, and one in VRAM.
+"""What a block's bytes look like in one flat buffer, and the buffers on the device that hold them.
 
-torch's own pinned allocator rounds each allocation up to a power of two, and pins again for each. Here the
-pages come from the kernel, only those that are used are registered, and they are on the GPU's NUMA node where
-sysfs says which one that is.
+A block is laid out the same way in host memory, in a staging buffer and in a file, so it crosses the link in
+one copy, or in several where a staging buffer holds only a piece of it. A tensor keeps the order of its
+dimensions in memory: a library may choose another product, and round otherwise, for one that is stored
+transposed.
 """
 
-import mmap
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
-from pathlib import Path
-from typing import Final
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes
-from probes.core.unknown import Unknown
-from probes.hardware import host
 from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import ALIGNMENT, DENSE_FROM, PackedForm, aligned
-from probes.placement.packing.packed import Packed, as_it_is, form
-from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.packed_tables import is_multiplied, room_of
-from probes.placement.runtime.stored_blocks import Cuts, Stored, lay_out, memory_order, raw_bytes, raw_view
-from probes.placement.runtime.weight_sources import Homes, PackedValues, Source, Wire, own_values
-from probes.placement.types import Plan, Tier
+from probes.placement.packing.format import (
+    ALIGNMENT,
+    PackedForm,
+    aligned,
+    is_table,
+    piece_bytes,
+)
+from probes.placement.packing.packed import Packed, as_it_is, form, packed_in
+from probes.placement.runtime.streams import Event, Streams
+from probes.placement.types import Plan
 
-_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since 5.14
-_PORTABLE_MAPPED: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
-
-
-class _Pages(mmap.mmap):
-    """Pages that the driver forgets before they go back to the kernel, however late that is.
-
-    Without `remove()` the last tensor that uses them decides. The driver would refuse to register new pages
-    at the address of pages that it still knows.
-    """
-
-    registered = 0  # the address that the driver knows
-    finish: Callable[[], object] = staticmethod(int)  # waits for the copies that read them
-
-    def unregister(self) -> None:
-        """Twice does no harm."""
-        if self.registered:
-            with suppress(RuntimeError):  # of a device that failed: nothing is copied there any more
-                self.finish()
-            torch.cuda.cudart().cudaHostUnregister(self.registered)
-            self.registered = 0
-
-    def __del__(self) -> None:
-        with suppress(Exception):  # the interpreter may be about to end
-            self.unregister()
-
-
-class _Region:
-    """One mapping, from which memory is taken piece by piece."""
-
-    def __init__(self, room: int, node: int | Unknown) -> None:
-        size = _in_pages(max(room, 1))
-        try:
-            self._map = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as error:
-            raise PlacementError(
-                f"{binary_bytes(size)} of host memory were refused: {error}",
-                "plan again with a smaller host, or end other programs",
-            ) from error
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._node = node
-        self._populated = 0
-        self.size, self.used = size, 0
-
-    def take(self, n_bytes: int) -> torch.Tensor:
-        """The next piece, for which there is room."""
-        begin, end = self.used, self.used + n_bytes
-        self._populate(end)
-        self.used = min(begin + aligned(n_bytes), self.size)
-        return self._bytes[begin:end]
-
-    def _populate(self, end: int) -> None:
-        """Let the kernel provide pages from the GPU's node. Where it can't, the first write provides them."""
-        stop = _in_pages(end)
-        if stop <= self._populated:
-            return
-        with _on_node(self._node), suppress(OSError):
-            self._map.madvise(_POPULATE_WRITE, self._populated, stop - self._populated)
-        self._populated = stop
-
-    def register(self, finish: Callable[[], object]) -> str:
-        """Register what has been taken. Why that isn't possible; empty where it is."""
-        try:
-            failed = torch.cuda.cudart().cudaHostRegister(
-                self._bytes.data_ptr(), _in_pages(self.used), _PORTABLE_MAPPED
-            )
-        except (RuntimeError, AttributeError, AssertionError) as error:
-            return f"the memory can't be registered: {first_line(error)}"
-        self._map.finish = finish
-        self._map.registered = 0 if int(failed) else self._bytes.data_ptr()
-        return f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
-
-    def unregister(self) -> None:
-        """Twice does no harm."""
-        self._map.unregister()
-
-
-class HostArena:
-    """Host memory that is handed out piece by piece, then pinned as a whole.
-
-    `room` bounds what can be handed out; memory is taken only for what is. `why_pageable` is empty once the
-    memory is pinned.
-    """
-
-    def __init__(self, room: int, node: int | Unknown) -> None:
-        self.node = node
-        self._regions = [_Region(room, node)]
-        self.asked = 0
-        self.why_pageable = "nothing was registered"
-
-    @property
-    def used(self) -> int:
-        """Bytes that have been handed out, each piece aligned."""
-        return sum(one.used for one in self._regions)
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes registered with the driver, in whole pages."""
-        return 0 if self.why_pageable else sum(_in_pages(one.used) for one in self._regions)
-
-    def widen(self, n_bytes: int) -> None:
-        """Have room for so many more bytes: what wasn't known when the arena was made."""
-        if self._regions[-1].used + n_bytes > self._regions[-1].size:
-            self._regions.append(_Region(n_bytes, self.node))
-
-    def take(self, n_bytes: int) -> torch.Tensor:
-        """The next piece. Raises PlacementError when the room is used up."""
-        last = self._regions[-1]
-        if last.used + n_bytes > last.size:
-            room = sum(one.size for one in self._regions)
-            raise PlacementError(
-                f"{binary_bytes(self.used + n_bytes)} of host memory are needed, "
-                f"{binary_bytes(room)} were planned",
-                "the model has changed since it was planned: plan again",
-            )
-        self.asked += n_bytes
-        return last.take(n_bytes)
-
-    def pin(self, finish: Callable[[], object]) -> None:
-        """Register what has been handed out. Where the driver refuses, all of the memory stays pageable.
-
-        `finish` waits for the device: a model may be dropped while it copies ahead.
-        """
-        for one in self._regions:
-            if not one.used:
-                continue
-            self.why_pageable = one.register(finish)
-            if self.why_pageable:
-                self._unregister()
-                return
-
-    def _unregister(self) -> None:
-        for one in self._regions:
-            one.unregister()
-
-    def release(self) -> None:
-        """Unregister. The memory lasts as long as tensors that use it; calling it twice does no harm."""
-        if not self.why_pageable:
-            self._unregister()
-            self.why_pageable = "it was released"
-
-
-def _in_pages(n_bytes: int) -> int:
-    """So many bytes in whole pages."""
-    return -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+# Buffers on the device
 
 
 class DeviceArena:
@@ -195,7 +49,7 @@ class DeviceArena:
 
     @property
     def whole(self) -> torch.Tensor:
-        """All of it."""
+        """The allocation, as bytes."""
         return self._bytes
 
     @property
@@ -210,50 +64,228 @@ class DeviceArena:
         return self._bytes[begin : begin + n_bytes]
 
 
-@contextmanager
-def _on_node(node: int | Unknown) -> Iterator[None]:
-    """The calling thread runs on the node's processors meanwhile, where that is possible."""
-    before = os.sched_getaffinity(0)
-    mine = {
-        cpu for one in host.nodes(Path("/")) if one.node == node for cpu in host.cpus_of(one.cpus)
-    } & before
-    if not mine or mine == before:
-        yield
-        return
-    os.sched_setaffinity(0, mine)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+class Occupant(Protocol):
+    """What a buffer holds: a moving block, or a piece of one."""
+
+    index: int
+
+    @property
+    def depth(self) -> int:
+        """Calls of the block that are under way."""
 
 
-def node_of_gpu(device: torch.device) -> int | Unknown:
-    """The NUMA node that the GPU is attached to, by sysfs."""
-    if device.type != "cuda":
-        return Unknown("no GPU")
-    facts = torch.cuda.get_device_properties(device)
-    if not hasattr(facts, "pci_bus_id"):
-        return Unknown("this torch doesn't say where on the bus the GPU is")
-    pci_id = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
-    return host.gpu_node(Path("/"), pci_id, host.nodes(Path("/")))
+@dataclass(eq=False)
+class DeviceBuffer:
+    """A staging or decode buffer: what it holds, and which events allow it to be overwritten.
+
+    An event that is None needs no waiting.
+    """
+
+    memory: torch.Tensor
+    events: tuple[Event, Event, Event]
+    holds: Occupant | None = None
+    filled: Event | None = None  # its content is whole
+    computed: Event | None = None  # the compute stream has read it
+    unpacked: Event | None = None  # its content has been unpacked elsewhere
+
+    def forget(self) -> None:
+        """Drop the events: everything has been waited for."""
+        self.filled = self.computed = self.unpacked = None
 
 
-PACKED: Final = ("packed", "streamed_packed")
+def make_buffers(memories: Iterable[torch.Tensor], streams: Streams) -> list[DeviceBuffer]:
+    """A pool of buffers, one over each of these memories."""
+    return [DeviceBuffer(memory, (streams.event(), streams.event(), streams.event())) for memory in memories]
+
+
+# A block's bytes
 
 
 @dataclass(frozen=True)
-class Storing:
-    """What a plan says of how blocks are stored, besides their tiers."""
+class StoredUnit:
+    """What is unpacked at once, or copied if it is raw: an entry, or its weights `first` to `last`."""
+
+    offset: int  # in the block's buffer
+    n_bytes: int
+    form: PackedForm | None
+    first: int
+    last: int
+
+    def write(self, source: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
+        """Write its weights, whose bytes are in `source`, to their place in the entry's flat values."""
+        target = flat[self.first : self.last]
+        if self.form is None:
+            target.copy_(source.view(flat.dtype), non_blocking=True)
+        else:
+            unpack(packed_in(self.form, source), target.view(self.form.shape))
+
+
+@dataclass(frozen=True)
+class StoredPiece:
+    """The units of a block that are copied together, and the bytes of its buffer that they are in."""
+
+    begin: int
+    end: int
+    units: tuple[tuple["StoredEntry", StoredUnit], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredEntry:
+    """One tensor of a block in its buffer, raw or packed."""
+
+    entry: Entry
+    offset: int
+    n_bytes: int
+    form: PackedForm | None  # of the whole; None: raw
+    units: tuple[StoredUnit, ...]
+
+    def bytes(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The entry's bytes of a buffer."""
+        return buffer[self.offset : self.offset + self.n_bytes]
+
+    def raw(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The parameter's values as a view of a buffer that holds them raw."""
+        return raw_view(self.entry, self.bytes(buffer))
+
+    def given(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The model's own values as a view of a buffer that holds them unpacked."""
+        return raw_view(self.entry, self.bytes(buffer)[: self.entry.given_bytes], self.entry.given)
+
+    def packed(self, buffer: torch.Tensor) -> Packed:
+        """The packed tensor, which is one unit, with its parts in that buffer."""
+        assert self.form
+        assert len(self.units) == 1
+        return packed_in(self.form, self.bytes(buffer))
+
+    def write(self, buffer: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
+        """Write all weights, from the entry's bytes, into `flat`, of any dtype."""
+        for unit in self.units:
+            begin = unit.offset - self.offset
+            unit.write(buffer[begin : begin + unit.n_bytes], flat, unpack)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBlock:
+    """A block laid out in one buffer.
+
+    A table stays packed: it has `room` behind its one entry, for the piece that a product unpacks.
+    """
+
+    block: Block
+    items: tuple[StoredEntry, ...]
+    table: bool = False
+    room: int = 0  # bytes
+    most: int = 0  # bytes of a piece that is copied at once; 0: whole
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a buffer for the block: each tensor aligned, and the table's room."""
+        return sum(aligned(item.n_bytes) for item in self.items) + self.room
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether calls need it in a decode buffer: unpacked, or put together from its pieces."""
+        return not self.table and (self.most > 0 or any(item.form for item in self.items))
+
+    @property
+    def pieces(self) -> tuple[StoredPiece, ...]:
+        """The block as it is copied: whole, or in pieces of at most `most` bytes where its units allow it."""
+        units = [(item, unit) for item in self.items for unit in item.units]
+        if not self.most or len(units) < 2:
+            return (StoredPiece(0, self.n_bytes, tuple(units)),)
+        ends = [unit.offset for _, unit in units[1:]] + [self.n_bytes]
+        pieces: list[StoredPiece] = []
+        for (item, unit), end in zip(units, ends, strict=True):
+            if pieces and end - pieces[-1].begin <= self.most:
+                pieces[-1] = StoredPiece(pieces[-1].begin, end, (*pieces[-1].units, (item, unit)))
+            else:
+                pieces.append(StoredPiece(unit.offset, end, ((item, unit),)))
+        return tuple(pieces)
+
+
+Cuts = Sequence[tuple[int, PackedForm | None]]  # the parts of a tensor: their first weights and their forms
+
+
+def lay_out(
+    block: Block, forms: Sequence[PackedForm | None] | None = None, cuts: Sequence[Cuts] | None = None
+) -> StoredBlock:
+    """Lay a block out, one tensor behind the other.
+
+    `forms` are those of its entries, None for one that stays raw. `cuts` are the parts of each entry, empty
+    where it isn't cut.
+    """
+    items, count = [], len(block.entries)
+    offset = 0
+    for entry, whole, parts in zip(block.entries, forms or [None] * count, cuts or [()] * count, strict=True):
+        weights = prod(entry.shape)
+        if len(parts) < 2:
+            n_bytes = whole.n_bytes if whole else entry.n_bytes
+            units = [StoredUnit(offset, n_bytes, whole, 0, weights)]
+        else:
+            units, at = [], offset
+            ends = [first for first, _ in parts[1:]] + [weights]
+            for (first, part), last in zip(parts, ends, strict=True):
+                n_bytes = part.n_bytes if part else (last - first) * entry.dtype.itemsize
+                units.append(StoredUnit(at, n_bytes, part, first, last))
+                at += aligned(n_bytes)
+            n_bytes = units[-1].offset + units[-1].n_bytes - offset
+        items.append(StoredEntry(entry, offset, n_bytes, whole, tuple(units)))
+        offset += aligned(n_bytes)
+    return StoredBlock(block, tuple(items))
+
+
+def unpacked_bytes(block: Block) -> int:
+    """Bytes of the block unpacked, each tensor aligned: what a decode buffer needs."""
+    return sum(aligned(entry.n_bytes) for entry in block.entries)
+
+
+def raw_view(entry: Entry, flat: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The parameter's values as a view of its bytes, in the order that its dimensions have in memory.
+
+    Dimensions of size 1 have the parameter's own strides: a library knows channels_last by them.
+    `dtype`: that of the bytes, where it isn't the one that calls compute with.
+    """
+    order = memory_order(entry)
+    stored = flat.view(dtype or entry.dtype).view([entry.shape[d] for d in order])
+    view = stored.permute([order.index(d) for d in range(len(order))])
+    strides = zip(entry.shape, entry.stride, view.stride(), strict=True)
+    return view.as_strided(entry.shape, [given if size == 1 else viewed for size, given, viewed in strides])
+
+
+def as_stored(entry: Entry, values: torch.Tensor) -> torch.Tensor:
+    """The values with the dimensions in the order of memory, contiguous: what is packed or copied."""
+    return values.permute(memory_order(entry)).contiguous()
+
+
+def memory_order(entry: Entry) -> tuple[int, ...]:
+    """The dimensions from the slowest to the quickest; as they are for a tensor with gaps or overlaps."""
+    plain = tuple(range(len(entry.shape)))
+    order = tuple(sorted(plain, key=lambda d: (-entry.stride[d], d)))
+    expected = 1
+    for dimension in reversed(order):
+        if entry.shape[dimension] > 1:
+            if entry.stride[dimension] != expected:
+                return plain
+            expected *= entry.shape[dimension]
+    return order
+
+
+# How a plan has blocks stored
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """What a plan says of how blocks are stored, besides their tiers. Names of blocks."""
 
     fast: bool  # few rows are multiplied with packed weights
-    dense: Collection[str] = ()  # names of blocks that are packed with 3-bit codes
-    kept: Collection[str] = ()  # and of those that are converted for each call
-    tables: Collection[str] = ()  # and of those that stay packed
+    dense: Collection[str] = ()  # packed with 3-bit codes
+    kept: Collection[str] = ()  # kept as bfloat16 and converted for each call
+    tables: Collection[str] = ()  # packed and never unpacked as a whole
 
     @staticmethod
-    def of(plan: Plan) -> "Storing":
-        """What this plan says."""
-        return Storing(
+    def of(plan: Plan) -> "StorageOptions":
+        """The options of a plan."""
+        return StorageOptions(
             plan.objective == "fast",
             {block.name for block in plan.blocks if block.dense},
             {block.name for block in plan.blocks if block.kept},
@@ -261,88 +293,61 @@ class Storing:
         )
 
     def is_compared(self, block: Block) -> bool:
-        """Whether products with the whole table are needed, which are read in place, to compare with."""
+        """Whether a table's products in pieces are compared with those of the whole, read in place."""
         return block.name in self.tables and not self.fast and is_multiplied(block.entries[0])
 
 
-@dataclass(eq=False)
-class Settled:
-    """One block on its way."""
+def store_block(
+    block: Block, packed: Sequence[Packed | None], options: StorageOptions, *, most: int
+) -> StoredBlock:
+    """Lay a block out, given the outline of each of its packed entries; None for one that isn't packed.
 
-    block: Block
-    tier: Tier
-    stored: Stored
-    packed: tuple[PackedValues | None, ...] = ()  # of each entry
-    wire: Wire | None = None
-    memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
-    original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
-
-
-def laid(block: Block, tier: Tier, storing: Storing, source: Source, homes: Homes, *, most: int) -> Settled:
-    """The block as its tier has it, packed already if it is to be. `most` is as for `arranged`."""
-    if tier not in PACKED and block.name not in storing.kept:
-        return Settled(block, tier, lay_out(block))
-    found: list[PackedValues | None] = []
-    for entry in block.entries:
-        dense = block.name in storing.dense and prod(entry.shape) >= DENSE_FROM
-        values = source.packed(entry, dense=dense) if tier in PACKED else None
-        found.append(values)
-        if source.again:
-            homes.later(entry, partial(own_values, source, entry))
-        elif values is not None:  # the values are kept twice no longer than necessary
-            homes.later(entry, partial(_unpacked, entry, values.outline))
-    return arranged(block, tier, found, storing, most=most)
-
-
-def arranged(
-    block: Block, tier: Tier, found: Sequence[PackedValues | None], storing: Storing, *, most: int
-) -> Settled:
-    """The block as its tier has it, from what was packed of its entries; none were for an empty `found`.
-
-    At most `most` bytes of a packed block that streams are copied at once; 0: it is copied as a whole.
-    Tensors that are converted for each call have a form as well, where they aren't packed.
+    At most `most` bytes are copied at once; 0: the block is copied as a whole. It is cut only where its
+    pieces take no more than the unpacked block: else calls read it from its staging buffer.
     """
-    most = most if tier == "streamed_packed" else 0
     forms: list[PackedForm | None] = []
     cuts: list[Cuts] = []
-    found = tuple(found or [None] * len(block.entries))
-    for entry, values in zip(block.entries, found, strict=True):
-        packed = values.outline if values else None
-        forms.append(form(packed) if packed else _as_given(block, entry, storing))
-        cuts.append(_cuts(entry, packed, most) if most and (packed or forms[-1] is None) else ())
-    return Settled(block, tier, _stored(block, forms, cuts, storing, most=most), found)
+    for entry, outline in zip(block.entries, packed, strict=True):
+        forms.append(form(outline) if outline else _given_form(block, entry, options))
+        cuts.append(_cuts(entry, outline, most) if most and (outline or forms[-1] is None) else ())
+    stored = lay_out(block, forms)
+    cut = replace(lay_out(block, forms, cuts), most=most)
+    several = stored.is_unpacked or len(cut.pieces) > 1
+    if most and several and cut.n_bytes <= unpacked_bytes(block):
+        stored = cut
+    if block.name in options.tables and forms[0] is not None:
+        stored = replace(stored, table=True, room=table_room(block.entries[0]))
+    return stored
 
 
-def _as_given(block: Block, entry: Entry, storing: Storing) -> PackedForm | None:
-    """The form of a tensor that is kept with the bits that the model has."""
-    if not entry.converts or block.name not in storing.kept:
+def _given_form(block: Block, entry: Entry, options: StorageOptions) -> PackedForm | None:
+    """The form of an entry that is kept as bfloat16 and converted for each call; None for any other."""
+    if not entry.converts or block.name not in options.kept:
         return None
     return as_it_is(tuple(entry.shape[d] for d in memory_order(entry)))
 
 
-def _stored(
-    block: Block, forms: Sequence[PackedForm | None], cuts: Sequence[Cuts], storing: Storing, *, most: int
-) -> Stored:
-    """Where each tensor is in the block's bytes: in pieces, if they take no more than the unpacked block."""
-    stored = lay_out(block, forms)
-    cut = replace(lay_out(block, forms, cuts), most=most)
-    several = stored.is_unpacked or len(cut.pieces) > 1
-    if most and several and cut.n_bytes <= raw_bytes(block):  # else calls read it from its slot
-        stored = cut
-    if block.name in storing.tables and forms[0] is not None:
-        stored = replace(stored, table=True, room=room_of(block.entries[0]))
-    return stored
-
-
-def _cuts(entry: Entry, packed: Packed | None, most: int) -> Cuts:
-    """The parts of an entry that is larger than a slot."""
-    if packed is not None:
-        return [(first, form(part)) for first, part in packed.cut(most)]
+def _cuts(entry: Entry, outline: Packed | None, most: int) -> Cuts:
+    """The parts of an entry, of at most `most` bytes each where that is possible."""
+    if outline is not None:
+        return [(first, form(part)) for first, part in outline.cut(most)]
     step = max(most // entry.dtype.itemsize // ALIGNMENT, 1) * ALIGNMENT
     return [(first, None) for first in range(0, prod(entry.shape), step)]
 
 
-def _unpacked(entry: Entry, packed: Packed) -> torch.Tensor:
-    flat = torch.empty(entry.given_bytes, dtype=torch.uint8, device=packed.device)
-    unpack(packed, flat.view(entry.given).view(packed.shape))
-    return raw_view(entry, flat, entry.given)
+def can_be_table(block: Block) -> bool:
+    """Whether the block is one matrix whose rows can be unpacked one by one."""
+    (first, *more) = block.entries
+    dtype = str(first.dtype).removeprefix("torch.")
+    plain = not first.converts and memory_order(first) == (0, 1)
+    return not more and plain and is_table(first.shape, dtype)
+
+
+def is_multiplied(entry: Entry) -> bool:
+    """Whether products need the table as well: it isn't only looked up."""
+    return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
+
+
+def table_room(entry: Entry) -> int:
+    """Bytes beside the packed table that its products need."""
+    return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0

@@ -1,156 +1,307 @@
-"""Brings every block to its tier: what `place` and `load` share."""
+"""Builds a placed model: brings each block's weights to its tier and hands those that move to the engine.
 
-from collections.abc import Callable, Iterator, Sequence
+`place` and `load` share it. Everything on the host is in one arena, pinned as a whole, and everything
+in VRAM in another. Where weights pack so badly that VRAM doesn't hold what the plan wants there, more blocks
+stream than were planned; where that isn't enough, the model is refused.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from math import prod
+from typing import Final
 
 import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.core.units import binary_bytes
+from probes.core.units import binary_bytes, counted
 from probes.hardware.torch_build import first_line
-from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import ALIGNMENT, aligned
-from probes.placement.packing.packed import packed_in
+from probes.placement.models.modules import Block, Entry, find_blocks, placed_already
+from probes.placement.packing.format import ALIGNMENT, DENSE_FROM, aligned
+from probes.placement.packing.packed import Packed, packed_in
 from probes.placement.packing.tensors import unpack
+from probes.placement.plan_file import first_flaw
+from probes.placement.planner.tiers import rounded
 from probes.placement.runtime.buffers import (
     DeviceArena,
-    HostArena,
-    Settled,
-    Storing,
-    arranged,
-    laid,
-    node_of_gpu,
+    DeviceBuffer,
+    StorageOptions,
+    StoredBlock,
+    StoredEntry,
+    can_be_table,
+    lay_out,
+    make_buffers,
+    raw_view,
+    store_block,
+    unpacked_bytes,
 )
 from probes.placement.runtime.engine import Engine
-from probes.placement.runtime.hooks import Buffer, ring
-from probes.placement.runtime.host_memory import Candidate, Counted, Slots, spilled, zero_copy
-from probes.placement.runtime.measuring import TierUse, tier_use
-from probes.placement.runtime.stored_blocks import Item, raw_bytes, raw_view
-from probes.placement.runtime.streams import Lanes
+from probes.placement.runtime.hooks import ForwardHook
+from probes.placement.runtime.host_memory import HostArena, node_of_gpu, zero_copy
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, joins_its_weights
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import (
-    Held,
-    Homes,
+    MemorySource,
+    ModelWeights,
     PackedValues,
-    Source,
-    joins_its_weights,
-    own_values,
-    require_entry,
-    require_packed,
+    WeightSource,
+    given_values,
+    require_entry_range,
+    require_packed_range,
 )
-from probes.placement.types import IN_VRAM, TIERS, Rings, Tier
+from probes.placement.types import IN_VRAM, MOVING, PACKED, TIERS, CardsPlan, Plan, PrefetchPool, Tier
+
+IN_HOST_ARENA: Final = ("streamed", "streamed_packed", "in_place")
+
+# What can be placed
 
 
-class Filler:
-    """Brings values from their source to memory, and lets the parameters' homes know where."""
-
-    def __init__(self, source: Source, homes: Homes) -> None:
-        self.source, self.homes = source, homes
-        self._ways_back: dict[int, Callable[[], torch.Tensor]] = {}
-
-    def fill(self, one: Settled, memory: torch.Tensor) -> None:
-        """Write the block's bytes, and let its parameters have theirs there.
-
-        Raises PlacementError for values that changed meanwhile or that can't be converted.
-        """
-        for index, item in enumerate(one.stored.items):
-            if item.form is None:
-                self._fill_plain(item.entry, item.raw(memory))
-                continue
-            if packed := one.packed[index]:
-                _fill_packed(item, packed, memory)
-            else:
-                self.source.fill(item.entry, item.given(memory))
-                require_entry(item.entry, item.given(memory))
-            self.homes.later(item.entry, partial(_unpacked_from, item, memory))
-        one.packed = ()
-
-    def keep_on_host(self, block: Block) -> None:
-        """A model that is built has its values there already; one on meta gets memory for them."""
-        for entry in block.entries:
-            if entry.parameter.is_meta or entry.converts:
-                self._fill_plain(
-                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
-                )
-            else:
-                self.homes.adopt(entry, entry.parameter.detach())
-
-    def leave_on_disk(self, block: Block) -> None:
-        """Each pass reads the block. Raises PlacementError for values that can't be converted."""
-        for entry in block.entries:
-            if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
-                require_entry(entry, own_values(self.source, entry))
-            self.homes.later(entry, partial(own_values, self.source, entry))
-
-    def see(self, one: Settled, seen: torch.Tensor) -> None:
-        """Let the parameters of a block that was filled have its memory as the GPU sees it."""
-        assert one.memory is not None
-        for item in one.stored.items:
-            fetch = self._ways_back.get(id(item.entry)) or partial(item.raw, one.memory)
-            self.homes.adopt(item.entry, item.raw(seen), fetch)
-
-    def forget(self) -> None:
-        """Release what the notes hold."""
-        self._ways_back.clear()
-
-    def _fill_plain(self, entry: Entry, view: torch.Tensor) -> None:
-        self.source.fill(entry, view)
-        self.homes.adopt(entry, view, self._way_back(entry, view))
-
-    def _way_back(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
-        """How the values come to the host again; None where `view` has them there."""
-        if entry.converts:
-            self._ways_back[id(entry)] = self.source.way_back(entry, view)
-            return self._ways_back[id(entry)]
-        return None if view.device.type == "cpu" else partial(_itself, view)
+def require_plan(plan: object) -> None:
+    """Raise PlacementError for anything but a plan."""
+    if not isinstance(plan, Plan | CardsPlan):
+        raise PlacementError(
+            f"a model is placed by a Plan, not by a {type(plan).__name__}",
+            "make one with plan(), or read its file with read_plan()",
+        )
 
 
-def _fill_packed(item: Item, packed: PackedValues, memory: torch.Tensor) -> None:
-    places = [memory[unit.offset :][: unit.n_bytes] for unit in item.units]
-    parts = [packed.outline.part(unit.first, unit.last) for unit in item.units]
-    if not packed.write(list(zip(parts, places, strict=True))):
-        raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
-    for unit, place in zip(item.units, places, strict=True):
-        assert unit.form
-        require_packed(item.entry, packed_in(unit.form, place))
+def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> list[tuple[Block, Tier]]:
+    """The model's blocks in the plan's order, each with its tier. Raises PlacementError for another model.
+
+    `parts`: the plans of several cards, of which `plan` has all blocks.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+            raise PlacementError(
+                "a scripted or compiled model can't be placed", "place the model it was made of"
+            )
+        if isinstance(module.__dict__.get("forward"), ForwardHook):
+            raise placed_already()
+    for part in (plan, *parts):
+        if why := first_flaw(part):
+            raise PlacementError(f"the plan can't be followed: {why}", "make it again with plan()")
+    tiers = {block.name: block for block in plan.blocks}
+    blocks = {block.name: block for block in find_blocks(model, tiers, becomes=bfloat16_target(plan))}
+    strange = sorted(tiers.keys() - blocks.keys()) or sorted(blocks.keys() - tiers.keys())
+    if strange:
+        whose = "plan" if strange[0] in tiers else "model"
+        raise _other_model(f"only the {whose} has {', '.join(strange[:4])}")
+    for name, block in blocks.items():
+        kept = sum(b.numel() * b.element_size() for module in block.modules for b in module.buffers())
+        own = block.given_bytes
+        if not own <= tiers[name].weight_bytes <= own + kept:
+            raise _other_model(f"{name} has {own:,} bytes, {tiers[name].weight_bytes:,} were planned")
+        if not block.called and tiers[name].tier != "resident":
+            raise PlacementError(
+                f"{name} is used while other blocks are called: it can only be resident",
+                "plan again",
+            )
+        if block.written and tiers[name].tier != "resident":
+            raise PlacementError(
+                f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
+                "plan again; or let the module have no max_norm, if it is an embedding",
+            )
+        if tiers[name].table and not can_be_table(block):
+            raise _other_model(
+                f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed"
+            )
+    return [(blocks[name], block.tier) for name, block in tiers.items()]
 
 
-def _itself(view: torch.Tensor) -> torch.Tensor:
-    """The values where they are: a copy beside them may not fit."""
-    return view
+def _other_model(why: str) -> PlacementError:
+    return PlacementError(f"this isn't the model that was planned: {why}", "plan again for this model")
 
 
-def _unpacked_from(item: Item, memory: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
-    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
-    return raw_view(item.entry, flat, item.entry.given)
+def cpu_modules(blocks: Sequence[tuple[Block, Tier]]) -> list[nn.Module]:
+    """The modules that compute on the host, with those below them."""
+    tops = [module for block, tier in blocks if tier == "cpu" for module in block.modules]
+    return [module for top in tops for module in top.modules()]
 
 
-IN_HOST = ("streamed", "streamed_packed", "in_place")
-MOVING = ("streamed", "streamed_packed", "disk")
+# Blocks on their way to their tiers
 
 
 @dataclass(eq=False)
-class Settling:
-    """The memory of one placed model, and the steps that fill it."""
+class BlockPlacement:
+    """One block, how it is stored, and where its bytes are so far."""
+
+    block: Block
+    tier: Tier
+    stored: StoredBlock
+    packed: tuple[PackedValues | None, ...] = ()  # of each entry
+    weight_source: WeightSource | None = None  # of a block that is read from disk
+    memory: torch.Tensor | None = None  # its bytes, wherever the tier keeps them
+    original: torch.Tensor | None = None  # of a table, its bytes unpacked, in host memory
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of a staging buffer that its pieces pass through."""
+        return max((aligned(piece.end - piece.begin) for piece in self.stored.pieces), default=0)
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes of a decode buffer for it; 0 where calls read it where it is."""
+        return unpacked_bytes(self.block) if self.stored.is_unpacked else 0
+
+    @property
+    def can_stream_instead(self) -> bool:
+        """Whether a block that is to stay in VRAM can stream instead."""
+        block = self.block
+        moves = block.called and not block.written and bool(block.entries)
+        return self.tier in IN_VRAM and not self.stored.table and moves
+
+
+def _arrange(
+    block: Block, tier: Tier, packed: Sequence[PackedValues | None], options: StorageOptions, *, most: int
+) -> BlockPlacement:
+    """A block as its tier stores it, from what was packed of its entries; empty where nothing was.
+
+    At most `most` bytes of a packed block that streams are copied at once; 0: it is copied as a whole.
+    """
+    packed = tuple(packed or [None] * len(block.entries))
+    outlines = [values.outline if values else None for values in packed]
+    most = most if tier == "streamed_packed" else 0
+    return BlockPlacement(block, tier, store_block(block, outlines, options, most=most), packed)
+
+
+def _unpacked_from_memory(entry: Entry, packed: Packed) -> torch.Tensor:
+    flat = torch.empty(entry.given_bytes, dtype=torch.uint8, device=packed.device)
+    unpack(packed, flat.view(entry.given).view(packed.shape))
+    return raw_view(entry, flat, entry.given)
+
+
+@dataclass(frozen=True)
+class TierUse:
+    """The blocks of one tier: their bytes unpacked, and as they are kept or sent."""
+
+    tier: Tier
+    blocks: int
+    weight_bytes: int
+    kept_bytes: int
+
+    def __str__(self) -> str:
+        sizes = f"{binary_bytes(self.weight_bytes)}, kept in {binary_bytes(self.kept_bytes)}"
+        return f"{self.tier}: {counted(self.blocks, 'block')} of {sizes}"
+
+
+# What streams where weights pack worse than planned
+
+
+@dataclass(frozen=True)
+class PlannedBytes:
+    """What a plan with budgets counts, in bytes."""
+
+    vram: int  # of weights, staging buffers and decode buffers, as torch's allocator rounds them up
+    host: int  # that blocks may take in host memory, except those that the CPU computes
+    blocks: Mapping[str, int]  # the plan's blocks, each with its weights' bytes where they stay in VRAM
+
+    @staticmethod
+    def of(plan: Plan) -> "PlannedBytes | None":
+        """What this plan counts; None for one without budgets, which was made by hand."""
+        if not plan.vram_budget:
+            return None
+        arena = plan.vram.weights + plan.vram.slots + plan.vram.scratch
+        moving = sum(block.host_bytes for block in plan.blocks if block.tier != "cpu")
+        return PlannedBytes(
+            min(rounded(arena), arena + plan.vram.rounding),
+            plan.host_budget - plan.host.total + moving,
+            {block.name: block.weight_bytes if block.tier in IN_VRAM else 0 for block in plan.blocks},
+        )
+
+
+@dataclass(frozen=True)
+class SpillCandidate:
+    """A block that can stream instead. Bytes."""
+
+    place: int  # among all blocks
+    freed: int  # in VRAM
+    staging_bytes: int  # that each staging buffer must have for it
+    packed: bool  # it was planned to be packed in VRAM
+
+
+@dataclass(frozen=True)
+class StagingSize:
+    """How many staging buffers there are, and the bytes of each."""
+
+    count: int
+    n_bytes: int
+
+
+def choose_spilled(
+    candidates: Sequence[SpillCandidate], over: int, staging: StagingSize
+) -> list[SpillCandidate] | None:
+    """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
+
+    Packed blocks go first. The others are moved only with all packed ones that pass through the same staging
+    buffers.
+    """
+    packed = [block for block in candidates if block.packed]
+    for usable in (packed, candidates):
+        size = _staging_size_for(usable, over, staging)
+        if size is None:
+            continue
+        wanted = over + staging.count * (size - staging.n_bytes)
+        first = [block for block in packed if block.staging_bytes <= size]
+        if usable is packed:
+            return _fewest(first, wanted)
+        others = [block for block in candidates if not block.packed and block.staging_bytes <= size]
+        return first + _fewest(others, wanted - sum(block.freed for block in first))
+    return None
+
+
+def _staging_size_for(candidates: Sequence[SpillCandidate], over: int, staging: StagingSize) -> int | None:
+    """Bytes of the smallest staging buffer with which moving all candidates that fit it frees enough.
+
+    What larger staging buffers take besides is counted. None where no size is enough.
+    """
+
+    def needed(block: SpillCandidate) -> int:
+        return max(block.staging_bytes, staging.n_bytes)
+
+    freed = 0
+    for size, alike in groupby(sorted(candidates, key=needed), key=needed):
+        freed += sum(block.freed for block in alike)
+        if freed >= over + staging.count * (size - staging.n_bytes):
+            return size
+    return None
+
+
+def _fewest(usable: Sequence[SpillCandidate], wanted: int) -> list[SpillCandidate]:
+    """The smallest block that is enough, else the largest, and again for the rest."""
+    left, chosen = sorted(usable, key=lambda block: block.freed), list[SpillCandidate]()
+    while wanted > 0:
+        smallest_enough = bisect_left(left, wanted, key=lambda block: block.freed)
+        chosen.append(left.pop(min(smallest_enough, len(left) - 1)))
+        wanted -= chosen[-1].freed
+    return chosen
+
+
+# The builder
+
+
+@dataclass(eq=False)
+class Builder:
+    """The memory of one placed model, or of one card's part of it, and the steps that fill it."""
 
     model: nn.Module
-    lanes: Lanes
-    source: Source
-    homes: Homes
-    rings: Rings
+    streams: Streams
+    source: ModelWeights
+    origins: ParameterOrigins
+    pool: PrefetchPool
     pinned: bool
-    storing: Storing
-    counted: Counted | None  # None: the plan has no budgets
-    settled: list[Settled] = field(default_factory=list)
+    storage: StorageOptions
+    planned: PlannedBytes | None  # None: the plan has no budgets
+    placements: list[BlockPlacement] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
     spilled: int = 0  # blocks that stream, though they were to stay in VRAM
 
     def __post_init__(self) -> None:
-        self._filler = Filler(self.source, self.homes)
+        self._filler = MemoryFiller(self.source, self.origins)
 
     def take_over(self, blocks: Sequence[tuple[Block, Tier]], engine: Engine) -> None:
         """Bring all blocks to their tiers, and those that move to the engine. The caller undoes failures."""
@@ -162,97 +313,128 @@ class Settling:
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
             )
-        with _refusals(self.lanes.device):
+        with _explained(self.streams.device):
             self._into_vram()
         self._move(engine)
 
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """Pack what is packed, and bring what streams into the arena."""
-        compared = self.storing.is_compared
-        room = sum(raw_bytes(block) for block, tier in blocks if tier in IN_HOST or compared(block))
-        self.host = HostArena(room, node_of_gpu(self.lanes.device))
+        """Pack what is packed, and bring what streams into the host's arena."""
+        compared = self.storage.is_compared
+        room = sum(
+            unpacked_bytes(block) for block, tier in blocks if tier in IN_HOST_ARENA or compared(block)
+        )
+        self.host = HostArena(room, node_of_gpu(self.streams.device))
         for block, tier in blocks:
             original = self._original(block) if compared(block) else None
-            one = laid(block, tier, self.storing, self.source, self.homes, most=self._piece_bytes)
-            one.original = original
-            self.settled.append(one)
+            placement = self._pack(block, tier)
+            placement.original = original
+            self.placements.append(placement)
             if tier == "disk":
-                one.wire = self.source.wire(one.stored, self.lanes)
+                placement.weight_source = self.source.weight_source(placement.stored, self.streams)
                 self._filler.leave_on_disk(block)
             elif tier == "cpu":
                 self._filler.keep_on_host(block)
-            elif tier in IN_HOST:
-                self._stream(one)
+            elif tier in IN_HOST_ARENA:
+                self._stream(placement)
 
-    def _stream(self, one: Settled) -> None:
+    def _pack(self, block: Block, tier: Tier) -> BlockPlacement:
+        """The block as its tier stores it, packed already if it is to be."""
+        if tier not in PACKED and block.name not in self.storage.kept:
+            return BlockPlacement(block, tier, lay_out(block))
+        packed: list[PackedValues | None] = []
+        for entry in block.entries:
+            dense = block.name in self.storage.dense and prod(entry.shape) >= DENSE_FROM
+            values = self.source.packed(entry, dense=dense) if tier in PACKED else None
+            packed.append(values)
+            if self.source.rereadable:
+                self.origins.fetch_with(entry, partial(given_values, self.source, entry))
+            elif values is not None:  # the values are kept twice no longer than necessary
+                self.origins.fetch_with(entry, partial(_unpacked_from_memory, entry, values.outline))
+        return _arrange(block, tier, packed, self.storage, most=self._piece_bytes)
+
+    def _stream(self, placement: BlockPlacement) -> None:
         assert self.host
-        one.memory = self.host.take(one.stored.n_bytes) if one.original is None else one.original
-        self._filler.fill(one, one.memory)
+        placement.memory = (
+            self.host.take(placement.stored.n_bytes) if placement.original is None else placement.original
+        )
+        self._filler.fill(placement, placement.memory)
 
     def _spill(self) -> None:
         """Let blocks stream that were to stay in VRAM, where weights pack so badly that it has no room."""
-        if self.counted is None:
+        if self.planned is None:
             return
         assert self.host
-        alignment = ALIGNMENT * sum(len(one.block.entries) for one in self.settled)
-        if self.host.used > self.counted.host + alignment:
+        alignment = ALIGNMENT * sum(len(placement.block.entries) for placement in self.placements)
+        if self.host.used > self.planned.host + alignment:
             raise self._refusal_of_host()
         if self._beyond_plan <= 0:
             return
         moved = self._moved()
-        room = sum(one.stored.n_bytes for one in moved.values() if one.original is None)
-        if self.host.used + room > self.counted.host:
-            said = f"{binary_bytes(self.host.used + room)} of host memory, not the plan's "
-            said += binary_bytes(max(self.counted.host, 0))
-            raise self._refusal(f"with those that would have to stream instead, blocks take {said}")
+        room = sum(placement.stored.n_bytes for placement in moved.values() if placement.original is None)
+        if self.host.used + room > self.planned.host:
+            needed, planned = binary_bytes(self.host.used + room), binary_bytes(max(self.planned.host, 0))
+            raise self._refusal(
+                "with those that would have to stream instead, blocks take "
+                f"{needed} of host memory, not the plan's {planned}"
+            )
         self.host.widen(room)
-        for place, one in moved.items():
-            self.settled[place] = one
-            self._stream(one)
+        for place, placement in moved.items():
+            self.placements[place] = placement
+            self._stream(placement)
         self.spilled = len(moved)
 
-    def _moved(self) -> dict[int, Settled]:
+    def _moved(self) -> dict[int, BlockPlacement]:
         """Blocks by their places, as they stream. Raises PlacementError where no choice is enough."""
-        elsewhere = {place: self._elsewhere(one) for place, one in enumerate(self.settled) if _can_move(one)}
-        # blocks that don't pack take a scratch buffer where they go through slots in pieces: the smallest
-        now = self.scratch_bytes
-        for scratch in sorted({now, *(n for n in map(_scratch_of, elsewhere.values()) if n > now)}):
+        elsewhere = {
+            place: self._elsewhere(placement)
+            for place, placement in enumerate(self.placements)
+            if placement.can_stream_instead
+        }
+        # Blocks that don't pack take a decode buffer where they stream in pieces: find the smallest.
+        now = self.decode_bytes
+        for size in sorted(
+            {now, *(n for placement in elsewhere.values() if (n := placement.decode_bytes) > now)}
+        ):
             able = [
-                self._candidate(place, one) for place, one in elsewhere.items() if _scratch_of(one) <= scratch
+                self._candidate(place, placement)
+                for place, placement in elsewhere.items()
+                if placement.decode_bytes <= size
             ]
-            over = self._beyond_plan + self.scratches * (scratch - now)
-            chosen = spilled(able, over, Slots(self.slots, self.slot_bytes))
+            over = self._beyond_plan + self.decode_count * (size - now)
+            chosen = choose_spilled(able, over, StagingSize(self.staging_count, self.staging_bytes))
             if chosen is not None:
-                return {one.place: elsewhere[one.place] for one in chosen}
+                return {candidate.place: elsewhere[candidate.place] for candidate in chosen}
         raise self._refusal("too few blocks can stream instead")
 
-    def _elsewhere(self, one: Settled) -> Settled:
-        """The same block, streamed; whole if the plan has no scratch buffer to put its pieces together."""
-        tier: Tier = "streamed_packed" if one.tier == "packed" else "streamed"
-        most = self._piece_bytes if raw_bytes(one.block) <= self.rings.scratch_bytes else 0
-        made = arranged(one.block, tier, one.packed, self.storing, most=most)
-        made.original = one.original  # of a table that doesn't pack: the host has its bytes already
-        return made
+    def _elsewhere(self, placement: BlockPlacement) -> BlockPlacement:
+        """The block as it streams; whole if the plan has no decode buffer to put its pieces together."""
+        tier: Tier = "streamed_packed" if placement.tier == "packed" else "streamed"
+        most = self._piece_bytes if unpacked_bytes(placement.block) <= self.pool.scratch_bytes else 0
+        streamed = _arrange(placement.block, tier, placement.packed, self.storage, most=most)
+        streamed.original = placement.original  # of a table that doesn't pack: the host has its bytes already
+        return streamed
 
-    def _candidate(self, place: int, elsewhere: Settled) -> Candidate:
-        now = self.settled[place]
-        return Candidate(place, aligned(now.stored.n_bytes), _slot_of(elsewhere), packed=now.tier == "packed")
+    def _candidate(self, place: int, elsewhere: BlockPlacement) -> SpillCandidate:
+        now = self.placements[place]
+        return SpillCandidate(
+            place, aligned(now.stored.n_bytes), elsewhere.staging_bytes, packed=now.tier == "packed"
+        )
 
     def _refusal(self, why: str) -> PlacementError:
-        needed, counted = self._vram_bytes, self._vram_bytes - self._beyond_plan
+        needed, planned = self._vram_bytes, self._vram_bytes - self._beyond_plan
         return PlacementError(
             f"weights, slots and scratch buffers take {binary_bytes(needed)} of VRAM instead of the plan's "
-            f"{binary_bytes(counted)}: these weights pack worse than the Gaussian ones that plans assume, "
+            f"{binary_bytes(planned)}: these weights pack worse than the Gaussian ones that plans assume, "
             f"and {why}",
             "plan again with a larger vram or host, so that fewer blocks are packed",
         )
 
     def _refusal_of_host(self) -> PlacementError:
         assert self.host
-        assert self.counted
+        assert self.planned
         return PlacementError(
             f"blocks take {binary_bytes(self.host.used)} of host memory, not the plan's "
-            f"{binary_bytes(max(self.counted.host, 0))}: these weights pack worse than the Gaussian ones "
+            f"{binary_bytes(max(self.planned.host, 0))}: these weights pack worse than the Gaussian ones "
             "that plans assume",
             "plan again with a larger host, or with a larger vram so that fewer blocks stream",
         )
@@ -262,55 +444,59 @@ class Settling:
         assert self.host
         if not self.pinned:
             self.host.why_pageable = "pinning was switched off"
-        elif self.lanes.device.type == "cuda":
-            self.host.pin(self.lanes.finish)
+        elif self.streams.device.type == "cuda":
+            self.host.pin(self.streams.finish)
         self._in_place()
 
     def _in_place(self) -> None:
         """Let the GPU see what it reads in place. Where it can't, those blocks stream instead."""
-        gpu = self.lanes.device.type == "cuda"
-        for one in self.settled:
-            if one.tier != "in_place" or not gpu:
+        gpu = self.streams.device.type == "cuda"
+        for placement in self.placements:
+            if placement.tier != "in_place" or not gpu:
                 continue
             assert self.host
             if self.host.why_pageable:
-                one.tier = "streamed"
+                placement.tier = "streamed"
                 continue
-            assert one.memory is not None
-            self._filler.see(one, zero_copy(one.memory))
+            assert placement.memory is not None
+            self._filler.alias(placement, zero_copy(placement.memory))
 
     def _original(self, block: Block) -> torch.Tensor:
         """The table's weights in the host's arena."""
         assert self.host
         (entry,) = block.entries
-        memory = self.host.take(raw_bytes(block))
+        memory = self.host.take(unpacked_bytes(block))
         self.source.fill(entry, raw_view(entry, memory[: entry.n_bytes]))
         return memory
 
-    def _whole(self, one: Settled) -> torch.Tensor | None:
+    def _whole(self, placement: BlockPlacement) -> torch.Tensor | None:
         """A table's weights as the device reads them; None where it can't, or where nothing is compared."""
-        if one.original is None or not one.stored.table:
+        if placement.original is None or not placement.stored.table:
             return None
-        gpu = self.lanes.device.type == "cuda"
+        gpu = self.streams.device.type == "cuda"
         if gpu and (self.host is None or self.host.why_pageable):
             return None
-        (entry,) = one.block.entries
-        return raw_view(entry, (zero_copy(one.original) if gpu else one.original)[: entry.n_bytes])
+        (entry,) = placement.block.entries
+        return raw_view(
+            entry, (zero_copy(placement.original) if gpu else placement.original)[: entry.n_bytes]
+        )
 
     def _into_vram(self) -> None:
         """One allocation for everything that stays in VRAM, filled."""
-        self.vram = DeviceArena(self._vram_bytes, self.lanes.device)
-        self.lanes.use(self.vram.whole)
-        for one in self.settled:
-            if one.tier in IN_VRAM:
-                one.memory = self.vram.take(one.stored.n_bytes)
-                self._filler.fill(one, one.memory)
+        self.vram = DeviceArena(self._vram_bytes, self.streams.device)
+        self.streams.use(self.vram.whole)
+        for placement in self.placements:
+            if placement.tier in IN_VRAM:
+                placement.memory = self.vram.take(placement.stored.n_bytes)
+                self._filler.fill(placement, placement.memory)
 
     @property
     def _vram_bytes(self) -> int:
-        """Bytes of what stays in VRAM, of the slots and of the scratch buffers."""
-        stays = sum(aligned(one.stored.n_bytes) for one in self.settled if one.tier in IN_VRAM)
-        return stays + self.slots * self.slot_bytes + self.scratches * self.scratch_bytes
+        """Bytes of what stays in VRAM and of all staging and decode buffers, as the arena aligns them."""
+        stays = sum(
+            aligned(placement.stored.n_bytes) for placement in self.placements if placement.tier in IN_VRAM
+        )
+        return stays + self.staging_count * self.staging_bytes + self.decode_count * self.decode_bytes
 
     @property
     def _beyond_plan(self) -> int:
@@ -319,71 +505,82 @@ class Settling:
         What is used between blocks of other cards was counted there. Buffers that a checkpoint has are
         counted with their blocks, and are beside the arena.
         """
-        if self.counted is None:
+        if self.planned is None:
             return 0
-        counted = self.counted.blocks
-        others = sum(aligned(one.stored.n_bytes) for one in self.settled if one.block.name not in counted)
-        beside = sum(max(counted.get(one.block.name, 0) - one.block.given_bytes, 0) for one in self.settled)
-        return self._vram_bytes + beside - self.counted.vram - others
+        planned = self.planned.blocks
+        others = sum(
+            aligned(placement.stored.n_bytes)
+            for placement in self.placements
+            if placement.block.name not in planned
+        )
+        beside = sum(
+            max(planned.get(placement.block.name, 0) - placement.block.given_bytes, 0)
+            for placement in self.placements
+        )
+        return self._vram_bytes + beside - self.planned.vram - others
 
     @property
-    def slots(self) -> int:
-        """How many slots there are."""
-        return max(self.rings.slots, 1)
+    def staging_count(self) -> int:
+        """How many staging buffers there are."""
+        return max(self.pool.slots, 1)
 
     @property
-    def scratches(self) -> int:
-        """How many scratch buffers there are: none where the plan says that all products are fused."""
-        return self.rings.scratches if self.storing.fast else max(self.rings.scratches, 1)
+    def decode_count(self) -> int:
+        """How many decode buffers there are: none where the plan says that all products are fused."""
+        return self.pool.scratches if self.storage.fast else max(self.pool.scratches, 1)
 
     @property
     def _piece_bytes(self) -> int:
-        """The most that is copied at once of a packed block; 0 where slots hold whole ones."""
-        return self.rings.slot_bytes if self.rings.pieces > 1 and self.scratches else 0
+        """The most that is copied at once of a packed block; 0 where staging buffers hold whole ones."""
+        return self.pool.slot_bytes if self.pool.pieces > 1 and self.decode_count else 0
 
     @property
-    def slot_bytes(self) -> int:
-        """Of each slot: the largest block that passes through one, or piece of one."""
-        return max((_slot_of(one) for one in self.settled if one.tier in MOVING), default=0)
+    def staging_bytes(self) -> int:
+        """Bytes of each staging buffer: the largest block, or piece of one, that passes through it."""
+        return max(
+            (placement.staging_bytes for placement in self.placements if placement.tier in MOVING), default=0
+        )
 
     @property
-    def scratch_bytes(self) -> int:
-        """Of each scratch buffer: the largest block that is unpacked into one."""
-        return max(map(_scratch_of, self.settled), default=0)
+    def decode_bytes(self) -> int:
+        """Bytes of each decode buffer: the largest block that is unpacked into one."""
+        return max((placement.decode_bytes for placement in self.placements), default=0)
 
-    def _ring(self, count: int, n_bytes: int) -> list[Buffer]:
+    def _buffers(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
         memories = [self.vram.take(n_bytes) for _ in range(count)]
-        return ring(count, memories, self.lanes)
+        return make_buffers(memories, self.streams)
 
     def _move(self, engine: Engine) -> None:
-        slots = self._ring(self.slots, self.slot_bytes)
-        scratches = self._ring(self.scratches, self.scratch_bytes)
-        in_slots = unpacked = 0
-        for one in self.settled:
-            if one.tier in ("cpu", "in_place") or (one.tier == "resident" and not one.stored.is_unpacked):
+        staging = self._buffers(self.staging_count, self.staging_bytes)
+        decode_buffers = self._buffers(self.decode_count, self.decode_bytes)
+        staged = unpacked = 0
+        for placement in self.placements:
+            if placement.tier in ("cpu", "in_place") or (
+                placement.tier == "resident" and not placement.stored.is_unpacked
+            ):
                 continue
-            scratch, through = None, []
-            if one.tier not in IN_VRAM:
-                pieces = len(one.stored.pieces)
-                through = [slots[(in_slots + nth) % len(slots)] for nth in range(pieces)]
-                in_slots += pieces
-            if one.stored.is_unpacked and scratches:
-                scratch, unpacked = scratches[unpacked % len(scratches)], unpacked + 1
-            wire = one.wire
-            if wire is None:
-                assert one.memory is not None
-                wire = Held(one.memory)
-            engine.add(one.stored, wire, through, scratch, whole=self._whole(one))
+            decode_buffer, through = None, []
+            if placement.tier not in IN_VRAM:
+                pieces = len(placement.stored.pieces)
+                through = [staging[(staged + nth) % len(staging)] for nth in range(pieces)]
+                staged += pieces
+            if placement.stored.is_unpacked and decode_buffers:
+                decode_buffer, unpacked = decode_buffers[unpacked % len(decode_buffers)], unpacked + 1
+            weight_source = placement.weight_source
+            if weight_source is None:
+                assert placement.memory is not None
+                weight_source = MemorySource(placement.memory)
+            engine.add(placement.stored, weight_source, through, decode_buffer, whole=self._whole(placement))
 
     @property
     def vram_asked(self) -> int:
-        """Bytes of what stays in VRAM, of the slots and of the scratch buffers, without alignment."""
-        there = [one.stored for one in self.settled if one.tier in IN_VRAM]
+        """Bytes of what stays in VRAM and of all staging and decode buffers, without alignment."""
+        there = [placement.stored for placement in self.placements if placement.tier in IN_VRAM]
         stays = sum(item.n_bytes for stored in there for item in stored.items)
         stays += sum(stored.room for stored in there)
-        slots, scratches = self.slots, self.scratches
-        return stays + slots * self.slot_bytes + scratches * self.scratch_bytes
+        staging, decode = self.staging_count, self.decode_count
+        return stays + staging * self.staging_bytes + decode * self.decode_bytes
 
     def require_capturable(self, hint: str) -> None:
         """Raise PlacementError, with this hint, where a pass can't be recorded as a graph."""
@@ -393,12 +590,14 @@ class Settling:
 
     def _uncapturable(self) -> str:
         """Why a pass can't be recorded as a graph; empty where it can."""
-        tiers = {one.tier for one in self.settled}
-        if self.lanes.device.type != "cuda":
+        tiers = {placement.tier for placement in self.placements}
+        if self.streams.device.type != "cuda":
             return ""
         if tiers & {"cpu", "disk"}:
             return "some of its blocks compute on the host or are read from disk in each pass"
-        if any(joins_its_weights(module) for one in self.settled for module in one.block.modules):
+        if any(
+            joins_its_weights(module) for placement in self.placements for module in placement.block.modules
+        ):
             return "cuDNN joins weights of a recurrent module without biases where a graph would lose them"
         if self.host and self.host.used and self.host.why_pageable:
             return f"its host memory isn't pinned ({self.host.why_pageable})"
@@ -407,12 +606,14 @@ class Settling:
     def taken(self) -> tuple[TierUse, ...]:
         """What each tier takes, in the order of `TIERS`."""
         return tuple(
-            tier_use(
+            TierUse(
                 tier,
-                [(one.block.given_bytes, one.stored.n_bytes) for one in self.settled if one.tier == tier],
+                len(placements),
+                sum(placement.block.given_bytes for placement in placements),
+                sum(placement.stored.n_bytes for placement in placements),
             )
             for tier in TIERS
-            if any(one.tier == tier for one in self.settled)
+            if (placements := [placement for placement in self.placements if placement.tier == tier])
         )
 
     def clear(self) -> None:
@@ -420,30 +621,14 @@ class Settling:
         self.source.close()
         if self.host is not None:
             self.host.release()
-        self.settled.clear()
+        self.placements.clear()
         self._filler.forget()
         self.host = self.vram = None
 
 
-def _can_move(one: Settled) -> bool:
-    """Whether a block that is to stay in VRAM can stream instead."""
-    block = one.block
-    moves = block.called and not block.written and bool(block.entries)
-    return one.tier in IN_VRAM and not one.stored.table and moves
-
-
-def _slot_of(one: Settled) -> int:
-    """Bytes of a slot that its pieces pass through."""
-    return max((aligned(piece.end - piece.begin) for piece in one.stored.pieces), default=0)
-
-
-def _scratch_of(one: Settled) -> int:
-    """Bytes of a scratch buffer for it; 0 where calls read it where it is."""
-    return raw_bytes(one.block) if one.stored.is_unpacked else 0
-
-
 @contextmanager
-def _refusals(device: torch.device) -> Iterator[None]:
+def _explained(device: torch.device) -> Iterator[None]:
+    """Let an allocation that torch refuses say what is free, and what to do."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -453,3 +638,88 @@ def _refusals(device: torch.device) -> Iterator[None]:
             f"({binary_bytes(free)} of {binary_bytes(total)} are free)",
             "plan again with a smaller vram, or end other programs that use the GPU",
         ) from None
+
+
+class MemoryFiller:
+    """Writes weights into their memory, and notes for each parameter how its values get back to the host."""
+
+    def __init__(self, source: ModelWeights, origins: ParameterOrigins) -> None:
+        self.source, self.origins = source, origins
+        self._restorers: dict[int, Callable[[], torch.Tensor]] = {}
+
+    def fill(self, placement: BlockPlacement, memory: torch.Tensor) -> None:
+        """Write the block's bytes, and let its parameters have theirs there.
+
+        Raises PlacementError for values that changed meanwhile or that can't be converted.
+        """
+        for index, item in enumerate(placement.stored.items):
+            if item.form is None:
+                self._fill_plain(item.entry, item.raw(memory))
+                continue
+            if packed := placement.packed[index]:
+                _fill_packed(item, packed, memory)
+            else:
+                self.source.fill(item.entry, item.given(memory))
+                require_entry_range(item.entry, item.given(memory))
+            self.origins.fetch_with(item.entry, partial(_unpacked_from, item, memory))
+        placement.packed = ()
+
+    def keep_on_host(self, block: Block) -> None:
+        """A model that is built has its values there already; one on meta gets memory for them."""
+        for entry in block.entries:
+            if entry.parameter.is_meta or entry.converts:
+                self._fill_plain(
+                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
+                )
+            else:
+                self.origins.adopt(entry, entry.parameter.detach())
+
+    def leave_on_disk(self, block: Block) -> None:
+        """Each pass reads the block. Raises PlacementError for values that can't be converted."""
+        for entry in block.entries:
+            if entry.converts and entry.dtype is torch.float16:  # no pass looks for large numbers
+                require_entry_range(entry, given_values(self.source, entry))
+            self.origins.fetch_with(entry, partial(given_values, self.source, entry))
+
+    def alias(self, placement: BlockPlacement, seen: torch.Tensor) -> None:
+        """Let the parameters of a block that was filled have its memory as the GPU sees it."""
+        assert placement.memory is not None
+        for item in placement.stored.items:
+            fetch = self._restorers.get(id(item.entry)) or partial(item.raw, placement.memory)
+            self.origins.adopt(item.entry, item.raw(seen), fetch)
+
+    def forget(self) -> None:
+        """Drop the notes on parameters, and what they keep alive."""
+        self._restorers.clear()
+
+    def _fill_plain(self, entry: Entry, view: torch.Tensor) -> None:
+        self.source.fill(entry, view)
+        self.origins.adopt(entry, view, self._restorer(entry, view))
+
+    def _restorer(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """How the values come to the host again; None where `view` has them there."""
+        if entry.converts:
+            self._restorers[id(entry)] = self.source.restorer(entry, view)
+            return self._restorers[id(entry)]
+        return None if view.device.type == "cpu" else partial(_identity, view)
+
+
+def _fill_packed(item: StoredEntry, packed: PackedValues, memory: torch.Tensor) -> None:
+    places = [memory[unit.offset :][: unit.n_bytes] for unit in item.units]
+    parts = [packed.outline.part(unit.first, unit.last) for unit in item.units]
+    if not packed.write(list(zip(parts, places, strict=True))):
+        raise PlacementError(f"{item.entry.name} changed while it was loaded", "load it again")
+    for unit, place in zip(item.units, places, strict=True):
+        assert unit.form
+        require_packed_range(item.entry, packed_in(unit.form, place))
+
+
+def _identity(view: torch.Tensor) -> torch.Tensor:
+    """The values where they are: a copy beside them may not fit."""
+    return view
+
+
+def _unpacked_from(item: StoredEntry, memory: torch.Tensor) -> torch.Tensor:
+    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
+    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
+    return raw_view(item.entry, flat, item.entry.given)

@@ -20,25 +20,24 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.hardware.torch_build import first_line
-from probes.placement.runtime.engine import Engine, State
-from probes.placement.runtime.host_memory import transform
+from probes.placement.runtime.engine import Engine, EngineState, active_transform
 from probes.placement.runtime.packed_tables import autocast_dtype
 from probes.placement.runtime.streams import Graph
 
 EAGER_FIRST: Final = 2  # calls with the same shapes before one is recorded
-MOST_SEEN: Final = 4096  # kinds of calls that are counted; a text's length may be another one each time
+MAX_COUNTED: Final = 4096  # kinds of calls that are counted; a text's length may be another one each time
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH: Final = 6  # of objects in objects that are inspected
 
 
 @dataclass(eq=False)
-class _Pass:
+class _RecordedPass:
     """One recorded pass: its inputs at fixed addresses, and the buffers before and after it."""
 
     graph: Graph
     inputs: list[torch.Tensor]
-    before: State
-    after: State
+    before: EngineState
+    after: EngineState
     epoch: int = -1  # of the engine, right after the latest replay
 
 
@@ -47,9 +46,9 @@ class Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._passes: dict[Hashable, _Pass] = {}
+        self._passes: dict[Hashable, _RecordedPass] = {}
         self._seen: Counter[Hashable] = Counter()
-        self._done = engine.lanes.mark()
+        self._done = engine.streams.event()
         self.refused: dict[Hashable, str] = {}  # why some calls can't be recorded
 
     @property
@@ -62,78 +61,80 @@ class Recorder:
 
         A call that can't be recorded is done as always; `refused` says why.
         """
-        plain = self._engine.recording or transform() is not None  # a model that calls itself; jvp
-        if plain or not self._engine.lanes.records:  # no GPU
+        plain = self._engine.recording or active_transform() is not None  # a model that calls itself; jvp
+        if plain or not self._engine.streams.records:  # no GPU
             return work(*args, **kwargs)
         key = (
-            key_of(args),
-            key_of(kwargs),
+            call_key(args),
+            call_key(kwargs),
             _repeated(args, kwargs),
             torch.is_inference_mode_enabled(),
             *map(autocast_dtype, ("cuda", "cpu")),
         )
-        found = self._passes.get(key)
-        if found is None:
-            if len(self._seen) >= MOST_SEEN:
+        recorded = self._passes.get(key)
+        if recorded is None:
+            if len(self._seen) >= MAX_COUNTED:
                 self._seen.clear()
             self._seen[key] += 1
             if self._seen[key] <= EAGER_FIRST or key in self.refused:
                 return work(*args, **kwargs)
-            found = self._recorded(key, work, args, kwargs)
-            if found is None:
+            recorded = self._recorded(key, work, args, kwargs)
+            if recorded is None:
                 return work(*args, **kwargs)
-        return self._replay(found, _once(args, kwargs))
+        return self._replay(recorded, _distinct_tensors(args, kwargs))
 
     def _recorded(
         self, key: Hashable, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Pass | None:
+    ) -> _RecordedPass | None:
         """The recorded pass; None where it can't be recorded, or VRAM is too small for what a graph keeps."""
         try:
-            made = self._passes[key] = self._record(work, args, kwargs)
+            recorded = self._passes[key] = self._record(work, args, kwargs)
         except RuntimeError as error:
             if (interruption := _interruption(error)) is not None:
                 raise interruption from None
             self.refused[key] = first_line(error)
         else:
-            return made
+            return recorded
         gc.collect()  # the failed recording's tensors: the call that follows needs their memory
         return None
 
-    def _record(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pass:
+    def _record(
+        self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _RecordedPass:
         engine = self._engine
-        engine.settle()
+        engine.drain()
         before = engine.state()
-        fixed = {id(tensor): tensor.clone() for tensor in _once(args, kwargs)}
-        fixed_args, fixed_kwargs = _fixed(args, fixed), _fixed(kwargs, fixed)
-        beside = next((one.graph for one in self._passes.values()), None)
+        fixed = {id(tensor): tensor.clone() for tensor in _distinct_tensors(args, kwargs)}
+        fixed_args, fixed_kwargs = _with_copies(args, fixed), _with_copies(kwargs, fixed)
+        beside = next((recorded.graph for recorded in self._passes.values()), None)
         try:
             engine.recording = True
-            graph = engine.lanes.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
+            graph = engine.streams.record(lambda: work(*fixed_args, **fixed_kwargs), beside=beside)
             after = engine.state()
             engine.recording = False
             engine.resume(before, None)  # nothing has been done yet
         except BaseException:
             engine.recording, engine.changing = False, True
             raise
-        return _Pass(graph, list(fixed.values()), before, after)
+        return _RecordedPass(graph, list(fixed.values()), before, after)
 
-    def _replay(self, one: _Pass, given: list[torch.Tensor]) -> Any:
+    def _replay(self, recorded: _RecordedPass, given: list[torch.Tensor]) -> Any:
         engine = self._engine
-        for fixed, tensor in zip(one.inputs, given, strict=True):
+        for fixed, tensor in zip(recorded.inputs, given, strict=True):
             if fixed is not tensor:
                 fixed.copy_(tensor, non_blocking=True)
         try:
-            if engine.changing or one.epoch != engine.epoch:
-                engine.reach(one.before)
-            engine.lanes.compute.wait(self._done)
-            one.graph.replay()
-            engine.lanes.compute.record(self._done)
-            engine.resume(one.after, self._done)
+            if engine.changing or recorded.epoch != engine.epoch:
+                engine.reach(recorded.before)
+            engine.streams.compute.wait(self._done)
+            recorded.graph.replay()
+            engine.streams.compute.record(self._done)
+            engine.resume(recorded.after, self._done)
         except BaseException:
             engine.changing = True  # nobody knows what the buffers hold
             raise
-        one.epoch = engine.epoch if one.after.holds == one.before.holds else -1
-        return one.graph.outputs
+        recorded.epoch = engine.epoch if recorded.after.holds == recorded.before.holds else -1
+        return recorded.graph.outputs
 
     def clear(self) -> None:
         """Release all graphs and their memory."""
@@ -148,7 +149,7 @@ def _interruption(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def key_of(thing: Any, depth: int = 0) -> Hashable:
+def call_key(thing: Any, depth: int = 0) -> Hashable:
     """What must be the same for a recorded call to be the same work.
 
     Of tensors that are passed directly, or in lists, tuples and dicts: shape, strides, dtype, device. Of
@@ -166,87 +167,92 @@ def key_of(thing: Any, depth: int = 0) -> Hashable:
         return (type(thing), *_parts(thing, depth))
     if hasattr(thing, "tobytes") and hasattr(thing, "shape"):  # numpy's arrays and numbers
         return (type(thing), str(thing.dtype), thing.shape, thing.tobytes())
-    return (_identity(thing), *((name, key_of(value, depth + 1)) for name, value in _kept(thing)))
+    return (_identity(thing), *((name, call_key(value, depth + 1)) for name, value in _attributes(thing)))
 
 
 def _parts(thing: Any, depth: int) -> Iterator[Hashable]:
     """The keys of what a collection holds, in an order that is the same for an equal one."""
     if isinstance(thing, slice | range):
-        yield from (key_of(one, depth) for one in (thing.start, thing.stop, thing.step))
+        yield from (call_key(part, depth) for part in (thing.start, thing.stop, thing.step))
         return
     if isinstance(thing, set | frozenset):
-        yield frozenset(key_of(one, depth) for one in thing)
+        yield frozenset(call_key(part, depth) for part in thing)
         return
     inner = depth if type(thing) in (dict, list, tuple) or hasattr(thing, "_fields") else depth + 1
     if isinstance(thing, dict):
-        yield from ((key_of(key, inner), key_of(value, inner)) for key, value in thing.items())
+        yield from ((call_key(key, inner), call_key(value, inner)) for key, value in thing.items())
     else:
-        yield from (key_of(one, inner) for one in thing)
+        yield from (call_key(part, inner) for part in thing)
 
 
-def _kept(thing: Any) -> Iterator[tuple[str, Any]]:
-    """An object's attributes by name, those in slots too."""
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    """An object's attributes by name, those in staging buffers too."""
     yield from getattr(thing, "__dict__", {}).items()
     for kind in type(thing).__mro__:
         if "__slots__" in vars(kind):
-            for name, slot in vars(kind).items():
-                with suppress(AttributeError):  # a slot that is empty
-                    if isinstance(slot, MemberDescriptorType):
-                        yield name, slot.__get__(thing)
+            for name, staging_buffer in vars(kind).items():
+                with suppress(AttributeError):  # a staging buffer that is empty
+                    if isinstance(staging_buffer, MemberDescriptorType):
+                        yield name, staging_buffer.__get__(thing)
 
 
 def _identity(thing: Any) -> Hashable:
     """What no other object has, even one at the address of one that is gone, where that can be seen."""
     try:
-        return _Same(id(thing), ref(thing))
+        return _ObjectIdentity(id(thing), ref(thing))
     except TypeError:
         return (type(thing), id(thing))
 
 
 @dataclass(frozen=True, eq=False)
-class _Same:
+class _ObjectIdentity:
     """An object by identity, which isn't kept alive for it."""
 
     address: int
     thing: Callable[[], Any]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.thing is other.thing  # an object has one such reference
+        return (
+            isinstance(other, _ObjectIdentity) and self.thing is other.thing
+        )  # an object has one such reference
 
     def __hash__(self) -> int:
         return self.address
 
 
-def direct(thing: Any) -> Iterator[torch.Tensor]:
+def direct_tensors(thing: Any) -> Iterator[torch.Tensor]:
     """The tensors that are passed directly, or in lists, tuples and dicts."""
     if isinstance(thing, torch.Tensor):
         yield thing
     elif type(thing) in (dict, list, tuple) or hasattr(thing, "_fields"):
-        for one in thing.values() if isinstance(thing, dict) else thing:
-            yield from direct(one)
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from direct_tensors(part)
 
 
-def _once(args: Any, kwargs: Any) -> list[torch.Tensor]:
+def _distinct_tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Each tensor that is passed directly, once: attention asks whether its query is its key."""
-    return list({id(tensor): tensor for tensor in (*direct(args), *direct(kwargs))}.values())
+    return list({id(tensor): tensor for tensor in (*direct_tensors(args), *direct_tensors(kwargs))}.values())
 
 
 def _repeated(args: Any, kwargs: Any) -> tuple[int, ...]:
     """Which of the tensors that are passed directly are the same."""
     numbers: dict[int, int] = {}
-    return tuple(numbers.setdefault(id(one), len(numbers)) for one in (*direct(args), *direct(kwargs)))
+    return tuple(
+        numbers.setdefault(id(tensor), len(numbers))
+        for tensor in (*direct_tensors(args), *direct_tensors(kwargs))
+    )
 
 
-def _fixed(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
-    """The same with the copies of the tensors that are passed directly."""
+def _with_copies(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
+    """A call's arguments with copies instead of the tensors that are passed directly."""
     if isinstance(thing, torch.Tensor):
         return copies[id(thing)]
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(_fixed(one, copies) for one in thing))
+        return type(thing)(*(_with_copies(part, copies) for part in thing))
     if type(thing) in (list, tuple):
-        return type(thing)(_fixed(one, copies) for one in thing)
+        return type(thing)(_with_copies(part, copies) for part in thing)
     if type(thing) is dict:
-        return {key: _fixed(value, copies) for key, value in thing.items()}
+        return {key: _with_copies(value, copies) for key, value in thing.items()}
     return thing
 
 
@@ -256,7 +262,7 @@ class Captured:
     def __init__(self, engine: Engine, work: Callable[..., Any], example: tuple[Any, ...]) -> None:
         self.recorder = Recorder(engine)
         self._engine, self._work = engine, work
-        self._shapes = key_of(example)
+        self._shapes = call_key(example)
         for _ in range(EAGER_FIRST + 1):
             self(*example)
         if self.recorder.refused:
@@ -268,7 +274,7 @@ class Captured:
 
     def __call__(self, *args: Any) -> Any:
         """Replay with these inputs. Raises PlacementError for others than the example's shapes and dtypes."""
-        if key_of(args) != self._shapes:
+        if call_key(args) != self._shapes:
             raise PlacementError(
                 "this capture is for other shapes, dtypes or objects than those that it was called with",
                 "capture the function once for each of them",

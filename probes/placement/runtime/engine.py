@@ -1,25 +1,31 @@
-"""Runs the moving blocks of a placed model: brings each block's weights before its call.
+"""Runs the moving blocks of a placed model: has each block's weights where its call reads them, in time.
 
-A block that moves has three steps: *copy* (wire to slot), *unpack* (slot, or packed bytes in VRAM, to a
-scratch buffer) and *compute* (the module's own forward). Each has a lane; marks order them. Block i of a ring
-always uses buffer i modulo its size, so parameters are at fixed addresses and a pass can be captured as a
-graph. After each call the next blocks are begun, in the order of the passes before; one that comes
-unexpectedly is fetched at once.
+The engine executes the schedule that `planner/simulation.py` models. A block that moves has three steps:
+*copy* (from its weight source to a staging buffer), *unpack* (from there, or from packed bytes in VRAM, to a
+decode buffer) and *compute* (the module's own forward). Each step has a stream, and events order the streams.
+The n-th block of a pool always uses buffer n modulo the pool's size. After each call the next blocks are
+begun, in the order of the passes before and as far as buffers are free; a block that comes unexpectedly is
+fetched at once. The simulation predicts when each step begins and ends under these rules, and the engine
+follows the same rules without a clock: what may begin is begun. They are:
 
-- A copy into a slot waits until the block before in that slot has been unpacked, or computed.
-- A packed block may be larger than a slot. It goes through several then, piece by piece.
-- Unpacking waits for its copy, and until the block before in that scratch buffer has been computed.
+- A copy into a staging buffer waits until the block before in that buffer has been unpacked, or computed.
+- A packed block may be larger than a staging buffer. It then goes through several, piece by piece.
+- Unpacking waits for its copy, and until the block before in that decode buffer has been computed.
 - A computation waits for its block's last step.
+- With a single decode buffer nothing is gained by unpacking beside computing: the compute stream does both,
+  in the order of calls. That saves the events between the two, each of which costs the host.
+- A pass that is replayed as a graph ends with the copying and unpacking of the next pass's first blocks.
 
-With a single scratch buffer nothing is gained by unpacking beside computing. The compute lane does both then,
-in the order of calls, which saves the marks between them: each costs the host.
+Parameters are at fixed addresses, since a block always uses the same buffers: so a pass can be captured
+(`capture.py`).
 """
 
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import is_grad_enabled, nn
@@ -27,19 +33,80 @@ from torch import is_grad_enabled, nn
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import MOST_ROWS
-from probes.placement.runtime.hooks import Arithmetic, AtHome, Buffer, Exchange, Moving, Piece, equip
-from probes.placement.runtime.host_memory import tensors_in, transform
-from probes.placement.runtime.measuring import Stopwatches
-from probes.placement.runtime.offloaded import Away, Lazy, Serving
-from probes.placement.runtime.packed_tables import Table
-from probes.placement.runtime.stored_blocks import Item, Stored, raw_view
-from probes.placement.runtime.streams import Lane, Lanes, Mark
-from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import Wire
+from probes.placement.runtime.buffers import DeviceBuffer, Occupant, StoredBlock, StoredEntry, raw_view
+from probes.placement.runtime.offloaded import (
+    CpuBlock,
+    MovingBlock,
+    OffloadedParameter,
+    PackedOperations,
+    PackedParameter,
+    ParameterSwap,
+    Piece,
+    WeightAccess,
+    prepare_block,
+)
+from probes.placement.runtime.packed_tables import PackedTable
+from probes.placement.runtime.streams import Event, Stopwatches, Stream, Streams
+from probes.placement.runtime.weight_sources import WeightSource
+
+# The innermost functorch transform under way, or None. Each call of a block asks.
+active_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
 
 
-class Order:
-    """The order of definition until calls show another.
+Result = TypeVar("Result")
+
+
+def _nothing() -> None:
+    """The default of `Turns.taken`: nothing has to be put in order after a failure."""
+
+
+class Turns:
+    """The lock of a placed model, which one thread runs at a time.
+
+    A thread takes the turn in its outermost call and in none within it: the caller asks `mine()` first, and
+    ends only a turn that it has begun. So `give_back` is right at whatever moment a call was interrupted.
+    """
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        self.mine: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as conditions ask
+        self.wait: Callable[[], object] = lock.acquire
+        self.end: Callable[[], None] = lock.release
+        self._acquire = lock.acquire
+
+    def begin(self) -> bool:
+        """Take the turn unless another thread has it."""
+        return self._acquire(blocking=False)
+
+    def give_back(self, had_turn: bool) -> None:
+        """End the turn, if it is this thread's and was not before."""
+        if not had_turn and self.mine():
+            self.end()
+
+    def taken(self, work: Callable[[], Result], failed: Callable[[], None] = _nothing) -> Result:
+        """Call `work` in a turn of this thread, which is waited for, and return its result.
+
+        `failed` is called before the turn ends where `work` failed, or was interrupted.
+        """
+        had_turn = self.mine()
+        try:
+            if not had_turn:
+                self.wait()
+            result = work()
+            if not had_turn:
+                self.end()
+        except BaseException:
+            try:
+                if not had_turn and self.mine():
+                    failed()
+            finally:
+                self.give_back(had_turn)
+            raise
+        return result
+
+
+class CallOrder:
+    """Predicts which block is called next: the order of definition until calls show another.
 
     A successor that has just changed isn't believed until it has come twice: blocks that are called in a new
     order in each pass, such as experts, would otherwise be fetched for nothing.
@@ -58,35 +125,36 @@ class Order:
             return None
         return self._next.get(pair, (pair[1] + 1) % self._count)
 
-    def learn(self, one: int) -> bool:
-        """A block is called. Whether it was the expected one."""
+    def learn(self, block: int) -> bool:
+        """Note that a block is called. Returns whether it was the expected one."""
         pair = (self.before, self.last)
         known = self._next.get(pair)
-        if known == one and not self._doubted:  # as in the pass before
-            self.before, self.last = self.last, one
+        if known == block and not self._doubted:  # as in the pass before
+            self.before, self.last = self.last, block
             return True
         expected = known if known is not None else (self.last + 1) % self._count
-        if known is not None and known != one:
+        if known is not None and known != block:
             self._doubted.add(pair)
         else:
             self._doubted.discard(pair)
-        self._next[pair] = one
-        self.before, self.last = self.last, one
-        self.surprises += expected != one
-        return expected == one
+        self._next[pair] = block
+        self.before, self.last = self.last, block
+        self.surprises += expected != block
+        return expected == block
 
 
-WalkState = tuple[tuple[int, int], int, int, frozenset[int]]
+LookaheadState = tuple[tuple[int, int], int, int, frozenset[int]]
 
 
-class Walk:
-    """How far ahead of the calls one ring has got. `due` was fetched ahead and isn't used yet.
+class Lookahead:
+    """How far ahead of the calls one pool of buffers has got.
 
-    That are blocks, or pieces of blocks, of which `begun` were fetched of the next block. `stuck`: nothing
-    can be begun before one of `due` is used, or a call ends; asking again would only cost the host.
+    `due`: indices of blocks, or of pieces of blocks, that were fetched ahead and aren't used yet. `begun`:
+    how many pieces of the next block were fetched. `stuck`: nothing can be begun before one of `due` is used,
+    or a call ends; asking again would only cost the host.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: CallOrder) -> None:
         self._order = order
         self.at = (order.before, order.last)  # the last two blocks that it came to
         self.lead = 0  # calls
@@ -95,7 +163,7 @@ class Walk:
         self.stuck = False
 
     def follow(self, *, expected: bool) -> None:
-        """A block has been called: the walk is never behind it, and begins there after a surprise."""
+        """A block has been called: be never behind it, and begin again from there after a surprise."""
         self.lead -= 1
         if not expected:
             self.due.clear()
@@ -103,23 +171,23 @@ class Walk:
             self.at, self.lead, self.begun = (self._order.before, self._order.last), 0, 0
             self.stuck = False
 
-    def used(self, one: int) -> None:
-        """It is no longer needed."""
-        self.due.discard(one)
+    def used(self, index: int) -> None:
+        """The block or piece that was fetched ahead is no longer needed in its buffer."""
+        self.due.discard(index)
         self.stuck = False
 
-    def state(self) -> "WalkState":
-        """Where it is, to `resume` there later."""
+    def state(self) -> "LookaheadState":
+        """The present position, for `resume`."""
         return self.at, self.lead, self.begun, frozenset(self.due)
 
-    def resume(self, state: "WalkState") -> None:
-        """Be where it was."""
+    def resume(self, state: "LookaheadState") -> None:
+        """Return to an earlier position."""
         self.at, self.lead, self.begun = state[:3]
         self.due, self.stuck = set(state[3]), False
 
-    def step(self, one: int) -> None:
+    def step(self, index: int) -> None:
         """Go on to the next block."""
-        self.at = (self.at[1], one)
+        self.at = (self.at[1], index)
         self.lead += 1
         self.begun = 0
 
@@ -131,12 +199,14 @@ _MODES: Final[Callable[[], int]] = getattr(torch._C, "_len_torch_dispatch_stack"
 class Engine:
     """The moving blocks of one placed model."""
 
-    def __init__(self, lanes: Lanes, *, ahead: int, fast: bool, work: Arithmetic, turns: Turns) -> None:
-        self.lanes = lanes
-        self.moving: list[Moving] = []
-        self.at_home: list[AtHome] = []
+    def __init__(
+        self, streams: Streams, *, ahead: int, fast: bool, work: PackedOperations, turns: Turns
+    ) -> None:
+        self.streams = streams
+        self.moving: list[MovingBlock] = []
+        self.cpu_blocks: list[CpuBlock] = []
         self._pieces = 0  # of all blocks
-        self.order = Order(1)
+        self.order = CallOrder(1)
         self.turns = turns
         self.changing = False  # a step is under way; found so by the next one: it was interrupted
         self.epoch = 0  # of what the buffers hold
@@ -144,82 +214,84 @@ class Engine:
         self._fast = fast
         self._fused = False
         self._work = work
-        self._copies, self._unpacks = Walk(self.order), Walk(self.order)
-        self._slots: set[int] = set()  # by identity
+        self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
+        self._staging: set[int] = set()  # by identity
         self._copies_begun = 0  # ahead of calls
-        self._scratches: set[int] = set()  # by identity
-        self._unpacks_ahead = False  # on the unpack lane, beside the compute lane
+        self._decode_buffers: set[int] = set()  # by identity
+        self._unpacks_ahead = False  # on the unpack stream, beside the compute stream
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
 
     def add(
         self,
-        stored: Stored,
-        wire: Wire,
-        slots: Sequence[Buffer],
-        scratch: Buffer | None,
+        stored: StoredBlock,
+        weight_source: WeightSource,
+        staging: Sequence[DeviceBuffer],
+        decode_buffer: DeviceBuffer | None,
         *,
         whole: torch.Tensor | None = None,
-    ) -> Moving:
-        """Take a block over. Its parameters become lazy ones until it is called.
+    ) -> MovingBlock:
+        """Take a block over. Its parameters become offloaded ones until it is called.
 
-        `slots`: of its pieces, none if it is in VRAM. `whole`: a table's weights, as the device reads them in
-        host memory.
+        `staging` has a buffer for each of its pieces, and is empty for a block in VRAM. `whole`: a table's
+        weights, as the device reads them in host memory.
         """
-        one = Moving(len(self.moving), stored, wire, scratch)
-        one.trainable = any(item.entry.trains for item in stored.items)
-        lazies = {id(item.entry): self._lazy(one, item, whole) for item in stored.items}
-        equip(one, slots, self._pieces, self._work, fast=self._fast, lazies=lazies)
-        self.moving.append(one)
-        self._pieces += len(one.pieces)
-        self._slots.update(map(id, slots))
-        if scratch is not None:
-            self._scratches.add(id(scratch))
-            self._unpacks_ahead = len(self._scratches) > 1
-        return one
+        block = MovingBlock(len(self.moving), stored, weight_source, decode_buffer)
+        block.trainable = any(item.entry.trains for item in stored.items)
+        offloaded = {id(item.entry): self._offloaded(block, item, whole) for item in stored.items}
+        prepare_block(block, staging, self._pieces, self._work, fast=self._fast, offloaded=offloaded)
+        self.moving.append(block)
+        self._pieces += len(block.pieces)
+        self._staging.update(map(id, staging))
+        if decode_buffer is not None:
+            self._decode_buffers.add(id(decode_buffer))
+            self._unpacks_ahead = len(self._decode_buffers) > 1
+        return block
 
-    def keep_at_home(self, block: Block) -> AtHome:
+    def add_cpu_block(self, block: Block) -> CpuBlock:
         """Take over a block that computes on the CPU and has its weights there."""
-        one = AtHome(block, any(entry.trains for entry in block.entries))
-        self.at_home.append(one)
-        lazies = {}
+        cpu_block = CpuBlock(block, any(entry.trains for entry in block.entries))
+        self.cpu_blocks.append(cpu_block)
+        offloaded = {}
         for entry in block.entries:
             owner, name = entry.owners[0]
             values = partial(_copied, owner._parameters[name])
-            lazies[id(entry)] = Lazy.of(self._away(one, entry, values))
-        one.settle(lazies)
-        return one
+            offloaded[id(entry)] = OffloadedParameter.of(self._access(cpu_block, entry, values))
+        cpu_block.install(offloaded)
+        return cpu_block
 
-    def _lazy(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Lazy:
-        away = self._away(one, item.entry, partial(self._value, one, item))
-        if not one.stored.table:
-            return Lazy.of(away)
-        table = self._table(one, item, whole)
-        return Serving.of(replace(away, product=table.product, lookup=table.lookup))
+    def _offloaded(
+        self, block: MovingBlock, item: StoredEntry, whole: torch.Tensor | None
+    ) -> OffloadedParameter:
+        access = self._access(block, item.entry, partial(self._value, block, item))
+        if not block.stored.table:
+            return OffloadedParameter.of(access)
+        table = self._table(block, item, whole)
+        return PackedParameter.of(replace(access, product=table.product, lookup=table.lookup))
 
-    def _away(
-        self, one: Moving | AtHome, entry: Entry, values: Callable[[torch.device], torch.Tensor]
-    ) -> Away:
-        """`values`: those of the entry on a device."""
+    def _access(
+        self, block: MovingBlock | CpuBlock, entry: Entry, values: Callable[[torch.device], torch.Tensor]
+    ) -> WeightAccess:
+        """How an offloaded parameter gets its values; `values` returns them on a device."""
 
         def wants(gradients: bool) -> None:
-            one.wanted[id(entry)] = gradients
-            one.trainable |= gradients
+            block.wanted[id(entry)] = gradients
+            block.trainable |= gradients
 
-        return Away(
+        return WeightAccess(
             entry.name,
             outline=raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
-            device=self.lanes.device,
-            fetch=partial(values, self.lanes.device),
-            home=partial(values, torch.device("cpu")),
+            device=self.streams.device,
+            fetch=partial(values, self.streams.device),
+            fetch_to_host=partial(values, torch.device("cpu")),
             wants=wants,
             attributes=vars(entry.parameter),
         )
 
-    def _table(self, one: Moving, item: Item, whole: torch.Tensor | None) -> Table:
-        flat = one.wire.whole()
-        room = flat[one.stored.n_bytes - one.stored.room :][: one.stored.room]
-        return Table(
+    def _table(self, block: MovingBlock, item: StoredEntry, whole: torch.Tensor | None) -> PackedTable:
+        flat = block.weight_source.whole()
+        room = flat[block.stored.n_bytes - block.stored.room :][: block.stored.room]
+        return PackedTable(
             item.packed(flat),
             room,
             unpack=self._work.unpack,
@@ -231,20 +303,22 @@ class Engine:
     def begin(self) -> None:
         """All blocks are there: fetch ahead for a first pass."""
         if self.moving:
-            self.order = Order(len(self.moving))
+            self.order = CallOrder(len(self.moving))
             self._restart()
-            self.lanes.finish()  # what has been written to VRAM is there for every lane
+            self.streams.finish()  # what has been written to VRAM is there for every stream
             self._advance()
 
     def _restart(self) -> None:
-        self._copies, self._unpacks = Walk(self.order), Walk(self.order)
+        self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
 
     # A block's call
 
-    def enter(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any], *, mine: bool) -> None:
+    def enter(
+        self, block: MovingBlock, args: tuple[Any, ...], kwargs: dict[str, Any], *, had_turn: bool
+    ) -> None:
         """Before a call. Raises PlacementError for training, and while another thread runs the model.
 
-        `mine`: the turn is this thread's already.
+        `had_turn`: the turn is this thread's already.
         """
         if _IS_TRACED() or (_MODES() and _is_traced_by_modes()):
             raise PlacementError(
@@ -252,92 +326,92 @@ class Engine:
                 "trace it before it is placed, or call remove() of the handle",
             )
         if is_grad_enabled():
-            refuse_training(one.name, one.stored.block.modules, args, kwargs, trainable=one.trainable)
-        if not mine and not self.turns.begin():
-            raise _has_no_turn(one.name)
+            refuse_training(block.name, block.stored.block.modules, args, kwargs, trainable=block.trainable)
+        if not had_turn and not self.turns.begin():
+            raise _no_turn_error(block.name)
         if self.changing:
             self._mend()
         self.changing = True
-        if not one.depth:
-            self._bring(one, args, kwargs)
-        one.depth += 1
+        if not block.depth:
+            self._bring(block, args, kwargs)
+        block.depth += 1
         self.changing = False
 
-    def leave(self, one: Moving) -> None:
+    def leave(self, block: MovingBlock) -> None:
         """After a call."""
         if self.changing:
             self._mend()
         self.changing = True
-        one.depth -= 1
-        if not one.depth:
-            assert one.inside is not None
-            one.inside.clear()
-            if one.through or self._unpacks_ahead:
-                self._release(one)
-            one.apart = False
+        block.depth -= 1
+        if not block.depth:
+            assert block.inside is not None
+            block.inside.clear()
+            if block.through or self._unpacks_ahead:
+                self._release(block)
+            block.apart = False
             self._advance()
         self.changing = False
 
-    def abandon(self, one: Moving, depth: int, *, mine: bool) -> None:
+    def abandon(self, block: MovingBlock, depth: int, *, had_turn: bool) -> None:
         """After a call that failed, or was interrupted anywhere: `depth` calls of the block are under way.
 
-        `mine`: the turn was this thread's before. What an interrupted step did to the buffers is put in order
-        before the next one.
+        `had_turn`: the turn was this thread's before. What an interrupted step did to the buffers is put in
+        order before the next one.
         """
         if not self.turns.mine():
             return  # another thread runs the model, or the call has ended
         try:
-            if one.depth > depth and not self.changing:
-                self.leave(one)
+            if block.depth > depth and not self.changing:
+                self.leave(block)
         finally:
             if self.changing:
-                one.depth = depth
+                block.depth = depth
                 if not depth:
-                    one.put_away()
-            self.turns.give_back(mine)
+                    block.put_away()
+            self.turns.give_back(had_turn)
 
-    def enter_at_home(self, one: AtHome, *, mine: bool) -> None:
+    def enter_cpu_block(self, block: CpuBlock, *, had_turn: bool) -> None:
         """Before a call of a block that computes on the CPU. Raises PlacementError as `enter` does."""
         if is_grad_enabled():
-            refuse_training(one.block.name, one.block.modules, (), {}, trainable=one.trainable)
-        if not mine and not self.turns.begin():
-            raise _has_no_turn(one.block.name)
-        if not one.depth:
-            one.exchange.bring()
-        one.depth += 1
+            refuse_training(block.block.name, block.block.modules, (), {}, trainable=block.trainable)
+        if not had_turn and not self.turns.begin():
+            raise _no_turn_error(block.block.name)
+        if not block.depth:
+            block.swap.bring()
+        block.depth += 1
 
-    def leave_at_home(self, one: AtHome) -> None:
-        """After such a call."""
-        one.depth -= 1
-        if not one.depth:
-            one.exchange.clear()
+    def leave_cpu_block(self, block: CpuBlock) -> None:
+        """After a call of a block that computes on the CPU."""
+        block.depth -= 1
+        if not block.depth:
+            block.swap.clear()
 
-    def abandon_at_home(self, one: AtHome, depth: int, *, mine: bool) -> None:
-        """After such a call that failed, as `abandon`."""
+    def abandon_cpu_block(self, block: CpuBlock, depth: int, *, had_turn: bool) -> None:
+        """After a call of a block on the CPU that failed: `depth` calls of it are still under way."""
         if not self.turns.mine():
             return
         try:
-            one.depth = depth
+            block.depth = depth
             if not depth:
-                one.exchange.clear()
+                block.swap.clear()
         finally:
-            self.turns.give_back(mine)
+            self.turns.give_back(had_turn)
 
     def abandon_all(self) -> None:
-        """No call is under way any more, even if one couldn't be abandoned."""
-        for home in self.at_home:
-            home.depth = 0
-            home.exchange.clear()
-        for one in self.moving:
-            if one.depth:
-                self.changing, one.depth = True, 0
-                one.put_away()
+        """After a pass that failed: none of its calls is under way, even if one couldn't be abandoned."""
+        for cpu_block in self.cpu_blocks:
+            cpu_block.depth = 0
+            cpu_block.swap.clear()
+        for block in self.moving:
+            if block.depth:
+                self.changing, block.depth = True, 0
+                block.put_away()
 
     def _mend(self) -> None:
         """Forget what an interrupted step noted: buffers hold what calls under way read, or nothing."""
-        self.lanes.finish()
-        for one in self.moving:
-            one.wire.recover()
+        self.streams.finish()
+        for block in self.moving:
+            block.weight_source.recover()
         for buffer in self.buffers:
             buffer.forget()
             if buffer.holds is not None and not buffer.holds.depth:
@@ -346,145 +420,147 @@ class Engine:
         self.epoch += 1
         self.changing = False
 
-    def _release(self, one: Moving) -> None:
-        """Its call ends: what it read may be overwritten once the compute lane gets here."""
+    def _release(self, block: MovingBlock) -> None:
+        """At the end of its call: what it read may be overwritten once the compute stream gets here."""
         self._copies.stuck = False
-        used = None if one.apart else one.used()
-        if used is not None and (self._unpacks_ahead or used is not one.scratch):
-            used.computed = used.marks[1]
-            self.lanes.compute.record(used.computed)
+        used = None if block.apart else block.used()
+        if used is not None and (self._unpacks_ahead or used is not block.decode_buffer):
+            used.computed = used.events[1]
+            self.streams.compute.record(used.computed)
 
-    def _bring(self, one: Moving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _bring(self, block: MovingBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
-        if self._scratches:
-            self.lanes.compute.follow()
-        expected = self.order.learn(one.index)
-        if self._slots:
+        if self._decode_buffers:
+            self.streams.compute.follow()
+        expected = self.order.learn(block.index)
+        if self._staging:
             self._copies.follow(expected=expected)
         if self._unpacks_ahead:
             self._unpacks.follow(expected=expected)
         if self._fast:
             self._fused = rows_of(args, kwargs) <= MOST_ROWS
-        one.fused = self._fused and one.products is not None
-        if self._in_use_by_another(one):
-            one.apart = True
-            one.inside = self._apart(one)
-            one.inside.bring()
+        block.fused = self._fused and block.products is not None
+        if self._in_use_by_another(block):
+            block.apart = True
+            block.inside = self._apart(block)
+            block.inside.bring()
             return
-        used = one.used()
-        self._fetch(one, used)
-        for piece, _ in one.through:
+        used = block.used()
+        self._fetch(block, used)
+        for piece, _ in block.through:
             self._copies.used(piece.index)
         if self._unpacks_ahead:
-            self._unpacks.used(one.index)
-        elif one.through and one.through[0][1].holds is not one.pieces[0]:
-            self._copy_ahead()  # it has been unpacked from its slots
+            self._unpacks.used(block.index)
+        elif block.through and block.through[0][1].holds is not block.pieces[0]:
+            self._copy_ahead()  # it has been unpacked from its staging buffers
         if used is not None and used.filled is not None:
             if self.watches is None:
-                self.lanes.compute.wait(used.filled)
+                self.streams.compute.wait(used.filled)
             else:
-                self.watches.wait(self.lanes.compute, used.filled)
-        one.inside = one.products if one.fused and one.products is not None else one.unpacked
+                self.watches.wait(self.streams.compute, used.filled)
+        block.inside = block.products if block.fused and block.products is not None else block.unpacked
         if self._work.reads is not None:
-            self._work.reads(one.name, _read_by(one, one.inside))
-        one.inside.bring()
+            self._work.reads(block.name, _memory_read_by(block, block.inside))
+        block.inside.bring()
 
-    def _in_use_by_another(self, one: Moving) -> bool:
-        scratch = None if one.fused else one.scratch
-        if scratch is not None and _busy(scratch, one, ()):
+    def _in_use_by_another(self, block: MovingBlock) -> bool:
+        decode_buffer = None if block.fused else block.decode_buffer
+        if decode_buffer is not None and _is_in_use(decode_buffer, block, ()):
             return True
-        return any(_busy(slot, piece, ()) for piece, slot in one.through) if one.through else False
+        return bool(block.through) and any(_is_in_use(buffer, piece, ()) for piece, buffer in block.through)
 
-    # The steps before it
+    # The steps before a block's call
 
-    def _fetch(self, one: Moving, used: Buffer | None) -> None:
+    def _fetch(self, block: MovingBlock, used: DeviceBuffer | None) -> None:
         """Hand over the steps that are still needed to bring a block into the buffer that it is read from."""
-        if used is not None and used is one.scratch:
-            if used.holds is not one:
-                self._unpack(one, used)
-        elif used is not None and used.holds is not one.pieces[0]:
-            self._copy(one.pieces[0], used)
+        if used is not None and used is block.decode_buffer:
+            if used.holds is not block:
+                self._unpack(block, used)
+        elif used is not None and used.holds is not block.pieces[0]:
+            self._copy(block.pieces[0], used)
 
-    def _copy(self, one: Piece, slot: Buffer) -> None:
-        if slot.holds is not None:
-            self._copies.used(slot.holds.index)
-        lane = self.lanes.copy
-        if slot.computed is not None:
-            lane.wait(slot.computed)
-        if slot.unpacked is not None:
-            lane.wait(slot.unpacked)
-        slot.holds = None  # it holds neither block if what follows fails
-        assert one.target is not None
+    def _copy(self, piece: Piece, staging_buffer: DeviceBuffer) -> None:
+        if staging_buffer.holds is not None:
+            self._copies.used(staging_buffer.holds.index)
+        stream = self.streams.copy
+        if staging_buffer.computed is not None:
+            stream.wait(staging_buffer.computed)
+        if staging_buffer.unpacked is not None:
+            stream.wait(staging_buffer.unpacked)
+        staging_buffer.holds = None  # it holds neither block if what follows fails
+        assert piece.target is not None
         if self.watches is None:
-            one.wire.send(one.target, lane)
+            piece.weight_source.send(piece.target, stream)
         else:
-            self.watches.send(one.wire, one.target, lane)
-        slot.filled = slot.marks[0]
-        lane.record(slot.filled)
-        if self.recording and len(self._slots) == 1:
-            self.lanes.end_stream()
-        slot.holds = one
+            self.watches.copy(
+                partial(piece.weight_source.send, piece.target, stream), piece.target.numel(), stream
+            )
+        staging_buffer.filled = staging_buffer.events[0]
+        stream.record(staging_buffer.filled)
+        if self.recording and len(self._staging) == 1:
+            self.streams.end_stream()
+        staging_buffer.holds = piece
 
-    def _unpack(self, one: Moving, scratch: Buffer) -> None:
-        if scratch.holds is not None:
-            self._unpacks.due.discard(scratch.holds.index)
-        lane = self.lanes.unpack if self._unpacks_ahead else self.lanes.compute
-        if scratch.computed is not None:
-            lane.wait(scratch.computed)
-        scratch.holds = None
-        for piece in one.pieces:
-            self._unpack_piece(piece, lane)
-        scratch.forget()
+    def _unpack(self, block: MovingBlock, decode_buffer: DeviceBuffer) -> None:
+        if decode_buffer.holds is not None:
+            self._unpacks.due.discard(decode_buffer.holds.index)
+        stream = self.streams.unpack if self._unpacks_ahead else self.streams.compute
+        if decode_buffer.computed is not None:
+            stream.wait(decode_buffer.computed)
+        decode_buffer.holds = None
+        for piece in block.pieces:
+            self._unpack_piece(piece, stream)
+        decode_buffer.forget()
         if self._unpacks_ahead:
-            scratch.filled = scratch.marks[0]
-            lane.record(scratch.filled)
-        scratch.holds = one
+            decode_buffer.filled = decode_buffer.events[0]
+            stream.record(decode_buffer.filled)
+        decode_buffer.holds = block
 
-    def _unpack_piece(self, one: Piece, lane: Lane) -> None:
-        """Unpack it from its slot, which is free for the next one then."""
-        slot = one.slot
-        if slot is not None and slot.holds is not one:
-            self._copy(one, slot)
-        if slot is not None and slot.filled is not None:
-            lane.wait(slot.filled)
-        if one.unpackings == 1 and one.written is not None:
-            one.unpack = self.lanes.bundled(one.unpack, one.written)
-        one.unpackings += 1
+    def _unpack_piece(self, piece: Piece, stream: Stream) -> None:
+        """Unpack a piece, from its staging buffer if it has one, which is then free for the next piece."""
+        staging_buffer = piece.staging_buffer
+        if staging_buffer is not None and staging_buffer.holds is not piece:
+            self._copy(piece, staging_buffer)
+        if staging_buffer is not None and staging_buffer.filled is not None:
+            stream.wait(staging_buffer.filled)
+        if piece.unpackings == 1 and piece.written is not None:
+            piece.unpack = self.streams.bundled(piece.unpack, piece.written)
+        piece.unpackings += 1
         if self.watches is None:
-            lane.run(one.unpack)
+            stream.run(piece.unpack)
         else:
-            self.watches.unpack(one.unpack, lane)
-        if slot is not None:
-            slot.holds, slot.unpacked = None, slot.marks[2]
-            lane.record(slot.unpacked)
-            self._copies.used(one.index)
+            self.watches.unpack(piece.unpack, stream)
+        if staging_buffer is not None:
+            staging_buffer.holds, staging_buffer.unpacked = None, staging_buffer.events[2]
+            stream.record(staging_buffer.unpacked)
+            self._copies.used(piece.index)
 
     def advance(self) -> None:
         """Begin what comes next before a block computes on the CPU, unless another thread runs the model."""
-        if not self.moving or transform() is not None:
+        if not self.moving or active_transform() is not None:
             return
-        mine = self.turns.mine()
+        had_turn = self.turns.mine()
         try:
-            if mine or self.turns.begin():
+            if had_turn or self.turns.begin():
                 if self.changing:
                     self._mend()
                 self.changing = True
                 self._advance()
                 self.changing = False
-                if not mine:
+                if not had_turn:
                     self.turns.end()
         except BaseException:
-            self.turns.give_back(mine)
+            self.turns.give_back(had_turn)
             raise
 
     def _advance(self) -> None:
         """Begin what comes next, as far as buffers are free."""
         if self._unpacks_ahead:
             self._unpack_ahead()
-        if self._slots and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
+        if self._staging and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
             self._unpack_ahead()
 
-    def _next(self, walk: Walk) -> int | None:
+    def _next(self, walk: Lookahead) -> int | None:
         """The block to begin next; None when enough is begun, or it isn't known."""
         if len(walk.due) >= self._ahead:
             walk.stuck = True
@@ -492,7 +568,7 @@ class Engine:
         return self.order.after(walk.at) if walk.lead < len(self.moving) else None
 
     def _copy_ahead(self) -> bool:
-        """Whether a copy was begun."""
+        """Begin copies of the next blocks while staging buffers are free. Returns whether any was begun."""
         walk, before = self._copies, self._copies_begun
         for _ in self.moving:
             index = self._next(walk)
@@ -504,19 +580,19 @@ class Engine:
             walk.step(index)
         return self._copies_begun > before
 
-    def _begun(self, one: Piece, slot: Buffer) -> bool:
-        """Whether a piece is on its way to its slot."""
+    def _begun(self, piece: Piece, staging_buffer: DeviceBuffer) -> bool:
+        """Begin to copy a piece to its staging buffer if that is free. Returns whether it is on its way."""
         walk = self._copies
-        one.wire.announce()
-        if one.index in walk.due or one.depth or _busy(slot, one, walk.due):
+        piece.weight_source.announce()
+        if piece.index in walk.due or piece.depth or _is_in_use(staging_buffer, piece, walk.due):
             walk.stuck = True
             return False
-        if slot.holds is not one:
-            if not one.wire.ready():
+        if staging_buffer.holds is not piece:
+            if not piece.weight_source.ready():
                 return False
-            self._copy(one, slot)
+            self._copy(piece, staging_buffer)
             self._copies_begun += 1
-        walk.due.add(one.index)
+        walk.due.add(piece.index)
         walk.begun += 1
         return True
 
@@ -526,54 +602,55 @@ class Engine:
             index = self._next(walk)
             if index is None:
                 return
-            one = self.moving[index]
-            scratch = one.scratch
-            if scratch is not None and not (self._fused and one.products is not None):
-                if index in walk.due or one.depth or _busy(scratch, one, walk.due):
+            block = self.moving[index]
+            decode_buffer = block.decode_buffer
+            if decode_buffer is not None and not (self._fused and block.products is not None):
+                if index in walk.due or block.depth or _is_in_use(decode_buffer, block, walk.due):
                     return
-                if scratch.holds is not one:
-                    if any(slot.holds is not piece for piece, slot in one.through):
+                if decode_buffer.holds is not block:
+                    if any(staging_buffer.holds is not piece for piece, staging_buffer in block.through):
                         return
-                    self._unpack(one, scratch)
+                    self._unpack(block, decode_buffer)
                 walk.due.add(index)
             walk.step(index)
 
-    # Reads outside calls
+    # Reads outside calls, and giving the model back
 
-    def _apart(self, one: Moving) -> Exchange:
+    def _apart(self, block: MovingBlock) -> ParameterSwap:
         """A block's parameters with values in memory of their own, on the device."""
-        source = one.wire.whole().to(self.lanes.device)
-        made = {
-            id(item.entry): item.entry.like(self._read(item, item.bytes(source))) for item in one.stored.items
+        source = block.weight_source.whole().to(self.streams.device)
+        parameters = {
+            id(item.entry): item.entry.like(self._read(item, item.bytes(source)))
+            for item in block.stored.items
         }
-        places = one.unpacked.places
-        return Exchange(places, [made[id(place.entry)] for place in places])
+        places = block.unpacked.places
+        return ParameterSwap(places, [parameters[id(place.entry)] for place in places])
 
-    def _value(self, one: Moving, item: Item, device: torch.device) -> torch.Tensor:
-        """One tensor in memory of its own.
+    def _value(self, block: MovingBlock, item: StoredEntry, device: torch.device) -> torch.Tensor:
+        """One tensor's values on a device, in memory of their own.
 
         No turn is waited for: nothing writes what is read, and the thread whose turn it is may wait for
         this one.
         """
-        return self._read(item, item.bytes(one.wire.whole()).to(device))
+        return self._read(item, item.bytes(block.weight_source.whole()).to(device))
 
-    def _read(self, item: Item, source: torch.Tensor) -> torch.Tensor:
-        """A tensor from its bytes, in memory of its own."""
+    def _read(self, item: StoredEntry, source: torch.Tensor) -> torch.Tensor:
+        """A tensor's values from its stored bytes, in memory of their own."""
         flat = torch.empty(item.entry.n_bytes, dtype=torch.uint8, device=source.device)
         item.write(source, flat.view(item.entry.dtype), self._work.unpack)
         return raw_view(item.entry, flat)
 
-    def taken_back(self, one: Moving) -> Iterator[tuple[Entry, torch.Tensor]]:
+    def taken_back(self, block: MovingBlock) -> Iterator[tuple[Entry, torch.Tensor]]:
         """A packed block's values, which last until the next one's: unpacked where calls unpack them.
 
-        VRAM may be full, so nothing is allocated there. Nothing for a block without a scratch buffer.
+        VRAM may be full, so nothing is allocated there. Nothing for a block without a decode buffer.
         """
-        if one.scratch is None or all(item.entry.converts for item in one.stored.items):
+        if block.decode_buffer is None or all(item.entry.converts for item in block.stored.items):
             return  # converting back may lose bits: the host unpacks them
-        one.fused = False
-        self._fetch(one, one.used())
-        self.lanes.finish()
-        for place in (place for place in one.unpacked.places if not place.entry.converts):
+        block.fused = False
+        self._fetch(block, block.used())
+        self.streams.finish()
+        for place in (place for place in block.unpacked.places if not place.entry.converts):
             yield place.entry, place.present.data
 
     def clear(self) -> None:
@@ -581,42 +658,47 @@ class Engine:
         for buffer in self.buffers:
             buffer.holds = None
             buffer.forget()
-        for one in self.moving:
-            one.forget()
+        for block in self.moving:
+            block.forget()
         self.moving.clear()
-        self.at_home.clear()
-        self.lanes.forget()
+        self.cpu_blocks.clear()
+        self.streams.forget()
 
     # What a recorded pass needs
 
     @property
-    def buffers(self) -> list[Buffer]:
-        """Every slot and scratch buffer."""
-        found = [buffer for one in self.moving for buffer in (*one.slots, one.scratch) if buffer is not None]
-        return list(dict.fromkeys(found))
+    def buffers(self) -> list[DeviceBuffer]:
+        """Every staging buffer and decode buffer."""
+        buffers = [
+            buffer
+            for block in self.moving
+            for buffer in (*block.staging, block.decode_buffer)
+            if buffer is not None
+        ]
+        return list(dict.fromkeys(buffers))
 
     def join(self) -> None:
-        """Let the compute lane wait for all that has been begun with the buffers."""
+        """Let the compute stream wait for all that has been begun with the buffers."""
         for buffer in self.buffers:
-            for mark in (buffer.filled, buffer.unpacked, buffer.computed):
-                if mark is not None:
-                    self.lanes.compute.wait(mark)
+            for event in (buffer.filled, buffer.unpacked, buffer.computed):
+                if event is not None:
+                    self.streams.compute.wait(event)
 
-    def settle(self) -> None:
-        """Wait until every lane is done; no mark has to be waited for afterwards."""
+    def drain(self) -> None:
+        """Wait until every stream is done. No event has to be waited for afterwards."""
         if self.changing:
             self._mend()
-        self.lanes.finish()
+        self.streams.finish()
         for buffer in self.buffers:
             buffer.forget()
 
-    def state(self) -> "State":
-        """What the buffers hold, and how far the lanes are ahead."""
+    def state(self) -> "EngineState":
+        """What the buffers hold now, and how far copies and unpacking are ahead."""
         order = (self.order.before, self.order.last)
         holds = tuple(buffer.holds for buffer in self.buffers)
-        return State(holds, order, self._copies.state(), self._unpacks.state())
+        return EngineState(holds, order, self._copies.state(), self._unpacks.state())
 
-    def resume(self, state: "State", done: Mark | None) -> None:
+    def resume(self, state: "EngineState", done: Event | None) -> None:
         """The buffers hold what they held then, once `done` is reached."""
         for buffer, held in zip(self.buffers, state.holds, strict=True):
             buffer.holds = held
@@ -626,16 +708,16 @@ class Engine:
         self._unpacks.resume(state.unpacks)
         self.epoch += 1
 
-    def reach(self, state: "State") -> None:
-        """Bring the buffers to hold what they held then, and let the compute lane wait for all of them."""
+    def reach(self, state: "EngineState") -> None:
+        """Bring the buffers to hold what they held then, and let the compute stream wait for all of them."""
         if self.changing:
             self._mend()
-        if self._scratches:
-            self.lanes.compute.follow()
+        if self._decode_buffers:
+            self.streams.compute.follow()
         self.order.before, self.order.last = state.order
         wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True)]
         for held, buffer in wanted:
-            if isinstance(held, Moving) and buffer.holds is not held:
+            if isinstance(held, MovingBlock) and buffer.holds is not held:
                 self._unpack(held, buffer)
         for held, buffer in wanted:
             if isinstance(held, Piece) and buffer.holds is not held:
@@ -648,13 +730,13 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class State:
-    """What the buffers hold at the beginning or end of a pass."""
+class EngineState:
+    """What the buffers hold at the beginning or end of a recorded pass."""
 
-    holds: tuple[Moving | Piece | None, ...]
+    holds: tuple[Occupant | None, ...]
     order: tuple[int, int]
-    copies: WalkState
-    unpacks: WalkState
+    copies: LookaheadState
+    unpacks: LookaheadState
 
 
 def _copied(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
@@ -669,11 +751,11 @@ def _is_traced_by_modes() -> bool:
 
 def rows_of(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
     """The rows of the first input that is a floating-point tensor; 0 where there is none."""
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, torch.Tensor) and one.is_floating_point():
-            if one.is_nested:  # it has no shape: at most as many rows as numbers
-                return int(one.numel())
-            return int(one.numel() // max(one.shape[-1], 1)) if one.dim() else 1
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            if value.is_nested:  # it has no shape: at most as many rows as numbers
+                return int(value.numel())
+            return int(value.numel() // max(value.shape[-1], 1)) if value.dim() else 1
     return 0
 
 
@@ -681,44 +763,38 @@ def refuse_training(
     name: str, modules: Iterable[nn.Module], args: Iterable[Any], kwargs: dict[str, Any], *, trainable: bool
 ) -> None:
     """Raise PlacementError where gradients are wanted: of an input, or of weights in training mode."""
-    wanted = any(isinstance(one, torch.Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
+    wanted = any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in (*args, *kwargs.values())
+    )
     if wanted or (trainable and any(module.training for module in modules)):
-        raise _training(name)
+        raise training_error(name)
 
 
-def refuse_graph(name: str, output: Any) -> None:
-    """Raise PlacementError where gradients of what a block returns would need weights that are gone then.
-
-    They are wanted by parameters that were added to it after it had been placed.
-    """
-    if any(tensor.requires_grad for tensor in tensors_in(output)):
-        raise _training(name)
-
-
-def _has_no_turn(name: str) -> PlacementError:
+def _no_turn_error(name: str) -> PlacementError:
     return PlacementError(
         f"{name} was called while another thread runs this placed model",
         "call the model as a whole, for which threads wait, or place a model for each thread",
     )
 
 
-def _training(name: str) -> PlacementError:
+def training_error(name: str) -> PlacementError:
+    """The error for a call that would need gradients. `name` is the block's; empty for the whole model."""
     return PlacementError(
         f"{name or 'the model'} was called with gradients enabled: a placed model can't be trained",
         "call it under torch.inference_mode(), or eval() it; to train it, call remove() of the handle",
     )
 
 
-def _read_by(one: Moving, inside: Exchange) -> list[torch.Tensor]:
+def _memory_read_by(block: MovingBlock, inside: ParameterSwap) -> list[torch.Tensor]:
     """The memory of buffers that a call is about to read."""
     values = [place.present for place in inside.places]
-    read = [value.data for value in values if not isinstance(value, Lazy)]
-    if one.fused and (target := one.pieces[0].target) is not None:
+    read = [value.data for value in values if not isinstance(value, OffloadedParameter)]
+    if block.fused and (target := block.pieces[0].target) is not None:
         read.append(target)
     return read
 
 
-def _busy(buffer: Buffer, one: Moving | Piece, due: Container[int]) -> bool:
+def _is_in_use(buffer: DeviceBuffer, block: MovingBlock | Piece, due: Container[int]) -> bool:
     """Whether the buffer holds another block that is in use, or fetched ahead and not used yet."""
     held = buffer.holds
-    return held is not None and held is not one and (held.depth > 0 or held.index in due)
+    return held is not None and held is not block and (held.depth > 0 or held.index in due)

@@ -1,200 +1,191 @@
-"""A placed model's handle: takes the placement away again, and reports what it takes."""
+"""What `place` returns: a handle that gives the model back, measures passes and reports what it takes.
 
+The methods of `Handle` from `take_over` to `finish` are the steps by which `place.py` and `multi_gpu.py`
+place a model; users need the others.
+"""
+
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
-from torch import is_grad_enabled, nn
+from torch import nn
 
 from probes.core.errors import PlacementError
+from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import Block
-from probes.placement.runtime.builder import Settling
+from probes.placement.runtime.buffers import StorageOptions
+from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse
 from probes.placement.runtime.capture import Captured, Recorder
-from probes.placement.runtime.engine import Engine, refuse_graph, refuse_training
-from probes.placement.runtime.hooks import AtHome, Moving
-from probes.placement.runtime.host_memory import (
-    Guard,
-    Inputs,
-    is_compiled,
-    to_host,
-    transform,
-    uncompiled,
-    untransformed,
+from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.hooks import (
+    BlockHook,
+    CpuBlockHook,
+    ForwardHook,
+    InputConversionHook,
+    ModelHook,
 )
-from probes.placement.runtime.measuring import Measured, PlacementReport, Stopwatches, measure
-from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import Homes, becomes, entrances
-from probes.placement.types import Plan, Tier
+from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOperations
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.streams import Stopwatches, Streams
+from probes.placement.runtime.weight_sources import ModelWeights
+from probes.placement.types import PassTime, Plan, Tier
 
 
-class Called(Guard):
-    """The forward of a moving block's module: its weights are there meanwhile."""
+@dataclass(frozen=True)
+class Measured:
+    """Passes by the host's clock, and the streams of one more pass by the device's.
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: Moving) -> None:
-        super().__init__(forward)
-        self._engine, self._one = engine, one
+    `waited_s`: the compute stream stood still for weights. Streams overlap: their times don't add up to the
+    wall time.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Bring the weights, compute, release them."""
-        if is_compiled():
-            return uncompiled(self, args, kwargs)
-        engine, one = self._engine, self._one
-        enter, leave = engine.enter, engine.leave
-        if transform() is not None:
-            enter, leave = untransformed(enter), untransformed(leave)
-        mine = engine.turns.mine()
-        depth = one.depth if mine else 0
-        try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
-            enter(one, args, kwargs, mine=mine)
-            output = one.kept(self.forward(*args, **kwargs))
-            if is_grad_enabled():
-                refuse_graph(one.name, output)
-            leave(one)
-            if not mine:
-                engine.turns.end()
-        except BaseException:
-            engine.abandon(one, depth, mine=mine)
-            raise
-        return output
+    wall_s: tuple[float, ...]
+    copied_s: float
+    unpacked_s: float
+    waited_s: float
+    copied_bytes: int
+
+    @property
+    def middle_s(self) -> float:
+        """The median of the wall times."""
+        return median(self.wall_s)
 
 
-class OnHost(Guard):
-    """The forward of a module that computes on the CPU, of a model whose other blocks compute elsewhere."""
+@dataclass(frozen=True)
+class PlacementReport:
+    """Planned against taken, planned against measured. Bytes and seconds."""
 
-    def __init__(self, forward: Callable[..., Any], engine: Engine, one: AtHome) -> None:
-        super().__init__(forward)
-        self._engine, self._one = engine, one
+    tiers: tuple[TierUse, ...]
+    vram_asked: int
+    vram_taken: int  # weights, staging buffers and decode buffers: one allocation
+    pinned_asked: int
+    pinned_taken: int
+    spilled: int  # blocks that stream, though they were to stay in VRAM
+    why_pageable: str  # empty where host memory is pinned
+    planned: PassTime
+    measured: Measured | Unknown
+    surprises: int  # blocks called in another order than in the pass before
+    graphs: int
+    not_captured: tuple[str, ...]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
+    def gap(self) -> tuple[str, ...]:
+        """Where the difference between the planned and the measured wall time comes from, in sentences."""
+        if isinstance(self.measured, Unknown):
+            return (f"the time of a pass is unknown: {self.measured.reason}",)
+        measured, planned = self.measured, duration(self.planned.middle_s)
+        rest = max(measured.middle_s - measured.waited_s, 0.0)
+        lines = [
+            f"a pass takes {duration(measured.middle_s)} (wall), {planned} were predicted",
+            f"computing waits for weights for {duration(measured.waited_s)} of that, "
+            f"and not for {duration(rest)}",
+        ]
+        if measured.copied_bytes and measured.copied_s > 0:
+            rate, carried = (
+                gb_per_s(measured.copied_bytes, measured.copied_s),
+                binary_bytes(measured.copied_bytes),
+            )
+            lines.append(f"the link carries {carried} in {duration(measured.copied_s)}: {rate:.1f} GB/s")
+        if measured.unpacked_s > 0:
+            lines.append(f"unpacking takes {duration(measured.unpacked_s)}")
+        if self.why_pageable and measured.copied_bytes:
+            lines.append(f"host memory isn't pinned: {self.why_pageable}")
+        if self.surprises:
+            lines.append(
+                f"{counted(self.surprises, 'call')} came in another order than before, and waited for weights"
+            )
+        lines += [f"not captured: {why}" for why in self.not_captured]
+        return tuple(lines)
 
-        Those are begun before: nothing else would begin them while this thread computes.
-        """
-        if is_compiled():
-            return uncompiled(self, args, kwargs)
-        engine, one = self._engine, self._one
-        mine = engine.turns.mine()
-        depth = one.depth if mine else 0
-        try:
-            engine.enter_at_home(one, mine=mine)
-            engine.advance()
-            trip = to_host(engine.lanes.device)
-            given, named = trip.go(args), trip.go(kwargs)
-            engine.advance()  # what was read from disk meanwhile can be copied now
-            output = trip.come(self.forward(*given, **named))
-            engine.leave_at_home(one)
-            if not mine:
-                engine.turns.end()
-        except BaseException:
-            engine.abandon_at_home(one, depth, mine=mine)
-            raise
-        return output
-
-
-class WholePass(Guard):
-    """The forward of a placed model. Threads take turns."""
-
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        turns: Turns,
-        model: nn.Module,
-        failed: Callable[[], None],
-        *,
-        trainable: bool,
-        recorder: Recorder | None,
-    ) -> None:
-        super().__init__(forward)
-        self._turns, self._model, self._trainable = turns, model, trainable
-        self._failed, self._recorder = failed, recorder
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass."""
-        if is_compiled():
-            return uncompiled(self, args, kwargs)
-        return self._turns.taken(partial(self._pass, args, kwargs), self._failed)
-
-    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.is_grad_enabled():
-            refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
-        if self._recorder is not None:
-            return self._recorder.call(self.forward, args, kwargs)
-        return self.forward(*args, **kwargs)
+    def __str__(self) -> str:
+        rows = [str(use) for use in self.tiers]
+        rows.append(f"VRAM: {binary_bytes(self.vram_taken)} taken, {binary_bytes(self.vram_asked)} asked for")
+        rows.append(
+            f"pinned: {binary_bytes(self.pinned_taken)} taken, {binary_bytes(self.pinned_asked)} asked for"
+        )
+        if self.spilled:
+            rows.append(
+                f"{counted(self.spilled, 'block')} of these were to stay in VRAM and stream: "
+                "the weights pack worse than planned"
+            )
+        return "\n".join((*rows, *self.gap()))
 
 
 class Handle:
     """A placed model: `model` is called as before, `remove()` gives it back as it was."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, engine: Engine, homes: Homes, settling: Settling
+        self, model: nn.Module, plan: Plan, engine: Engine, origins: ParameterOrigins, builder: Builder
     ) -> None:
         self.model = model
         self.plan = plan
         self.recorder: Recorder | None = None
         self._engine = engine
-        self._homes = homes
-        self._settling = settling
+        self._origins = origins
+        self._builder = builder
         self._captures: list[Captured] = []
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
 
     @property
     def device(self) -> torch.device:
         """Where blocks compute."""
-        return self._engine.lanes.device
+        return self._engine.streams.device
 
     def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """Bring blocks to their tiers and guard their calls. `remove()` undoes it, also when it failed."""
-        self._settling.take_over(blocks, self._engine)
-        moving = {id(one.stored.block): one for one in self._engine.moving}
+        """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
+        self._builder.take_over(blocks, self._engine)
+        moving = {id(block.stored.block): block for block in self._engine.moving}
         for block, tier in blocks:
-            make: Callable[..., Guard] | None = None
+            make: Callable[..., ForwardHook] | None = None
             if id(block) in moving:
-                make = partial(Called, engine=self._engine, one=moving[id(block)])
+                make = partial(BlockHook, engine=self._engine, block=moving[id(block)])
             elif tier == "cpu":
-                make = partial(OnHost, engine=self._engine, one=self._engine.keep_at_home(block))
+                make = partial(CpuBlockHook, engine=self._engine, block=self._engine.add_cpu_block(block))
             if make is not None:
                 for module in block.modules:
-                    self._homes.guard(module, make)
+                    self._origins.add_hook(module, make)
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
-        dtype = becomes(self.plan)
+        dtype = bfloat16_target(self.plan)
         if dtype is not None:
-            self._homes.convert_buffers(self.model, dtype)
+            self._origins.convert_buffers(self.model, dtype)
 
     def convert_inputs(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
-        dtype = becomes(self.plan)
+        dtype = bfloat16_target(self.plan)
         if dtype is not None:
-            for module in entrances(self.model, blocks):
-                self._homes.guard(module, partial(Inputs, dtype=dtype))
+            for module in converting_modules(self.model, blocks):
+                self._origins.add_hook(module, partial(InputConversionHook, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device."""
-        self._homes.move_buffers(model, self.device, staying)
+        self._origins.move_buffers(model, self.device, staying)
 
     def record_passes(self) -> None:
         """From now on whole passes become graphs. Raises PlacementError where that can't be."""
-        self._settling.require_capturable("place it without capture")
+        self._builder.require_capturable("place it without capture")
         self.recorder = Recorder(self._engine)
 
     def guard_passes(self, trainable: bool) -> None:
         """Let whole passes take turns, and refuse changes of weights."""
         make = partial(
-            WholePass,
+            ModelHook,
             turns=self._engine.turns,
             model=self.model,
             failed=self.abandon,
             trainable=trainable,
             recorder=self.recorder,
         )
-        self._homes.guard(self.model, make)
-        self._homes.refuse_changes(self.model)
-        self._homes.save_values(self.model)
-        self._homes.leave_weights_apart(self.model)
+        self._origins.add_hook(self.model, make)
+        self._origins.refuse_changes(self.model)
+        self._origins.save_values(self.model)
+        self._origins.leave_weights_apart(self.model)
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
@@ -205,8 +196,8 @@ class Handle:
         self._engine.begin()
 
     def finish(self) -> None:
-        """Wait until every lane is done."""
-        self._engine.lanes.finish()
+        """Wait until every stream is done."""
+        self._engine.streams.finish()
 
     def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
         """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.
@@ -215,10 +206,10 @@ class Handle:
         times. What the capture returns has fixed addresses: clone it to keep it beyond the next call.
         Without a GPU the capture calls `work`. Raises PlacementError where the work can't be captured.
         """
-        self._settling.require_capturable("call it directly, or plan otherwise")
-        made = Captured(self._engine, work, example)
-        self._captures.append(made)
-        return made
+        self._builder.require_capturable("call it directly, or plan otherwise")
+        captured = Captured(self._engine, work, example)
+        self._captures.append(captured)
+        return captured
 
     def join(self) -> None:
         """Let the caller's stream wait until all that has been begun for the next blocks is done."""
@@ -226,15 +217,15 @@ class Handle:
 
     @contextmanager
     def watched(self) -> Iterator[Stopwatches]:
-        """Time the steps of each lane meanwhile."""
-        watches = self._engine.watches = Stopwatches(self._engine.lanes)
+        """Time the steps of each stream meanwhile."""
+        watches = self._engine.watches = Stopwatches(self._engine.streams)
         try:
             yield watches
         finally:
             self._engine.watches = None
 
     def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
-        """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its lanes."""
+        """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its streams."""
         timed = partial(measure, self._engine, partial(work, *inputs), passes)
         self._measured = self._engine.turns.taken(timed)
         return self._measured
@@ -242,13 +233,13 @@ class Handle:
     def report(self) -> PlacementReport:
         """What was planned and taken, by tier; the planned and the measured time of a pass."""
         return PlacementReport(
-            tiers=self._settling.taken(),
-            vram_asked=self._settling.vram_asked,
-            vram_taken=self._settling.vram.taken if self._settling.vram else 0,
-            pinned_asked=self._settling.host.asked if self._settling.host else 0,
-            pinned_taken=self._settling.host.pinned_bytes if self._settling.host else 0,
-            spilled=self._settling.spilled,
-            why_pageable=self._settling.host.why_pageable if self._settling.host else "",
+            tiers=self._builder.taken(),
+            vram_asked=self._builder.vram_asked,
+            vram_taken=self._builder.vram.taken if self._builder.vram else 0,
+            pinned_asked=self._builder.host.asked if self._builder.host else 0,
+            pinned_taken=self._builder.host.pinned_bytes if self._builder.host else 0,
+            spilled=self._builder.spilled,
+            why_pageable=self._builder.host.why_pageable if self._builder.host else "",
             planned=self.plan.time,
             measured=self._measured,
             surprises=self._engine.order.surprises,
@@ -271,23 +262,74 @@ class Handle:
 
     def _remove(self) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self._engine.settle()
-            self._homes.unguard()
-            for recorder in (self.recorder, *(one.recorder for one in self._captures)):
+            self._engine.drain()
+            self._origins.remove_hooks()
+            for recorder in (self.recorder, *(block.recorder for block in self._captures)):
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
                 for place in moving.places:
                     if (written := place.written()) is not None:
-                        self._homes.keep_written(place.entry, written)
+                        self._origins.keep_written(place.entry, written)
                 for entry, values in self._engine.taken_back(moving):
-                    self._homes.bring_back(entry, values)
-            taken: list[Moving | AtHome] = [*self._engine.moving, *self._engine.at_home]
-            for one in taken:
-                for place in one.places:
-                    place.give_back(self._homes.parameter(place.entry))
-                    if id(place.entry) in one.wanted:
-                        self._homes.wanted(place.entry, gradients=one.wanted[id(place.entry)])
-            self._homes.restore()
+                    self._origins.bring_back(entry, values)
+            blocks: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.cpu_blocks]
+            for block in blocks:
+                for place in block.places:
+                    place.give_back(self._origins.parameter(place.entry))
+                    if id(place.entry) in block.wanted:
+                        self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
+            self._origins.restore()
             self._engine.clear()
-            self._settling.clear()
+            self._builder.clear()
+
+
+def new_handle(
+    model: nn.Module,
+    plan: Plan,
+    source: ModelWeights,
+    streams: Streams,
+    *,
+    pinned: bool,
+    work: PackedOperations | None,
+    turns: Turns | None = None,
+) -> Handle:
+    """The handle of a model, or of one card's part, of which nothing has been placed yet.
+
+    Passes of handles with the same `turns` come one after the other.
+    """
+    fast = plan.objective == "fast"
+    engine = Engine(
+        streams, ahead=plan.rings.ahead, fast=fast, work=work or PackedOperations(), turns=turns or Turns()
+    )
+    origins = ParameterOrigins()
+    builder = Builder(
+        model, streams, source, origins, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
+    )
+    return Handle(model, plan, engine, origins, builder)
+
+
+def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: int) -> tuple[float, ...]:
+    """Seconds of each pass by the host's clock, after one to warm up. `finish` waits for the device."""
+    work()
+    walls = []
+    for _ in range(passes):
+        finish()
+        began = time.perf_counter()
+        work()
+        finish()
+        walls.append(time.perf_counter() - began)
+    return tuple(walls)
+
+
+def measure(engine: Engine, work: Callable[[], object], passes: int) -> Measured:
+    """Time passes by the host's clock, after one to warm up, then the steps of one more on their streams."""
+    walls = wall_times(engine.streams.finish, work, passes)
+    watches = engine.watches = Stopwatches(engine.streams)
+    try:
+        work()
+        engine.streams.finish()
+    finally:
+        engine.watches = None
+    copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
+    return Measured(walls, copied, unpacked, waited, watches.copied_bytes)

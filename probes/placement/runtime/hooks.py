@@ -1,387 +1,398 @@
-"""The parts of the runtime: buffers, moving blocks, and the exchange of a module's parameters."""
+"""The forwards that a placed model's modules have instead of their own, and what goes into and out of them.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+`BlockHook` has a moving block's weights brought for each call, `CpuBlockHook` lets a block compute on the
+CPU, `ModelHook` makes threads take turns and replays recorded passes, `InputConversionHook` converts inputs.
+Their inputs and outputs may be tensors in nested tuples, lists, mappings and dataclasses: `map_tensors` and
+`RoundTrip` handle those.
+"""
+
+from collections import UserList, deque
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import partial, wraps
+from types import CodeType
+from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
+from torch._functorch import pyfunctorch
+from torch.nn.utils.rnn import PackedSequence
 
 from probes.core.errors import PlacementError
-from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import aligned, is_matrix
-from probes.placement.packing.packed import Packed
-from probes.placement.packing.products import linear
-from probes.placement.packing.tensors import unpack
-from probes.placement.runtime.host_memory import exchanged, tensors_in
-from probes.placement.runtime.offloaded import Lazy, Serving
-from probes.placement.runtime.stored_blocks import Item, Span, Stored, lay_out, memory_order
-from probes.placement.runtime.streams import Lanes, Mark
-from probes.placement.runtime.weight_sources import Held, Wire
+from probes.placement.runtime.capture import Recorder
+from probes.placement.runtime.engine import Engine, Turns, active_transform, refuse_training, training_error
+from probes.placement.runtime.offloaded import (
+    CpuBlock,
+    MovingBlock,
+    refuse_copy,
+)
+
+_EVAL_FRAME: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+# returns None where nothing is compiled
+_COMPILE_CALLBACK: Final[Callable[[], object]] = getattr(_EVAL_FRAME, "get_eval_frame_callback", bool)
+_IS_COMPILING: Final[Callable[[], bool]] = torch.compiler.is_compiling
+_UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
 
 
-@dataclass(frozen=True)
-class Arithmetic:
-    """What is done with packed tensors. Tests exchange it, and watch what is about to be read.
+class ForwardHook:
+    """A module's forward with something done before and after. A copy of the module is refused.
 
-    `multiplies`: whether `linear` can do anything with a packed tensor of this shape.
+    `torch.compile` doesn't look inside: the call is made as it is, uncompiled.
     """
 
-    reads: Callable[[str, Sequence[torch.Tensor]], None] | None = None
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.__wrapped__ = forward  # for `inspect.signature`, which generation asks
+        self.__doc__ = forward.__doc__
 
-    unpack: Callable[[Packed, torch.Tensor], Any] = unpack
-    linear: Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None] = linear
-    multiplies: Callable[[tuple[int, ...]], bool] = is_matrix
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward."""
+        return self.forward(*args, **kwargs)
 
+    @property
+    def __code__(self) -> CodeType:
+        """The forward's own, which `torch.export` asks for."""
+        return self.forward.__code__
 
-@dataclass(eq=False)
-class Buffer:
-    """A slot or scratch buffer of a ring: what it holds, and what must be done before it may be overwritten.
+    def __deepcopy__(self, _memo: Any) -> NoReturn:
+        refuse_copy()
 
-    A mark that is None needs no waiting.
-    """
-
-    memory: torch.Tensor
-    marks: tuple[Mark, Mark, Mark]
-    holds: "Moving | Piece | None" = None  # a block, or in a slot a piece of one
-    filled: Mark | None = None  # its content is whole
-    computed: Mark | None = None  # the compute lane has read it
-    unpacked: Mark | None = None  # the unpack lane has read it
-
-    def forget(self) -> None:
-        """Everything has been waited for."""
-        self.filled = self.computed = self.unpacked = None
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        refuse_copy()
 
 
-def ring(count: int, memories: Iterable[torch.Tensor], lanes: Lanes) -> list[Buffer]:
-    """Buffers of one size."""
-    return [
-        Buffer(memory, (lanes.mark(), lanes.mark(), lanes.mark()))
-        for memory, _ in zip(memories, range(count), strict=True)
-    ]
+def is_compiled() -> bool:
+    """Whether the calling frame is run or traced by `torch.compile` or `torch.export`."""
+    return _IS_COMPILING() or bool(_COMPILE_CALLBACK())
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a module keeps a parameter, and what is there during a call and otherwise."""
-
-    holder: Any  # the module's `_parameters`, or a list in which a recurrent module keeps them once more
-    key: str | int
-    entry: Entry
-    present: nn.Parameter
-    absent: nn.Parameter
-    address: int = 0  # of the values that are present
-
-    def require_absent(self) -> None:
-        """Raise PlacementError where something else has been put there."""
-        if not self._has(self.absent):
-            raise PlacementError(
-                f"{self.entry.name} was exchanged after the model had been placed",
-                "call remove() of the handle, change the model, and place it again",
-            )
-
-    def give_back(self, parameter: nn.Parameter) -> None:
-        """Put the model's own parameter there, unless something else has been put there meanwhile."""
-        if self._has(self.absent) or self._has(self.present):
-            self.holder[self.key] = parameter
-
-    def written(self) -> torch.Tensor | None:
-        """What a forward has given the parameter instead of its values, by `.data =`."""
-        if isinstance(self.present, Lazy) or self.present.data_ptr() == self.address:
-            return None
-        return self.present.data
-
-    def _has(self, parameter: nn.Parameter) -> bool:
-        try:
-            return self.holder[self.key] is parameter
-        except (KeyError, IndexError):
-            return False
-
-
-class Exchange:
-    """Puts a block's parameters where its modules keep them, and away again: all of them, or none."""
-
-    def __init__(self, places: Sequence[Place], values: Sequence[nn.Parameter] | None = None) -> None:
-        self.places = tuple(places)
-        present = values or [place.present for place in places]
-        # each call of a block pays for what is done here: plain tuples
-        self._all = tuple(
-            (place.holder, place.key, place.absent, there)
-            for place, there in zip(places, present, strict=True)
+def call_uncompiled(hook: ForwardHook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call that `torch.compile` has reached, uncompiled. Raises PlacementError for `torch.export`."""
+    if not _COMPILE_CALLBACK():
+        raise PlacementError(
+            _UNTRACED, "compile or export the model before it is placed, or call remove() of the handle"
         )
-
-    def bring(self) -> None:
-        """Before a call. Raises PlacementError where a parameter was exchanged after the model was placed."""
-        # in one loop: since the last call, its objects have left the processor's caches
-        try:
-            for holder, key, absent, present in self._all:
-                if holder[key] is not absent:
-                    break
-                holder[key] = present
-            else:
-                return
-        except (KeyError, IndexError):
-            pass
-        self.clear()
-        for place in self.places:
-            place.require_absent()
-
-    def clear(self) -> None:
-        """After a call. What has been put there meanwhile stays: the next call complains."""
-        for holder, key, absent, present in self._all:
-            try:
-                if holder[key] is present:
-                    holder[key] = absent
-            except (KeyError, IndexError):
-                continue
+    return torch.compiler.disable(hook)(*args, **kwargs)
 
 
-@dataclass(eq=False)
-class Piece:
-    """What of a block is copied to a slot, if it has one, and unpacked at once: all of it, or a part."""
-
-    owner: "Moving"
-    index: int  # among all pieces
-    wire: Wire
-    slot: Buffer | None
-    target: torch.Tensor | None  # its bytes of the slot
-    unpack: Callable[[], Any] = int  # into its block's scratch buffer
-    written: torch.Tensor | None = None  # its bytes there
-    unpackings: int = 0
-
-    @property
-    def depth(self) -> int:
-        """Calls of its block under way."""
-        return self.owner.depth
+def _exclude_from_compiling(function: Any) -> None:
+    """Let `torch.compile` neither inline nor compile a function. Its own decorators take 2 s to import."""
+    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_UNTRACED)
+    if hasattr(_EVAL_FRAME, "skip_code"):  # until torch 2.6
+        _EVAL_FRAME.skip_code(function.__code__)
+    elif hasattr(_EVAL_FRAME, "set_code_exec_strategy"):
+        skip, usual = _EVAL_FRAME._FrameAction.SKIP, _EVAL_FRAME._FrameAction.DEFAULT
+        _EVAL_FRAME.set_code_exec_strategy(function.__code__, _EVAL_FRAME._FrameExecStrategy(skip, usual))
 
 
-@dataclass(eq=False)
-class Moving:
-    """A block that comes and goes, or is unpacked for each call. `wire` is in VRAM where it has no slot."""
+_exclude_from_compiling(call_uncompiled)
 
-    index: int
-    stored: Stored
-    wire: Wire
-    scratch: Buffer | None  # None: nothing is packed, or all products are computed with packed weights
-    pieces: tuple[Piece, ...] = ()
-    unpacked: Exchange = field(default_factory=lambda: Exchange(()))
-    products: Exchange | None = None  # for calls that multiply with packed weights, where that's possible
-    inside: Exchange | None = None  # what its modules have during its present call
-    depth: int = 0  # calls of it under way
-    fused: bool = False  # its present call multiplies with packed weights
-    apart: bool = False  # its present call has weights in memory of their own
-    trainable: bool = False
-    wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
-    spans: tuple[tuple[int, int], ...] = ()  # the addresses of its slots and scratch buffer
-    staying: tuple[Place, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
-    through: tuple[tuple[Piece, Buffer], ...] = ()  # its pieces that have slots, with them
 
-    @property
-    def name(self) -> str:
-        """The block's name."""
-        return self.stored.block.name
+class BlockHook(ForwardHook):
+    """The forward of a moving block's module: its weights are there meanwhile."""
 
-    def kept(self, output: Any) -> Any:
-        """What a call returns, with copies of tensors in its buffers: another block uses those soon.
+    def __init__(self, forward: Callable[..., Any], engine: Engine, block: MovingBlock) -> None:
+        super().__init__(forward)
+        self._engine, self._block = engine, block
 
-        A table of positions returns a part of its weight. To be called before the call ends.
-        """
-        if type(output) is torch.Tensor:
-            return output.clone() if self._holds(output) else output
-        if any(map(self._holds, tensors_in(output))):
-            own = partial(exchanged, change=lambda tensor: tensor.clone() if self._holds(tensor) else tensor)
-            return own(output, within=True)  # a list or mapping may be the caller's
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Bring the weights, compute, release them."""
+        if is_compiled():
+            return call_uncompiled(self, args, kwargs)
+        engine, block = self._engine, self._block
+        enter, leave = engine.enter, engine.leave
+        if active_transform() is not None:
+            enter, leave = outside_transforms(enter), outside_transforms(leave)
+        had_turn = engine.turns.mine()
+        depth = block.depth if had_turn else 0
+        try:  # an interruption may come anywhere, and in `finally` would come before what ends the call
+            enter(block, args, kwargs, had_turn=had_turn)
+            output = _with_own_memory(block, self.forward(*args, **kwargs))
+            if is_grad_enabled():
+                refuse_graph(block.name, output)
+            leave(block)
+            if not had_turn:
+                engine.turns.end()
+        except BaseException:
+            engine.abandon(block, depth, had_turn=had_turn)
+            raise
         return output
 
-    def _holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is a part of its slots or scratch buffer."""
-        try:
-            address = tensor.data_ptr()
-        except (
-            RuntimeError,
-            PlacementError,
-        ):  # sparse, or wrapped by a transformation; a weight that is away
-            return False
-        for begin, end in self.spans:  # noqa: SIM110  # a generator costs each call of a block as much again
-            if begin <= address < end:
-                return True
-        return False
 
-    def put_away(self) -> None:
-        """Take its parameters away, as far as an interrupted call has brought them."""
-        for exchange in (self.unpacked, self.products, self.inside):
-            if exchange is not None:
-                exchange.clear()
-        self.apart = False
+def _with_own_memory(block: MovingBlock, output: Any) -> Any:
+    """A call's output, with copies of tensors in the block's buffers: another block uses those soon.
 
-    def forget(self) -> None:
-        """Refer to no buffers and parameters any more: the model has been given back."""
-        self.scratch = self.products = self.inside = None
-        self.unpacked, self.pieces, self.staying, self.through = Exchange(()), (), (), ()
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Where its weights are."""
-        return *self.unpacked.places, *self.staying
-
-    @property
-    def slots(self) -> list[Buffer]:
-        """What its pieces are copied to."""
-        return [slot for _, slot in self.through]
-
-    def used(self) -> Buffer | None:
-        """The buffer that a call reads its weights from; a slot only where the block is of one piece."""
-        return self.pieces[0].slot if self.fused or self.scratch is None else self.scratch
-
-
-@dataclass(eq=False)
-class AtHome:
-    """A block that computes on the CPU. Outside its calls its weights are lazy ones of the device."""
-
-    block: Block
-    trainable: bool
-    exchange: Exchange = field(default_factory=lambda: Exchange(()))
-    depth: int = 0  # calls of it under way
-    wanted: dict[int, bool] = field(default_factory=dict)  # as those of a moving one
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Where its weights are."""
-        return self.exchange.places
-
-    def settle(self, lazies: dict[int, Lazy]) -> None:
-        """Put lazy parameters, by the identity of the entry, where the weights are."""
-        places = []
-        for entry in self.block.entries:
-            owner, name = entry.owners[0]
-            present, absent = owner._parameters[name], lazies[id(entry)]
-            places += [Place(holder, key, entry, present, absent) for holder, key in _holders(entry)]
-        self.exchange = Exchange(places)
-        for place in places:
-            place.holder[place.key] = place.absent
-
-
-def equip(
-    one: Moving,
-    slots: Sequence[Buffer],
-    first: int,
-    work: Arithmetic,
-    *,
-    fast: bool,
-    lazies: dict[int, Lazy],
-) -> None:
-    """Make a block's pieces and parameters, and the steps that unpack it.
-
-    `slots`: one for each piece, none for a block in VRAM. `first`: the number of its first piece. `lazies`:
-    by the identity of the entry.
+    A table of positions returns a part of its weight. To be called before the call ends.
     """
-    unpacked = {id(item.entry): item for item in lay_out(one.stored.block).items}
-    cut, through = one.stored.pieces, slots or (None,)
-    one.pieces = tuple(
-        _piece(one, span, slot, index, unpacked=unpacked, unpack=work.unpack)
-        for index, (span, slot) in enumerate(zip(cut, through, strict=True), start=first)
-    )
-    one.through = tuple((piece, piece.slot) for piece in one.pieces if piece.slot)
-    memories = [buffer.memory for buffer in (*one.slots, one.scratch) if buffer]
-    one.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
-    source = slots[0].memory if slots else one.wire.whole()
-    present: list[nn.Parameter] = []
-    for item in one.stored.items:
-        if item.form is not None and one.scratch is None:
-            present.append(lazies[id(item.entry)])  # unpacked for each operation that reads it
-            continue
-        if one.scratch is None or (item.form is None and not slots):
-            view = item.raw(source)  # it's there already
-        else:
-            view = unpacked[id(item.entry)].raw(one.scratch.memory)
-        present.append(item.entry.like(view))
-    places: list[Place] = []
-    staying: list[Place] = []
-    for item, parameter in zip(one.stored.items, present, strict=True):
-        stays = item.form is None and not slots
-        for holder, key in _holders(item.entry):
-            address = 0 if isinstance(parameter, Lazy) else parameter.data_ptr()
-            place = Place(holder, key, item.entry, parameter, lazies[id(item.entry)], address)
-            (staying if stays else places).append(place)
-            holder[key] = parameter if stays else place.absent
-    one.unpacked, one.staying = Exchange(places), tuple(staying)
-    if fast and len(cut) == 1 and _multiplies(one, work):
-        one.products = Exchange(_products(one, source, work))
+    if type(output) is torch.Tensor:
+        return output.clone() if block.holds(output) else output
+    if any(map(block.holds, tensors_in(output))):
+        own = partial(map_tensors, change=lambda tensor: tensor.clone() if block.holds(tensor) else tensor)
+        return own(output, within=True)  # a list or mapping may be the caller's
+    return output
 
 
-def _piece(
-    one: Moving,
-    span: Span,
-    slot: Buffer | None,
-    index: int,
-    *,
-    unpacked: dict[int, Item],
-    unpack: Callable[[Packed, torch.Tensor], Any],
-) -> Piece:
-    """A piece with the steps that unpack it; there are none where calls read it from its slot."""
-    n_bytes = span.end - span.begin
-    whole = (span.begin, span.end) == (0, one.stored.n_bytes)
-    wire = one.wire if whole else Held(one.wire.whole()[span.begin : span.end])
-    piece = Piece(one, index, wire, slot, slot.memory[:n_bytes] if slot else None)
-    if one.scratch is None:
-        return piece
-    source = one.wire.whole() if piece.target is None else piece.target
-    steps, edges = [], []
-    for item, unit in span.units:
-        if item.form is None and slot is None:
-            continue  # it is there already
-        there, begin = unpacked[id(item.entry)], unit.offset - span.begin
-        flat = there.bytes(one.scratch.memory).view(item.entry.dtype)
-        steps.append(partial(unit.write, source[begin : begin + unit.n_bytes], flat, unpack))
-        size = item.entry.dtype.itemsize
-        last = aligned(there.n_bytes) if unit is item.units[-1] else unit.last * size
-        edges += [there.offset + unit.first * size, there.offset + last]
-    piece.unpack = partial(_each, steps)
-    piece.written = one.scratch.memory[min(edges, default=0) : max(edges, default=0)]
-    return piece
+class CpuBlockHook(ForwardHook):
+    """The forward of a module that computes on the CPU, of a model whose other blocks compute elsewhere."""
+
+    def __init__(self, forward: Callable[..., Any], engine: Engine, block: CpuBlock) -> None:
+        super().__init__(forward)
+        self._engine, self._block = engine, block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute there. Waits for what the caller's stream computes, not for copies of other blocks.
+
+        Those are begun before: nothing else would begin them while this thread computes.
+        """
+        if is_compiled():
+            return call_uncompiled(self, args, kwargs)
+        engine, block = self._engine, self._block
+        had_turn = engine.turns.mine()
+        depth = block.depth if had_turn else 0
+        try:
+            engine.enter_cpu_block(block, had_turn=had_turn)
+            engine.advance()
+            trip = host_round_trip(engine.streams.device)
+            given, named = trip.go(args), trip.go(kwargs)
+            engine.advance()  # what was read from disk meanwhile can be copied now
+            output = trip.come(self.forward(*given, **named))
+            engine.leave_cpu_block(block)
+            if not had_turn:
+                engine.turns.end()
+        except BaseException:
+            engine.abandon_cpu_block(block, depth, had_turn=had_turn)
+            raise
+        return output
 
 
-def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
-    """Every container in which a module looks the parameter up."""
-    for owner, key in entry.owners:
-        yield owner._parameters, key
-        if isinstance(owner, nn.RNNBase) and key in owner._flat_weights_names:  # it computes with this list
-            yield owner._flat_weights, owner._flat_weights_names.index(key)
+class ModelHook(ForwardHook):
+    """The forward of a placed model. Threads take turns."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        turns: Turns,
+        model: nn.Module,
+        failed: Callable[[], None],
+        *,
+        trainable: bool,
+        recorder: Recorder | None,
+    ) -> None:
+        super().__init__(forward)
+        self._turns, self._model, self._trainable = turns, model, trainable
+        self._failed, self._recorder = failed, recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass."""
+        if is_compiled():
+            return call_uncompiled(self, args, kwargs)
+        return self._turns.taken(partial(self._pass, args, kwargs), self._failed)
+
+    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_grad_enabled():
+            refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
+        if self._recorder is not None:
+            return self._recorder.call(self.forward, args, kwargs)
+        return self.forward(*args, **kwargs)
 
 
-def _each(steps: Sequence[Callable[[], Any]]) -> None:
-    for step in steps:
-        step()
+class InputConversionHook(ForwardHook):
+    """The forward of a whole model that computes in another dtype than its own: what goes in follows it."""
+
+    def __init__(self, forward: Callable[..., Any], dtype: torch.dtype) -> None:
+        super().__init__(forward)
+        self._dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass."""
+        if is_compiled():
+            return call_uncompiled(self, args, kwargs)
+        if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):
+            args, kwargs = map_tensors(args, self._converted), map_tensors(kwargs, self._converted)
+        return self.forward(*args, **kwargs)
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._dtype) if tensor.dtype is torch.bfloat16 else tensor
 
 
-def _multiplies(one: Moving, work: Arithmetic) -> bool:
-    """Whether every packed tensor is the weight of a linear layer, stored by wide rows, with 4-bit codes."""
-    packed = [item for item in one.stored.items if item.form]
-    if not all(work.multiplies(item.entry.shape) for item in packed):
-        return False
-    if one.stored.table or any(item.entry.converts or item.form.table for item in packed if item.form):
-        return False
-    return bool(packed) and all(
-        type(owner) is nn.Linear and key == "weight" and memory_order(item.entry) == (0, 1)
-        for item in packed
-        for owner, key in item.entry.owners
-    )
+def outside_transforms(step: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a step so that it runs outside all functorch transforms, which refuse writes to foreign memory."""
+
+    @wraps(step)
+    def plain(*args: Any, **kwargs: Any) -> None:
+        with pyfunctorch.temporarily_clear_interpreter_stack():
+            step(*args, **kwargs)
+
+    return plain
 
 
-def _products(one: Moving, source: torch.Tensor, work: Arithmetic) -> list[Place]:
-    found: dict[int, nn.Parameter] = {}
-    absent = {id(place.entry): place.absent for place in one.unpacked.places}
-    for item in one.stored.items:
-        if item.form is None:
-            found[id(item.entry)] = item.entry.like(item.raw(source))
-            continue
-        product = partial(_product, work, item.packed(source))
-        found[id(item.entry)] = Serving.of(replace(absent[id(item.entry)].away, product=product))
-    return [Place(p.holder, p.key, p.entry, found[id(p.entry)], p.absent) for p in one.unpacked.places]
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor itself, or a copy on the device whose changes torch counts: under inference mode, too."""
+    if tensor.device == device:
+        return tensor
+    # torch counts no changes in transforms
+    if not torch.is_inference_mode_enabled() or active_transform() is not None:
+        return tensor.to(device)
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.to(device)
 
 
-def _product(
-    work: Arithmetic, packed: Packed, x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor | None:
-    return work.linear(x, packed, bias)
+def host_round_trip(device: torch.device) -> "RoundTrip":
+    """The way to host memory and back to the device."""
+    return RoundTrip(partial(on_device, device=torch.device("cpu")), partial(on_device, device=device))
+
+
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+Seen: TypeAlias = dict[int, tuple[Any, Any]]  # by identity: a thing, and what it has become
+
+
+class RoundTrip:
+    """What goes elsewhere for one call and comes back: `there` and `back` bring a tensor.
+
+    Each thing goes once, so one that is passed twice is one thing there, too. What the call writes into a
+    container or a tensor is written to the caller's.
+    """
+
+    def __init__(self, there: Change, back: Change) -> None:
+        self._there, self._back = there, back
+        self._gone: Seen = {}
+        self._before: list[tuple[Any, Any, Any]] = []  # those that may be changed, and how they were
+
+    def go(self, thing: Any) -> Any:
+        """Bring a call's argument there."""
+        known = len(self._gone)
+        result = map_tensors(thing, self._there, self._gone)
+        gone = list(self._gone.values())[known:]
+        self._before += [(ours, there, _change_key(there)) for ours, there in gone if ours is not there]
+        return result
+
+    def come(self, output: Any) -> Any:
+        """The call's output here. What it wrote is written before; what was given to it is the caller's."""
+        known = self.write()
+        here = {
+            key: (there, self._back(ours) if isinstance(ours, torch.Tensor) else ours)
+            for key, (there, ours) in known.items()
+        }
+        return map_tensors(output, self._back, here)
+
+    def write(self) -> Seen:
+        """Write what the call wrote. Returns what is there, with what it is here."""
+        known: Seen = {id(there): (there, ours) for ours, there, _ in self._before}
+        for ours, there, before in self._before:
+            if isinstance(there, torch.Tensor):
+                if _change_key(there) != before:
+                    with torch.no_grad(), torch.inference_mode(ours.is_inference()):
+                        ours.copy_(there)
+            elif _is_changeable(there):
+                now = _change_key(there)
+                if now != before:
+                    _replace_parts(
+                        ours, {key: map_tensors(part, self._back, known) for key, part in _parts(there)}
+                    )
+        return known
+
+
+def map_tensors(thing: Any, change: Change, seen: Seen | None = None, *, within: bool = False) -> Any:
+    """Change every tensor in tuples, lists, mappings and dataclasses; returns the thing itself if none is.
+
+    `seen`: what has been changed before, by identity, to which this adds. `within`: what can be changed is
+    changed as it is, not as a copy.
+    """
+    seen = {} if seen is None else seen
+    if id(thing) in seen:
+        return seen[id(thing)][1]
+    if isinstance(thing, torch.Tensor):
+        changed = change(thing)
+    else:
+        parts = _parts(thing)
+        new = {key: map_tensors(part, change, seen, within=within) for key, part in parts}
+        if all(new[key] is part for key, part in parts):
+            return thing
+        changed = _rebuilt(thing, new, within=within)
+    seen[id(thing)] = (thing, changed)
+    return changed
+
+
+def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in tuples, lists, mappings and dataclasses."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+        return
+    for _, part in _parts(thing):
+        yield from tensors_in(part)
+
+
+def _parts(thing: Any) -> list[tuple[Any, Any]]:
+    """What a container holds, by key, index or field; nothing of other things."""
+    if isinstance(thing, Mapping):
+        return list(thing.items())
+    if isinstance(thing, PackedSequence):  # its batch sizes stay on the host, wherever it is used
+        return [(index, part) for index, part in enumerate(thing) if part is not thing.batch_sizes]
+    if isinstance(thing, tuple | list | deque | UserList):
+        return list(enumerate(thing))
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return [
+            (field.name, getattr(thing, field.name)) for field in fields(thing) if hasattr(thing, field.name)
+        ]
+    return []
+
+
+def _is_changeable(thing: Any) -> bool:
+    return not isinstance(thing, tuple) and (not isinstance(thing, Mapping) or hasattr(thing, "__setitem__"))
+
+
+def _rebuilt(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
+    """A container of the same kind, with these parts."""
+    kind = type(thing)
+    if isinstance(thing, tuple):
+        if isinstance(thing, PackedSequence):
+            return thing._replace(**{thing._fields[index]: part for index, part in parts.items()})
+        return kind(*parts.values()) if hasattr(thing, "_fields") else kind(parts.values())
+    if not _is_changeable(thing):
+        return kind(parts)
+    rebuilt = thing if within else copy(thing)
+    for key, part in parts.items():
+        _set_part(rebuilt, key, part)
+    return rebuilt
+
+
+def _replace_parts(container: Any, parts: dict[Any, Any]) -> None:
+    """Let it hold these parts and no others."""
+    if isinstance(container, Mapping):
+        for key in [key for key in container if key not in parts]:
+            del container[key]  # type: ignore[attr-defined]  # a changeable one
+    elif isinstance(container, list | deque | UserList):
+        container.clear()
+        container.extend(parts.values())
+        return
+    for key, part in parts.items():
+        _set_part(container, key, part)
+
+
+def _set_part(container: Any, key: Any, part: Any) -> None:
+    if isinstance(container, Mapping | list | deque | UserList):
+        container[key] = part  # type: ignore[index]  # a changeable one
+    else:
+        object.__setattr__(container, key, part)  # a frozen dataclass, too
+
+
+def _change_key(thing: Any) -> Any:
+    """What differs after a change: a tensor's version, a container's parts."""
+    if isinstance(thing, torch.Tensor):
+        try:
+            return thing._version
+        except RuntimeError:  # torch counts no changes of an inference tensor
+            return None
+    return [(key, id(part)) for key, part in _parts(thing)]
+
+
+def refuse_graph(name: str, output: Any) -> None:
+    """Raise PlacementError where gradients of what a block returns would need weights that are gone then.
+
+    They are wanted by parameters that were added to it after it had been placed.
+    """
+    if any(tensor.requires_grad for tensor in tensors_in(output)):
+        raise training_error(name)

@@ -1,275 +1,218 @@
-"""Blocks that compute on the host: what goes in comes to the host, what comes out goes back."""
+"""Host memory of exact size, pinned for the GPU's copies and read in place by its kernels."""
 
-from bisect import bisect_left
-from collections import UserList, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial, wraps
-from itertools import groupby
-from types import CodeType
-from typing import Any, Final, NoReturn, TypeAlias
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 import torch
-from torch._functorch import pyfunctorch
-from torch.nn.utils.rnn import PackedSequence
 
 from probes.core.errors import PlacementError, Unsupported
+from probes.core.units import binary_bytes
+from probes.core.unknown import Unknown
+from probes.hardware import host
 from probes.hardware.torch_build import first_line
-from probes.placement.planner.tiers import rounded
-from probes.placement.runtime.offloaded import refuse_copy
-from probes.placement.types import IN_VRAM, Plan
+from probes.placement.packing.format import aligned
 
-# the innermost transform under way, or None; each call of a block asks
-transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since 5.14
 
 
-def untransformed(step: Callable[..., None]) -> Callable[..., None]:
-    """The same step outside all transforms, which refuse writes into memory that they don't know."""
-
-    @wraps(step)
-    def plain(*args: Any, **kwargs: Any) -> None:
-        with pyfunctorch.temporarily_clear_interpreter_stack():
-            step(*args, **kwargs)
-
-    return plain
+_PORTABLE_MAPPED: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 
-_FRAMES: Final[Any] = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-_ASKED: Final[Callable[[], object]] = getattr(_FRAMES, "get_eval_frame_callback", bool)  # None: not compiled
-_COMPILES: Final[Callable[[], bool]] = torch.compiler.is_compiling
+class HostArena:
+    """Host memory that is handed out piece by piece, then pinned as a whole.
 
-Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-Seen: TypeAlias = dict[int, tuple[Any, Any]]  # by identity: a thing, and what it has become
-
-_UNTRACED: Final = "a placed model can't be compiled or exported: its weights come and go between operations"
-
-
-class Guard:
-    """A module's forward with something done before and after. A copy of the module is refused.
-
-    `torch.compile` doesn't look inside: the call is made as it is, uncompiled.
+    `room` bounds what can be handed out; memory is taken only for what is. `why_pageable` is empty once the
+    memory is pinned.
     """
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward = forward
-        self.__wrapped__ = forward  # for `inspect.signature`, which generation asks
-        self.__doc__ = forward.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward."""
-        return self.forward(*args, **kwargs)
+    def __init__(self, room: int, node: int | Unknown) -> None:
+        self.node = node
+        self._regions = [_Region(room, node)]
+        self.asked = 0
+        self.why_pageable = "nothing was registered"
 
     @property
-    def __code__(self) -> CodeType:
-        """The forward's own, which `torch.export` asks for."""
-        return self.forward.__code__
+    def used(self) -> int:
+        """Bytes that have been handed out, each piece aligned."""
+        return sum(region.used for region in self._regions)
 
-    def __deepcopy__(self, _memo: Any) -> NoReturn:
-        refuse_copy()
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes registered with the driver, in whole pages."""
+        return 0 if self.why_pageable else sum(_in_pages(region.used) for region in self._regions)
 
-    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        refuse_copy()
+    def widen(self, n_bytes: int) -> None:
+        """Have room for so many more bytes: what wasn't known when the arena was made."""
+        if self._regions[-1].used + n_bytes > self._regions[-1].size:
+            self._regions.append(_Region(n_bytes, self.node))
 
+    def take(self, n_bytes: int) -> torch.Tensor:
+        """The next piece. Raises PlacementError when the room is used up."""
+        last = self._regions[-1]
+        if last.used + n_bytes > last.size:
+            room = sum(region.size for region in self._regions)
+            raise PlacementError(
+                f"{binary_bytes(self.used + n_bytes)} of host memory are needed, "
+                f"{binary_bytes(room)} were planned",
+                "the model has changed since it was planned: plan again",
+            )
+        self.asked += n_bytes
+        return last.take(n_bytes)
 
-def is_compiled() -> bool:
-    """Whether the calling frame is run or traced by `torch.compile` or `torch.export`."""
-    return _COMPILES() or bool(_ASKED())
+    def pin(self, finish: Callable[[], object]) -> None:
+        """Register what has been handed out. Where the driver refuses, all of the memory stays pageable.
 
+        `finish` waits for the device: a model may be dropped while it copies ahead.
+        """
+        for region in self._regions:
+            if not region.used:
+                continue
+            self.why_pageable = region.register(finish)
+            if self.why_pageable:
+                self._unregister()
+                return
 
-def uncompiled(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same call where `torch.compile` makes it. Raises PlacementError where it is exported."""
-    if not _ASKED():
-        raise PlacementError(
-            _UNTRACED, "compile or export the model before it is placed, or call remove() of the handle"
-        )
-    return torch.compiler.disable(guard)(*args, **kwargs)
+    def _unregister(self) -> None:
+        for region in self._regions:
+            region.unregister()
 
-
-def _hide(function: Any) -> None:
-    """Let `torch.compile` neither inline nor compile it. Its own decorators take 2 s to import."""
-    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_UNTRACED)
-    if hasattr(_FRAMES, "skip_code"):  # until torch 2.6
-        _FRAMES.skip_code(function.__code__)
-    elif hasattr(_FRAMES, "set_code_exec_strategy"):
-        skip, usual = _FRAMES._FrameAction.SKIP, _FRAMES._FrameAction.DEFAULT
-        _FRAMES.set_code_exec_strategy(function.__code__, _FRAMES._FrameExecStrategy(skip, usual))
-
-
-_hide(uncompiled)
-
-
-class Inputs(Guard):
-    """The forward of a whole model that computes in another dtype than its own: what goes in follows it."""
-
-    def __init__(self, forward: Callable[..., Any], dtype: torch.dtype) -> None:
-        super().__init__(forward)
-        self._dtype = dtype
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass."""
-        if is_compiled():
-            return uncompiled(self, args, kwargs)
-        if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):
-            args, kwargs = exchanged(args, self._converted), exchanged(kwargs, self._converted)
-        return self.forward(*args, **kwargs)
-
-    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._dtype) if tensor.dtype is torch.bfloat16 else tensor
+    def release(self) -> None:
+        """Unregister. The memory lasts as long as tensors that use it; calling it twice does no harm."""
+        if not self.why_pageable:
+            self._unregister()
+            self.why_pageable = "it was released"
 
 
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor itself, or a copy on the device whose changes torch counts: under inference mode, too."""
-    if tensor.device == device:
-        return tensor
-    if not torch.is_inference_mode_enabled() or transform() is not None:  # torch counts none in transforms
-        return tensor.to(device)
-    with torch.inference_mode(False), torch.no_grad():
-        return tensor.to(device)
+class _Region:
+    """One mapping, from which memory is taken piece by piece."""
 
-
-def to_host(device: torch.device) -> "Crossing":
-    """The way to host memory and back to the device."""
-    return Crossing(partial(on_device, device=torch.device("cpu")), partial(on_device, device=device))
-
-
-class Crossing:
-    """What goes elsewhere for one call and comes back: `there` and `back` bring a tensor.
-
-    Each thing goes once, so one that is passed twice is one thing there, too. What the call writes into a
-    container or a tensor is written to the caller's.
-    """
-
-    def __init__(self, there: Change, back: Change) -> None:
-        self._there, self._back = there, back
-        self._gone: Seen = {}
-        self._before: list[tuple[Any, Any, Any]] = []  # those that may be changed, and how they were
-
-    def go(self, thing: Any) -> Any:
-        """The same elsewhere."""
-        known = len(self._gone)
-        found = exchanged(thing, self._there, self._gone)
-        gone = list(self._gone.values())[known:]
-        self._before += [(mine, there, _state(there)) for mine, there in gone if mine is not there]
-        return found
-
-    def come(self, output: Any) -> Any:
-        """The call's output here. What it wrote is written before; what was given to it is the caller's."""
-        known = self.write()
-        here = {
-            key: (there, self._back(mine) if isinstance(mine, torch.Tensor) else mine)
-            for key, (there, mine) in known.items()
-        }
-        return exchanged(output, self._back, here)
-
-    def write(self) -> Seen:
-        """Write what the call wrote. Returns what is there, with what it is here."""
-        known: Seen = {id(there): (there, mine) for mine, there, _ in self._before}
-        for mine, there, before in self._before:
-            if isinstance(there, torch.Tensor):
-                if _state(there) != before:
-                    with torch.no_grad(), torch.inference_mode(mine.is_inference()):
-                        mine.copy_(there)
-            elif _is_changeable(there):
-                now = _state(there)
-                if now != before:
-                    _put(mine, {key: exchanged(one, self._back, known) for key, one in _parts(there)})
-        return known
-
-
-def exchanged(thing: Any, change: Change, seen: Seen | None = None, *, within: bool = False) -> Any:
-    """The same with every tensor in tuples, lists, mappings and dataclasses changed; itself where none is.
-
-    `seen`: what has been changed before, by identity, to which this adds. `within`: what can be changed is
-    changed as it is, not as a copy.
-    """
-    seen = {} if seen is None else seen
-    if id(thing) in seen:
-        return seen[id(thing)][1]
-    if isinstance(thing, torch.Tensor):
-        made = change(thing)
-    else:
-        parts = _parts(thing)
-        new = {key: exchanged(part, change, seen, within=within) for key, part in parts}
-        if all(new[key] is part for key, part in parts):
-            return thing
-        made = _remade(thing, new, within=within)
-    seen[id(thing)] = (thing, made)
-    return made
-
-
-def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in tuples, lists, mappings and dataclasses."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-        return
-    for _, part in _parts(thing):
-        yield from tensors_in(part)
-
-
-def _parts(thing: Any) -> list[tuple[Any, Any]]:
-    """What a container holds, by key, index or field; nothing of other things."""
-    if isinstance(thing, Mapping):
-        return list(thing.items())
-    if isinstance(thing, PackedSequence):  # its batch sizes stay on the host, wherever it is used
-        return [(index, part) for index, part in enumerate(thing) if part is not thing.batch_sizes]
-    if isinstance(thing, tuple | list | deque | UserList):
-        return list(enumerate(thing))
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return [(one.name, getattr(thing, one.name)) for one in fields(thing) if hasattr(thing, one.name)]
-    return []
-
-
-def _is_changeable(thing: Any) -> bool:
-    return not isinstance(thing, tuple) and (not isinstance(thing, Mapping) or hasattr(thing, "__setitem__"))
-
-
-def _remade(thing: Any, parts: dict[Any, Any], *, within: bool) -> Any:
-    """A container of the same kind, with these parts."""
-    kind = type(thing)
-    if isinstance(thing, tuple):
-        if isinstance(thing, PackedSequence):
-            return thing._replace(**{thing._fields[index]: part for index, part in parts.items()})
-        return kind(*parts.values()) if hasattr(thing, "_fields") else kind(parts.values())
-    if not _is_changeable(thing):
-        return kind(parts)
-    made = thing if within else copy(thing)
-    for key, part in parts.items():
-        _set(made, key, part)
-    return made
-
-
-def _put(container: Any, parts: dict[Any, Any]) -> None:
-    """Let it hold these parts and no others."""
-    if isinstance(container, Mapping):
-        for key in [key for key in container if key not in parts]:
-            del container[key]  # type: ignore[attr-defined]  # a changeable one
-    elif isinstance(container, list | deque | UserList):
-        container.clear()
-        container.extend(parts.values())
-        return
-    for key, part in parts.items():
-        _set(container, key, part)
-
-
-def _set(container: Any, key: Any, part: Any) -> None:
-    if isinstance(container, Mapping | list | deque | UserList):
-        container[key] = part  # type: ignore[index]  # a changeable one
-    else:
-        object.__setattr__(container, key, part)  # a frozen dataclass, too
-
-
-def _state(thing: Any) -> Any:
-    """What differs after a change: a tensor's version, a container's parts."""
-    if isinstance(thing, torch.Tensor):
+    def __init__(self, room: int, node: int | Unknown) -> None:
+        size = _in_pages(max(room, 1))
         try:
-            return thing._version
-        except RuntimeError:  # torch counts no changes of an inference tensor
-            return None
-    return [(key, id(part)) for key, part in _parts(thing)]
+            self._map = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            raise PlacementError(
+                f"{binary_bytes(size)} of host memory were refused: {error}",
+                "plan again with a smaller host, or end other programs",
+            ) from error
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._node = node
+        self._populated = 0
+        self.size, self.used = size, 0
+
+    def take(self, n_bytes: int) -> torch.Tensor:
+        """The next piece, for which there is room."""
+        begin, end = self.used, self.used + n_bytes
+        self._populate(end)
+        self.used = min(begin + aligned(n_bytes), self.size)
+        return self._bytes[begin:end]
+
+    def _populate(self, end: int) -> None:
+        """Let the kernel provide pages from the GPU's node. Where it can't, the first write provides them."""
+        stop = _in_pages(end)
+        if stop <= self._populated:
+            return
+        with _on_node(self._node), suppress(OSError):
+            self._map.madvise(_POPULATE_WRITE, self._populated, stop - self._populated)
+        self._populated = stop
+
+    def register(self, finish: Callable[[], object]) -> str:
+        """Register what has been taken. Why that isn't possible; empty where it is."""
+        try:
+            failed = torch.cuda.cudart().cudaHostRegister(
+                self._bytes.data_ptr(), _in_pages(self.used), _PORTABLE_MAPPED
+            )
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            return f"the memory can't be registered: {first_line(error)}"
+        self._map.finish = finish
+        self._map.registered = 0 if int(failed) else self._bytes.data_ptr()
+        return f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
+
+    def unregister(self) -> None:
+        """Twice does no harm."""
+        self._map.unregister()
 
 
-class _HostView:
+class _Pages(mmap.mmap):
+    """Pages that the driver forgets before they go back to the kernel, however late that is.
+
+    Without `remove()` the last tensor that uses them decides. The driver would refuse to register new pages
+    at the address of pages that it still knows.
+    """
+
+    registered = 0  # the address that the driver knows
+    finish: Callable[[], object] = staticmethod(int)  # waits for the copies that read them
+
+    def unregister(self) -> None:
+        """Twice does no harm."""
+        if self.registered:
+            with suppress(RuntimeError):  # of a device that failed: nothing is copied there any more
+                self.finish()
+            torch.cuda.cudart().cudaHostUnregister(self.registered)
+            self.registered = 0
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter may be about to end
+            self.unregister()
+
+
+def _in_pages(n_bytes: int) -> int:
+    """So many bytes in whole pages."""
+    return -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@contextmanager
+def _on_node(node: int | Unknown) -> Iterator[None]:
+    """The calling thread runs on the node's processors meanwhile, where that is possible."""
+    before = os.sched_getaffinity(0)
+    cpus = {
+        cpu for info in host.nodes(Path("/")) if info.node == node for cpu in host.cpus_of(info.cpus)
+    } & before
+    if not cpus or cpus == before:
+        yield
+        return
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def node_of_gpu(device: torch.device) -> int | Unknown:
+    """The NUMA node that the GPU is attached to, by sysfs."""
+    if device.type != "cuda":
+        return Unknown("no GPU")
+    facts = torch.cuda.get_device_properties(device)
+    if not hasattr(facts, "pci_bus_id"):
+        return Unknown("this torch doesn't say where on the bus the GPU is")
+    pci_id = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+    return host.gpu_node(Path("/"), pci_id, host.nodes(Path("/")))
+
+
+def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
+    """A device tensor over the same bytes in host memory, which must be contiguous.
+
+    Raises Unsupported when the memory isn't pinned (a HIP kernel would fault on it), torch can't take the
+    interface (it asks numpy for help), or made a copy.
+    """
+    if not pinned.is_pinned() or not pinned.is_contiguous():
+        raise Unsupported("only contiguous pinned memory can be read in place by the GPU")
+    try:
+        whole = pinned if pinned.dtype == torch.int64 else pinned.view(torch.uint8)
+        view = torch.as_tensor(_PinnedArray(whole), device="cuda").view(pinned.dtype)
+    except (RuntimeError, TypeError) as error:
+        reason = f"this torch can't make a zero-copy tensor: {first_line(error)}"
+        raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
+    if view.data_ptr() != pinned.data_ptr():
+        raise Unsupported("torch copied the memory instead of aliasing it: no zero-copy tensors here")
+    return view
+
+
+class _PinnedArray:
     """Pinned host memory as the CUDA array interface shows it to torch.
 
     Keeps the owner alive: torch holds this object as long as the tensor made from it exists.
@@ -286,104 +229,3 @@ class _HostView:
             "strides": None,
             "version": 3,
         }
-
-
-def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
-    """A device tensor over the same bytes in host memory, which must be contiguous.
-
-    Raises Unsupported when the memory isn't pinned (a HIP kernel would fault on it), torch can't take the
-    interface (it asks numpy for help), or made a copy.
-    """
-    if not pinned.is_pinned() or not pinned.is_contiguous():
-        raise Unsupported("only contiguous pinned memory can be read in place by the GPU")
-    try:
-        whole = pinned if pinned.dtype == torch.int64 else pinned.view(torch.uint8)
-        view = torch.as_tensor(_HostView(whole), device="cuda").view(pinned.dtype)
-    except (RuntimeError, TypeError) as error:
-        reason = f"this torch can't make a zero-copy tensor: {first_line(error)}"
-        raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
-    if view.data_ptr() != pinned.data_ptr():
-        raise Unsupported("torch copied the memory instead of aliasing it: no zero-copy tensors here")
-    return view
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What a plan with budgets counts, in bytes."""
-
-    vram: int  # of weights, slots and scratch buffers, as torch's allocator rounds them up
-    host: int  # that blocks may take in host memory, except those that the CPU computes
-    blocks: Mapping[str, int]  # those that it counts, with the bytes of the model in VRAM
-
-    @staticmethod
-    def of(plan: Plan) -> "Counted | None":
-        """What this plan counts; None for one without budgets, which was made by hand."""
-        if not plan.vram_budget:
-            return None
-        arena = plan.vram.weights + plan.vram.slots + plan.vram.scratch
-        moving = sum(block.host_bytes for block in plan.blocks if block.tier != "cpu")
-        return Counted(
-            min(rounded(arena), arena + plan.vram.rounding),
-            plan.host_budget - plan.host.total + moving,
-            {block.name: block.weight_bytes if block.tier in IN_VRAM else 0 for block in plan.blocks},
-        )
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A block that can stream instead. Bytes."""
-
-    place: int  # among all blocks
-    freed: int  # in VRAM
-    slot: int  # that each slot must have for it
-    packed: bool  # it was planned to be packed in VRAM
-
-
-@dataclass(frozen=True)
-class Slots:
-    """How many slots there are, and the bytes of each."""
-
-    count: int
-    n_bytes: int
-
-
-def spilled(candidates: Sequence[Candidate], over: int, slots: Slots) -> list[Candidate] | None:
-    """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
-
-    Others than packed ones are moved only with all of those that pass through the same slots.
-    """
-    packed = [one for one in candidates if one.packed]
-    for usable in (packed, candidates):
-        size = _slot_for(usable, over, slots)
-        if size is None:
-            continue
-        wanted = over + slots.count * (size - slots.n_bytes)
-        if usable is packed:
-            return _few([one for one in packed if one.slot <= size], wanted)
-        first = [one for one in packed if one.slot <= size]
-        others = [one for one in candidates if not one.packed and one.slot <= size]
-        return first + _few(others, wanted - sum(one.freed for one in first))
-    return None
-
-
-def _slot_for(candidates: Sequence[Candidate], over: int, slots: Slots) -> int | None:
-    """Bytes of the smallest slot for which all that pass through it are enough, larger slots counted."""
-
-    def needed(one: Candidate) -> int:
-        return max(one.slot, slots.n_bytes)
-
-    freed = 0
-    for size, alike in groupby(sorted(candidates, key=needed), key=needed):
-        freed += sum(one.freed for one in alike)
-        if freed >= over + slots.count * (size - slots.n_bytes):
-            return size
-    return None
-
-
-def _few(usable: Sequence[Candidate], wanted: int) -> list[Candidate]:
-    """The smallest block that is enough, else the largest, and again for the rest."""
-    left, found = sorted(usable, key=lambda one: one.freed), list[Candidate]()
-    while wanted > 0:
-        found.append(left.pop(min(bisect_left(left, wanted, key=lambda one: one.freed), len(left) - 1)))
-        wanted -= found[-1].freed
-    return found

@@ -1,4 +1,8 @@
-"""Places a model over several cards by a plan for them: each card has its blocks, arena, slots and lanes."""
+"""Places a model over several GPUs: each has its own part of the blocks, its own buffers and streams.
+
+The hooks here bring inputs to the GPU of a block, and outputs back to where the code between blocks expects
+them. "Card" is a GPU of the plan.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,27 +24,28 @@ from torch.overrides import (
 from probes.core.errors import PlacementError
 from probes.core.units import duration
 from probes.placement.models.modules import Block
-from probes.placement.runtime.handle import Handle, WholePass
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.host_memory import (
-    Crossing,
-    Guard,
-    Inputs,
-    exchanged,
+from probes.placement.runtime.builder import cpu_modules, planned_blocks
+from probes.placement.runtime.engine import Turns
+from probes.placement.runtime.handle import Handle, PlacementReport, new_handle, wall_times
+from probes.placement.runtime.hooks import (
+    ForwardHook,
+    InputConversionHook,
+    ModelHook,
+    RoundTrip,
+    call_uncompiled,
     is_compiled,
+    map_tensors,
     on_device,
     tensors_in,
-    uncompiled,
 )
-from probes.placement.runtime.measuring import PlacementReport, wall_times
-from probes.placement.runtime.preparing import lanes_of, on_host, planned_blocks, staged
-from probes.placement.runtime.streams import HostLanes, Lanes
-from probes.placement.runtime.turns import Turns
-from probes.placement.runtime.weight_sources import Homes, Source, becomes, entrances
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.streams import HostStreams, Streams, streams_of
+from probes.placement.runtime.weight_sources import ModelWeights
 from probes.placement.types import CardsPlan, Plan, Tier
 
 Move = Callable[[Any, int], Any]
-MOST_KINDS: Final = 64  # of calls that are remembered
+MAX_CALL_KINDS: Final = 64  # of calls that are remembered
 _HARMLESS: Final = frozenset(
     {"size", "dim", "ndimension", "numel", "stride", "element_size", "is_floating_point", "__len__"}
 )
@@ -48,31 +53,31 @@ _HARMLESS_ATTRIBUTES: Final = frozenset({"shape", "dtype", "ndim", "requires_gra
 
 
 @dataclass(frozen=True)
-class Moment:
+class CallState:
     """How things were before a call."""
 
     now: int | None
-    made: "dict[int, tuple[torch.Tensor, OnCard]] | None"
+    made: "dict[int, tuple[torch.Tensor, CardHook]] | None"
     staying: frozenset[int]
     device: int | None  # torch's current GPU
     watched: bool  # the watcher is torch's current mode
 
 
-class Cards:
+class CurrentCard:
     """Which card computes now. Card 0 is where the code between blocks finds its tensors."""
 
     def __init__(self, devices: tuple[torch.device, ...], move: Move | None = None) -> None:
         self.devices = devices
         self.move = move or self._moved
         self.now: int | None = None  # None: no block is being called
-        self.made: dict[int, tuple[torch.Tensor, OnCard]] | None = None  # in a pass that is watched
-        self.used: set[int] = set()  # guards whose outputs are used between blocks, in such a pass
-        self.staying: frozenset[int] = frozenset()  # guards whose outputs stay on their card in this pass
-        self._watcher: _Watch | None = None  # the last one
-        self.seen: dict[Hashable, frozenset[int]] = {}  # the same, for each kind of call
+        self.made: dict[int, tuple[torch.Tensor, CardHook]] | None = None  # in a pass that is watched
+        self.used: set[int] = set()  # hooks whose outputs are used between blocks, in such a pass
+        self.staying: frozenset[int] = frozenset()  # hooks whose outputs stay on their card in this pass
+        self._watcher: _OutputWatcher | None = None  # the last one
+        self.seen: dict[Hashable, frozenset[int]] = {}  # by kind of call: hooks whose outputs stay
 
     def _moved(self, thing: Any, card: int) -> Any:
-        return exchanged(thing, partial(on_device, device=self.devices[card]))
+        return map_tensors(thing, partial(on_device, device=self.devices[card]))
 
     def current(self, card: int) -> AbstractContextManager[object]:
         """The card is torch's current one meanwhile: streams and kernels are its own."""
@@ -98,10 +103,10 @@ class Cards:
             return
         self.made, self.used, self.staying = {}, set(), frozenset()
         try:
-            with _Watch(self) as self._watcher:
+            with _OutputWatcher(self) as self._watcher:
                 yield
-            if len(self.seen) < MOST_KINDS:
-                self.seen[call] = frozenset(id(guard) for _, guard in self.made.values()) - self.used
+            if len(self.seen) < MAX_CALL_KINDS:
+                self.seen[call] = frozenset(id(hook) for _, hook in self.made.values()) - self.used
         finally:
             self.made, self.staying = None, before
 
@@ -109,18 +114,18 @@ class Cards:
         """Nobody watches meanwhile: where a mode is active, torch's attention takes another way."""
         if not self._is_watched():
             return nullcontext()
-        away: AbstractContextManager[object] = _pop_mode_temporarily()
-        return away
+        access: AbstractContextManager[object] = _pop_mode_temporarily()
+        return access
 
     def _is_watched(self) -> bool:
         return self._watcher is not None and _get_current_function_mode() is self._watcher
 
-    def moment(self) -> Moment:
+    def moment(self) -> CallState:
         """How things are now."""
         device = torch.cuda.current_device() if self.devices[0].type == "cuda" else None
-        return Moment(self.now, self.made, self.staying, device, self._is_watched())
+        return CallState(self.now, self.made, self.staying, device, self._is_watched())
 
-    def back(self, before: Moment) -> None:
+    def back(self, before: CallState) -> None:
         """Be as before a call that failed: torch's own contexts don't end where their end is interrupted."""
         self.now, self.made, self.staying = before.now, before.made, before.staying
         if before.device is not None:
@@ -139,22 +144,24 @@ def on_card(device: torch.device) -> AbstractContextManager[object]:
     return current
 
 
-class OnCard(Guard):
+class CardHook(ForwardHook):
     """The forward of a block's module on its card."""
 
-    def __init__(self, forward: Callable[..., Any], cards: Cards, card: int) -> None:
+    def __init__(self, forward: Callable[..., Any], cards: CurrentCard, card: int) -> None:
         super().__init__(forward)
         self._cards, self._card = cards, card
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the inputs to the card, compute there, give the output back."""
         if is_compiled():
-            return uncompiled(self, args, kwargs)
+            return call_uncompiled(self, args, kwargs)
         cards, before = self._cards, self._cards.moment()
         caller = before.now
         try:
             cards.now = self._card
-            trip = Crossing(lambda one: cards.move(one, self._card), lambda one: cards.move(one, caller or 0))
+            trip = RoundTrip(
+                lambda thing: cards.move(thing, self._card), lambda thing: cards.move(thing, caller or 0)
+            )
             given, named = trip.go(args), trip.go(kwargs)
             with cards.current(self._card), cards.unwatched():
                 output = self.forward(*given, **named)
@@ -171,10 +178,10 @@ class OnCard(Guard):
         return output
 
 
-class Across(Guard):
+class MultiGpuHook(ForwardHook):
     """The forward of a whole model over several cards: its output is on card 0."""
 
-    def __init__(self, forward: Callable[..., Any], cards: Cards) -> None:
+    def __init__(self, forward: Callable[..., Any], cards: CurrentCard) -> None:
         super().__init__(forward)
         self._cards = cards
 
@@ -182,14 +189,14 @@ class Across(Guard):
         """One pass."""
         cards, before = self._cards, self._cards.moment()
         try:
-            with cards.current(0), cards.watch(kind_of(args, kwargs)):
+            with cards.current(0), cards.watch(call_kind(args, kwargs)):
                 return cards.move(self.forward(*args, **kwargs), 0)
         except BaseException:
             cards.back(before)
             raise
 
 
-def kind_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+def call_kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """What decides, as a rule, how a model goes from block to block: which arguments are given and set."""
 
     def kind(value: object) -> object:
@@ -198,10 +205,10 @@ def kind_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     return tuple(map(kind, args)), frozenset((name, kind(value)) for name, value in kwargs.items())
 
 
-class _Watch(TorchFunctionMode):  # type: ignore[misc]
+class _OutputWatcher(TorchFunctionMode):  # type: ignore[misc]
     """Notes which blocks' outputs torch's operations between blocks read."""
 
-    def __init__(self, cards: Cards) -> None:
+    def __init__(self, cards: CurrentCard) -> None:
         super().__init__()
         self._cards = cards
 
@@ -224,33 +231,33 @@ def _is_harmless(func: Any) -> bool:
 
 
 Devices: TypeAlias = Sequence[torch.device | str] | torch.device | str | None
-Placed: TypeAlias = list[tuple[Block, Tier]]
+TieredBlocks: TypeAlias = list[tuple[Block, Tier]]
 
 
 class CardsHandle:
     """A model placed over several cards. `cards` are the handles of its parts, which share one lock."""
 
-    def __init__(self, model: nn.Module, plan: CardsPlan, cards: Cards) -> None:
+    def __init__(self, model: nn.Module, plan: CardsPlan, cards: CurrentCard) -> None:
         self.model = model
         self.plan = plan
         self.cards: list[Handle] = []
         self.at_end = ExitStack()  # what is closed when the model has been given back
-        self._outer = Homes()
+        self._outer = ParameterOrigins()
         self._over = cards
         self._wall_s: tuple[float, ...] = ()
 
-    def guard_all(self, parts: Sequence[Placed], turns: Turns) -> None:
+    def guard_all(self, parts: Sequence[TieredBlocks], turns: Turns) -> None:
         """Let blocks compute on their cards, and the model's calls take turns."""
         for card, part in enumerate(parts):
             for block, _ in part:
                 for module in block.modules:
-                    self._outer.guard(module, partial(OnCard, cards=self._over, card=card))
-        self._outer.guard(self.model, partial(Across, cards=self._over))
+                    self._outer.add_hook(module, partial(CardHook, cards=self._over, card=card))
+        self._outer.add_hook(self.model, partial(MultiGpuHook, cards=self._over))
         trainable = any(entry.trains for part in parts for block, _ in part for entry in block.entries)
-        self._outer.guard(
+        self._outer.add_hook(
             self.model,
             partial(
-                WholePass,
+                ModelHook,
                 turns=turns,
                 model=self.model,
                 failed=self._abandon,
@@ -267,16 +274,16 @@ class CardsHandle:
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
-        dtype = becomes(_joined(self.plan))
+        dtype = bfloat16_target(_merged_plan(self.plan))
         if dtype is not None:
             self._outer.convert_buffers(self.model, dtype)
 
-    def convert_inputs(self, blocks: Placed) -> None:
+    def convert_inputs(self, blocks: TieredBlocks) -> None:
         """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
-        dtype = becomes(_joined(self.plan))
+        dtype = bfloat16_target(_merged_plan(self.plan))
         if dtype is not None:
-            for module in entrances(self.model, blocks):
-                self._outer.guard(module, partial(Inputs, dtype=dtype))
+            for module in converting_modules(self.model, blocks):
+                self._outer.add_hook(module, partial(InputConversionHook, dtype=dtype))
 
     def join(self) -> None:
         """Let each card's current stream wait until all that has been begun for the next blocks is done."""
@@ -298,8 +305,8 @@ class CardsHandle:
         return tuple(handle.report() for handle in self.cards)
 
     def report(self) -> str:
-        """The same as text, and a pass's wall time where it was measured."""
-        parts = [f"card {number}:\n{one}" for number, one in enumerate(self.reports(), start=1)]
+        """All cards' reports as text, and a pass's wall time where it was measured."""
+        parts = [f"card {number}:\n{report}" for number, report in enumerate(self.reports(), start=1)]
         planned = f"{duration(self.plan.time.middle_s)} were predicted"
         if self._wall_s:
             parts.append(f"a pass through all takes {duration(median(self._wall_s))} (wall), {planned}")
@@ -315,68 +322,68 @@ class CardsHandle:
             for handle in reversed(self.cards):
                 stack.enter_context(on_card(handle.device))
                 stack.callback(handle.remove)
-            self._outer.unguard()
+            self._outer.remove_hooks()
         self._outer.restore()
 
 
-def lanes_of_cards(count: int, device: Devices) -> list[Lanes]:
-    """The lanes of each card: the GPUs that are named, else the first ones, else the CPU for all."""
+def streams_of_cards(count: int, device: Devices) -> list[Streams]:
+    """The streams of each card: the GPUs that are named, else the first ones, else the CPU for all."""
     if isinstance(device, list | tuple):
         if len(device) != count:
             raise PlacementError(f"the plan is for {count} cards, {len(device)} devices are named")
-        return [lanes_of(one) for one in device]
+        return [streams_of(name) for name in device]
     if device is not None:
-        wanted = lanes_of(device)
-        if wanted.device.type != "cpu":
+        streams = streams_of(device)
+        if streams.device.type != "cpu":
             raise PlacementError(
-                f"the plan is for {count} cards, one device is named: {wanted.device}",
+                f"the plan is for {count} cards, one device is named: {streams.device}",
                 "name each of them, device=['cuda:0', 'cuda:1'], or none",
             )
-        return [HostLanes() for _ in range(count)]
+        return [HostStreams() for _ in range(count)]
     if not torch.cuda.is_available():
-        return [HostLanes() for _ in range(count)]
+        return [HostStreams() for _ in range(count)]
     if torch.cuda.device_count() < count:
         raise PlacementError(
             f"the plan is for {count} cards, torch sees {torch.cuda.device_count()} GPUs",
             "plan for as many as there are: --cards N",
         )
-    return [lanes_of(f"cuda:{number}") for number in range(count)]
+    return [streams_of(f"cuda:{number}") for number in range(count)]
 
 
-def settle_cards(
+def place_on_cards(
     model: nn.Module,
     plan: CardsPlan,
-    sources: Sequence[Source],
-    lanes: Sequence[Lanes],
+    sources: Sequence[ModelWeights],
+    streams: Sequence[Streams],
     *,
     pinned: bool = True,
-    work: Arithmetic | None = None,
+    work: PackedOperations | None = None,
     move: Move | None = None,
 ) -> CardsHandle:
     """Place each card's blocks, with values from its source. Raises PlacementError, and undoes all then."""
-    parts = parts_of(model, plan)
-    handle = CardsHandle(model, plan, Cards(tuple(one.device for one in lanes), move))
+    parts = blocks_of_cards(model, plan)
+    handle = CardsHandle(model, plan, CurrentCard(tuple(stream.device for stream in streams), move))
     turns = Turns()
     try:
         handle.convert_buffers()
-        for card, part, source, lane in zip(plan.cards, parts, sources, lanes, strict=True):
-            made = staged(model, card, source, lane, pinned=pinned, work=work, turns=turns)
-            handle.cards.append(made)
-            with on_card(lane.device):
-                made.take_over(part)
+        for card, part, source, stream in zip(plan.cards, parts, sources, streams, strict=True):
+            part_handle = new_handle(model, card, source, stream, pinned=pinned, work=work, turns=turns)
+            handle.cards.append(part_handle)
+            with on_card(stream.device):
+                part_handle.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, turns)
-        handle.convert_inputs([one for part in parts for one in part])
-        for made in handle.cards:
-            with on_card(made.device):
-                made.begin()
+        handle.convert_inputs([pair for part in parts for pair in part])
+        for part_handle in handle.cards:
+            with on_card(part_handle.device):
+                part_handle.begin()
     except BaseException:
         handle.remove()
         raise
     return handle
 
 
-def parts_of(model: nn.Module, plan: CardsPlan) -> list[Placed]:
+def blocks_of_cards(model: nn.Module, plan: CardsPlan) -> list[TieredBlocks]:
     """Each card's blocks. What is used between blocks is on the first card, wherever it was planned."""
     if not plan.cards:
         raise PlacementError("the plan is for no card", "make it again: --cards N")
@@ -385,16 +392,16 @@ def parts_of(model: nn.Module, plan: CardsPlan) -> list[Placed]:
             raise PlacementError(
                 f"the cards' plans differ: {', '.join(sorted(facts))}", "make the plan again"
             )
-    found = planned_blocks(model, _joined(plan), plan.cards)
-    parts: list[Placed] = []
+    blocks = planned_blocks(model, _merged_plan(plan), plan.cards)
+    parts: list[TieredBlocks] = []
     begin = 0
     for card in plan.cards:
-        parts.append(found[begin : begin + len(card.blocks)])
+        parts.append(blocks[begin : begin + len(card.blocks)])
         begin += len(card.blocks)
     for part in parts[1:]:
-        between = [one for one in part if not one[0].called]
+        between = [pair for pair in part if not pair[0].called]
         parts[0] += between
-        part[:] = [one for one in part if one[0].called]
+        part[:] = [pair for pair in part if pair[0].called]
     return parts
 
 
@@ -403,20 +410,22 @@ def _conversions(plan: CardsPlan) -> set[str]:
     return {card.bfloat16_becomes for card in plan.cards if card.bfloat16_becomes}
 
 
-def _joined(plan: CardsPlan) -> Plan:
+def _merged_plan(plan: CardsPlan) -> Plan:
     """One plan with all blocks, without budgets."""
     becoming = next((card for card in plan.cards if card.bfloat16_becomes), plan.cards[0]).bfloat16_becomes
     blocks = tuple(block for card in plan.cards for block in card.blocks)
     return replace(plan.cards[0], blocks=blocks, vram_budget=0, host_budget=0, bfloat16_becomes=becoming)
 
 
-def _move_buffers(model: nn.Module, handles: Sequence[Handle], parts: Sequence[Placed]) -> None:
+def _move_buffers(model: nn.Module, handles: Sequence[Handle], parts: Sequence[TieredBlocks]) -> None:
     """Buffers follow their blocks; all others are on the first card."""
     modules = list(model.modules())
     elsewhere: set[int] = set()
     for handle, part in list(zip(handles, parts, strict=True))[1:]:
-        mine = {id(one) for block, _ in part for top in block.modules for one in top.modules()}
-        elsewhere |= mine
-        handle.move_buffers(model, [one for one in modules if id(one) not in mine] + on_host(part))
-    others = [one for one in modules if id(one) in elsewhere]
-    handles[0].move_buffers(model, others + on_host(parts[0]))
+        inside = {id(module) for block, _ in part for top in block.modules for module in top.modules()}
+        elsewhere |= inside
+        handle.move_buffers(
+            model, [module for module in modules if id(module) not in inside] + cpu_modules(part)
+        )
+    others = [module for module in modules if id(module) in elsewhere]
+    handles[0].move_buffers(model, others + cpu_modules(parts[0]))

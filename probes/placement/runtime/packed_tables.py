@@ -14,13 +14,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from probes.placement.models.modules import Block, Entry
-from probes.placement.packing.format import aligned, is_table, piece_bytes, piece_rows
+from probes.placement.packing.format import piece_rows
 from probes.placement.packing.packed import Packed
 from probes.placement.packing.products import rows
-from probes.placement.runtime.stored_blocks import memory_order
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -35,25 +32,7 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 Product = Callable[[torch.Tensor, Packed, torch.Tensor | None], torch.Tensor | None]
 
 
-def can_be_table(block: Block) -> bool:
-    """Whether the block is one matrix whose rows can be unpacked one by one."""
-    (first, *more) = block.entries
-    dtype = str(first.dtype).removeprefix("torch.")
-    plain = not first.converts and memory_order(first) == (0, 1)
-    return not more and plain and is_table(first.shape, dtype)
-
-
-def is_multiplied(entry: Entry) -> bool:
-    """Whether products need the table as well: it isn't only looked up."""
-    return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
-
-
-def room_of(entry: Entry) -> int:
-    """Bytes beside the packed table that its products need."""
-    return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0
-
-
-class Table:
+class PackedTable:
     """One packed matrix and the room for a piece of it, both on one device.
 
     `fused` multiplies few rows with packed weights, or returns None. `fast`: products may round otherwise
@@ -80,8 +59,8 @@ class Table:
         edges = [*range(0, n, each), n]
         escapes = starts[edges].tolist()
         self._pieces = [
-            (first, last, packed.piece(first, last, slice(*found)))
-            for first, last, *found in zip(edges, edges[1:], escapes, escapes[1:], strict=False)
+            (first, last, packed.piece(first, last, slice(*escape_range)))
+            for first, last, *escape_range in zip(edges, edges[1:], escapes, escapes[1:], strict=False)
         ]
         self._piece = room.view(torch.bfloat16)[: each * width].view(each, width) if room.numel() else None
 
@@ -94,8 +73,8 @@ class Table:
         if self._piece is None:
             return None
         if self._fast:
-            found = self._fused(x, self._packed, bias)
-            return self._in_pieces(x, bias) if found is None else found
+            product = self._fused(x, self._packed, bias)
+            return self._in_pieces(x, bias) if product is None else product
         if self._whole is None:
             return None
         return self._in_pieces(x, bias) if self._seen_same(x, bias) else F.linear(x, self._whole, bias)
@@ -103,11 +82,11 @@ class Table:
     def _in_pieces(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         parts = self._products(x, bias)
         first, last, part = next(parts)
-        found = part.new_empty((*part.shape[:-1], self._packed.shape[0]))
-        found[..., first:last] = part
+        product = part.new_empty((*part.shape[:-1], self._packed.shape[0]))
+        product[..., first:last] = part
         for first, last, part in parts:
-            found[..., first:last] = part
-        return found
+            product[..., first:last] = part
+        return product
 
     def _products(
         self, x: torch.Tensor, bias: torch.Tensor | None

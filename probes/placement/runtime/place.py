@@ -1,4 +1,4 @@
-"""Places a model that is already built."""
+"""`place`: places a model that is already built, on one GPU or several."""
 
 from typing import overload
 
@@ -6,18 +6,12 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.placement.runtime.handle import Handle
-from probes.placement.runtime.hooks import Arithmetic
-from probes.placement.runtime.multi_gpu import CardsHandle, Devices, lanes_of_cards, settle_cards
-from probes.placement.runtime.preparing import (
-    lanes_of,
-    on_host,
-    planned_blocks,
-    require_plan,
-    staged,
-)
-from probes.placement.runtime.streams import Lanes
-from probes.placement.runtime.weight_sources import ModuleSource, Source
+from probes.placement.runtime.builder import cpu_modules, planned_blocks, require_plan
+from probes.placement.runtime.handle import Handle, new_handle
+from probes.placement.runtime.multi_gpu import CardsHandle, Devices, place_on_cards, streams_of_cards
+from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.streams import Streams, streams_of
+from probes.placement.runtime.weight_sources import ModelWeights, ModuleWeights
 from probes.placement.types import CardsPlan, Plan
 
 
@@ -67,33 +61,39 @@ def place(
                 raise PlacementError(
                     "a pass over several cards can't be captured", "place it without capture, or on one card"
                 )
-            every = lanes_of_cards(len(plan.cards), device)
-            return settle_cards(
-                model, plan, [ModuleSource(one.device) for one in every], every, pinned=pinned
+            all_streams = streams_of_cards(len(plan.cards), device)
+            return place_on_cards(
+                model,
+                plan,
+                [ModuleWeights(streams.device) for streams in all_streams],
+                all_streams,
+                pinned=pinned,
             )
         if isinstance(device, list | tuple):
             raise PlacementError("the plan is for one card, a list of devices is given", "name one device")
-        lanes = lanes_of(device)
-        return settle(model, plan, ModuleSource(lanes.device), lanes, pinned=pinned, capture=capture)
+        streams = streams_of(device)
+        return place_model(
+            model, plan, ModuleWeights(streams.device), streams, pinned=pinned, capture=capture
+        )
 
 
-def settle(
+def place_model(
     model: nn.Module,
     plan: Plan,
-    source: Source,
-    lanes: Lanes,
+    source: ModelWeights,
+    streams: Streams,
     *,
     pinned: bool = True,
     capture: bool = False,
-    work: Arithmetic | None = None,
+    work: PackedOperations | None = None,
 ) -> Handle:
     """Place a model whose values come from `source`. Raises PlacementError, and undoes all then."""
     blocks = planned_blocks(model, plan)
-    handle = staged(model, plan, source, lanes, pinned=pinned, work=work)
+    handle = new_handle(model, plan, source, streams, pinned=pinned, work=work)
     try:
         handle.convert_buffers()
         handle.take_over(blocks)
-        handle.move_buffers(model, on_host(blocks))
+        handle.move_buffers(model, cpu_modules(blocks))
         if capture:
             handle.record_passes()
         handle.guard_passes(any(entry.trains for block, _ in blocks for entry in block.entries))

@@ -14,11 +14,10 @@ from standin_driver import StandInDriver, stand_in
 from test_kernels import odd_weights
 from test_round_trip import bits, forced, gaussian
 
+from probes.placement.packing import codecs
 from probes.placement.packing import launch as launching
 from probes.placement.packing import launch as prepared
-from probes.placement.packing import tensors
-from probes.placement.packing.layouts import B11
-from probes.placement.packing.packed import Packed
+from probes.placement.packing.packed import B11, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import unpack
 
@@ -158,7 +157,7 @@ def tried(case: Case, gpu: StandInDriver) -> dict[str, object]:
 def main() -> None:
     """For each compute capability that the arguments name: 90."""
     launching.usable = launching._has_ptx = lambda device: True
-    tensors.DENSE_FROM = 0  # blocks as large as the kernel's
+    codecs.DENSE_FROM = 0  # blocks as large as the kernel's
     for capability in map(int, sys.argv[1:]):
         gpu = stand_in(capability)
         for case in cases(capability):

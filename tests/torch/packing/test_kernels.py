@@ -11,10 +11,9 @@ import pytest
 import torch
 from test_round_trip import forced, gaussian, same
 
-from probes.placement.packing import launch, products, tensors
+from probes.placement.packing import codecs, launch, products, tensors
 from probes.placement.packing.format import fused
-from probes.placement.packing.layouts import B11
-from probes.placement.packing.packed import Packed
+from probes.placement.packing.packed import B11, Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.planner.profile import names, profile, table
@@ -23,7 +22,7 @@ from probes.placement.planner.profile import names, profile, table
 @pytest.fixture
 def _interpreted(monkeypatch):
     monkeypatch.setattr(launch, "usable", lambda device: True)
-    monkeypatch.setattr(tensors, "DENSE_FROM", 0)  # blocks as large as the kernel's
+    monkeypatch.setattr(codecs, "DENSE_FROM", 0)  # blocks as large as the kernel's
 
     def never(packed, out):
         raise AssertionError("torch operations unpacked")

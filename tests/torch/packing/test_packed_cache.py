@@ -17,7 +17,15 @@ import torch
 from test_round_trip import gaussian, same
 
 from probes.placement.packing import cache, staging, tensors
-from probes.placement.packing.cache import Cache, Content, Kept, Origin, content_key, origin_key, usual_folder
+from probes.placement.packing.cache import (
+    Cache,
+    CachedTensor,
+    Content,
+    Origin,
+    content_key,
+    origin_key,
+    usual_folder,
+)
 from probes.placement.packing.packed import Packed, form, packed_in
 from probes.placement.packing.tensors import Values, unpack
 
@@ -51,7 +59,7 @@ def packed(kept: Cache, reader, origin=None, *, dense=False) -> Packed | None:
     return written(found) if found else None
 
 
-def written(found: Kept) -> Packed:
+def written(found: CachedTensor) -> Packed:
     flat = torch.full((form(found.outline).n_bytes,), 99, dtype=torch.uint8)
     assert found.write([(found.outline, flat)])
     return packed_in(form(found.outline), flat)
@@ -348,7 +356,7 @@ def test_digests_in_pieces_are_those_of_the_whole(monkeypatch):
 
 
 def test_threads_and_buffers_serve_many_tensors_and_go_when_they_are_released():
-    buffers = staging.Buffers(3)
+    buffers = staging.HostBuffers(3)
     threads = set()
     for _ in range(4):
         threads |= set(buffers.each(9 << 20, lambda _start, _memory: threading.current_thread()))

@@ -9,10 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.core.codec import decode, encode
-from probes.placement.packing import products, tensors
+from probes.placement.packing import codecs, tensors
 from probes.placement.packing.format import PackedForm, estimate
-from probes.placement.packing.layouts import B11, B12, BF16, F28, H14, H14F32, LAYOUTS
-from probes.placement.packing.packed import Packed, form, packed_in, write_into
+from probes.placement.packing.packed import (
+    B11,
+    B12,
+    BF16,
+    F28,
+    H14,
+    H14F32,
+    LAYOUTS,
+    Packed,
+    form,
+    packed_in,
+    write_into,
+)
 from probes.placement.packing.tensors import pack, unpack, unpack_by_operations
 
 WORD = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -337,7 +348,7 @@ def test_large_tensors_are_handled_in_pieces(monkeypatch, dtype, dense):
     tensor = gaussian(64, 1024, dtype=dtype)
     tensor[::7, ::5] = 1e-4
     whole = pack(tensor, dense=dense)
-    monkeypatch.setattr(products, "CPU_CHUNK", 5000)
+    monkeypatch.setattr(codecs, "CPU_CHUNK", 5000)
     pieces = pack(tensor, dense=dense)
     assert form(pieces) == form(whole)
     assert all(torch.equal(pieces.parts[name], part) for name, part in whole.parts.items())
@@ -420,7 +431,7 @@ def test_a_tensor_whose_last_row_is_filled_up_stays_whole():
 def test_escapes_are_collected_in_time_that_grows_with_their_number():
     """A tensor of very many escapes took the square: what there was was copied for each piece."""
     grown, rooms, pieces = (
-        products.Grown(torch.int64, torch.device("cpu")),
+        codecs.Grown(torch.int64, torch.device("cpu")),
         set(),
         torch.arange(3000).split(3),
     )

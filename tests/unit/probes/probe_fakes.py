@@ -8,7 +8,7 @@ from probes.core.errors import OutOfMemory, Unsupported
 from probes.core.unknown import Unknown
 from probes.measure.spill import Gauges
 from probes.measure.workbench import READS_AFTER, WRITTEN, Clocked, Pattern
-from probes.placement.types import Shape, StackPlan, linear_shape
+from probes.placement.stacks import Shape, StackPlan, linear_shape
 from probes.records.rows import Scenario, Split
 
 GIB = 2**30

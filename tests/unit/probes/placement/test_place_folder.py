@@ -101,7 +101,7 @@ def test_host_memory_is_limited_for_a_checkpoint_only(capsys):
 
 def test_a_good_folder_without_torch_says_what_is_missing(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "probes.measure.placement_baselines", raising=False)
+    monkeypatch.delitem(sys.modules, "probes.measure.placement_benchmark", raising=False)
     code, said = refused(capsys, folder)
     assert code == Exit.DEVICE
     assert "torch can't be imported" in said

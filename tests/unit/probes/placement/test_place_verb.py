@@ -86,7 +86,7 @@ def test_a_host_without_torch_is_told_so_and_gets_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "probes.measure.placement_baselines", raising=False)
+    monkeypatch.delitem(sys.modules, "probes.measure.placement_benchmark", raising=False)
     assert program.main(["place", "mlp", "--vram", "1GiB"]) == Exit.DEVICE
     assert "torch can't be imported" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.plan_file import flaw
+from probes.placement.plan_file import first_flaw
 from probes.placement.planner import candidates, ilp, request, search, simulation
 from probes.placement.planner import tiers as packedlookups
 from probes.placement.planner import tiers as packedtiers
@@ -24,7 +24,7 @@ from probes.placement.planner.ilp import Program, Tableau
 from probes.placement.planner.plan import Made, Task, make
 from probes.placement.planner.profile import names, profile
 from probes.placement.planner.simulation import Blocks, simulate
-from probes.placement.types import LOADING_BYTES, Objective, Plan, Rings, Workload
+from probes.placement.types import LOADING_BYTES, Objective, Plan, PrefetchPool, Workload
 
 MIB, GIB = 2**20, 2**30
 OBJECTIVES: tuple[Objective, ...] = ("exact", "fast")
@@ -349,7 +349,7 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
     simulated, costed = [], []
     fast, cost = simulation.seconds, candidates.options
 
-    def seconds(blocks: Blocks, rings: Rings, *, replayed: bool = False) -> float:
+    def seconds(blocks: Blocks, rings: PrefetchPool, *, replayed: bool = False) -> float:
         simulated.append(len(blocks.chosen))
         return fast(blocks, rings, replayed=replayed)
 
@@ -419,7 +419,7 @@ def test_blocks_of_a_thousand_sizes_are_counted_by_nearly_equal_ones(monkeypatch
     plan = half_resident(of_all_sizes(1_000))
     assert groups
     assert max(groups) <= 60
-    assert flaw(plan) == ""
+    assert first_flaw(plan) == ""
     assert [block.weight_bytes for block in plan.blocks] == [512 * (300 + i) for i in range(1_000)]
     assert {block.tier for block in plan.blocks} > {"resident"}
 
@@ -435,7 +435,7 @@ def test_two_hundred_kinds_of_blocks_are_planned_in_seconds(monkeypatch: pytest.
         real(self, row, column)
 
     monkeypatch.setattr(Tableau, "pivot", counted)
-    assert flaw(half_resident(of_all_sizes(200))) == ""
+    assert first_flaw(half_resident(of_all_sizes(200))) == ""
 
 
 @pytest.mark.thorough
@@ -601,8 +601,8 @@ def test_float32_layers_stream_in_pieces_since_a_whole_slot_leaves_too_little_ro
     assert plan.rings.slots * plan.rings.slot_bytes < 118e6
     assert plan.vram.total - plan.vram.context <= 4 * GIB
     assert plan.time.middle_s == pytest.approx(17.25e-3, rel=0.02)
-    assert not flaw(plan)
-    assert "slot" in flaw(replace(plan, rings=replace(plan.rings, pieces=1)))
+    assert not first_flaw(plan)
+    assert "slot" in first_flaw(replace(plan, rings=replace(plan.rings, pieces=1)))
 
 
 @pytest.mark.thorough
@@ -722,4 +722,4 @@ def test_a_plan_that_fills_the_host_memory_it_was_given_is_sound() -> None:
     plan = make(model, profile("h100"), host=460 * MIB, **how).plan  # type: ignore[arg-type]
     assert plan.host_budget == 460 * MIB
     assert plan.host.total > 440 * MIB
-    assert flaw(plan) == ""
+    assert first_flaw(plan) == ""

@@ -9,11 +9,6 @@ from probes.core.errors import PlacementError
 from probes.placement.types import Plan
 
 
-def test_names_are_those_that_the_package_lists() -> None:
-    classes = ["CardsHandle", "CardsPlan", "Handle", "PlacementError", "Plan"]
-    assert sorted(probes.placement.__all__) == [*classes, "load", "place", "plan", "plan_cards", "read_plan"]
-
-
 def test_what_needs_no_torch_comes_without_it() -> None:
     assert probes.placement.PlacementError is PlacementError
     assert probes.placement.Plan is Plan

@@ -2,8 +2,14 @@
 
 import pytest
 
-from probes.measure.placement_ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, packed_bytes
-from probes.placement.types import Shape, linear_shape, plan_stack
+from probes.measure.placement_scenarios import (
+    budget_bytes,
+    bytes_outside_vram,
+    fixed_plan,
+    layer_tiers,
+    packed_bytes,
+)
+from probes.placement.stacks import Shape, linear_shape, plan_stack
 
 WAYS = ("resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed")
 
@@ -39,7 +45,10 @@ def test_packed_weights_that_all_fit_do_not_move() -> None:
 
 
 def test_what_is_left_in_host_memory_is_counted_unpacked() -> None:
-    assert left_bytes([("packed", 10), ("resident", 20), ("streamed", 3), ("in_place", 4), ("cpu", 5)]) == 12
+    assert (
+        bytes_outside_vram([("packed", 10), ("resident", 20), ("streamed", 3), ("in_place", 4), ("cpu", 5)])
+        == 12
+    )
 
 
 def test_a_plan_of_given_tiers_predicts_nothing() -> None:

@@ -12,10 +12,10 @@ import pytest
 from probes.core.codec import to_json
 from probes.core.errors import PlanImpossible, ReportError
 from probes.placement.models.reading import describe
-from probes.placement.plan_file import flaw, read_plan
+from probes.placement.plan_file import first_flaw, read_plan
 from probes.placement.planner.plan import make
 from probes.placement.planner.profile import names, profile
-from probes.placement.types import Objective, Plan, Rings, Tier, Workload
+from probes.placement.types import Objective, Plan, PrefetchPool, Tier, Workload
 
 GIB = 2**30
 Edit = Callable[[dict[str, Any]], None]
@@ -46,7 +46,7 @@ def test_no_plan_of_the_planner_is_called_unsound(machine: str) -> None:
                 made = planned(machine, model, vram, objective=objective)  # type: ignore[arg-type]
             except PlanImpossible:
                 continue
-            assert flaw(made) == ""
+            assert first_flaw(made) == ""
             found += 1
     assert found >= 4
 
@@ -100,7 +100,7 @@ def test_a_time_that_overflows_to_infinity_is_refused(plan: Plan, tmp_path: Path
 
 def test_a_packed_block_in_no_memory_is_seen(plan: Plan) -> None:
     blocks = tuple(replace(block, tier="packed", vram_bytes=0) for block in plan.blocks)
-    assert "is packed with" in flaw(replace(plan, blocks=blocks))
+    assert "is packed with" in first_flaw(replace(plan, blocks=blocks))
 
 
 @pytest.mark.parametrize(
@@ -123,26 +123,26 @@ def test_a_block_in_less_memory_than_its_weights_take_is_seen(
     plan = planned("h200", "bert-base", GIB)
     big, *rest = sorted(plan.blocks, key=lambda block: -block.weight_bytes)
     weights = big.weight_bytes
-    rings = Rings(2, weights + 512, 1, weights + 512)
+    rings = PrefetchPool(2, weights + 512, 1, weights + 512)
     taken = replace(big, tier=tier, vram_bytes=0, host_bytes=weights + 512)
     use = replace(plan.vram, slots=2 * rings.slot_bytes, scratch=rings.scratch_bytes)
     host = replace(plan.host, pageable=plan.host.pageable + taken.host_bytes)
     whole = replace(plan, blocks=(taken, *rest), rings=rings, vram=use, host=host, vram_budget=4 * GIB)
-    assert flaw(whole) == ""
-    names = {field.name for field in fields(Rings)}
+    assert first_flaw(whole) == ""
+    names = {field.name for field in fields(PrefetchPool)}
     of_rings = {key: value for key, value in edit.items() if key in names}
     of_block = {key: value for key, value in edit.items() if key not in names}
     changed = replace(whole, blocks=(replace(taken, **of_block), *rest), rings=replace(rings, **of_rings))
-    assert said in flaw(changed)
+    assert said in first_flaw(changed)
 
 
 def test_blocks_made_resident_beyond_the_budget_are_seen(plan: Plan) -> None:
     assert any(block.tier != "resident" for block in plan.blocks)
     blocks = tuple(replace(block, tier="resident") for block in plan.blocks)
-    assert "is resident with" in flaw(replace(plan, blocks=blocks))
+    assert "is resident with" in first_flaw(replace(plan, blocks=blocks))
     honest = tuple(replace(block, vram_bytes=block.weight_bytes) for block in blocks)
-    assert "and it counts" in flaw(replace(plan, blocks=honest))
+    assert "and it counts" in first_flaw(replace(plan, blocks=honest))
     weights = sum(block.vram_bytes for block in honest)
-    assert "more than its budget" in flaw(
+    assert "more than its budget" in first_flaw(
         replace(plan, blocks=honest, vram=replace(plan.vram, weights=weights))
     )

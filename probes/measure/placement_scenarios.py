@@ -8,21 +8,17 @@ from types import MappingProxyType
 from typing import Final
 
 from probes.placement.packing.format import estimate
+from probes.placement.stacks import DTYPE_BYTES, STREAM_BUFFERS, Shape, StackPlan, spread
 from probes.placement.types import (
-    DTYPE_BYTES,
     IN_VRAM,
-    STREAM_BUFFERS,
     BlockPlan,
     HostUse,
     PassTime,
     Plan,
-    Rings,
-    Shape,
-    StackPlan,
+    PrefetchPool,
     Tier,
     VramUse,
     Workload,
-    spread,
 )
 from probes.records.rows import Scenario
 
@@ -53,7 +49,7 @@ def layer_tiers(plan: StackPlan, scenario: Scenario) -> tuple[Tier, ...]:
 def _packed(plan: StackPlan) -> tuple[Tier, ...]:
     """As many layers as fit stay packed in VRAM, the others are streamed packed."""
     each = packed_bytes(plan.shape)
-    room = (plan.layers - len(plan.spilled)) * plan.shape.layer_bytes  # next to the scratch buffers
+    room = (plan.layers - len(plan.spilled)) * plan.shape.layer_bytes  # next to the decode buffers
     stay = min(room // each, plan.layers)
     if stay < plan.layers:
         stay = max(room // each - STREAM_BUFFERS, 0)
@@ -61,7 +57,7 @@ def _packed(plan: StackPlan) -> tuple[Tier, ...]:
     return tuple("streamed_packed" if index in moving else "packed" for index in range(plan.layers))
 
 
-def left_bytes(blocks: Sequence[tuple[Tier, int]]) -> int:
+def bytes_outside_vram(blocks: Sequence[tuple[Tier, int]]) -> int:
     """The weights, unpacked, of blocks that aren't in VRAM."""
     return sum(n_bytes for tier, n_bytes in blocks if tier not in IN_VRAM)
 
@@ -83,7 +79,7 @@ def fixed_plan(model: str, blocks: Sequence[tuple[str, Tier, int]]) -> Plan:
         vram_budget=0,
         host_budget=0,
         blocks=tuple(BlockPlan(name, tier, n_bytes, 0, 0, 0, 0.0) for name, tier, n_bytes in blocks),
-        rings=Rings(slots=STREAM_BUFFERS, scratches=STREAM_BUFFERS, ahead=STREAM_BUFFERS),
+        rings=PrefetchPool(slots=STREAM_BUFFERS, scratches=STREAM_BUFFERS, ahead=STREAM_BUFFERS),
         vram=VramUse(0, 0, 0, 0, 0, 0, 0, 0),
         host=HostUse(0, 0, 0),
         time=PassTime(0.0, 0.0, 0.0, "link"),

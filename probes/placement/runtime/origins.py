@@ -1,0 +1,300 @@
+"""Where parameters and buffers were before a model was placed, and how they get back there."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import nn
+
+from probes.core.errors import PlacementError
+from probes.placement.models.modules import Block, Entry
+from probes.placement.runtime.buffers import raw_view
+from probes.placement.runtime.hooks import ForwardHook
+from probes.placement.runtime.offloaded import DetachedParameter
+from probes.placement.types import Plan
+
+Fetch = Callable[[], torch.Tensor]
+
+
+_CHANGES: Final = {
+    "_apply": "converted or moved",  # this is what to(), half() and cuda() call
+    "load_state_dict": "loaded from a state dict",
+    "merge": "changed by adapters that are merged into it",
+    "unmerge": "changed by adapters that are taken out of it",
+}
+
+
+class ParameterOrigins:
+    """What a model had before it was placed: values of parameters and buffers, forwards and methods.
+
+    `remove_hooks` gives forwards and methods back, `restore` values. Both may be called twice.
+    """
+
+    def __init__(self) -> None:
+        self._origins: dict[int, _ParameterOrigin] = {}
+        self._buffers: list[_BufferOrigin] = []
+        self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
+        self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
+        self._recurrent: list[nn.RNNBase] = []
+
+    def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
+        """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
+
+        A parameter on meta is exchanged for one with values.
+        """
+        origin = self._origins.get(id(entry))
+        if origin is None:
+            origin = self._origins[id(entry)] = _ParameterOrigin(
+                entry, entry.parameter, entry.parameter.requires_grad
+            )
+        if origin.parameter.is_inference():
+            origin.instead = _put(entry, values)
+            return origin.instead
+        if origin.parameter.is_meta:
+            origin.parameter = _put(entry, values)
+        else:
+            origin.parameter.requires_grad_(False)
+            origin.parameter.data = values
+        origin.fetch, origin.address = fetch, origin.parameter.data_ptr()
+        return origin.parameter
+
+    def fetch_with(self, entry: Entry, fetch: Fetch) -> None:
+        """From now on `fetch` gives the values back. They take no memory of the parameter's own any more."""
+        empty = torch.empty(0, dtype=entry.given, device="cpu")
+        self.adopt(entry, empty, fetch)
+
+    def move_buffers(self, model: nn.Module, device: torch.device, staying: Collection[nn.Module]) -> None:
+        """Move buffers to the device, except those of modules that compute on the host."""
+        kept = set(map(id, staying))
+        moved: dict[int, torch.Tensor] = {}
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is None or id(module) in kept or buffer.device == device:
+                    continue
+                if id(buffer) not in moved:
+                    moved[id(buffer)] = buffer.to(device)
+                module._buffers[key] = moved[id(buffer)]
+                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, moved[id(buffer)]))
+
+    def convert_buffers(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Convert buffers that are bfloat16."""
+        converted: dict[int, torch.Tensor] = {}
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is None or buffer.dtype is not torch.bfloat16:
+                    continue
+                new = converted.setdefault(id(buffer), buffer.to(dtype))
+                module._buffers[key] = new
+                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, new))
+
+    def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
+        """Replace the module's forward by the hook that `make` makes of it."""
+        before = module.__dict__.get("forward")
+        hook = make(module.forward)
+        module.__dict__["forward"] = hook
+        self._forwards.append((module, hook, before))
+
+    def refuse_changes(self, model: nn.Module) -> None:
+        """Refuse what would change weights one after another, and stop at the first that moves."""
+        for module, name in itertools.product(model.modules(), _CHANGES):
+            if "merge" not in name or _is_adapted(module):
+                self._exchange(module, name, partial(_refuse_change, name))
+
+    def leave_weights_apart(self, model: nn.Module) -> None:
+        """Let recurrent modules not join their weights for cuDNN.
+
+        That gives weights memory of their own instead of where they come and go: VRAM that no plan counts,
+        and addresses that a recorded pass would read when others have them. Without biases they have to: on
+        an H200, an LSTM without biases whose weights were apart gave other outputs (torch 2.11).
+        """
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase) and module.bias:
+                self._exchange(module, "flatten_parameters", _leave_apart)
+                self._recurrent.append(module)
+
+    def save_values(self, model: nn.Module) -> None:
+        """Let state dicts have the values of weights that move."""
+        for module in model.modules():
+            save = module._save_to_state_dict
+            self._exchange(module, "_save_to_state_dict", partial(_saved, module, save))
+
+    def _exchange(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+        if name not in module.__dict__:
+            module.__dict__[name] = method
+            self._methods.append((module, name))
+
+    def remove_hooks(self) -> None:
+        """Give modules their own forwards and methods back, so that weights can be changed again."""
+        for model, name in self._methods:
+            model.__dict__.pop(name, None)
+        self._methods.clear()
+        for module, hook, before in reversed(self._forwards):
+            if module.__dict__.get("forward") is not hook:
+                continue  # it has been exchanged since: it's the user's
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+        self._forwards.clear()
+
+    def parameter(self, entry: Entry) -> nn.Parameter:
+        """The parameter as an object, wherever its values are."""
+        origin = self._origins.get(id(entry))
+        return origin.parameter if origin else entry.parameter
+
+    def wanted(self, entry: Entry, *, gradients: bool) -> None:
+        """Gradients of the parameter were asked for, or not, since the model was placed."""
+        self._origins[id(entry)].requires_grad = gradients
+
+    def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
+        """Copy the values to the host now, if they have left it."""
+        origin = self._origins.get(id(entry))
+        if origin is not None and origin.fetch is not None and origin.instead is None:
+            origin.parameter.data, origin.fetch = on_host(entry, values), None
+
+    def keep_written(self, entry: Entry, values: torch.Tensor) -> None:
+        """A forward gave the parameter these values, by `.data =`: it keeps them."""
+        origin = self._origins[id(entry)]
+        if origin.instead is None:
+            origin.parameter.data, origin.fetch = values.cpu(), None
+
+    def restore(self) -> None:
+        """Bring all values back to the host.
+
+        Where some can't be found any more, the others come back, and the first error is raised. This can be
+        tried again.
+        """
+        first_error: Exception | None = None
+        for origin in self._origins.values():
+            try:
+                origin.back()
+            except Exception as error:  # of the disk, or of the GPU
+                first_error = first_error or error
+        if first_error:
+            raise first_error
+        for buffer in reversed(self._buffers):
+            buffer.back()
+        for module in self._recurrent:  # it noted those that calls had
+            module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+        self._recurrent.clear()
+        self._origins.clear()
+        self._buffers.clear()
+
+
+@dataclass(eq=False)
+class _ParameterOrigin:
+    """A parameter as an object, whether it wanted gradients, and how its values get back to the host."""
+
+    entry: Entry
+    parameter: nn.Parameter
+    requires_grad: bool
+    fetch: Fetch | None = None  # None: its values are on the host
+    address: int = 0  # of the values that it has meanwhile
+    instead: nn.Parameter | None = None  # of one made under inference mode, which can't be given other values
+
+    def back(self) -> None:
+        """Give back the values, and whether gradients are wanted: by what was asked for last, if known."""
+        if self.instead is not None:
+            for owner, key in self.entry.owners:
+                if owner._parameters.get(key) is self.instead:
+                    owner._parameters[key] = self.parameter
+            return
+        if self.fetch is not None:
+            if self.parameter.data_ptr() == self.address:
+                self.parameter.data = on_host(self.entry, self.fetch())
+            else:  # it was given others, by `.data =`
+                self.parameter.data = self.parameter.data.cpu()
+            self.fetch = None
+        if self.parameter.is_inference():  # a forward gave it values under inference mode, by `.data =`
+            self.parameter.data = self.parameter.detach().clone()
+        self.parameter.requires_grad_(self.requires_grad or self.parameter.requires_grad)
+
+
+@dataclass(frozen=True, eq=False)
+class _BufferOrigin:
+    holder: dict[str, Any]
+    key: str
+    origin: torch.Tensor
+    moved: torch.Tensor
+
+    def back(self) -> None:
+        now, moved = self.holder.get(self.key), self.moved
+        if now is moved:
+            if not self._is_converted_only(moved):
+                with torch.inference_mode(self.origin.is_inference()):
+                    self.origin.copy_(moved)
+            self.holder[self.key] = self.origin  # the last step: before it, this can be done again
+        elif now is not None:
+            self.holder[self.key] = now.to(self.origin.device, self.origin.dtype)
+
+    def _is_converted_only(self, moved: torch.Tensor) -> bool:
+        """Whether nothing was written to it: converting it back may lose bits."""
+        return moved.dtype is not self.origin.dtype and torch.equal(
+            moved.to(self.origin.device), self.origin.to(moved.dtype)
+        )
+
+
+def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
+    raise PlacementError(
+        f"a placed model can't be {_CHANGES[name]}: the weights of a placed model are only read",
+        "call remove() of the handle first",
+    )
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """Whether it is a layer with adapters, as peft makes them, which can be merged into its weight."""
+    return all(hasattr(module, name) for name in ("merge", "unmerge", "merged_adapters"))
+
+
+def joins_its_weights(block: nn.Module) -> bool:
+    """Whether it has a recurrent module that joins its weights for cuDNN (see `leave_weights_apart`)."""
+    return any(isinstance(module, nn.RNNBase) and not module.bias for module in block.modules())
+
+
+def _leave_apart() -> None:
+    """Instead of joining weights."""
+
+
+def _saved(
+    module: nn.Module,
+    save: Callable[..., None],
+    destination: dict[str, Any],
+    prefix: str,
+    keep_vars: bool,
+) -> None:
+    """Save a module's part of a state dict, with the values of offloaded weights in host memory."""
+    save(destination, prefix, keep_vars)
+    for key in (prefix + name for name in module._parameters):
+        value = destination.get(key)
+        if isinstance(value, DetachedParameter):
+            destination[key] = value.access.fetch_to_host()
+
+
+def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
+    """The model's own values in host memory of their own, in the parameter's order of dimensions."""
+    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
+    return view.copy_(values)
+
+
+def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
+    parameter = entry.like(values)
+    for owner, key in entry.owners:
+        owner._parameters[key] = parameter
+    return parameter
+
+
+def bfloat16_target(plan: Plan) -> torch.dtype | None:
+    """What bfloat16 is converted to, if it is."""
+    return _BECOMES.get(plan.bfloat16_becomes)
+
+
+_BECOMES = {"float16": torch.float16, "float32": torch.float32}
+
+
+def converting_modules(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
+    """Where inputs of another dtype may come in: the blocks, which any method may call, and the model."""
+    modules = [*(module for block, _ in blocks for module in block.modules), model]
+    return list({id(module): module for module in modules}.values())
