@@ -25,9 +25,9 @@ from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load
 from probes.placement.models.from_config import config_refusals, configured, library
 from probes.placement.models.reading import CheckpointFolder
-from probes.placement.planner.costs import Compute, Constants
-from probes.placement.planner.profile import matching, profile, without_gpu
-from probes.placement.planner.request import plan
+from probes.placement.planner.api import plan
+from probes.placement.planner.compute_dtype import Compute
+from probes.placement.planner.machine import Constants, nearest_profile, profile, without_gpu
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.types import DTYPE_BYTES, Objective, Plan, StackPlan
@@ -419,7 +419,7 @@ def _nearest() -> Constants:
         return without_gpu(len(os.sched_getaffinity(0)))
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
     target = getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"
-    return profile(matching(facts.name, target))
+    return profile(nearest_profile(facts.name, target))
 
 
 def _of_peer(peer: Peer, built: Built, made: Plan, inputs: torch.Tensor, *, output: torch.Tensor) -> Ran:

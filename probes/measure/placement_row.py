@@ -16,8 +16,8 @@ from probes.measure.placement_ways import budget_bytes, fixed_plan, layer_tiers,
 from probes.placement.architectures import Built, build
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.modules import Block, described, find_blocks
+from probes.placement.planner.machine import nearest_profile, profile
 from probes.placement.planner.plan import make
-from probes.placement.planner.profile import matching, profile
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.types import Plan, StackPlan, Workload
@@ -119,7 +119,7 @@ class LayerStack:
         if not self._zero_copy:
             return TRIED_AS
         facts = torch.cuda.get_device_properties(0)
-        return matching(facts.name, getattr(facts, "gcnArchName", f"sm_{facts.major}{facts.minor}"))
+        return nearest_profile(facts.name, getattr(facts, "gcnArchName", f"sm_{facts.major}{facts.minor}"))
 
     def left_bytes(self, scenario: Scenario, rows: int) -> int:
         """Bytes of the weights, unpacked, that a way leaves in host memory."""

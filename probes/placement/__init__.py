@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from probes.core.errors import PlacementError
     from probes.placement.loading import load
     from probes.placement.plan_file import read_plan
-    from probes.placement.planner.multi_gpu import plan_cards
-    from probes.placement.planner.request import plan
+    from probes.placement.planner.api import plan, plan_cards
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.multi_gpu import CardsHandle
     from probes.placement.runtime.place import place
@@ -26,8 +25,8 @@ _HOMES = {
     "Plan": "probes.placement.types",
     "load": "probes.placement.loading",
     "place": "probes.placement.runtime.place",
-    "plan": "probes.placement.planner.request",
-    "plan_cards": "probes.placement.planner.multi_gpu",
+    "plan": "probes.placement.planner.api",
+    "plan_cards": "probes.placement.planner.api",
     "read_plan": "probes.placement.plan_file",
 }
 

@@ -14,10 +14,11 @@ from board import Board
 from probes.core.errors import PlanImpossible
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.reading import describe
-from probes.placement.planner.costs import Option, Pass, ready
+from probes.placement.planner.compute_dtype import with_compute_dtype
+from probes.placement.planner.costs import Option, Pass
+from probes.placement.planner.machine import profile, profile_names
 from probes.placement.planner.multi_gpu import make_cards
 from probes.placement.planner.plan import make
-from probes.placement.planner.profile import names, profile
 from probes.placement.planner.simulation import simulate
 from probes.placement.planner.tiers import options, surroundings
 from probes.placement.types import LOADING_BYTES, Objective, Rings, Workload
@@ -75,7 +76,7 @@ def against_every_placement(cases: int = CASES, seed: int = 1) -> list[float]:
 
 def one_case(rng: random.Random) -> float:
     """One small model on one machine under one budget."""
-    model, machine = small_model(rng), rng.choice(names())
+    model, machine = small_model(rng), rng.choice(profile_names())
     objective: Objective = rng.choice(("exact", "fast"))
     batch = rng.choice((1, 1, 8, 64, 512))
     total = model.weight_bytes
@@ -84,7 +85,7 @@ def one_case(rng: random.Random) -> float:
     workload = Workload(batch=batch)
     work = Pass(batch, batch, 1, objective)
     every = every_placement(
-        ready(model, profile(machine), objective=objective),
+        with_compute_dtype(model, profile(machine), objective=objective),
         machine,
         work,
         vram=vram,
@@ -106,7 +107,7 @@ def one_case(rng: random.Random) -> float:
 def seconds_of_largest() -> float:
     """The longest time from a config of 70 billion weights to a plan, of every machine and objective."""
     taken = []
-    for machine, objective in itertools.product(names(), ("exact", "fast")):
+    for machine, objective in itertools.product(profile_names(), ("exact", "fast")):
         begun = time.perf_counter()
         make(
             describe(LARGEST),
@@ -159,7 +160,7 @@ def over_cards() -> list[float]:
     """For 2 and 4 cards of each profile, half the model's bytes in all: a pass over that of one card."""
     model = describe("qwen2.5-7b")
     found = []
-    for machine, cards in itertools.product(names(), (2, 4)):
+    for machine, cards in itertools.product(profile_names(), (2, 4)):
         vram = max(model.weight_bytes // 2 // cards, 2 * GIB)
 
         def seconds(count: int, machine: str = machine, vram: int = vram) -> float:

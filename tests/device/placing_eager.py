@@ -20,7 +20,7 @@ from probes.core.errors import PlanImpossible
 from probes.placement import Plan, place, plan
 from probes.placement.architectures import plain_layers
 from probes.placement.models import modules
-from probes.placement.planner.profile import PLAIN_OPERATIONS, profile
+from probes.placement.planner.machine import PLAIN_OPERATIONS, profile
 from probes.records.rows import SMALL_LAYERS
 
 TURNS, UNIT_S, PASS_S = 7, 0.006, 0.03

@@ -13,7 +13,7 @@ from probes.placement import load
 from probes.placement.models.modules import described
 from probes.placement.planner import tiers
 from probes.placement.planner.costs import Pass
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 from probes.placement.planner.tiers import options
 from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle

@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 from probes.placement.models.reading import describe
+from probes.placement.planner.machine import profile
 from probes.placement.planner.plan import make
-from probes.placement.planner.profile import profile
 from probes.placement.runtime.host_memory import Candidate, Counted, Slots, spilled
 from probes.placement.types import Workload
 

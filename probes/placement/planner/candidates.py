@@ -16,8 +16,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from probes.core.errors import UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
-from probes.placement.planner.costs import Constants, Option, Pass
+from probes.placement.planner.costs import Option, Pass
 from probes.placement.planner.ilp import LOOSE_GAP, Choice, Counts, Group, Program, Search
+from probes.placement.planner.machine import Constants
 from probes.placement.planner.simulation import (
     ARRIVAL_S,
     GAIN,

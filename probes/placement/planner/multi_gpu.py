@@ -8,16 +8,15 @@ CPU and Python.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from probes.core.errors import PlanImpossible, UsageError
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
-from probes.placement.models.reading import named_path
-from probes.placement.planner.costs import Compute, Constants, Option, ready, with_host
+from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.costs import Option
+from probes.placement.planner.machine import Constants, with_host
 from probes.placement.planner.plan import Made, check_numbers, make
-from probes.placement.planner.request import Model, constants, described, ranges
 from probes.placement.planner.simulation import Timeline, simulate_cards
 from probes.placement.planner.tiers import SYNC_S
 from probes.placement.types import CardsPlan, Objective, PassTime, Plan, Workload
@@ -66,7 +65,7 @@ def make_cards(
     if not 1 <= cards <= min(MOST_CARDS, len(model.blocks)):
         most = min(MOST_CARDS, len(model.blocks))
         raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")
-    model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
+    model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
     machine, host = with_host(machine, host)
     memory = machine.host_bytes if host is None else host
     stages = [
@@ -154,36 +153,3 @@ def _shared(stages: Sequence[Made]) -> tuple[float, float]:
     """Seconds of a pass on the CPU, and of Python, which all cards share."""
     options = [option for stage in stages for option in stage.found.chosen]
     return sum(option.cpu_s for option in options), sum(option.launch_s for option in options)
-
-
-def plan_cards(
-    model: Model,
-    *,
-    cards: int,
-    vram: int,
-    machine: Constants | str | Path,
-    host: int | None = None,
-    batch: int = 1,
-    tokens: int = 1,
-    context: int = 0,
-    objective: Objective = "exact",
-    compute: Compute = "auto",
-    weights: str | Path | None = None,
-) -> CardsPlan:
-    """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
-
-    The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
-    """
-    found, known = described(model), constants(machine)
-    of = model if weights is None else named_path(weights, "weights' checkpoint")
-    return make_cards(
-        found,
-        known,
-        cards=cards,
-        vram=vram,
-        host=host,
-        workload=Workload(batch, tokens, context),
-        objective=objective,
-        compute=compute,
-        ranges=ranges(of, found, known, objective=objective, compute=compute),
-    ).plan

@@ -11,16 +11,9 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
 from probes.placement.planner.candidates import Kind, kinds, together
-from probes.placement.planner.costs import (
-    ASSUMED_HOST,
-    Compute,
-    Constants,
-    Option,
-    Pass,
-    cache_bytes,
-    ready,
-    with_host,
-)
+from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
 from probes.placement.planner.search import Found, fits, search, steadier
 from probes.placement.planner.simulation import Limits, ring_bytes, staging_bytes
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
@@ -318,7 +311,7 @@ def make(
     known, (machine, host) = host, with_host(machine, host)
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
-    model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
+    model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
     versions = _versions(model, captured=captured)
     tasks = [Task(one, machine, workload, objective, captured) for one in versions]
     tried = [(task, found) for task in tasks if (found := _quickest(task, vram, host))]

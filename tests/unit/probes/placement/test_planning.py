@@ -16,13 +16,13 @@ from probes.placement.models.description import (
 )
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import flaw
-from probes.placement.planner import candidates, ilp, request, search, simulation
+from probes.placement.planner import api, candidates, ilp, search, simulation
 from probes.placement.planner import tiers as packedlookups
 from probes.placement.planner import tiers as packedtiers
 from probes.placement.planner.costs import Option
 from probes.placement.planner.ilp import Program, Tableau
+from probes.placement.planner.machine import profile, profile_names
 from probes.placement.planner.plan import Made, Task, make
-from probes.placement.planner.profile import names, profile
 from probes.placement.planner.simulation import Blocks, simulate
 from probes.placement.types import LOADING_BYTES, Objective, Plan, Rings, Workload
 
@@ -62,7 +62,7 @@ def drawn(rng: random.Random) -> ModelDescription:
 def planned(seed: int) -> tuple[Made, ModelDescription, int, int | None] | None:
     """A plan for a drawn model under drawn budgets, or nothing where the budgets are refused."""
     rng = random.Random(seed)
-    model, machine = drawn(rng), profile(rng.choice(names()))
+    model, machine = drawn(rng), profile(rng.choice(profile_names()))
     vram = int(model.weight_bytes * rng.uniform(0.0, 1.5)) + rng.choice((16, 64, 256)) * MIB
     host = None if rng.random() < 0.5 else int(model.weight_bytes * rng.uniform(0.0, 3.0)) + LOADING_BYTES
     work = Workload(rng.choice((1, 3, 64)), rng.choice((1, 128)), rng.choice((0, 512)))
@@ -381,14 +381,14 @@ def test_what_is_no_whole_number_or_no_objective_is_refused_by_name(name: str, v
     """A plan with vram=0.9 * total was saved and never read again; a mistyped objective was exact."""
     given: dict[str, object] = {"vram": GIB, "machine": "h200", name: value}
     with pytest.raises(UsageError, match=name):
-        request.plan("bert-base", **given)  # type: ignore[arg-type]
+        api.plan("bert-base", **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("machine", ["wx4100", "h200"])
 def test_keys_and_values_larger_than_all_else_have_a_way_out(machine: str) -> None:
     """A cache of 275 GiB was refused without one: the search for it ended at eight times the weights."""
     with pytest.raises(PlanImpossible, match=r"the smallest (card|budget) that works (has|is) (27|54)\d\."):
-        request.plan("qwen2.5-3b", vram=4 * GIB, machine=machine, batch=8, context=1_000_000)
+        api.plan("qwen2.5-3b", vram=4 * GIB, machine=machine, batch=8, context=1_000_000)
 
 
 def of_all_sizes(count: int) -> ModelDescription:

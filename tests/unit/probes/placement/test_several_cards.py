@@ -10,10 +10,9 @@ from probes.cli.program import main
 from probes.core.errors import Exit, PlanImpossible, UsageError
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import cards_schema
-from probes.placement.planner.costs import Constants
+from probes.placement.planner.machine import Constants, profile
 from probes.placement.planner.multi_gpu import MadeCards, make_cards
 from probes.placement.planner.plan import make
-from probes.placement.planner.profile import profile
 from probes.placement.types import Workload
 
 GIB = 2**30

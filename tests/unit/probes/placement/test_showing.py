@@ -14,9 +14,9 @@ from probes.core.codec import to_json
 from probes.core.errors import ReportError
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import plan_schema, read_plan
+from probes.placement.planner.machine import profile
 from probes.placement.planner.multi_gpu import make_cards
 from probes.placement.planner.plan import Made, make
-from probes.placement.planner.profile import profile
 from probes.placement.types import Objective, Plan, Workload
 from probes.reports.plan import draw, lines
 

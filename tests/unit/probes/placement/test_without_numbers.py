@@ -14,9 +14,9 @@ from probes.placement.models.description import (
     Use,
 )
 from probes.placement.plan_file import flaw
+from probes.placement.planner.machine import profile, profile_names
 from probes.placement.planner.multi_gpu import make_cards
 from probes.placement.planner.plan import make
-from probes.placement.planner.profile import names, profile
 from probes.placement.types import Workload
 from probes.reports.plan import draw, lines
 
@@ -61,7 +61,7 @@ def test_a_model_with_nothing_in_some_places_has_a_sound_plan_or_a_smallest_budg
     model = ModelDescription(
         "drawn", tuple(block(rng, f"{i}") for i in range(rng.choice([1, 2, 5]))), "drawn"
     )
-    machine = profile(rng.choice(names()))
+    machine = profile(rng.choice(profile_names()))
     work = Workload(rng.choice([1, 64]), rng.choice([1, 128]), rng.choice([0, 200]))
     vram = int(model.weight_bytes * rng.random() * 1.2) + rng.choice([0, 50, 600]) * MIB
     how = {"vram": vram, "host": None, "workload": work, "objective": rng.choice(["exact", "fast"])}
