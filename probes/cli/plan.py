@@ -115,11 +115,11 @@ def _one_card(args: argparse.Namespace) -> Shown:
     """The plan as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
     from probes.placement.planner.api import resolve_machine, resolve_model
-    from probes.placement.planner.plan import make
+    from probes.placement.planner.plan import make_plan
     from probes.reports.plan import draw, lines
 
     model, machine = resolve_model(args.model), resolve_machine(args.machine)
-    made = make(model, machine, **_asked(args, model, machine))
+    made = make_plan(model, machine, **_asked(args, model, machine))
     return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.found.timeline)
 
 
@@ -127,11 +127,11 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     """The same over several cards."""
     from probes.core.codec import to_json
     from probes.placement.planner.api import resolve_machine, resolve_model
-    from probes.placement.planner.multi_gpu import make_cards
+    from probes.placement.planner.multi_gpu import make_cards_plan
     from probes.reports.plan import cards_lines, draw
 
     model, machine = resolve_model(args.model), resolve_machine(args.machine)
-    made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
+    made = make_cards_plan(model, machine, cards=args.cards, **_asked(args, model, machine))
     return cards_lines(made.plan), partial(to_json, made.plan), partial(draw, made.joined, made.timeline)
 
 

@@ -17,7 +17,7 @@ from probes.placement.architectures import Built, build
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.modules import Block, described, find_blocks
 from probes.placement.planner.machine import nearest_profile, profile
-from probes.placement.planner.plan import make
+from probes.placement.planner.plan import make_plan
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.types import Plan, StackPlan, Workload
@@ -108,12 +108,12 @@ class LayerStack:
         model = self._description
         assert model  # `spill` has been called
         host = 4 * model.weight_bytes + 2**34  # the host has all weights already
-        use = make(
+        use = make_plan(
             model, machine, vram=machine.vram_bytes, host=host, workload=workload, objective="exact"
         ).plan.vram
         beside = use.activations + use.workspace + use.rounding
         budget = budget_bytes(self.plan) + beside
-        return make(model, machine, vram=budget, host=host, workload=workload, objective="exact").plan
+        return make_plan(model, machine, vram=budget, host=host, workload=workload, objective="exact").plan
 
     def _profile(self) -> str:
         if not self._zero_copy:

@@ -20,7 +20,7 @@ from probes.placement.types import (
     BlockPlan,
     CardsPlan,
     Plan,
-    Rings,
+    PrefetchPool,
 )
 from probes.records.files import reading
 from probes.records.json_schema import document
@@ -104,7 +104,7 @@ def _over_budget(plan: Plan) -> Iterator[str]:
         yield from _too_little(block, rings)
 
 
-def _too_little(block: BlockPlan, rings: Rings) -> Iterator[str]:
+def _too_little(block: BlockPlan, rings: PrefetchPool) -> Iterator[str]:
     """Where the block's weights can't be in what it is said to take, even packed to half their bytes."""
     weights = block.weight_bytes
     stored = weights // 2 if block.tier in PACKED else weights

@@ -43,7 +43,7 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
-class Rings:
+class PrefetchPool:
     """The buffers that moving blocks pass through. Block i of a ring always uses buffer i modulo its size."""
 
     slots: int = 2
@@ -128,7 +128,7 @@ class Plan:
     vram_budget: int  # bytes
     host_budget: int  # bytes
     blocks: tuple[BlockPlan, ...]  # in call order
-    rings: Rings
+    rings: PrefetchPool
     vram: VramUse
     host: HostUse
     time: PassTime  # in generation, of one generated token

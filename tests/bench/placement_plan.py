@@ -17,11 +17,11 @@ from probes.placement.models.reading import describe
 from probes.placement.planner.compute_dtype import with_compute_dtype
 from probes.placement.planner.costs import Option, Pass
 from probes.placement.planner.machine import profile, profile_names
-from probes.placement.planner.multi_gpu import make_cards
-from probes.placement.planner.plan import make
+from probes.placement.planner.multi_gpu import make_cards_plan
+from probes.placement.planner.plan import make_plan
 from probes.placement.planner.simulation import simulate
 from probes.placement.planner.tiers import options, surroundings
-from probes.placement.types import LOADING_BYTES, Objective, Rings, Workload
+from probes.placement.types import LOADING_BYTES, Objective, PrefetchPool, Workload
 
 GIB, MIB = 2**30, 2**20
 CASES = 240
@@ -56,7 +56,7 @@ def every_placement(
     for chosen in itertools.product(*(options(block, constants, work) for block in blocks)):
         slot = max(option.slot_bytes for option in chosen)
         scratch = max(option.scratch_bytes for option in chosen)
-        rings = Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch)
+        rings = PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch)
         staging = 2 * slot if any(option.tier == "disk" for option in chosen) else 0
         on_host = staging + sum(option.pinned_bytes for option in chosen)
         if sum(option.vram_bytes for option in chosen) + 2 * slot + scratch > left or on_host > pinned:
@@ -94,7 +94,7 @@ def one_case(rng: random.Random) -> float:
     )
     best = min((seconds for seconds, _ in every), default=None)
     try:
-        made = make(
+        made = make_plan(
             model, profile(machine), vram=vram, host=host, workload=workload, objective=objective
         ).plan.time.middle_s
     except PlanImpossible:
@@ -109,7 +109,7 @@ def seconds_of_largest() -> float:
     taken = []
     for machine, objective in itertools.product(profile_names(), ("exact", "fast")):
         begun = time.perf_counter()
-        make(
+        make_plan(
             describe(LARGEST),
             profile(machine),
             vram=profile(machine).vram_bytes,
@@ -128,7 +128,7 @@ def seconds_of_many_blocks(blocks: int = 100_000) -> float:
         model = tiny_blocks(blocks, of_kinds)
         vram = model.weight_bytes // 2 + 80 * MIB
         begun = time.perf_counter()
-        make(
+        make_plan(
             model,
             profile(machine),
             vram=vram,
@@ -164,7 +164,7 @@ def over_cards() -> list[float]:
         vram = max(model.weight_bytes // 2 // cards, 2 * GIB)
 
         def seconds(count: int, machine: str = machine, vram: int = vram) -> float:
-            made = make_cards(
+            made = make_cards_plan(
                 model,
                 profile(machine),
                 cards=count,

@@ -21,7 +21,7 @@ from test_kinds_of_modules import REFUSED, divided, made, same
 from probes.core.errors import PlacementError
 from probes.placement import place
 from probes.placement.models.modules import find_blocks
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 GPU = torch.device("cuda")
 WAYS = {
@@ -38,7 +38,7 @@ def placed(model, way):
     names = divided(model) if way == "divided" else None
     blocks = [block.name for block in find_blocks(model, names) if block.called]
     tiers = {name: WAYS[way][number % len(WAYS[way])] for number, name in enumerate(blocks)}
-    plan = plan_of(model, tiers, Rings(2, scratches=2), names=names)
+    plan = plan_of(model, tiers, PrefetchPool(2, scratches=2), names=names)
     return place(model, plan, device=GPU, capture=way == "recorded")
 
 

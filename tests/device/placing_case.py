@@ -16,7 +16,16 @@ from torch import nn
 
 from probes.placement import Handle, PlacementError, Plan, place, plan
 from probes.placement.models.modules import find_blocks
-from probes.placement.types import BlockPlan, HostUse, Objective, PassTime, Rings, Tier, VramUse, Workload
+from probes.placement.types import (
+    BlockPlan,
+    HostUse,
+    Objective,
+    PassTime,
+    PrefetchPool,
+    Tier,
+    VramUse,
+    Workload,
+)
 
 GIB = 1 << 30
 BUDGET = 4 * GIB
@@ -164,7 +173,9 @@ class Bench:
         """A plan by hand: what doesn't fit has this tier, evenly spread; nothing in it is predicted."""
         blocks = find_blocks(self.module)
         slot = max(block.n_bytes for block in blocks)
-        rings = Rings(slots=2, slot_bytes=slot, scratches=2, scratch_bytes=slot if "packed" in tier else 0)
+        rings = PrefetchPool(
+            slots=2, slot_bytes=slot, scratches=2, scratch_bytes=slot if "packed" in tier else 0
+        )
         room = budget - ROOM - 2 * rings.slot_bytes - 2 * rings.scratch_bytes
         fitting = int(room // slot)
         moving = len(blocks) - fitting

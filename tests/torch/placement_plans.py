@@ -3,7 +3,7 @@
 from torch import nn
 
 from probes.placement.models.modules import find_blocks
-from probes.placement.types import BlockPlan, HostUse, PassTime, Plan, Rings, Tier, VramUse, Workload
+from probes.placement.types import BlockPlan, HostUse, PassTime, Plan, PrefetchPool, Tier, VramUse, Workload
 
 
 def plan_of(model: nn.Module, tiers: dict[str, Tier]) -> Plan:
@@ -22,7 +22,7 @@ def plan_of(model: nn.Module, tiers: dict[str, Tier]) -> Plan:
         vram_budget=0,
         host_budget=0,
         blocks=blocks,
-        rings=Rings(),
+        rings=PrefetchPool(),
         vram=VramUse(0, 0, 0, 0, 0, 0, 0, 0),
         host=HostUse(0, 0, 0),
         time=PassTime(0.0, 0.0, 0.0, "launch"),

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from probes.placement.models.modules import find_blocks
-from probes.placement.types import BlockPlan, HostUse, PassTime, Plan, Rings, VramUse, Workload
+from probes.placement.types import BlockPlan, HostUse, PassTime, Plan, PrefetchPool, VramUse, Workload
 
 TIERS = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu")
 
@@ -22,7 +22,7 @@ def plan_of(model, tiers=None, rings=None, *, objective="exact", names=None, bec
         for b in find_blocks(model, names)
     )
     vram, host, time = VramUse(0, 0, 0, 0, 0, 0, 0, 0), HostUse(0, 0, 0), PassTime(0.0, 0.0, 0.0, "link")
-    rings = rings or Rings()
+    rings = rings or PrefetchPool()
     return Plan(
         *("random", "test", "none", objective, Workload(), 0, 0, blocks, rings, vram, host, time),
         bfloat16_becomes=becomes,

@@ -19,7 +19,7 @@ from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 WIDTH, LAYERS, PIECES = 256, 6, 4
@@ -32,7 +32,7 @@ def layers(dtype):
 def plan_in_pieces(model, *, slots, objective="exact"):
     plan = plan_of(model, {f"{i}": "streamed_packed" if i % 2 else "packed" for i in range(LAYERS)})
     block = max(sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in model)
-    rings = Rings(slots=slots, slot_bytes=block // PIECES, scratches=1, ahead=slots, pieces=PIECES)
+    rings = PrefetchPool(slots=slots, slot_bytes=block // PIECES, scratches=1, ahead=slots, pieces=PIECES)
     return replace(plan, rings=rings, objective=objective)
 
 
@@ -100,7 +100,7 @@ def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
     work = Pass(1, 1, 1, "exact", captured=True)
     cut = next(one for one in options(block, machine, work) if one.pieces > 1 and one.dense == dense)
     plan = plan_of(model, {"0": "streamed_packed"})
-    rings = Rings(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
+    rings = PrefetchPool(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
     plan = replace(plan, rings=rings, blocks=(replace(plan.blocks[0], dense=dense),))
     handle = settle(model, plan, ModuleSource(), HostLanes())
     made = handle._engine.moving[0].pieces

@@ -8,7 +8,7 @@ from torch import nn
 from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.weight_sources import Held, ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 WIDTH = 64
@@ -84,7 +84,7 @@ def placed(tiers, log, source):
     want = model(x)
     lanes = LoggedLanes(log)
     named = {str(i): tier for i, tier in enumerate(tiers)}
-    plan = plan_of(model, named, Rings(slots=2, ahead=2))
+    plan = plan_of(model, named, PrefetchPool(slots=2, ahead=2))
     handle = settle(model, plan, source, lanes, work=Arithmetic(reads=lanes.reads))
     lanes.engine = handle._engine
     return model, x, want, handle

@@ -11,7 +11,7 @@ from torch import nn
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 BLOCKS, PASSES = 6, 4
 
@@ -61,11 +61,14 @@ def handed_over(tier, rings):
 
 
 def test_a_packed_block_with_one_scratch_buffer_is_one_launch_and_no_mark():
-    assert handed_over("packed", Rings(1, scratches=1)) == {("compute", "follow"): 1, ("compute", "run"): 1}
+    assert handed_over("packed", PrefetchPool(1, scratches=1)) == {
+        ("compute", "follow"): 1,
+        ("compute", "run"): 1,
+    }
 
 
 def test_a_streamed_packed_block_with_one_scratch_buffer_needs_marks_for_its_copy_alone():
-    assert handed_over("streamed_packed", Rings(2, scratches=1)) == {
+    assert handed_over("streamed_packed", PrefetchPool(2, scratches=1)) == {
         ("copy", "wait"): 1,
         ("copy", "run"): 1,
         ("copy", "record"): 1,
@@ -78,11 +81,11 @@ def test_a_streamed_packed_block_with_one_scratch_buffer_needs_marks_for_its_cop
 
 @pytest.mark.parametrize("tier", ["packed", "streamed_packed"])
 def test_with_two_scratch_buffers_blocks_are_unpacked_beside_those_that_compute(tier):
-    found = handed_over(tier, Rings(2, scratches=2))
+    found = handed_over(tier, PrefetchPool(2, scratches=2))
     assert found["unpack", "run"] == 1
     assert ("compute", "run") not in found
 
 
 def test_a_streamed_block_is_unpacked_nowhere():
-    found = handed_over("streamed", Rings(2, scratches=0))
+    found = handed_over("streamed", PrefetchPool(2, scratches=0))
     assert not [key for key in found if key[0] == "unpack" or key[1] == "follow"]

@@ -19,7 +19,7 @@ from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.weight_sources import Held, ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 NAMES = [f"layers.{number}" for number in range(4)]
@@ -100,9 +100,9 @@ def same(model, weights):
 
 
 WAYS = [
-    (["streamed"], Rings(1)),
-    (["streamed", "streamed_packed", "packed"], Rings(2, scratches=2)),
-    (["streamed_packed", "packed", "cpu"], Rings(1, scratches=1)),
+    (["streamed"], PrefetchPool(1)),
+    (["streamed", "streamed_packed", "packed"], PrefetchPool(2, scratches=2)),
+    (["streamed_packed", "packed", "cpu"], PrefetchPool(1, scratches=1)),
 ]
 
 
@@ -132,7 +132,7 @@ def test_after_an_interruption_nothing_reads_what_is_overwritten(capture, seed, 
     work = Arithmetic(linear=lanes.product(exact_linear), multiplies=bool, reads=lanes.reads)
     model, handle = placed(
         ["streamed", "streamed_packed", "packed"],
-        *(lanes, Rings(2, scratches=2, ahead=2)),
+        *(lanes, PrefetchPool(2, scratches=2, ahead=2)),
         objective="fast" if seed else "exact",
         work=work,
         capture=capture,
@@ -149,7 +149,7 @@ def test_after_an_interruption_blocks_are_read_from_disk_again(tmp_path, thoroug
     want = Model()(x)
     own = {name: value for name, value in Model().state_dict().items() if "others" not in name}
     save_file(own, tmp_path / "model.safetensors")
-    plan = plan_of(Model(), dict.fromkeys(NAMES, "disk"), Rings(2), names=NAMES)
+    plan = plan_of(Model(), dict.fromkeys(NAMES, "disk"), PrefetchPool(2), names=NAMES)
     model = load(Model, tmp_path, plan, device="cpu", cache=False)
     assert interrupt_everywhere(model, x, want, thorough=thorough) > (
         400 // (PASSED_OVER + 1) if thorough else 70
@@ -161,7 +161,7 @@ def test_after_an_interruption_blocks_are_read_from_disk_again(tmp_path, thoroug
 def test_after_an_interruption_over_several_cards_all_compute_the_same(thorough):
     x = torch.randn(2, 64)
     want, model = Model()(x), Model()
-    plan = over_cards(model, {NAMES[0]: "streamed", NAMES[2]: "packed"}, [2], Rings())
+    plan = over_cards(model, {NAMES[0]: "streamed", NAMES[2]: "packed"}, [2], PrefetchPool())
     handle = place(model, plan, device="cpu")
     assert interrupt_everywhere(model, x, want, thorough=thorough) > (
         400 // (PASSED_OVER + 1) if thorough else 70
@@ -177,7 +177,7 @@ def test_an_interrupted_first_pass_over_several_cards_leaves_no_watcher_behind(t
 
     def first():
         model = Model()
-        handle = place(model, over_cards(model, {NAMES[0]: "streamed"}, [2], Rings()), device="cpu")
+        handle = place(model, over_cards(model, {NAMES[0]: "streamed"}, [2], PrefetchPool()), device="cpu")
         return model, partial(model, x), handle
 
     for one in moments(first()[1], thorough=thorough):
@@ -197,7 +197,7 @@ def test_an_interrupted_removal_is_completed_by_another(tier, thorough):
     want = Model()(x)
 
     def removal():
-        model, handle = placed([tier], HostLanes(), Rings(2, scratches=2))
+        model, handle = placed([tier], HostLanes(), PrefetchPool(2, scratches=2))
         model(x)
         return model, handle
 
@@ -220,7 +220,7 @@ class Recovering(Held):
 
 
 def test_after_an_interrupted_step_each_wire_forgets_what_was_announced():
-    model, handle = placed(["streamed"], HostLanes(), Rings(2))
+    model, handle = placed(["streamed"], HostLanes(), PrefetchPool(2))
     x, moving = torch.randn(2, 64), handle._engine.moving
     want = model(x)
     for one in moving:
@@ -253,7 +253,7 @@ def test_an_interrupted_call_within_a_call_leaves_the_outer_one_under_way():
     model = nn.Sequential(Recursive(), Recursive(), Recursive()).eval().requires_grad_(False)
     x = torch.randn(2, 64)
     want = model(x)
-    plan = plan_of(model, dict.fromkeys("012", "streamed"), Rings(1))
+    plan = plan_of(model, dict.fromkeys("012", "streamed"), PrefetchPool(1))
     moving = settle(model, plan, ModuleSource(), HostLanes())._engine.moving
     linear, depths = model[1].linear, []
     linear.register_forward_hook(lambda *_: depths.append(moving[1].depth))

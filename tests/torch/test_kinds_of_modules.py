@@ -19,7 +19,7 @@ from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.weight_sources import Held, ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, for what is deprecated and used
@@ -100,7 +100,7 @@ def placed(model, way, seed=0, *, steady=True):
             block.name: ("streamed", "streamed_packed", "packed")[(i + seed) % 3]
             for i, block in enumerate(blocks)
         }
-    rings = Rings(2, scratches=2)
+    rings = PrefetchPool(2, scratches=2)
     plan = plan_of(model, tiers, rings, names=names, objective="fast" if way == "fused" else "exact")
     late = way == "recorded" or (
         steady and way in ("mixed", "divided")

@@ -25,7 +25,7 @@ from probes.placement.runtime.place import place, settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.turns import Turns
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 MOVING = ("packed", "streamed_packed", "streamed")
@@ -56,7 +56,7 @@ class Model(nn.Module):
 def placed(model, tier, **options):
     blocks = [block.name for block in find_blocks(model) if block.called]
     tiers = {name: tier if tier != "all" else TIERS[i % len(TIERS)] for i, name in enumerate(blocks)}
-    return place(model.eval(), plan_of(model, tiers, Rings(2, scratches=2)), **options)
+    return place(model.eval(), plan_of(model, tiers, PrefetchPool(2, scratches=2)), **options)
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x
         return unpack(packed, out)
 
     names = [block.name for block in find_blocks(model)]
-    plan = plan_of(model, dict.fromkeys(names, tier), Rings(2, scratches=1))
+    plan = plan_of(model, dict.fromkeys(names, tier), PrefetchPool(2, scratches=1))
     handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacked))
     assert torch.equal(model(x), want)
     written.clear()
@@ -508,7 +508,7 @@ def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(mod
         return nn.functional.linear(x, unpack(packed), bias)
 
     tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
-    plan = plan_of(model, tiers, Rings(2, scratches=scratches), objective="fast")
+    plan = plan_of(model, tiers, PrefetchPool(2, scratches=scratches), objective="fast")
     handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(linear=linear, multiplies=bool))
     for _ in range(2):
         assert torch.allclose(model(x), want)
@@ -528,7 +528,7 @@ def test_weights_too_narrow_for_a_packed_product_are_unpacked_once_a_call_not_fo
         return unpack(packed, out)
 
     names = [block.name for block in find_blocks(model)]
-    plan = plan_of(model, dict.fromkeys(names, "packed"), Rings(1, scratches=1), objective="fast")
+    plan = plan_of(model, dict.fromkeys(names, "packed"), PrefetchPool(1, scratches=1), objective="fast")
     handle = settle(model, plan, ModuleSource(), HostLanes(), work=Arithmetic(unpack=unpacking))
     assert all(one.products is None for one in handle._engine.moving)
     assert torch.equal(model(x), want)
@@ -733,9 +733,9 @@ def test_a_parameter_that_is_a_buffer_too_is_refused(model):
             lambda plan: {"blocks": (replace(plan.blocks[0], tier="vram"), *plan.blocks[1:])},
             "the tier 'vram'",
         ),
-        (lambda plan: {"rings": Rings(10**15)}, "aren't each from 0"),
-        (lambda plan: {"rings": Rings(2, scratches=-3)}, r"plan\.rings\.scratches is -3"),
-        (lambda plan: {"rings": Rings(2, ahead=-1)}, r"plan\.rings\.ahead is -1"),
+        (lambda plan: {"rings": PrefetchPool(10**15)}, "aren't each from 0"),
+        (lambda plan: {"rings": PrefetchPool(2, scratches=-3)}, r"plan\.rings\.scratches is -3"),
+        (lambda plan: {"rings": PrefetchPool(2, ahead=-1)}, r"plan\.rings\.ahead is -1"),
     ],
 )
 def test_an_edited_plan_that_cannot_be_followed_is_refused(model, x, edit, said):

@@ -25,7 +25,7 @@ from probes.placement.runtime.offloaded import Away, Lazy
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,7 +41,9 @@ def made(make, seed=0):
 def placed(model, tier, **options):
     names = [block.name for block in find_blocks(model) if block.called]
     return place(
-        model, plan_of(model, dict.fromkeys(names, tier), Rings(2, scratches=2), **options), device="cpu"
+        model,
+        plan_of(model, dict.fromkeys(names, tier), PrefetchPool(2, scratches=2), **options),
+        device="cpu",
     )
 
 
@@ -197,7 +199,7 @@ def test_a_forked_child_reads_from_disk_with_threads_of_its_own(tmp_path):
     with torch.inference_mode():
         want = model(X)
         tiers = dict.fromkeys("0123", "disk")
-        loaded = load(chain, tmp_path, plan_of(model, tiers, Rings(2)), device="cpu", cache=False)
+        loaded = load(chain, tmp_path, plan_of(model, tiers, PrefetchPool(2)), device="cpu", cache=False)
         assert torch.equal(loaded(X), want)
         child = os.fork()
         if not child:  # a hang here is ended by the alarm's signal
@@ -313,7 +315,9 @@ def test_a_packed_block_that_returns_its_weight_returns_a_copy(tier):
     model, x = nn.ModuleList(Table() for _ in range(3)).eval(), torch.ones(2, 64)
     want = [layer.weight[:3].clone() for layer in model]
     names = [block.name for block in find_blocks(model)]
-    handle = place(model, plan_of(model, dict.fromkeys(names, tier), Rings(1, scratches=1)), device="cpu")
+    handle = place(
+        model, plan_of(model, dict.fromkeys(names, tier), PrefetchPool(1, scratches=1)), device="cpu"
+    )
     assert all(one.scratch is not None for one in handle._engine.moving)
     found = [layer(x)[0] for layer in model]  # each in the scratch buffer of the one before
     assert all(map(torch.equal, found, want))
@@ -334,7 +338,7 @@ def test_a_weight_of_a_block_on_the_cpu_is_read_on_the_device_outside_its_call()
     forward = model.first.forward
     model.first.forward = lambda x: (seen.append(model.first.weight.device.type), forward(x))[1]
     names = [block.name for block in find_blocks(model)]
-    plan = plan_of(model, dict.fromkeys(names, "cpu"), Rings(1))
+    plan = plan_of(model, dict.fromkeys(names, "cpu"), PrefetchPool(1))
     weights = list(model.parameters())
     handle = settle(model, plan, ModuleSource(), ElsewhereLanes())
     assert model.first(X).device.type == "meta"
@@ -426,7 +430,7 @@ def test_adapters_are_not_merged_into_some_of_a_placed_models_layers():
     names = [block.name for block in find_blocks(model) if block.called]
     tiers = {name: "resident" if number < len(names) - 1 else "streamed" for number, name in enumerate(names)}
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    handle = place(model, plan_of(model, tiers, Rings(2)), device="cpu")
+    handle = place(model, plan_of(model, tiers, PrefetchPool(2)), device="cpu")
     for change in (model.merge_adapter, model.merge_and_unload):
         with pytest.raises(PlacementError, match="adapters that are merged"):
             change()

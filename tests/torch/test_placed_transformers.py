@@ -10,7 +10,7 @@ from probes.placement.runtime.capture import key_of
 from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import place, settle
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")
@@ -42,7 +42,7 @@ def bert():
 def placed(model, seed=0, *, late=True, **options):
     names = [block.name for block in find_blocks(model) if block.called]
     tiers = {name: TIERS[1 + (i + seed) % 5] for i, name in enumerate(names)}
-    plan = plan_of(model, tiers, Rings(2, scratches=2))
+    plan = plan_of(model, tiers, PrefetchPool(2, scratches=2))
     if not late:
         return place(model, plan, **options)
     lanes = LateLanes(seed)

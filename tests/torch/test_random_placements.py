@@ -13,7 +13,7 @@ from probes.placement.packing.tensors import unpack
 from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
 MOVING = ("packed", "streamed_packed", "streamed", "streamed")
@@ -51,7 +51,7 @@ def run(seed, passes=3):
     before = {name: (p, p.clone(), p.requires_grad) for name, p in model.named_parameters()}
     among = TIERS if r.random() < 0.5 else MOVING
     tiers = {block.name: r.choice(among) for block in find_blocks(model) if block.called}
-    rings = Rings(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
+    rings = PrefetchPool(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
     if seed % 2 == 0:  # blocks larger than a slot go through several, piece by piece
         rings = replace(rings, slots=r.randint(1, 6), pieces=4, slot_bytes=r.choice([2048, 4096, 8192]))
         tiers = {name: "streamed_packed" if r.random() < 0.6 else tier for name, tier in tiers.items()}

@@ -22,7 +22,7 @@ from probes.placement.models.modules import find_blocks
 from probes.placement.runtime.hooks import Arithmetic
 from probes.placement.runtime.multi_gpu import Cards, settle_cards
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import CardsPlan, PassTime, Rings
+from probes.placement.types import CardsPlan, PassTime, PrefetchPool
 
 torch.set_num_threads(1)
 
@@ -106,7 +106,7 @@ def run(seed):
     count = min(r.choice([2, 2, 3, 4]), len(blocks))
     cuts = sorted(r.sample(range(1, len(blocks)), count - 1))
     tiers = {block.name: r.choice(TIERS) for block in blocks if block.called}
-    rings = Rings(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
+    rings = PrefetchPool(slots=r.randint(1, 3), scratches=r.randint(1, 3), ahead=r.randint(0, 4))
     plan = over_cards(model, tiers, cuts, rings, r.choice(["exact", "fast"]))
     lanes = [LateLanes(seed * 10 + i) for i in range(count)]
 
@@ -163,7 +163,7 @@ def test_activations_cross_once_where_the_code_between_blocks_only_passes_them_o
     model = Chain(mixes).eval()
     x = torch.randn(2, 16)
     want = model(x)
-    plan = over_cards(model, {}, [3], Rings())
+    plan = over_cards(model, {}, [3], PrefetchPool())
     handle = placed(model, plan, [LateLanes(1), LateLanes(2)])
     for crossings in (first, later, later):
         Somewhere.crossings = 0
@@ -201,7 +201,7 @@ def test_a_later_call_that_computes_between_blocks_is_not_given_tensors_of_two_c
     model = WithLabels().eval()
     x = torch.randn(2, 16)
     without, with_labels = model(x), model(x, labels=x)
-    handle = placed(model, over_cards(model, {}, [3], Rings()), [LateLanes(1), LateLanes(2)])
+    handle = placed(model, over_cards(model, {}, [3], PrefetchPool()), [LateLanes(1), LateLanes(2)])
     for _ in range(2):
         assert torch.equal(model(located(x, 0)).as_subclass(torch.Tensor), without)
         got = model(located(x, 0), labels=located(x, 0))
@@ -225,7 +225,7 @@ def test_buffers_and_what_is_used_between_blocks_have_a_card_that_computes_with_
 
     model = WithRoot().eval().requires_grad_(False)
     blocks = [block.name for block in find_blocks(model)]
-    plan = over_cards(model, {}, [3], Rings())
+    plan = over_cards(model, {}, [3], PrefetchPool())
     assert "root" in [block.name for block in plan.cards[blocks.index("root") >= 3].blocks]
     want = model(torch.ones(1, 16))
     handle = placed(model, plan, [LateLanes(1), LateLanes(2)])
@@ -239,7 +239,7 @@ def test_a_plan_over_cards_runs_on_the_cpu_and_reports_each_card():
     model = Chain().eval().requires_grad_(False)
     x = torch.randn(2, 16)
     want = model(x)
-    handle = place(model, over_cards(model, {"layers.4": "streamed"}, [3], Rings()), device="cpu")
+    handle = place(model, over_cards(model, {"layers.4": "streamed"}, [3], PrefetchPool()), device="cpu")
     handle.measure(model, x, passes=2)
     said = handle.report()
     assert "card 1:" in said
@@ -247,7 +247,7 @@ def test_a_plan_over_cards_runs_on_the_cpu_and_reports_each_card():
     assert "a pass through all takes" in said
     assert torch.equal(model(x), want)
     with pytest.raises(PlacementError, match="placed already"):
-        place(model, over_cards(model, {}, [3], Rings()), device="cpu")
+        place(model, over_cards(model, {}, [3], PrefetchPool()), device="cpu")
     handle.remove()
     assert torch.equal(model(x), want)
 
@@ -268,7 +268,7 @@ def test_a_plan_over_cards_that_does_not_fit_is_refused_and_the_model_is_as_befo
     model = Chain().eval()
     x = torch.randn(2, 16)
     want = model(x)
-    plan = over_cards(model, {"layers.0": "streamed"}, [3], Rings())
+    plan = over_cards(model, {"layers.0": "streamed"}, [3], PrefetchPool())
     with pytest.raises(PlacementError, match=said):
         place(model, **{"plan": plan, "device": "cpu", **change(plan)})
     assert torch.equal(model(x), want)
@@ -280,7 +280,7 @@ def test_a_card_that_fails_while_the_others_are_placed_leaves_the_model_as_befor
     model = Chain().eval()
     x = torch.randn(2, 16)
     want, before = model(x), {id(p) for p in model.parameters()}
-    plan = over_cards(model, {"layers.0": "streamed", "layers.4": "packed"}, [3], Rings())
+    plan = over_cards(model, {"layers.0": "streamed", "layers.4": "packed"}, [3], PrefetchPool())
 
     class Failing(ModuleSource):
         def fill(self, entry, target):

@@ -9,7 +9,7 @@ import pytest
 
 from probes.placement.models.reading import describe
 from probes.placement.planner.machine import profile
-from probes.placement.planner.plan import make
+from probes.placement.planner.plan import make_plan
 from probes.placement.runtime.host_memory import Candidate, Counted, Slots, spilled
 from probes.placement.types import Workload
 
@@ -92,7 +92,7 @@ def _left(found: Sequence[Candidate], over: int, slots: Slots) -> int:
 
 
 def test_a_plan_counts_what_stays_in_vram_and_what_its_budget_leaves_of_host_memory() -> None:
-    plan = make(
+    plan = make_plan(
         describe("qwen2.5-3b"),
         profile("wx4100"),
         vram=4 << 30,

@@ -12,7 +12,7 @@ from probes.placement.runtime.offloaded import Lazy
 from probes.placement.runtime.place import settle
 from probes.placement.runtime.streams import HostLanes
 from probes.placement.runtime.weight_sources import ModuleSource
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 BLOCKS = 24
 
@@ -67,7 +67,7 @@ def our_calls(work):
 @pytest.mark.parametrize("first", ["streamed_packed", "packed"])
 def test_a_steady_call_is_a_handful_of_functions(first):
     """Each costs a slow host 0.5 to 1 us, for every block of every token."""
-    model, handle = placed([first, "packed", "packed", "packed"], Rings(1, scratches=1))
+    model, handle = placed([first, "packed", "packed", "packed"], PrefetchPool(1, scratches=1))
     x = torch.randn(1, 64, dtype=torch.bfloat16)
     want = model(x)
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_a_steady_call_is_a_handful_of_functions(first):
 
 @torch.no_grad()
 def test_a_slot_that_is_taken_is_asked_once():
-    model, handle = placed(["streamed_packed", "packed", "packed", "packed"], Rings(1, scratches=1))
+    model, handle = placed(["streamed_packed", "packed", "packed", "packed"], PrefetchPool(1, scratches=1))
     x = torch.randn(1, 64, dtype=torch.bfloat16)
     for _ in range(4):
         model(x)
@@ -93,7 +93,7 @@ def test_a_slot_that_is_taken_is_asked_once():
 @torch.no_grad()
 @pytest.mark.parametrize("tier", ["packed", "streamed_packed"])
 def test_between_calls_a_packed_block_in_vram_has_what_is_not_packed(tier):
-    model, handle = placed([tier], Rings(1, scratches=1))
+    model, handle = placed([tier], PrefetchPool(1, scratches=1))
     x = torch.randn(1, 64, dtype=torch.bfloat16)
     want = model(x)
     there = [name for name, one in model.named_parameters() if type(one) is not Lazy]

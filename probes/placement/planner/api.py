@@ -14,8 +14,8 @@ from probes.placement.models.ranges import Ranges, stored_ranges
 from probes.placement.models.reading import describe, named_path
 from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges
 from probes.placement.planner.machine import Constants, from_report, profile, profile_name, profile_names
-from probes.placement.planner.multi_gpu import make_cards
-from probes.placement.planner.plan import make
+from probes.placement.planner.multi_gpu import make_cards_plan
+from probes.placement.planner.plan import make_plan
 from probes.placement.types import CardsPlan, Objective, Plan, Workload
 from probes.records.schema import read_report
 
@@ -59,7 +59,7 @@ def plan(
     """
     description, constants = resolve_model(model), resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
-    return make(
+    return make_plan(
         description,
         constants,
         vram=vram,
@@ -92,7 +92,7 @@ def plan_cards(
     """
     description, constants = resolve_model(model), resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
-    return make_cards(
+    return make_cards_plan(
         description,
         constants,
         cards=cards,

@@ -25,16 +25,16 @@ from probes.placement.planner.simulation import (
     MANY_BLOCKS,
     RELEASE_S,
     SLOT_COUNTS,
-    Blocks,
+    Assignment,
     Chosen,
     Limits,
-    Placed,
-    placed,
-    ring_bytes,
+    Placement,
+    pool_bytes,
     scratch_counts,
+    with_best_pool,
 )
 from probes.placement.planner.tiers import options
-from probes.placement.types import Rings, Tier, spread
+from probes.placement.types import PrefetchPool, Tier, spread
 
 MOST_KINDS: Final = 64  # that a search counts one by one: its integer programs take the cube of their number
 NEARLY: Final = 1.01  # times the bytes of another, that a kind is counted with first; then this squared
@@ -75,7 +75,7 @@ def kinds(model: ModelDescription, machine: Constants, work: Pass) -> tuple[Kind
     return tuple(made)
 
 
-def together(found: Sequence[Kind]) -> tuple[Kind, ...]:
+def merge_kinds(found: Sequence[Kind]) -> tuple[Kind, ...]:
     """At most MOST_KINDS: those of nearly the same bytes with the same tiers count as one.
 
     Such a one takes, in each tier, the most of all its members. So what fits the sums fits the blocks, and a
@@ -124,7 +124,7 @@ def options_by_block(found: Sequence[Kind]) -> list[tuple[Option, ...]]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-def exactly(found: Sequence[Kind], chosen: dict[int, Option]) -> None:
+def _with_own_options(found: Sequence[Kind], chosen: dict[int, Option]) -> None:
     """Exchange the options of blocks that were counted together, by place, for their own."""
     for kind in found:
         for member in kind.members:
@@ -150,7 +150,7 @@ LANES: Final = 5  # of an option
 Used: TypeAlias = tuple[tuple[tuple[Option, int], ...], ...]
 
 
-def count_program(found: Sequence[Kind], rings: Rings, limits: Limits, longer: float = 1.0) -> Program:
+def count_program(found: Sequence[Kind], rings: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
     """The integer program; `longer`: how many times as long the link is taken to be busy with copies."""
     groups = tuple(
         Group(
@@ -160,7 +160,7 @@ def count_program(found: Sequence[Kind], rings: Rings, limits: Limits, longer: f
         for kind in found
     )
     staging = 2 * rings.slot_bytes if any(o.tier == "disk" for kind in found for o in kind.options) else 0
-    room = (limits.vram - ring_bytes(rings), limits.host - staging, limits.pinned - staging)
+    room = (limits.vram - pool_bytes(rings), limits.host - staging, limits.pinned - staging)
     return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
 
 
@@ -204,7 +204,7 @@ def spread_out(found: Sequence[Kind], counts: Counts, *, early: bool = False) ->
             chosen.update((left[nth], option) for nth in picked)
             ends = zip((0, *(nth + 1 for nth in picked)), (*picked, len(left)), strict=True)
             left = tuple(itertools.chain.from_iterable(left[begin:end] for begin, end in ends))
-    exactly(found, chosen)
+    _with_own_options(found, chosen)
     return tuple(chosen[place] for place in range(len(chosen)))
 
 
@@ -215,11 +215,11 @@ SMALL_RINGS: Final = 0.002  # of VRAM, that the largest rings take: none of othe
 SMALL: Final = 0.005  # of the largest block: no ring is made for smaller ones
 
 
-def rings_tried(found: Sequence[Kind], limits: Limits) -> Iterator[Rings]:
+def pools_tried(found: Sequence[Kind], limits: Limits) -> Iterator[PrefetchPool]:
     """Rings that counts are looked for with: so many slots as there is room for, in each size."""
     for slot, scratch in sizes_tried(found, limits):
         for slots in SLOTS if notable(slot, scratch, limits) else SLOTS[-1:]:
-            yield with_sizes(Rings(slots), slot, scratch)
+            yield with_sizes(PrefetchPool(slots), slot, scratch)
 
 
 def sizes_tried(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
@@ -245,9 +245,9 @@ def notable(slot: int, scratch: int, limits: Limits) -> bool:
     return 2 * slot + scratch >= SMALL_RINGS * limits.vram
 
 
-def with_sizes(rings: Rings, slot: int, scratch: int) -> Rings:
+def with_sizes(rings: PrefetchPool, slot: int, scratch: int) -> PrefetchPool:
     """As many slots of another size, and a scratch buffer where one is needed."""
-    return Rings(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
+    return PrefetchPool(rings.slots if slot else 0, slot, 1 if scratch else 0, scratch)
 
 
 def _needed(sizes: Collection[tuple[int, int]], slot: int, scratch: int) -> tuple[int, int]:
@@ -287,22 +287,22 @@ NEARBY: Final = 1.3  # times a size: those within are tried where the size is on
 
 
 @dataclass(frozen=True)
-class Way:
+class Restriction:
     """How counts are looked for."""
 
-    rings: Rings
+    rings: PrefetchPool
     least: int = 0  # bytes of the slot that a block which moves needs at least
     longer: float = 1.0  # times, that the link is taken to be busy with copies
     without: tuple[Tier, ...] = ()
 
 
 @dataclass(frozen=True)
-class Start:
+class Candidate:
     """Counts, how they were found, and their blocks placed."""
 
     counts: Counts
-    way: Way
-    placed: Placed
+    way: Restriction
+    placed: Placement
 
     @property
     def tiers(self) -> set[Tier]:
@@ -310,14 +310,14 @@ class Start:
         return {option.tier for option in self.placed.chosen}
 
 
-class Starts:
+class CandidateSearch:
     """Placements to begin with, of different counts, the quickest first."""
 
     def __init__(self, found: Sequence[Kind], limits: Limits) -> None:
         self._found, self._limits = found, limits
-        self.made: list[Start] = []
+        self.made: list[Candidate] = []
         self.promised = math.inf  # the least time that the program promises
-        self._answers: dict[tuple[Rings, float], list[_Answer]] = {}
+        self._answers: dict[tuple[PrefetchPool, float], list[_Answer]] = {}
         self._known: set[Used] = set()
         self._undominated: dict[tuple[int, tuple[Option, ...]], Kind] = {}
 
@@ -331,17 +331,17 @@ class Starts:
 
     def of_all_rings(self) -> None:
         """The best counts for each of the rings that promise less than the best placement so far takes."""
-        waiting: list[tuple[float, int, _Allowed]] = []
+        waiting: list[tuple[float, int, _Subproblem]] = []
         ticket, seen = itertools.count(), set()
 
-        def wait(way: Way) -> None:
+        def wait(way: Restriction) -> None:
             one = self._allowed(way)
             if (way.rings, one.moving) not in seen and not self._answered(one):
                 seen.add((way.rings, one.moving))
                 heapq.heappush(waiting, (one.search.promise, next(ticket), one))
 
-        for rings in rings_tried(self._found, self._limits):
-            wait(Way(rings))
+        for rings in pools_tried(self._found, self._limits):
+            wait(Restriction(rings))
         self.promised = waiting[0][0] if waiting else math.inf
         for _ in range(MOST_WAYS):
             if not waiting or waiting[0][0] >= self._least:
@@ -380,7 +380,7 @@ class Starts:
         for way in ways:
             self._try(self._allowed(way))
 
-    def _try(self, allowed: "_Allowed", better_than: float = math.inf) -> Rings | None:
+    def _try(self, allowed: "_Subproblem", better_than: float = math.inf) -> PrefetchPool | None:
         """Place the best counts. The rings that they need, if there are any counts."""
         if self._answered(allowed):
             return None
@@ -395,14 +395,14 @@ class Starts:
             ways = (
                 spread_out(allowed.kinds, counts, early=e) for e in sorted({False, self._limits.replayed})
             )
-            made = filter(None, (placed(Blocks(chosen), self._limits) for chosen in ways))
+            made = filter(None, (with_best_pool(Assignment(chosen), self._limits) for chosen in ways))
             if best := min(made, key=attrgetter("seconds"), default=None):
-                self.made.append(Start(counts, allowed.way, best))
+                self.made.append(Candidate(counts, allowed.way, best))
                 self.made.sort(key=lambda start: start.placed.seconds)
         slot, scratch = max(o.slot_bytes for o in of_these), max(o.scratch_bytes for o in of_these)
         return with_sizes(allowed.way.rings, slot, scratch)
 
-    def _answered(self, allowed: "_Allowed") -> bool:
+    def _answered(self, allowed: "_Subproblem") -> bool:
         """Whether the best counts of these options are known, or those of more use no others."""
         answers = self._answers.get(allowed.program, ())
         return any(
@@ -411,7 +411,7 @@ class Starts:
             for one in answers
         )
 
-    def _allowed(self, way: Way) -> "_Allowed":
+    def _allowed(self, way: Restriction) -> "_Subproblem":
         made: list[Kind] = []
         options: list[Option] = []
         for nth, kind in enumerate(self._found):
@@ -421,7 +421,7 @@ class Starts:
             if (nth, few) not in self._undominated:
                 self._undominated[nth, few] = replace(kind, options=undominated(few))
             made.append(self._undominated[nth, few])
-        return _Allowed(way, made, frozenset(options), self._limits)
+        return _Subproblem(way, made, frozenset(options), self._limits)
 
 
 class _Answer(NamedTuple):
@@ -433,10 +433,10 @@ class _Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Allowed:
+class _Subproblem:
     """The options of each kind that are of use on a way, and the search for counts of them."""
 
-    way: Way
+    way: Restriction
     kinds: Sequence[Kind]
     options: frozenset[Option]  # all that are allowed
     limits: Limits
@@ -447,7 +447,7 @@ class _Allowed:
         return Search(count_program(self.kinds, self.way.rings, self.limits, self.way.longer))
 
     @property
-    def program(self) -> tuple[Rings, float]:
+    def program(self) -> tuple[PrefetchPool, float]:
         """What the program is made of, besides the options."""
         return self.way.rings, self.way.longer
 
@@ -463,27 +463,27 @@ NEIGHBOURS: Final = 1  # blocks: exchanges of those come first
 FEW_BLOCKS: Final = 8  # of which two are moved at once
 
 
-def polished(
-    start: Placed, choices: Sequence[Sequence[Option]], limits: Limits, *, steps: int = MOST_STEPS
-) -> Placed:
+def improved(
+    start: Placement, choices: Sequence[Sequence[Option]], limits: Limits, *, steps: int = MOST_STEPS
+) -> Placement:
     """The placement after every move that shortens the pass; `choices` are the options of each block."""
     best, left = start, steps
-    moving = _work(Blocks(start.chosen), limits) <= steps
+    moving = _work(Assignment(start.chosen), limits) <= steps
     while moving:
         moving, shorter = False, best.seconds * (1 - GAIN)
         for chosen in _near(best.chosen, choices):
-            blocks = Blocks(chosen)
+            blocks = Assignment(chosen)
             left -= _work(blocks, limits)
             if left < 0:
                 return best
-            tried = placed(blocks, limits) if blocks.least_s < shorter else None
+            tried = with_best_pool(blocks, limits) if blocks.least_s < shorter else None
             if tried and tried.seconds < shorter:
                 best, moving = tried, True
                 break
     return best
 
 
-def _work(blocks: Blocks, limits: Limits) -> int:
+def _work(blocks: Assignment, limits: Limits) -> int:
     """Steps of the simulations that find a placement's rings: of blocks that move, the others are runs."""
     moving = sum(number for option, number in blocks.used.items() if option.moves)
     scratches = len(scratch_counts(max(option.scratch_bytes for option in blocks.used), limits))

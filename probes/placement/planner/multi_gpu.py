@@ -16,17 +16,17 @@ from probes.placement.models.ranges import Ranges
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.costs import Option
 from probes.placement.planner.machine import Constants, with_host
-from probes.placement.planner.plan import Made, check_numbers, make
+from probes.placement.planner.plan import PlanResult, check_numbers, make_plan
 from probes.placement.planner.simulation import Timeline, simulate_cards
 from probes.placement.planner.tiers import SYNC_S
 from probes.placement.types import CardsPlan, Objective, PassTime, Plan, Workload
 
 MOST_CARDS: Final = 16
-PART: Final = ", part "  # between a model's name and the number of a stage
+STAGE_MARK: Final = ", part "  # between a model's name and the number of a stage
 
 
 @dataclass(frozen=True)
-class MadeCards:
+class CardsResult:
     """A plan over several cards, and what a picture of it needs."""
 
     plan: CardsPlan
@@ -36,13 +36,13 @@ class MadeCards:
     def joined(self) -> Plan:
         """All blocks as if they were of one plan, for a picture."""
         first, *others = self.plan.cards
-        name = first.model.partition(PART)[0]
+        name = first.model.partition(STAGE_MARK)[0]
         machine = f"{len(self.plan.cards)} x {first.machine}"
         blocks = (*first.blocks, *(block for card in others for block in card.blocks))
         return replace(first, model=name, machine=machine, blocks=blocks, time=self.plan.time)
 
 
-def make_cards(
+def make_cards_plan(
     model: ModelDescription,
     machine: Constants,
     *,
@@ -54,7 +54,7 @@ def make_cards(
     captured: bool = False,
     compute: Compute = "auto",
     ranges: Ranges | None = None,
-) -> MadeCards:
+) -> CardsResult:
     """The plan over `cards` equal cards with `vram` bytes each, and `host` bytes in all.
 
     Raises PlanImpossible for a stage that fits no card, UsageError for more cards than blocks or none.
@@ -95,9 +95,9 @@ def _stage(
     workload: Workload,
     objective: Objective,
     captured: bool,
-) -> Made:
+) -> PlanResult:
     try:
-        return make(
+        return make_plan(
             part,
             machine,
             vram=vram,
@@ -120,7 +120,7 @@ def _parts(model: ModelDescription, cards: int) -> Iterator[ModelDescription]:
         last = len(model.blocks) - (cards - card)
         ends = range(begin + 1, last + 1)
         end = last if card == cards else min(ends, key=lambda at: abs(sums[at] - total * card / cards))
-        name = f"{model.name}{PART}{card} of {cards}" if cards > 1 else model.name
+        name = f"{model.name}{STAGE_MARK}{card} of {cards}" if cards > 1 else model.name
         yield replace(model, name=name, blocks=model.blocks[begin:end])
         begin = end
 
@@ -131,7 +131,7 @@ def _row_bytes(block: BlockDescription) -> int:
     return matrix.inputs * DTYPE_BITS[matrix.dtype] // 8 if matrix else 0
 
 
-def _joined(stages: Sequence[Made], machine: Constants, moved: int) -> MadeCards:
+def _joined(stages: Sequence[PlanResult], machine: Constants, moved: int) -> CardsResult:
     """The stages in one pass; activations go to the next card by way of the host."""
     over = 2 * (machine.link_alpha_s + moved / machine.link_rate) + SYNC_S
     chosen = [stage.found.chosen for stage in stages]
@@ -146,10 +146,10 @@ def _joined(stages: Sequence[Made], machine: Constants, moved: int) -> MadeCards
     time = PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), slowest.bound)
     plans = tuple(stage.plan for stage in stages)
     interval = max(slowest.middle_s, *_shared(stages))
-    return MadeCards(CardsPlan(plans, time, interval, moved), timeline)
+    return CardsResult(CardsPlan(plans, time, interval, moved), timeline)
 
 
-def _shared(stages: Sequence[Made]) -> tuple[float, float]:
+def _shared(stages: Sequence[PlanResult]) -> tuple[float, float]:
     """Seconds of a pass on the CPU, and of Python, which all cards share."""
     options = [option for stage in stages for option in stage.found.chosen]
     return sum(option.cpu_s for option in options), sum(option.launch_s for option in options)

@@ -10,12 +10,12 @@ from probes.core.units import binary_bytes
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
-from probes.placement.planner.candidates import Kind, kinds, together
+from probes.placement.planner.candidates import Kind, kinds, merge_kinds
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
-from probes.placement.planner.search import Found, fits, search, steadier
-from probes.placement.planner.simulation import Limits, ring_bytes, staging_bytes
+from probes.placement.planner.search import SearchResult, fits, hedged, search
+from probes.placement.planner.simulation import Limits, disk_buffer_bytes, pool_bytes
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
     OBJECTIVES,
@@ -30,7 +30,7 @@ from probes.placement.types import (
 )
 
 
-class Task:
+class PlanningTask:
     """What is planned, and what around the weights takes memory."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Task:
         context = workload.context_tokens if generating else workload.tokens
         self.work = Pass(rows, workload.batch, context, objective, captured, generating)
         self.kinds: Sequence[Kind] = kinds(self.model, machine, self.work)
-        self.counted: Sequence[Kind] = together(self.kinds)
+        self.counted: Sequence[Kind] = merge_kinds(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
         one_of_each = [kind.block for kind in self.kinds]
         self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
@@ -73,7 +73,7 @@ NOTABLE_GAP: Final = 0.005  # share of the time that a better plan might save
 PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python: three hosts, each within two minutes
 
 
-def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
+def plan_of(task: PlanningTask, found: SearchResult, vram: int, host: int) -> Plan:
     """The plan of what was found."""
     model, machine, used = task.model, task.machine, Counter(found.chosen).items()
     return Plan(
@@ -89,7 +89,7 @@ def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
         vram=_vram(task, found),
         host=HostUse(
             pinned=sum(o.pinned_bytes * n for o, n in used)
-            + staging_bytes(found.chosen, found.rings.slot_bytes),
+            + disk_buffer_bytes(found.chosen, found.rings.slot_bytes),
             pageable=sum(o.pageable_bytes * n for o, n in used),
             disk=sum(o.disk_bytes * n for o, n in used),
             loading=model.loading_bytes,
@@ -102,7 +102,7 @@ def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
     )
 
 
-def _blocks(task: Task, found: Found) -> tuple[BlockPlan, ...]:
+def _blocks(task: PlanningTask, found: SearchResult) -> tuple[BlockPlan, ...]:
     """Each block's plan: those of one kind in one tier differ in their names."""
     made: list[BlockPlan | None] = [None] * len(task.model.blocks)
     for kind in task.kinds:
@@ -134,7 +134,7 @@ def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object,
     return tuple(getattr(one, field.name) for field in fields(one))[1:]
 
 
-def _vram(task: Task, found: Found) -> VramUse:
+def _vram(task: PlanningTask, found: SearchResult) -> VramUse:
     if not task.machine.has_gpu:
         return VramUse(0, 0, 0, 0, 0, 0, 0, 0)
     rings, on_gpu = found.rings, [(o, n) for o, n in Counter(found.chosen).items() if o.tier != "cpu"]
@@ -144,7 +144,7 @@ def _vram(task: Task, found: Found) -> VramUse:
         if kind.block.attention
     )
     weights = sum(o.vram_bytes * n for o, n in on_gpu) - cache
-    arena = weights + ring_bytes(rings)
+    arena = weights + pool_bytes(rings)
     return VramUse(
         weights=weights,
         slots=rings.slots * rings.slot_bytes,
@@ -157,7 +157,7 @@ def _vram(task: Task, found: Found) -> VramUse:
     )
 
 
-def _time(task: Task, found: Found) -> PassTime:
+def _time(task: PlanningTask, found: SearchResult) -> PassTime:
     seconds, bound = found.timeline.seconds, _bound(found.chosen, _by_products(task))
     spread = max(task.machine.spread, PYTHON_SPREAD) if bound == "launch" else task.machine.spread
     return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
@@ -176,7 +176,7 @@ def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     return max(sums, key=sums.__getitem__)
 
 
-def _by_products(task: Task) -> bool:
+def _by_products(task: PlanningTask) -> bool:
     """Whether multiplying takes longer than reading the weights."""
     each = (
         2 * tensor.products * kind.block.calls * len(kind.places)
@@ -188,7 +188,7 @@ def _by_products(task: Task) -> bool:
     return task.machine.has_gpu and products / rate > task.weight_bytes / task.machine.vram_rate
 
 
-def _compute_dtype(task: Task) -> str:
+def _compute_dtype(task: PlanningTask) -> str:
     """The dtype in which most of the weights are multiplied."""
     sizes: dict[str, int] = {}
     for kind in task.kinds:
@@ -197,7 +197,7 @@ def _compute_dtype(task: Task) -> str:
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
-def _notes(task: Task, found: Found, vram: int) -> tuple[str, ...]:
+def _notes(task: PlanningTask, found: SearchResult, vram: int) -> tuple[str, ...]:
     machine, notes = task.machine, [*task.model.notes, *task.machine.notes]
     if machine.has_gpu and (most := machine.vram_bytes - task.around.context) < vram:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
@@ -221,7 +221,7 @@ def _notes(task: Task, found: Found, vram: int) -> tuple[str, ...]:
 MIB: Final = 2**20
 
 
-def smallest_budgets(task: Task, vram: int, host: int | None) -> tuple[str, str]:
+def smallest_budgets(task: PlanningTask, vram: int, host: int | None) -> tuple[str, str]:
     """What to say when nothing fits: the smallest budgets that work, each with the other as it is."""
     limits, model = task.limits(vram, host), task.model
     loading = model.loading_bytes
@@ -246,11 +246,11 @@ def smallest_budgets(task: Task, vram: int, host: int | None) -> tuple[str, str]
     return said, "; or ".join(ways)
 
 
-def _fits(task: Task, limits: Limits) -> bool:
+def _fits(task: PlanningTask, limits: Limits) -> bool:
     return limits.vram >= 0 and fits(task.counted, limits)
 
 
-def _smallest_vram(task: Task, least: int) -> str:
+def _smallest_vram(task: PlanningTask, least: int) -> str:
     """`least` bytes for weights, rings and cache as a budget, or as a card."""
     around, machine = task.around, task.machine
     budget = least + around.activations + around.workspace + around.loose_rounding
@@ -280,14 +280,14 @@ WORTH_DIVIDING: Final = 0.97  # of the time of a plan in whole blocks, that one 
 
 
 @dataclass(frozen=True)
-class Made:
+class PlanResult:
     """A plan, and what a picture of it needs."""
 
     plan: Plan
-    found: Found
+    found: SearchResult
 
 
-def make(
+def make_plan(
     model: ModelDescription,
     machine: Constants,
     *,
@@ -298,7 +298,7 @@ def make(
     captured: bool = False,
     compute: Compute = "auto",
     ranges: Ranges | None = None,
-) -> Made:
+) -> PlanResult:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
     A captured pass costs Python nothing, so its blocks are divided where that saves time: smaller blocks need
@@ -313,7 +313,7 @@ def make(
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
     versions = _versions(model, captured=captured)
-    tasks = [Task(one, machine, workload, objective, captured) for one in versions]
+    tasks = [PlanningTask(one, machine, workload, objective, captured) for one in versions]
     tried = [(task, found) for task in tasks if (found := _quickest(task, vram, host))]
     if not tried:
         said, ways = smallest_budgets(tasks[-1], vram, host)
@@ -321,7 +321,7 @@ def make(
     task, found = tried[0]
     if tried[-1][1].timeline.seconds < found.timeline.seconds * WORTH_DIVIDING:
         task, found = tried[-1]
-    return Made(plan_of(task, found, vram, task.host_bytes(host)), found)
+    return PlanResult(plan_of(task, found, vram, task.host_bytes(host)), found)
 
 
 def _versions(model: ModelDescription, *, captured: bool) -> list[ModelDescription]:
@@ -332,10 +332,10 @@ def _versions(model: ModelDescription, *, captured: bool) -> list[ModelDescripti
     return [model, divided] if len(divided.blocks) > len(model.blocks) else [model]
 
 
-def _quickest(task: Task, vram: int, host: int | None) -> Found | None:
+def _quickest(task: PlanningTask, vram: int, host: int | None) -> SearchResult | None:
     limits = task.limits(vram, host)
     found = search(task.counted, limits) if limits.vram >= 0 else None
-    return steadier(found, task.counted, limits) if found else None
+    return hedged(found, task.counted, limits) if found else None
 
 
 def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:

@@ -13,12 +13,12 @@ from typing import Final
 
 from probes.placement.planner.candidates import (
     MOST_STEPS,
+    CandidateSearch,
     Kind,
-    Starts,
     count_program,
+    improved,
     options_by_block,
     options_fitting,
-    polished,
     sizes_tried,
     spread_out,
     used_options,
@@ -27,21 +27,21 @@ from probes.placement.planner.costs import Option
 from probes.placement.planner.ilp import Choice, Counts, Program, solve
 from probes.placement.planner.simulation import (
     MANY_BLOCKS,
-    Blocks,
+    Assignment,
     Limits,
-    Placed,
+    Placement,
     Timeline,
-    placed,
-    rings_room,
+    pool_room,
     simulate,
+    with_best_pool,
 )
-from probes.placement.types import Rings, Tier
+from probes.placement.types import PrefetchPool, Tier
 
 
-def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
+def any_placement(found: Sequence[Kind], limits: Limits) -> Placement | None:
     """Some placement within the limits, however slow; None where nothing fits."""
     for allowed, counts in _timeless(found, limits):
-        if made := placed(Blocks(spread_out(allowed, counts)), limits):
+        if made := with_best_pool(Assignment(spread_out(allowed, counts)), limits):
             return made
     return None
 
@@ -49,7 +49,7 @@ def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
 def fits(found: Sequence[Kind], limits: Limits) -> bool:
     """Whether there is some placement within the limits."""
     for allowed, counts in _timeless(found, limits):
-        room = rings_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
+        room = pool_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
         if room and room[0] + room[1] <= room[2]:
             return True
     return False
@@ -61,7 +61,9 @@ def _timeless(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind
         allowed = [
             replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in found
         ]
-        program = count_program(allowed, Rings(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits)
+        program = count_program(
+            allowed, PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits
+        )
         timeless = tuple(
             replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
             for group in program.groups
@@ -81,16 +83,16 @@ HANDED_OVER: Final = 0.7  # share of a pass that is Python's, from which on that
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The option of each block, in call order, with the rings they need and the pass that follows."""
 
     chosen: tuple[Option, ...]
-    rings: Rings
+    rings: PrefetchPool
     timeline: Timeline
     gap: float  # a better choice of counts can save this share of the busiest lane's time at most
 
 
-def search(found: Sequence[Kind], limits: Limits) -> Found | None:
+def search(found: Sequence[Kind], limits: Limits) -> SearchResult | None:
     """The quickest placement within the limits that is found; None where nothing fits.
 
     Reading from the disk in each pass has to be worth it: something else is the plan unless it takes longer.
@@ -108,13 +110,13 @@ def search(found: Sequence[Kind], limits: Limits) -> Found | None:
     return with_disk if worth else memory_only
 
 
-def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
+def _quickest(found: Sequence[Kind], limits: Limits) -> SearchResult | None:
     """The best by simulation among the best counts for many rings, and without some tiers, each improved."""
-    starts = Starts(found, limits)
+    starts = CandidateSearch(found, limits)
     starts.of_all_rings()
     if not starts.made:  # the budget is so tight that no split of the search came to whole counts
-        tight = anything(found, limits)
-        made = polished(tight, options_by_block(found), limits) if tight else None
+        tight = any_placement(found, limits)
+        made = improved(tight, options_by_block(found), limits) if tight else None
         return _found(made, limits, gap=1.0) if made else None
     if starts.may_be_better():
         starts.of_the_best_rings()
@@ -122,12 +124,12 @@ def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
     if starts.may_be_better():
         different = [start.placed for start in starts.made[:MOST_POLISHED]]
         choices, steps = options_by_block(found), MOST_STEPS // len(different)
-        improved = (polished(one, choices, limits, steps=steps) for one in different)
-        best = min(improved, key=attrgetter("seconds"))
+        results = (improved(one, choices, limits, steps=steps) for one in different)
+        best = min(results, key=attrgetter("seconds"))
     return _found(best, limits, gap=gap)
 
 
-def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
+def hedged(best: SearchResult, found: Sequence[Kind], limits: Limits) -> SearchResult:
     """The best placement, or one that takes hardly longer and gains more where Python is quicker.
 
     While a pass waits for Python, a link that is nearly as busy costs nothing. On a quicker host the pass
@@ -143,7 +145,9 @@ def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
             continue
         same = (next(o for o in by_place[at] if o.way == one.way) for at, one in enumerate(quick.chosen))
         chosen = tuple(same)
-        other = Found(chosen, quick.rings, simulate(chosen, quick.rings, replayed=limits.replayed), quick.gap)
+        other = SearchResult(
+            chosen, quick.rings, simulate(chosen, quick.rings, replayed=limits.replayed), quick.gap
+        )
         there = simulate(_quicker(best.chosen, share), best.rings, replayed=limits.replayed)
         loses, gains = other.timeline.seconds / best.timeline.seconds, there.seconds / quick.timeline.seconds
         if loses <= STEADIER and loses < gains:
@@ -160,9 +164,9 @@ def _with_quicker_python(kind: Kind, share: float) -> Kind:
     return replace(kind, options=_quicker(kind.options, share), members=members)
 
 
-def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
+def _found(best: Placement, limits: Limits, *, gap: float) -> SearchResult:
     timeline = simulate(best.chosen, best.rings, replayed=limits.replayed)
-    return Found(best.chosen, best.rings, timeline, gap)
+    return SearchResult(best.chosen, best.rings, timeline, gap)
 
 
 def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from probes.placement.planner.costs import Option
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 Lane: TypeAlias = Literal["disk", "copy", "unpack", "compute", "cpu"]
 # A span whose times count from the beginning of the first pass
@@ -77,7 +77,7 @@ class _Run(NamedTuple):
 _Steps: TypeAlias = list[tuple[int, Option | _Run]]
 
 
-class Blocks:
+class Assignment:
     """Blocks in call order, each in its tier, and what is the same for all rings."""
 
     def __init__(self, chosen: tuple[Option, ...]) -> None:
@@ -137,23 +137,25 @@ class _Lanes:
     spans: list[Raw] = field(default_factory=list)
 
 
-def simulate(chosen: Sequence[Option], rings: Rings, *, replayed: bool = False) -> Timeline:
+def simulate(chosen: Sequence[Option], rings: PrefetchPool, *, replayed: bool = False) -> Timeline:
     """The last of a few passes through blocks in call order, each in its tier. `replayed`: as graphs."""
     return simulate_cards([(chosen, rings)], replayed=replayed)
 
 
-def simulate_cards(stages: Sequence[tuple[Sequence[Option], Rings]], *, replayed: bool = False) -> Timeline:
+def simulate_cards(
+    stages: Sequence[tuple[Sequence[Option], PrefetchPool]], *, replayed: bool = False
+) -> Timeline:
     """The same over several cards, each of which has the blocks that follow those of the card before."""
-    cards = [_card(Blocks(tuple(chosen)), rings, replayed=replayed) for chosen, rings in stages]
+    cards = [_card(Assignment(tuple(chosen)), rings, replayed=replayed) for chosen, rings in stages]
     return _passes(cards, replayed=replayed, drawn=True)
 
 
-def seconds(blocks: Blocks, rings: Rings, *, replayed: bool = False) -> float:
+def pass_seconds(blocks: Assignment, rings: PrefetchPool, *, replayed: bool = False) -> float:
     """The time of that pass alone, which is found much faster."""
     return _passes([_card(blocks, rings, replayed=replayed)], replayed=replayed, drawn=False).seconds
 
 
-def _card(blocks: Blocks, rings: Rings, *, replayed: bool) -> _Card:
+def _card(blocks: Assignment, rings: PrefetchPool, *, replayed: bool) -> _Card:
     """A card where nothing has begun.
 
     With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
@@ -357,25 +359,25 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """Options in call order, with the rings they need, and the simulated time of the pass that follows."""
 
     chosen: Chosen
-    rings: Rings
+    rings: PrefetchPool
     seconds: float
 
 
-def ring_bytes(rings: Rings) -> int:
+def pool_bytes(rings: PrefetchPool) -> int:
     """Bytes of VRAM that the rings take."""
     return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
 
 
-def staging_bytes(used: Iterable[Option], slot: int) -> int:
+def disk_buffer_bytes(used: Iterable[Option], slot: int) -> int:
     """Bytes of pinned memory through which weights come from the disk."""
     return 2 * slot if any(option.tier == "disk" for option in used) else 0
 
 
-def rings_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, int] | None:
+def pool_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, int] | None:
     """Bytes of a slot and of a scratch buffer that options, so many of each, need, and what is left for them.
 
     None where host memory is too small.
@@ -383,16 +385,16 @@ def rings_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, in
     slot = max(option.slot_bytes for option in used)
     scratch = max(option.scratch_bytes for option in used)
     pinned = sum(option.pinned_bytes * number for option, number in used.items())
-    pinned += staging_bytes(used, slot)
+    pinned += disk_buffer_bytes(used, slot)
     pageable = sum(option.pageable_bytes * number for option, number in used.items())
     if pinned > limits.pinned or pinned + pageable > limits.host:
         return None
     return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used.items())
 
 
-def placed(blocks: Blocks, limits: Limits) -> Placed | None:
+def with_best_pool(blocks: Assignment, limits: Limits) -> Placement | None:
     """With the rings that make the pass shortest, the fewest of equal ones; None where it doesn't fit."""
-    room = rings_room(blocks.used, limits)
+    room = pool_room(blocks.used, limits)
     if room is None:
         return None
     slot, scratch, left = room
@@ -401,12 +403,12 @@ def placed(blocks: Blocks, limits: Limits) -> Placed | None:
     as_often = len(blocks.chosen) / sum(len(window.chosen) for window in windows)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
     for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
-        rings = Rings(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
-        if ring_bytes(rings) > left:
+        rings = PrefetchPool(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
+        if pool_bytes(rings) > left:
             continue
-        found = as_often * sum(seconds(one, rings, replayed=limits.replayed) for one in windows)
+        found = as_often * sum(pass_seconds(one, rings, replayed=limits.replayed) for one in windows)
         if best is None or found < best.seconds * (1 - GAIN):
-            best = Placed(blocks.chosen, rings, found)
+            best = Placement(blocks.chosen, rings, found)
     return best
 
 
@@ -415,11 +417,11 @@ def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
     return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
 
 
-def _windows(blocks: Blocks) -> list[Blocks]:
+def _windows(blocks: Assignment) -> list[Assignment]:
     """What is simulated: the blocks, of very many only some windows."""
     chosen = blocks.chosen
     if len(chosen) <= MANY_BLOCKS:
         return [blocks]
     last = len(chosen) - WINDOW
     starts = (round(i * last / (WINDOWS - 1)) for i in range(WINDOWS))
-    return [Blocks(chosen[at : at + WINDOW]) for at in starts]
+    return [Assignment(chosen[at : at + WINDOW]) for at in starts]

@@ -40,7 +40,7 @@ from probes.placement.runtime.weight_sources import (
     require_entry,
     require_packed,
 )
-from probes.placement.types import IN_VRAM, TIERS, Rings, Tier
+from probes.placement.types import IN_VRAM, TIERS, PrefetchPool, Tier
 
 
 class Filler:
@@ -140,7 +140,7 @@ class Settling:
     lanes: Lanes
     source: Source
     homes: Homes
-    rings: Rings
+    rings: PrefetchPool
     pinned: bool
     storing: Storing
     counted: Counted | None  # None: the plan has no budgets

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from probes.placement.planner.costs import Option
 from probes.placement.planner.simulation import ARRIVAL_S, BUSY, RELEASE_S, simulate
-from probes.placement.types import Rings
+from probes.placement.types import PrefetchPool
 
 MS = 1e-3
 TIMES = st.floats(0.001, 10.0)
@@ -44,15 +44,17 @@ OPTIONS = st.one_of(
 
 def test_a_streamed_pass_takes_as_long_as_the_link() -> None:
     blocks = [Option("streamed", compute_s=MS / 10, copy_s=MS, slot_bytes=1)] * 10
-    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS, rel=0.02)
+    assert simulate(blocks, PrefetchPool(slots=2)).seconds == pytest.approx(10 * MS, rel=0.02)
 
 
 def test_with_one_slot_copies_wait_for_the_block_before() -> None:
     blocks = [Option("streamed", compute_s=MS, copy_s=MS, slot_bytes=1)] * 10
     handed_over = 10 * (ARRIVAL_S + RELEASE_S)
     slower = 10 * MS * BUSY  # kernels run as long as copies do
-    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(20 * MS + handed_over + slower, rel=1e-6)
-    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS + slower, rel=0.15)
+    assert simulate(blocks, PrefetchPool(slots=1)).seconds == pytest.approx(
+        20 * MS + handed_over + slower, rel=1e-6
+    )
+    assert simulate(blocks, PrefetchPool(slots=2)).seconds == pytest.approx(10 * MS + slower, rel=0.15)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -63,7 +65,7 @@ def test_three_slots_for_pieces_of_an_eighth_keep_the_link_busy_while_packed_blo
     whole = Option("streamed_packed", 0.09 * MS, 0.14 * MS, copy_s=4.24 * MS, slot_bytes=8, scratch_bytes=1)
     cut = replace(whole, slot_bytes=1, pieces=8)
     stays = Option("packed", 0.09 * MS, 0.14 * MS, scratch_bytes=1)
-    rings = Rings(slots=1, scratches=1)
+    rings = PrefetchPool(slots=1, scratches=1)
     by_one_slot = simulate([whole, *[stays] * 4] * 4, rings, replayed=replayed).seconds
     by_pieces = simulate([cut, *[stays] * 4] * 4, replace(rings, slots=3), replayed=replayed).seconds
     assert by_one_slot == pytest.approx(17.7 * MS, rel=0.02)
@@ -75,12 +77,12 @@ def test_copies_run_while_resident_blocks_compute() -> None:
         Option("resident", compute_s=MS),
         Option("streamed", compute_s=MS / 100, copy_s=MS, slot_bytes=1),
     ] * 5
-    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(5.05 * MS * (1 + BUSY), rel=0.05)
+    assert simulate(blocks, PrefetchPool(slots=2)).seconds == pytest.approx(5.05 * MS * (1 + BUSY), rel=0.05)
 
 
 def test_a_pass_that_waits_for_python_takes_as_long_as_python() -> None:
     assert simulate(
-        [Option("resident", compute_s=MS / 100, launch_s=MS)] * 4, Rings()
+        [Option("resident", compute_s=MS / 100, launch_s=MS)] * 4, PrefetchPool()
     ).seconds == pytest.approx(4 * MS, rel=0.01)
 
 
@@ -89,7 +91,7 @@ def test_a_pass_that_waits_for_python_takes_as_long_as_python() -> None:
     blocks=st.lists(OPTIONS, min_size=1, max_size=12), slots=st.integers(1, 3), scratches=st.integers(1, 2)
 )
 def test_lanes_do_one_thing_at_a_time_and_in_order(blocks: list[Option], slots: int, scratches: int) -> None:
-    made = simulate(blocks, Rings(slots=slots, scratches=scratches))
+    made = simulate(blocks, PrefetchPool(slots=slots, scratches=scratches))
     device = sorted((s.begin_s, s.end_s) for s in made.spans if s.lane in ("compute", "unpack", "cpu"))
     link = sorted((s.begin_s, s.end_s) for s in made.spans if s.lane == "copy")
     for lane in (device, link):
@@ -115,9 +117,11 @@ def test_nothing_of_a_replayed_pass_runs_beside_the_pass_before() -> None:
         Option("streamed", compute_s=MS, copy_s=4 * MS, slot_bytes=1)
     ]
     copied = 4 * MS * (1 + BUSY)
-    assert simulate(blocks, Rings(slots=1)).seconds == pytest.approx(MS + copied, rel=0.01)
-    assert simulate(blocks, Rings(slots=1), replayed=True).seconds == pytest.approx(4 * MS + copied, rel=0.01)
-    backwards = simulate(blocks[::-1], Rings(slots=1), replayed=True).seconds
+    assert simulate(blocks, PrefetchPool(slots=1)).seconds == pytest.approx(MS + copied, rel=0.01)
+    assert simulate(blocks, PrefetchPool(slots=1), replayed=True).seconds == pytest.approx(
+        4 * MS + copied, rel=0.01
+    )
+    backwards = simulate(blocks[::-1], PrefetchPool(slots=1), replayed=True).seconds
     assert backwards == pytest.approx(MS + copied, rel=0.01)
 
 
@@ -132,7 +136,7 @@ def test_what_is_unpacked_ahead_at_a_graphs_end_lets_the_link_wait_at_its_beginn
     )
     blocks = [moving, *[Option("resident", compute_s=MS)] * 2, moving, moving]
     for scratches, unpacked, begin_s in ((1, [0, 3, 4], MS / 4), (2, [4, 0, 3], 2.75 * MS)):
-        made = simulate(blocks, Rings(slots=1, scratches=scratches), replayed=True)
+        made = simulate(blocks, PrefetchPool(slots=1, scratches=scratches), replayed=True)
         assert [span.block for span in made.spans if span.lane == "unpack"] == unpacked
         first = min(span.begin_s for span in made.spans if span.lane == "copy")
         assert first == pytest.approx(begin_s, rel=0.01)
@@ -148,7 +152,9 @@ def test_a_small_block_keeps_its_slot_from_the_next_large_one_at_a_graphs_end() 
         "streamed_packed", compute_s=2 * MS, unpack_s=MS / 10, copy_s=2 * MS, slot_bytes=1, scratch_bytes=1
     )
     for scratches, last in ((1, (1, "copy")), (2, (1, "unpack"))):
-        made = simulate([small, large, large, large], Rings(slots=2, scratches=scratches), replayed=True)
+        made = simulate(
+            [small, large, large, large], PrefetchPool(slots=2, scratches=scratches), replayed=True
+        )
         assert [span.block for span in made.spans if span.lane == "copy"] == [2, 3, 0, 1]
         assert max((span.end_s, span.block, span.lane) for span in made.spans)[1:] == last
 
@@ -156,9 +162,9 @@ def test_a_small_block_keeps_its_slot_from_the_next_large_one_at_a_graphs_end() 
 def test_a_block_has_the_same_slot_in_every_pass() -> None:
     """Three streamed blocks and two slots: the first block's copy waits for the third, which has its slot."""
     blocks = [Option("streamed", compute_s=3 * MS, copy_s=MS, slot_bytes=1)] * 3
-    copies = sorted(s.begin_s for s in simulate(blocks, Rings(slots=2)).spans if s.lane == "copy")
+    copies = sorted(s.begin_s for s in simulate(blocks, PrefetchPool(slots=2)).spans if s.lane == "copy")
     assert copies[0] >= 0.0
-    assert simulate(blocks, Rings(slots=2)).seconds == pytest.approx(10 * MS, rel=0.01)
+    assert simulate(blocks, PrefetchPool(slots=2)).seconds == pytest.approx(10 * MS, rel=0.01)
 
 
 def test_copies_wait_while_the_cpu_reads_the_same_memory() -> None:
@@ -166,5 +172,7 @@ def test_copies_wait_while_the_cpu_reads_the_same_memory() -> None:
     streamed = [Option("streamed", compute_s=MS / 10, copy_s=MS, slot_bytes=1)] * 10
     alone = Option("cpu", cpu_s=MS / 10)
     beside = replace(alone, shared_s=4 * MS)
-    quiet = simulate([*streamed, alone], Rings(slots=2)).seconds
-    assert simulate([*streamed, beside], Rings(slots=2)).seconds == pytest.approx(quiet + 4 * MS, rel=0.05)
+    quiet = simulate([*streamed, alone], PrefetchPool(slots=2)).seconds
+    assert simulate([*streamed, beside], PrefetchPool(slots=2)).seconds == pytest.approx(
+        quiet + 4 * MS, rel=0.05
+    )

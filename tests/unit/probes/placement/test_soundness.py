@@ -14,8 +14,8 @@ from probes.core.errors import PlanImpossible, ReportError
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import flaw, read_plan
 from probes.placement.planner.machine import profile, profile_names
-from probes.placement.planner.plan import make
-from probes.placement.types import Objective, Plan, Rings, Tier, Workload
+from probes.placement.planner.plan import make_plan
+from probes.placement.types import Objective, Plan, PrefetchPool, Tier, Workload
 
 GIB = 2**30
 Edit = Callable[[dict[str, Any]], None]
@@ -26,7 +26,7 @@ def planned(
     machine: str = "wx4100", model: str = "qwen2.5-3b", vram: int = 4 * GIB, *, objective: Objective = "exact"
 ) -> Plan:
     work = Workload(2, 16, 64) if model.startswith("qwen") else Workload(4, 64)
-    return make(
+    return make_plan(
         describe(model), profile(machine), vram=vram, host=None, workload=work, objective=objective
     ).plan
 
@@ -123,13 +123,13 @@ def test_a_block_in_less_memory_than_its_weights_take_is_seen(
     plan = planned("h200", "bert-base", GIB)
     big, *rest = sorted(plan.blocks, key=lambda block: -block.weight_bytes)
     weights = big.weight_bytes
-    rings = Rings(2, weights + 512, 1, weights + 512)
+    rings = PrefetchPool(2, weights + 512, 1, weights + 512)
     taken = replace(big, tier=tier, vram_bytes=0, host_bytes=weights + 512)
     use = replace(plan.vram, slots=2 * rings.slot_bytes, scratch=rings.scratch_bytes)
     host = replace(plan.host, pageable=plan.host.pageable + taken.host_bytes)
     whole = replace(plan, blocks=(taken, *rest), rings=rings, vram=use, host=host, vram_budget=4 * GIB)
     assert flaw(whole) == ""
-    names = {field.name for field in fields(Rings)}
+    names = {field.name for field in fields(PrefetchPool)}
     of_rings = {key: value for key, value in edit.items() if key in names}
     of_block = {key: value for key, value in edit.items() if key not in names}
     changed = replace(whole, blocks=(replace(taken, **of_block), *rest), rings=replace(rings, **of_rings))
