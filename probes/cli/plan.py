@@ -120,7 +120,7 @@ def _one_card(args: argparse.Namespace) -> Shown:
 
     model, machine = resolve_model(args.model), resolve_machine(args.machine)
     made = make_plan(model, machine, **_asked(args, model, machine))
-    return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.found.timeline)
+    return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.search.timeline)
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:

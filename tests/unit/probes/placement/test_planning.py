@@ -16,7 +16,7 @@ from probes.placement.models.description import (
 )
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import flaw
-from probes.placement.planner import api, candidates, ilp, search, simulation
+from probes.placement.planner import api, candidates, ilp, kinds, search, simulation
 from probes.placement.planner import tiers as packedlookups
 from probes.placement.planner import tiers as packedtiers
 from probes.placement.planner.costs import Option
@@ -96,7 +96,7 @@ def test_budgets_are_kept_and_nothing_is_lost(seed: int) -> None:
         assert plan.host.total <= host
     assert min(plan.vram.weights, plan.vram.activations, plan.vram.rounding, plan.vram.kv_cache) >= 0
     assert sum(block.vram_bytes for block in plan.blocks) == plan.vram.weights
-    moving = [option.slot_bytes for option in made.found.chosen]
+    moving = [option.slot_bytes for option in made.search.chosen]
     assert plan.rings.slot_bytes == max(moving)
     assert (plan.rings.slots >= 1) == (max(moving) > 0)
     for block, described in zip(plan.blocks, ordered, strict=True):
@@ -349,18 +349,18 @@ def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pyte
 def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 tiny blocks took 20 to 35 s: every candidate was simulated whole, and every block counted."""
     simulated, costed = [], []
-    fast, cost = simulation.pass_seconds, candidates.options
+    fast, cost = simulation.pass_seconds, kinds.options
 
-    def seconds(blocks: Assignment, rings: PrefetchPool, *, replayed: bool = False) -> float:
-        simulated.append(len(blocks.chosen))
-        return fast(blocks, rings, replayed=replayed)
+    def seconds(assignment: Assignment, pool: PrefetchPool, *, replayed: bool = False) -> float:
+        simulated.append(len(assignment.chosen))
+        return fast(assignment, pool, replayed=replayed)
 
     def options(*args: object) -> tuple[Option, ...]:
         costed.append(args)
         return cost(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(simulation, "seconds", seconds)
-    monkeypatch.setattr(candidates, "options", options)
+    monkeypatch.setattr(simulation, "pass_seconds", seconds)
+    monkeypatch.setattr(kinds, "options", options)
     count = 6_000  # more than those that are simulated whole
     plan = many(count)
     assert len(plan.blocks) == count
@@ -419,7 +419,7 @@ def test_blocks_of_a_thousand_sizes_are_counted_by_nearly_equal_ones(monkeypatch
         return real(program)
 
     monkeypatch.setattr(candidates, "Search", counted)
-    monkeypatch.setattr(candidates, "MOST_KINDS", 60)
+    monkeypatch.setattr(kinds, "MOST_KINDS", 60)
     plan = half_resident(of_all_sizes(1_000))
     assert groups
     assert max(groups) <= 60
@@ -450,7 +450,7 @@ def test_counting_nearly_equal_blocks_together_costs_little(
 ) -> None:
     model = of_all_sizes(count)
     exact = half_resident(model, machine)
-    monkeypatch.setattr(candidates, "MOST_KINDS", count // 3)
+    monkeypatch.setattr(kinds, "MOST_KINDS", count // 3)
     rough = half_resident(model, machine)
     assert rough.time.middle_s <= exact.time.middle_s * 1.03
 
@@ -510,15 +510,15 @@ def test_a_plan_does_well_on_a_quicker_host_too_where_that_costs_hardly_anything
     model, slow = describe("qwen2.5-3b"), {"unpack_rate": 1e12, "ranked_rate": 0.5e12}
     machine = replace(profile("h200"), operation_s=operation_us * 1e-6, **slow)
     work = Workload(1, 32, 128)
-    found = make_plan(model, machine, vram=4 * GIB, host=None, workload=work, objective="exact").found
+    found = make_plan(model, machine, vram=4 * GIB, host=None, workload=work, objective="exact").search
     task = PlanningTask(model, machine, work, "exact", captured=False)
     shortest = search.search(task.counted, task.limits(4 * GIB, None))
     assert shortest
-    assert found.timeline.seconds <= search.STEADIER * shortest.timeline.seconds
+    assert found.timeline.seconds <= search.HEDGE * shortest.timeline.seconds
 
     def there(one: search.SearchResult) -> float:
         quicker = [replace(option, launch_s=share * option.launch_s) for option in one.chosen]
-        return simulate(quicker, one.rings).seconds
+        return simulate(quicker, one.pool).seconds
 
     assert there(found) < 0.95 * there(shortest)
 
@@ -685,9 +685,9 @@ def test_a_better_machine_is_no_slower_than_with_the_plan_of_a_worse_one(
     there, here = (search.search(task.counted, limit) for task, limit in zip(tasks, limits, strict=True))
     assert there
     assert here
-    options = candidates.options_by_block(tasks[1].counted)
+    options = kinds.options_by_block(tasks[1].counted)
     same = [next(o for o in options[at] if o.way == one.way) for at, one in enumerate(there.chosen)]
-    moved = simulate(same, there.rings, replayed=captured)
+    moved = simulate(same, there.pool, replayed=captured)
     assert here.timeline.seconds <= 1.02 * moved.seconds
 
 

@@ -92,9 +92,9 @@ def test_a_pass_without_a_cache_is_said_by_its_rows() -> None:
 
 
 def test_the_picture_marks_every_block_and_every_span(mixed: PlanResult) -> None:
-    drawing = ElementTree.fromstring(draw(mixed.plan, mixed.found.timeline))
+    drawing = ElementTree.fromstring(draw(mixed.plan, mixed.search.timeline))
     marks = [one for one in drawing.iter("{http://www.w3.org/2000/svg}rect") if one.get("class") == "mark"]
-    assert len(marks) >= len(mixed.plan.blocks) + len(mixed.found.timeline.spans)
+    assert len(marks) >= len(mixed.plan.blocks) + len(mixed.search.timeline.spans)
     width = float(drawing.attrib["viewBox"].split()[2])
     for mark in marks:
         assert float(mark.attrib["x"]) + float(mark.attrib["width"]) <= width
@@ -105,7 +105,7 @@ def test_the_picture_marks_every_block_and_every_span(mixed: PlanResult) -> None
 def test_names_from_a_file_are_text_in_a_picture(name: str, mixed: PlanResult) -> None:
     blocks = tuple(replace(block, name=name) for block in mixed.plan.blocks)
     plan: Plan = replace(mixed.plan, model=name, machine=name, blocks=blocks)
-    drawing = ElementTree.fromstring(draw(plan, mixed.found.timeline))
+    drawing = ElementTree.fromstring(draw(plan, mixed.search.timeline))
     kinds = {one.tag.rpartition("}")[2] for one in drawing.iter()}
     assert kinds == {"svg", "title", "desc", "style", "text", "rect", "line"}
 
@@ -125,7 +125,7 @@ def test_a_block_with_an_endless_name_widens_no_table(mixed: PlanResult) -> None
 
 
 def test_the_picture_loads_nothing(mixed: PlanResult) -> None:
-    drawn = draw(mixed.plan, mixed.found.timeline)
+    drawn = draw(mixed.plan, mixed.search.timeline)
     without_namespace: Any = drawn.replace("http://www.w3.org/2000/svg", "")
     assert "http" not in without_namespace
     assert "url(" not in drawn

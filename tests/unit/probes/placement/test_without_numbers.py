@@ -73,7 +73,7 @@ def test_a_model_with_nothing_in_some_places_has_a_sound_plan_or_a_smallest_budg
         assert flaw(made.plan) == ""
         assert math.isfinite(made.plan.time.high_s)
         assert lines(made.plan)
-        assert draw(made.plan, made.found.timeline)
+        assert draw(made.plan, made.search.timeline)
         if len(model.blocks) > 1:
             over = make_cards_plan(model, machine, cards=2, captured=captured, **{**how, "vram": 600 * MIB})  # type: ignore[arg-type]
             assert len(over.plan.cards) == 2
