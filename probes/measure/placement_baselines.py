@@ -23,8 +23,8 @@ from probes.hardware.torch_build import refusals
 from probes.measure import host_room
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load
-from probes.placement.models.from_config import config_refusals, configured, library
 from probes.placement.models.reading import CheckpointFolder
+from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
 from probes.placement.planner.api import plan
 from probes.placement.planner.compute_dtype import Compute
 from probes.placement.planner.machine import Constants, nearest_profile, profile, without_gpu
@@ -40,9 +40,9 @@ def built(folder: CheckpointFolder, dtype: str, tokens: int) -> Built:
     Raises LibraryMissing without transformers, ModelUnknown for what it can't build, Unsupported for a model
     that doesn't take token ids alone, and UsageError where it has positions for fewer tokens.
     """
-    library()
+    import_transformers()
     with config_refusals(ImportError, OSError, RuntimeError):
-        config = configured(folder.config)
+        config = config_object(folder.config)
         named = folder.config.get("architectures") or [""]
         kind = _named(config, str(named[0]))
     if kind is not None:
@@ -63,7 +63,7 @@ def ignored(module: nn.Module, folder: CheckpointFolder) -> tuple[str, ...]:
 
 
 def _named(config: Any, name: str) -> Any:  # a class of models, or None
-    transformers = library()
+    transformers = import_transformers()
     found: Any = getattr(transformers, name, None) if name.isidentifier() else None
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     return found if is_model and found.config_class is type(config) else None
@@ -71,7 +71,7 @@ def _named(config: Any, name: str) -> Any:  # a class of models, or None
 
 def _made(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     made: nn.Module = (
-        library().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+        import_transformers().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
         if kind is None
         else kind._from_config(config, dtype=dtype)
     )

@@ -15,7 +15,7 @@ from probes.core.unknown import Unknown
 from probes.measure.placement_ways import budget_bytes, fixed_plan, layer_tiers, left_bytes, same_places
 from probes.placement.architectures import Built, build
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.modules import Block, described, find_blocks
+from probes.placement.models.modules import Block, describe_module, find_blocks
 from probes.placement.planner.machine import nearest_profile, profile
 from probes.placement.planner.plan import make_plan
 from probes.placement.runtime.handle import Handle
@@ -53,7 +53,7 @@ class LayerStack:
         """Move all weights out of VRAM: each other way begins there."""
         self._model.module.cpu()
         self._blocks = find_blocks(self._model.module)
-        self._description = described(self._model.module)
+        self._description = describe_module(self._model.module)
         if self._zero_copy:
             torch.cuda.empty_cache()
 

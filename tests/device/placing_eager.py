@@ -75,7 +75,7 @@ def eager(group: Any) -> None:
 
 def _model(group: Any, host: Host, model: Model, case: Case, errors: list[float]) -> None:
     bench: Bench = group.bench(model)
-    one, described = bench.one_pass(case.batch), modules.described(bench.module)
+    one, described = bench.one_pass(case.batch), modules.describe_module(bench.module)
     weights = sum(p.numel() * p.element_size() for p in bench.module.parameters())
 
     def planned(budget: int, operation_s: float) -> Plan:

@@ -413,7 +413,7 @@ def _measured(bench: Bench, made: Plan) -> dict[str, Any]:
 
 def _terms(bench: Bench, made: Plan) -> dict[str, float]:
     """Sums over the plan's blocks, whichever lane they are on."""
-    model = modules.described(bench.module)
+    model = modules.describe_module(bench.module)
     blocks = {block.name: block for block in (*model.blocks, *model.divided().blocks)}
     rows = made.workload.batch * made.workload.tokens
     work = Pass(rows, made.workload.batch, made.workload.tokens, made.objective, made.captured)

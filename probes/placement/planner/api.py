@@ -119,7 +119,7 @@ def resolve_model(model: Model) -> ModelDescription:
         )
     from probes.placement.models import modules
 
-    return modules.described(model)
+    return modules.describe_module(model)
 
 
 def resolve_machine(machine: Constants | str | Path) -> Constants:
@@ -160,7 +160,7 @@ def weight_ranges(
     if not isinstance(model, str | os.PathLike):
         from probes.placement.models import modules  # needs torch
 
-        return modules.ranges(model)
+        return modules.module_ranges(model)
     path = named_path(model, "model")
     stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
     return stored_ranges(path) if stored or (path.is_dir() and any(path.glob("*.safetensors"))) else None
