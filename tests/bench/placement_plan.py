@@ -48,7 +48,7 @@ def small_model(rng: random.Random) -> ModelDescription:
 def every_placement(
     model: ModelDescription, machine: str, work: Pass, *, vram: int, host: int, workload: Workload
 ) -> Iterator[tuple[float, tuple[Option, ...]]]:
-    """The simulated time of each placement that fits, with two slots and one scratch as large as it needs."""
+    """The simulated time of each placement that fits, with two slots, or one, and a scratch buffer."""
     constants = profile(machine)
     blocks = [block.computed(model.becomes) for block in model.blocks]
     left = surroundings(blocks, constants, workload).left(vram, constants)
@@ -56,13 +56,15 @@ def every_placement(
     for chosen in itertools.product(*(options(block, constants, work) for block in blocks)):
         slot = max(option.slot_bytes for option in chosen)
         scratch = max(option.scratch_bytes for option in chosen)
-        rings = PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch)
         staging = 2 * slot if any(option.tier == "disk" for option in chosen) else 0
         on_host = staging + sum(option.pinned_bytes for option in chosen)
-        if sum(option.vram_bytes for option in chosen) + 2 * slot + scratch > left or on_host > pinned:
+        room = left - scratch - sum(option.vram_bytes for option in chosen)
+        if room < slot or on_host > pinned:
             continue
         if on_host + sum(option.pageable_bytes for option in chosen) <= host:
-            yield simulate(chosen, rings).seconds, chosen
+            slots = min(2, room // slot) if slot else 0
+            pool = PrefetchPool(slots, slot, 1 if scratch else 0, scratch)
+            yield simulate(chosen, pool).seconds, chosen
 
 
 def against_every_placement(cases: int = CASES, seed: int = 1) -> list[float]:

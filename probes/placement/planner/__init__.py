@@ -9,7 +9,7 @@ costs.py          seconds and bytes of one block; an `Option` is one tier with i
 tiers.py          `options`: every tier a block can go to; `surroundings`: VRAM besides weights
 kinds.py          blocks that cost the same, which are planned together
 search.py         `search`: the quickest placement, by way of the next three
-ilp.py            how many blocks of each kind go to each tier, by integer programming
+ilp.py            how many blocks of each kind go to each tier, by integer programming (simplex.py)
 candidates.py     placements of such counts for many prefetch pools
 local_search.py   improves a placement block by block
 simulation.py     `simulate`: when each block is copied, unpacked and computed in a pass

@@ -16,13 +16,12 @@ from probes.placement.models.description import (
 )
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import flaw
-from probes.placement.planner import api, candidates, ilp, kinds, search, simulation
-from probes.placement.planner import tiers as packedlookups
-from probes.placement.planner import tiers as packedtiers
+from probes.placement.planner import api, candidates, ilp, kinds, search, simulation, tiers
 from probes.placement.planner.costs import Option
-from probes.placement.planner.ilp import Program, Tableau
+from probes.placement.planner.ilp import Program
 from probes.placement.planner.machine import profile, profile_names
 from probes.placement.planner.plan import PlanningTask, PlanResult, make_plan
+from probes.placement.planner.simplex import Tableau
 from probes.placement.planner.simulation import Assignment, simulate
 from probes.placement.types import LOADING_BYTES, Objective, Plan, PrefetchPool, Workload
 
@@ -494,7 +493,7 @@ def test_the_tied_embedding_of_a_captured_token_stays_packed_and_fewer_bytes_cro
         (found,) = (block for block in plan.blocks if block.table)
         assert (found.name, found.tier) == ("model.embed_tokens.weight", "packed")
         assert found.vram_bytes < 0.79 * found.weight_bytes
-    monkeypatch.setattr(packedlookups, "is_table", lambda *_: False)
+    monkeypatch.setattr(tiers, "is_table", lambda *_: False)
     without = [planned(budget) for budget in FOUR_BUDGETS]
     wire, more = (sum(b.wire_bytes for plan in plans for b in plan.blocks) for plans in (made, without))
     # a layer takes 0.11 GB packed; part of the room may go to resident blocks, which saves unpacking
@@ -629,7 +628,7 @@ def test_blocks_in_pieces_make_no_plan_slower(
         ).plan.time.middle_s
 
     with_pieces = seconds()
-    monkeypatch.setattr(packedtiers, "LEAST_PIECE", GIB)
+    monkeypatch.setattr(tiers, "LEAST_PIECE", GIB)
     assert with_pieces <= 1.001 * seconds()
 
 

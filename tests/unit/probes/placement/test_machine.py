@@ -7,7 +7,7 @@ import pytest
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
-from probes.placement.planner.api import resolve_machine as asked
+from probes.placement.planner.api import resolve_machine
 from probes.placement.planner.machine import (
     SMALL_WORK_S,
     from_report,
@@ -23,7 +23,7 @@ from probes.records.rows import Small
 from probes.records.schema import read_report
 
 ROOT = Path(__file__).parents[4]
-ASKED_FOR = {
+NAMES = {
     "wx4100",
     "mi50",
     "mi100",
@@ -39,11 +39,11 @@ ASKED_FOR = {
 }
 
 
-def test_every_machine_that_was_asked_for_has_a_profile() -> None:
-    assert set(profile_names()) == ASKED_FOR
+def test_every_machine_has_a_profile() -> None:
+    assert set(profile_names()) == NAMES
 
 
-@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_number_of_a_profile_has_a_source_and_a_date(name: str) -> None:
     known = table()["sources"]
     assert all(one["what"] and str(one["date"]).startswith("2026-") for one in known.values())
@@ -55,7 +55,7 @@ def test_every_number_of_a_profile_has_a_source_and_a_date(name: str) -> None:
             assert value["source"] in known
 
 
-@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_profile_is_labelled_predicted_and_reaches_no_more_than_its_peak(name: str) -> None:
     made = profile(name)
     peak = table()["machines"][name]["vram_gb_per_s"]["value"] * 1e9
@@ -94,13 +94,13 @@ def test_an_unknown_name_lists_the_known() -> None:
     ],
 )
 def test_a_machine_may_be_named_as_its_maker_does(said: str, name: str) -> None:
-    assert asked(said) == profile(name)
+    assert resolve_machine(said) == profile(name)
 
 
 @pytest.mark.parametrize("said", ["RX", "6800", "RX 7900", "h2001", "h200.json.bak", "W6800"])
 def test_a_part_of_a_name_is_none(said: str) -> None:
     with pytest.raises(UsageError, match="profiles are wx4100"):
-        asked(said)
+        resolve_machine(said)
 
 
 @pytest.mark.parametrize(
