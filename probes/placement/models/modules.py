@@ -49,9 +49,9 @@ class Entry:
 
     def like(self, values: torch.Tensor) -> nn.Parameter:
         """A parameter with these values and the model's own attributes, which requires no gradients."""
-        made = nn.Parameter(values, requires_grad=False)
-        made.__dict__ = self.parameter.__dict__
-        return made
+        parameter = nn.Parameter(values, requires_grad=False)
+        parameter.__dict__ = self.parameter.__dict__
+        return parameter
 
     @property
     def converts(self) -> bool:
@@ -132,12 +132,12 @@ def is_divisible(block: Block) -> bool:
     """
     holders = {id(owner) for entry in block.entries for owner, _ in entry.owners}
     return all(
-        sum(id(one) in holders for one in module.modules()) == 1
+        sum(id(inner) in holders for inner in module.modules()) == 1
         if id(module) in holders
         else isinstance(module, _CALLING) or not type(module).__module__.startswith("torch.nn.")
         for top in block.modules
         for module in top.modules()
-        if any(id(one) in holders for one in module.modules())
+        if any(id(inner) in holders for inner in module.modules())
     )
 
 
@@ -159,9 +159,10 @@ def _below(
     module: nn.Module, by_owner: dict[int, list[Entry]], taken: set[int]
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
     """The module's parameters that aren't taken: its own, and those that modules outside it hold too."""
-    inside = {id(one) for one in module.modules()}
-    found = {id(entry): entry for key in inside_order(module) for entry in by_owner.get(key, ())}
-    free = [entry for key, entry in found.items() if key not in taken]
+    order = inside_order(module)
+    inside = frozenset(order)
+    below = {id(entry): entry for key in order for entry in by_owner.get(key, ())}
+    free = [entry for key, entry in below.items() if key not in taken]
     own = tuple(entry for entry in free if all(id(owner) in inside for owner, _ in entry.owners))
     return own, tuple(entry for entry in free if entry not in own)
 
@@ -195,10 +196,10 @@ def _holds_a_list(module: nn.Module) -> bool:
     """Whether most of the module is a list of layers, which are the blocks then."""
     most = _bytes(module) // 2
     return any(
-        isinstance(one, nn.ModuleList | nn.Sequential)
-        and len(one) > 1
-        and (one is module or _bytes(one) > most)
-        for one in module.modules()
+        isinstance(inner, nn.ModuleList | nn.Sequential)
+        and len(inner) > 1
+        and (inner is module or _bytes(inner) > most)
+        for inner in module.modules()
     )
 
 
@@ -220,7 +221,7 @@ def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Modul
 
 def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]:
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    found: dict[int, tuple[str, nn.Parameter]] = {}
+    first: dict[int, tuple[str, nn.Parameter]] = {}
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -232,7 +233,7 @@ def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]
                         f"{full} is the buffer {buffers[id(parameter)]} too: only parameters move",
                         "register it as a parameter in both places",
                     )
-                found.setdefault(id(parameter), (full, parameter))
+                first.setdefault(id(parameter), (full, parameter))
                 owners[id(parameter)].append((module, name))
     return tuple(
         Entry(
@@ -245,7 +246,7 @@ def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]
             p.requires_grad,
             p.dtype,
         )
-        for key, (name, p) in found.items()
+        for key, (name, p) in first.items()
     )
 
 

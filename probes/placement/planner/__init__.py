@@ -8,8 +8,9 @@ compute_dtype.py  what bfloat16 weights become on a GPU without units for them
 costs.py          seconds and bytes of one block; an `Option` is one tier with its costs
 tiers.py          `options`: every tier a block can go to; `surroundings`: VRAM besides weights
 kinds.py          blocks that cost the same, which are planned together
-search.py         `search`: the quickest placement, by way of the next three
+search.py         `search`: the quickest placement, by way of the next four
 ilp.py            how many blocks of each kind go to each tier, by integer programming (simplex.py)
+pools.py          `with_best_pool`: an assignment of options with the prefetch pool that suits it best
 candidates.py     placements of such counts for many prefetch pools
 local_search.py   improves a placement block by block
 simulation.py     `simulate`: when each block is copied, unpacked and computed in a pass

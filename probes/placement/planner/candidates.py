@@ -7,7 +7,7 @@ computed or unpacked for long. So different counts are placed, and the simulatio
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -16,159 +16,18 @@ from typing import Final, NamedTuple, TypeAlias
 from probes.placement.planner.costs import Option
 from probes.placement.planner.ilp import LOOSE_GAP, Choice, Counts, Group, Program, Search
 from probes.placement.planner.kinds import Kind, unmerge_options
-from probes.placement.planner.simulation import (
-    ARRIVAL_S,
+from probes.placement.planner.pools import (
     MANY_BLOCKS,
-    RELEASE_S,
-    Assignment,
     Limits,
     Placement,
+    notable,
     pool_bytes,
+    pools_tried,
     with_best_pool,
+    with_sizes,
 )
+from probes.placement.planner.simulation import ARRIVAL_S, RELEASE_S, Assignment
 from probes.placement.types import PrefetchPool, Tier, spread
-
-
-def undominated(options: Sequence[Option]) -> tuple[Option, ...]:
-    """The options for which no other takes less or the same of everything."""
-    kept: list[Option] = []
-    for option in options:
-        costs = (*option.lanes, *option.memories)
-        others = ((*other.lanes, *other.memories) for other in options if other is not option)
-        worse = any(
-            all(a <= b for a, b in zip(other, costs, strict=True)) and other != costs for other in others
-        )
-        if not worse and not any((*k.lanes, *k.memories) == costs for k in kept):
-            kept.append(option)
-    return tuple(kept)
-
-
-LANES: Final = 5  # entries of `Option.lanes`
-# The options used of each kind, and how often
-Used: TypeAlias = tuple[tuple[tuple[Option, int], ...], ...]
-
-
-def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
-    """The program of how many blocks of each kind take each option.
-
-    `longer`: factor by which copies are taken to keep the link busy longer.
-    """
-    groups = tuple(
-        Group(
-            len(kind.places),
-            tuple(Choice(_lanes(option, pool.slots, longer), option.memories) for option in kind.options),
-        )
-        for kind in kinds
-    )
-    staging = 2 * pool.slot_bytes if any(o.tier == "disk" for kind in kinds for o in kind.options) else 0
-    room = (limits.vram - pool_bytes(pool), limits.host - staging, limits.pinned - staging)
-    return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
-
-
-def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
-    """Seconds of the lanes, including waits for copies and for slots.
-
-    A slot holds a block from the beginning of its copy until it has been unpacked or computed.
-    """
-    if not option.copy_s:
-        return option.lanes
-    device, link, *others = option.lanes
-    waits = option.pieces * ARRIVAL_S
-    held = option.copy_s + waits + option.pieces * RELEASE_S + (option.unpack_s or option.compute_s)
-    return (device + waits, link + max(longer * option.copy_s, held / slots) - option.copy_s, *others)
-
-
-def options_fitting(options: Sequence[Option], slot: int, scratch: int) -> list[Option]:
-    """The options that need no larger slots or scratch buffers."""
-    return [option for option in options if option.slot_bytes <= slot and option.scratch_bytes <= scratch]
-
-
-def used_options(kinds: Sequence[Kind], counts: Counts) -> Used:
-    """The options that counts use of each kind, and how often."""
-    return tuple(
-        tuple((option, n) for option, n in zip(kind.options, numbers, strict=True) if n)
-        for kind, numbers in zip(kinds, counts.counts, strict=True)
-    )
-
-
-def spread_out(kinds: Sequence[Kind], counts: Counts, *, early: bool = False) -> tuple[Option, ...]:
-    """The option of each block in call order: within a kind, the blocks of each option are evenly apart.
-
-    Options are assigned in the order of their time on the link, then of unpacking. Of a kind's blocks the
-    last is the first to be assigned, or with `early` the first block is.
-    """
-    chosen: dict[int, Option] = {}
-    for kind, used in zip(kinds, used_options(kinds, counts), strict=True):
-        left = kind.places[:: -1 if early else 1]
-        for option, number in sorted(used, key=lambda use: (-use[0].copy_s, -use[0].unpack_s)):
-            picked = spread(len(left), number)
-            chosen.update((left[nth], option) for nth in picked)
-            ends = zip((0, *(nth + 1 for nth in picked)), (*picked, len(left)), strict=True)
-            left = tuple(itertools.chain.from_iterable(left[begin:end] for begin, end in ends))
-    unmerge_options(kinds, chosen)
-    return tuple(chosen[place] for place in range(len(chosen)))
-
-
-MOST_SIZES: Final = 7  # of slots, and of scratch buffers, that are tried
-ALIKE: Final = 1.1  # ratio up to which sizes count as alike: the largest of them is tried
-SLOTS: Final = (1, 2, 4)  # numbers of slots that are tried while blocks are counted
-SMALL_POOL: Final = 0.002  # share of VRAM: where the largest pool takes less, no other sizes are tried
-SMALL: Final = 0.005  # share of the largest size, below which sizes aren't tried
-
-
-def pools_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[PrefetchPool]:
-    """The pools that counts are looked for with: some numbers of slots in each size."""
-    for slot, scratch in sizes_tried(kinds, limits):
-        for slots in SLOTS if notable(slot, scratch, limits) else SLOTS[-1:]:
-            yield with_sizes(PrefetchPool(slots), slot, scratch)
-
-
-def sizes_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
-    """Sizes of slots and scratch buffers to try, each of them the size that some option needs.
-
-    Where the largest take next to nothing of VRAM, smaller ones would save nothing. Where some block has no
-    option, no size is of use.
-    """
-    if not all(kind.options for kind in kinds):
-        return
-    options = [option for kind in kinds for option in kind.options]
-    slot, scratch = max(o.slot_bytes for o in options), max(o.scratch_bytes for o in options)
-    if not notable(slot, scratch, limits):
-        yield from dict.fromkeys(((0, 0), (slot, scratch)))
-        return
-    slots, scratches = _few({o.slot_bytes for o in options}), _few({o.scratch_bytes for o in options})
-    sizes = {(o.slot_bytes, o.scratch_bytes) for o in options}
-    yield from dict.fromkeys(_needed(sizes, slot, scratch) for slot in slots for scratch in scratches)
-
-
-def notable(slot: int, scratch: int, limits: Limits) -> bool:
-    """Whether pools of these sizes take a notable share of VRAM."""
-    return 2 * slot + scratch >= SMALL_POOL * limits.vram
-
-
-def with_sizes(pool: PrefetchPool, slot: int, scratch: int) -> PrefetchPool:
-    """A pool with as many slots of another size, and a scratch buffer where one is needed."""
-    return PrefetchPool(pool.slots if slot else 0, slot, 1 if scratch else 0, scratch)
-
-
-def _needed(sizes: Collection[tuple[int, int]], slot: int, scratch: int) -> tuple[int, int]:
-    """The largest sizes needed by options that fit these."""
-    fitting = [size for size in sizes if size[0] <= slot and size[1] <= scratch]
-    return max(slot for slot, _ in fitting), max(scratch for _, scratch in fitting)
-
-
-def _few(sizes: set[int], most: int = MOST_SIZES) -> list[int]:
-    """0, the largest, and some in between: at most `most`."""
-    ordered = sorted({0} | {size for size in sizes if size >= SMALL * max(sizes)})
-    ordered = [
-        size
-        for size, next_one in zip(ordered, [*ordered[1:], math.inf], strict=True)
-        if next_one > ALIKE * size
-    ]
-    if len(ordered) <= most:
-        return ordered
-    return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
-
 
 MOST_PROGRAMS: Final = 60  # that are solved at first, the most promising ones
 WORTH_IMPROVING: Final = (
@@ -187,6 +46,9 @@ LEFT_OUT_OF_MANY: Final = (LEFT_OUT[2], LEFT_OUT[-1])  # for very many blocks, w
 LONGER: Final = (1.06, 1.15, 1.3)
 VARIED: Final = 5  # pools for which that is done: the two best and the best of other sizes
 NEARBY: Final = 1.3  # ratio up to which other sizes are tried for the two best
+LANES: Final = 5  # entries of `Option.lanes`
+# The options used of each kind, and how often
+Used: TypeAlias = tuple[tuple[tuple[Option, int], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -214,11 +76,11 @@ class Candidate:
 
 
 class CandidateSearch:
-    """Candidates of different counts. `made` has them, the quickest first."""
+    """Candidates of different counts. `ranked` has them, the quickest first."""
 
     def __init__(self, kinds: Sequence[Kind], limits: Limits) -> None:
         self._kinds, self._limits = kinds, limits
-        self.made: list[Candidate] = []
+        self.ranked: list[Candidate] = []
         self.bound = math.inf  # no counts take less than this, by the programs
         self._answers: dict[tuple[PrefetchPool, float], list[_Answer]] = {}
         self._placed: set[Used] = set()
@@ -226,7 +88,7 @@ class CandidateSearch:
 
     @property
     def _least(self) -> float:
-        return self.made[0].placement.seconds if self.made else math.inf
+        return self.ranked[0].placement.seconds if self.ranked else math.inf
 
     def may_be_better(self) -> bool:
         """Whether a pass may take notably less time than the best so far."""
@@ -261,13 +123,13 @@ class CandidateSearch:
 
     def vary_the_best(self) -> None:
         """Add counts for the best pools: as if copies took longer, without tiers in use, in nearby sizes."""
-        used = {candidate.restriction: candidate.tiers for candidate in reversed(self.made)}
-        by_size = {c.restriction.pool.slot_bytes: c.restriction for c in reversed(self.made)}
-        ranked = list(dict.fromkeys(candidate.restriction for candidate in self.made))
+        used = {candidate.restriction: candidate.tiers for candidate in reversed(self.ranked)}
+        by_size = {c.restriction.pool.slot_bytes: c.restriction for c in reversed(self.ranked)}
+        ranked = list(dict.fromkeys(candidate.restriction for candidate in self.ranked))
         different = sorted(by_size.values(), key=ranked.index)
         best = list(dict.fromkeys((*ranked[:2], *different)))[:VARIED]
-        cheapest = min(self.made, key=lambda candidate: candidate.counts.cost).restriction
-        if len(self.made[0].placement.chosen) > MANY_BLOCKS:
+        cheapest = min(self.ranked, key=lambda candidate: candidate.counts.cost).restriction
+        if len(self.ranked[0].placement.chosen) > MANY_BLOCKS:
             for tiers in LEFT_OUT_OF_MANY:
                 self._try(self._subproblem(replace(cheapest, without=tiers)))
             return
@@ -297,10 +159,12 @@ class CandidateSearch:
             spreads = (
                 spread_out(problem.kinds, counts, early=e) for e in sorted({False, self._limits.replayed})
             )
-            made = filter(None, (with_best_pool(Assignment(chosen), self._limits) for chosen in spreads))
-            if best := min(made, key=attrgetter("seconds"), default=None):
-                self.made.append(Candidate(counts, problem.restriction, best))
-                self.made.sort(key=lambda candidate: candidate.placement.seconds)
+            placements = filter(
+                None, (with_best_pool(Assignment(chosen), self._limits) for chosen in spreads)
+            )
+            if best := min(placements, key=attrgetter("seconds"), default=None):
+                self.ranked.append(Candidate(counts, problem.restriction, best))
+                self.ranked.sort(key=lambda candidate: candidate.placement.seconds)
         slot, scratch = max(o.slot_bytes for o in needed), max(o.scratch_bytes for o in needed)
         return with_sizes(problem.restriction.pool, slot, scratch)
 
@@ -364,3 +228,78 @@ class _Subproblem:
     def slot_sizes(self) -> frozenset[int]:
         """The sizes of slots that the options need."""
         return frozenset(option.slot_bytes for kind in self.kinds for option in kind.options)
+
+
+def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
+    """The program of how many blocks of each kind take each option.
+
+    `longer`: factor by which copies are taken to keep the link busy longer.
+    """
+    groups = tuple(
+        Group(
+            len(kind.places),
+            tuple(Choice(_lanes(option, pool.slots, longer), option.memories) for option in kind.options),
+        )
+        for kind in kinds
+    )
+    staging = 2 * pool.slot_bytes if any(o.tier == "disk" for kind in kinds for o in kind.options) else 0
+    room = (limits.vram - pool_bytes(pool), limits.host - staging, limits.pinned - staging)
+    return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
+
+
+def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
+    """Seconds of the lanes, including waits for copies and for slots.
+
+    A slot holds a block from the beginning of its copy until it has been unpacked or computed.
+    """
+    if not option.copy_s:
+        return option.lanes
+    device, link, *others = option.lanes
+    waits = option.pieces * ARRIVAL_S
+    held = option.copy_s + waits + option.pieces * RELEASE_S + (option.unpack_s or option.compute_s)
+    return (device + waits, link + max(longer * option.copy_s, held / slots) - option.copy_s, *others)
+
+
+def options_fitting(options: Sequence[Option], slot: int, scratch: int) -> list[Option]:
+    """The options that need no larger slots or scratch buffers."""
+    return [option for option in options if option.slot_bytes <= slot and option.scratch_bytes <= scratch]
+
+
+def used_options(kinds: Sequence[Kind], counts: Counts) -> Used:
+    """The options that counts use of each kind, and how often."""
+    return tuple(
+        tuple((option, n) for option, n in zip(kind.options, numbers, strict=True) if n)
+        for kind, numbers in zip(kinds, counts.counts, strict=True)
+    )
+
+
+def spread_out(kinds: Sequence[Kind], counts: Counts, *, early: bool = False) -> tuple[Option, ...]:
+    """The option of each block in call order: within a kind, the blocks of each option are evenly apart.
+
+    Options are assigned in the order of their time on the link, then of unpacking. Of a kind's blocks the
+    last is the first to be assigned, or with `early` the first block is.
+    """
+    chosen: dict[int, Option] = {}
+    for kind, used in zip(kinds, used_options(kinds, counts), strict=True):
+        left = kind.places[:: -1 if early else 1]
+        for option, number in sorted(used, key=lambda use: (-use[0].copy_s, -use[0].unpack_s)):
+            picked = spread(len(left), number)
+            chosen.update((left[nth], option) for nth in picked)
+            ends = zip((0, *(nth + 1 for nth in picked)), (*picked, len(left)), strict=True)
+            left = tuple(itertools.chain.from_iterable(left[begin:end] for begin, end in ends))
+    unmerge_options(kinds, chosen)
+    return tuple(chosen[place] for place in range(len(chosen)))
+
+
+def undominated(options: Sequence[Option]) -> tuple[Option, ...]:
+    """The options for which no other takes less or the same of everything."""
+    kept: list[Option] = []
+    for option in options:
+        costs = (*option.lanes, *option.memories)
+        others = ((*other.lanes, *other.memories) for other in options if other is not option)
+        worse = any(
+            all(a <= b for a, b in zip(other, costs, strict=True)) and other != costs for other in others
+        )
+        if not worse and not any((*k.lanes, *k.memories) == costs for k in kept):
+            kept.append(option)
+    return tuple(kept)

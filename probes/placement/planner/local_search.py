@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from probes.placement.planner.costs import Option
-from probes.placement.planner.simulation import (
+from probes.placement.planner.pools import (
     GAIN,
     SLOT_COUNTS,
-    Assignment,
     Chosen,
     Limits,
     Placement,
     scratch_counts,
     with_best_pool,
 )
+from probes.placement.planner.simulation import Assignment
 
 MOST_STEPS: Final = 16_000  # simulated blocks in all, about a tenth of a second
 STAYING: Final = 8  # blocks that stay where they are take as long to simulate as one that moves

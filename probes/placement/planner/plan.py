@@ -18,8 +18,8 @@ from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.costs import Option, Pass, cache_bytes
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
+from probes.placement.planner.pools import Limits, disk_buffer_bytes, pool_bytes
 from probes.placement.planner.search import SearchResult, fits, hedged, search
-from probes.placement.planner.simulation import Limits, disk_buffer_bytes, pool_bytes
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
     OBJECTIVES,

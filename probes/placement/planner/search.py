@@ -15,60 +15,24 @@ from probes.placement.planner.candidates import (
     CandidateSearch,
     count_program,
     options_fitting,
-    sizes_tried,
     spread_out,
     used_options,
-    with_sizes,
 )
 from probes.placement.planner.costs import Option
 from probes.placement.planner.ilp import Choice, Counts, Program, solve
 from probes.placement.planner.kinds import Kind, options_by_block
 from probes.placement.planner.local_search import MOST_STEPS, improved
-from probes.placement.planner.simulation import (
+from probes.placement.planner.pools import (
     MANY_BLOCKS,
-    Assignment,
     Limits,
     Placement,
-    Timeline,
     pool_room,
-    simulate,
+    sizes_tried,
     with_best_pool,
+    with_sizes,
 )
+from probes.placement.planner.simulation import Assignment, Timeline, simulate
 from probes.placement.types import PrefetchPool, Tier
-
-
-def any_placement(kinds: Sequence[Kind], limits: Limits) -> Placement | None:
-    """Any placement within the limits, however slow; None where nothing fits."""
-    for allowed, counts in _fitting_counts(kinds, limits):
-        if placement := with_best_pool(Assignment(spread_out(allowed, counts)), limits):
-            return placement
-    return None
-
-
-def fits(kinds: Sequence[Kind], limits: Limits) -> bool:
-    """Whether any placement is within the limits."""
-    for allowed, counts in _fitting_counts(kinds, limits):
-        room = pool_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
-        if room and room[0] + room[1] <= room[2]:
-            return True
-    return False
-
-
-def _fitting_counts(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
-    """For each size of the pool, counts that fit it, however slow, with the kinds they are of."""
-    for slot, scratch in sizes_tried(kinds, limits):
-        allowed = [
-            replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in kinds
-        ]
-        program = count_program(allowed, with_sizes(PrefetchPool(2), slot, scratch), limits)
-        without_times = tuple(
-            replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
-            for group in program.groups
-        )
-        counts = solve(Program(without_times, (1.0,), program.limits))
-        if counts:
-            yield allowed, counts
-
 
 ROOMY: Final = 0.5  # share of host memory: while less of it is taken, reading from disk is of no use
 WORTH_A_DISK: Final = 0.01  # share of the time that reading from disk must save
@@ -111,14 +75,14 @@ def _quickest(kinds: Sequence[Kind], limits: Limits) -> SearchResult | None:
     """The quickest of the candidates, of which the best are improved first if that may help."""
     candidates = CandidateSearch(kinds, limits)
     candidates.try_all_pools()
-    if not candidates.made:  # the budget is so tight that the program found no whole counts
+    if not candidates.ranked:  # the budget is so tight that the program found no whole counts
         tight = any_placement(kinds, limits)
         return _result(improved(tight, options_by_block(kinds), limits), limits, gap=1.0) if tight else None
     if candidates.may_be_better():
         candidates.vary_the_best()
-    best, gap = candidates.made[0].placement, candidates.made[0].counts.gap
+    best, gap = candidates.ranked[0].placement, candidates.ranked[0].counts.gap
     if candidates.may_be_better():
-        different = [candidate.placement for candidate in candidates.made[:MOST_IMPROVED]]
+        different = [candidate.placement for candidate in candidates.ranked[:MOST_IMPROVED]]
         choices, steps = options_by_block(kinds), MOST_STEPS // len(different)
         results = (improved(placement, choices, limits, steps=steps) for placement in different)
         best = min(results, key=attrgetter("seconds"))
@@ -165,3 +129,36 @@ def _result(best: Placement, limits: Limits, *, gap: float) -> SearchResult:
 
 def _without(kinds: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
     return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in kinds]
+
+
+def any_placement(kinds: Sequence[Kind], limits: Limits) -> Placement | None:
+    """Any placement within the limits, however slow; None where nothing fits."""
+    for allowed, counts in _fitting_counts(kinds, limits):
+        if placement := with_best_pool(Assignment(spread_out(allowed, counts)), limits):
+            return placement
+    return None
+
+
+def fits(kinds: Sequence[Kind], limits: Limits) -> bool:
+    """Whether any placement is within the limits."""
+    for allowed, counts in _fitting_counts(kinds, limits):
+        room = pool_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
+        if room and room[0] + room[1] <= room[2]:
+            return True
+    return False
+
+
+def _fitting_counts(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
+    """For each size of the pool, counts that fit it, however slow, with the kinds they are of."""
+    for slot, scratch in sizes_tried(kinds, limits):
+        allowed = [
+            replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in kinds
+        ]
+        program = count_program(allowed, with_sizes(PrefetchPool(2), slot, scratch), limits)
+        without_times = tuple(
+            replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
+            for group in program.groups
+        )
+        counts = solve(Program(without_times, (1.0,), program.limits))
+        if counts:
+            yield allowed, counts

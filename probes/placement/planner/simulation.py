@@ -17,7 +17,7 @@ block would, so simulating a pass takes as long as there are blocks that move.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -338,92 +338,3 @@ def _unpack(lanes: _Lanes, index: int, unpack_s: float, ready: float, wait: floa
     if lanes.drawn:
         lanes.spans.append((index, "unpack", begin, end))
     return end
-
-
-GAIN: Final = 1e-4  # share of the time that a change must save to be taken
-MANY_BLOCKS: Final = 4_096  # above which placements are compared by WINDOWS windows of WINDOW blocks
-WINDOW: Final = 256
-WINDOWS: Final = 8
-SLOT_COUNTS: Final = (1, 2, 3, 4)
-PIECE_SLOT_COUNTS: Final = (1, 2, 3, 4, 6)  # where a slot holds a piece of a block
-SCRATCH_COUNTS: Final = (1, 2)
-Chosen: TypeAlias = tuple[Option, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The memory for a placement, in bytes, and how its passes run."""
-
-    vram: int  # for weights, the prefetch pool and the KV cache
-    host: int
-    pinned: int  # part of `host`
-    replayed: bool = False  # passes are replayed as graphs, which end with all copies that they begin
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The option of each block in call order, their prefetch pool, and the simulated time of a pass."""
-
-    chosen: Chosen
-    pool: PrefetchPool
-    seconds: float
-
-
-def pool_bytes(pool: PrefetchPool) -> int:
-    """Bytes of VRAM that a prefetch pool takes."""
-    return pool.slots * pool.slot_bytes + pool.scratches * pool.scratch_bytes
-
-
-def disk_buffer_bytes(used: Iterable[Option], slot: int) -> int:
-    """Bytes of the pinned buffers through which weights come from the disk."""
-    return 2 * slot if any(option.tier == "disk" for option in used) else 0
-
-
-def pool_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, int] | None:
-    """Bytes of a slot, of a scratch buffer, and of the VRAM left for them, beside options and their numbers.
-
-    None where host memory is too small for these.
-    """
-    slot = max(option.slot_bytes for option in used)
-    scratch = max(option.scratch_bytes for option in used)
-    pinned = sum(option.pinned_bytes * number for option, number in used.items())
-    pinned += disk_buffer_bytes(used, slot)
-    pageable = sum(option.pageable_bytes * number for option, number in used.items())
-    if pinned > limits.pinned or pinned + pageable > limits.host:
-        return None
-    return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used.items())
-
-
-def with_best_pool(assignment: Assignment, limits: Limits) -> Placement | None:
-    """With the pool that makes the pass shortest, the smallest of equals; None where none fits."""
-    room = pool_room(assignment.used, limits)
-    if room is None:
-        return None
-    slot, scratch, left = room
-    best, pieces = None, max(option.pieces for option in assignment.used)
-    windows = _windows(assignment)
-    repeats = len(assignment.chosen) / sum(len(window.chosen) for window in windows)
-    counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
-    for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
-        pool = PrefetchPool(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
-        if pool_bytes(pool) > left:
-            continue
-        seconds = repeats * sum(pass_seconds(window, pool, replayed=limits.replayed) for window in windows)
-        if best is None or seconds < best.seconds * (1 - GAIN):
-            best = Placement(assignment.chosen, pool, seconds)
-    return best
-
-
-def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
-    """Numbers of scratch buffers to try. Only a graph, which unpacks ahead, has use for a second one."""
-    return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
-
-
-def _windows(assignment: Assignment) -> list[Assignment]:
-    """What to simulate: the whole assignment, of very many blocks only some windows."""
-    chosen = assignment.chosen
-    if len(chosen) <= MANY_BLOCKS:
-        return [assignment]
-    last = len(chosen) - WINDOW
-    starts = (round(i * last / (WINDOWS - 1)) for i in range(WINDOWS))
-    return [Assignment(chosen[at : at + WINDOW]) for at in starts]

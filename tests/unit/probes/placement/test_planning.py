@@ -16,7 +16,7 @@ from probes.placement.models.description import (
 )
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import flaw
-from probes.placement.planner import api, candidates, ilp, kinds, search, simulation, tiers
+from probes.placement.planner import api, candidates, ilp, kinds, pools, search, tiers
 from probes.placement.planner.costs import Option
 from probes.placement.planner.ilp import Program
 from probes.placement.planner.machine import profile, profile_names
@@ -338,7 +338,7 @@ def many(count: int, **how: object) -> Plan:
 @pytest.mark.thorough
 def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = many(3000, captured=True)
-    monkeypatch.setattr(simulation, "MANY_BLOCKS", 2000)
+    monkeypatch.setattr(pools, "MANY_BLOCKS", 2000)
     whole = many(3000, captured=True)
     assert whole.rings == sampled.rings
     assert whole.time.middle_s == pytest.approx(sampled.time.middle_s, rel=1e-3)
@@ -348,7 +348,7 @@ def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pyte
 def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 tiny blocks took 20 to 35 s: every candidate was simulated whole, and every block counted."""
     simulated, costed = [], []
-    fast, cost = simulation.pass_seconds, kinds.options
+    fast, cost = pools.pass_seconds, kinds.options
 
     def seconds(assignment: Assignment, pool: PrefetchPool, *, replayed: bool = False) -> float:
         simulated.append(len(assignment.chosen))
@@ -358,13 +358,13 @@ def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) 
         costed.append(args)
         return cost(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(simulation, "pass_seconds", seconds)
+    monkeypatch.setattr(pools, "pass_seconds", seconds)
     monkeypatch.setattr(kinds, "options", options)
     count = 6_000  # more than those that are simulated whole
     plan = many(count)
     assert len(plan.blocks) == count
     assert len(costed) == 3
-    assert max(simulated) <= simulation.WINDOW
+    assert max(simulated) <= pools.WINDOW
     assert sum(simulated) < 20 * count
 
 
