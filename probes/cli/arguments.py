@@ -16,7 +16,7 @@ from probes.core.units import binary_bytes, parse_bytes, typed_bytes
 from probes.records.files import word_under, writing
 
 if TYPE_CHECKING:
-    from probes.placement.planner.costs import Constants
+    from probes.placement.planner.machine import Constants
 
 
 PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from probes.fit.question import FitReport, Measured, Precision
     from probes.fit.worker import Ask
     from probes.placement.models.description import ModelDescription
-    from probes.placement.planner.costs import Constants
+    from probes.placement.planner.machine import Constants
 
 
 FIT_EXITS = (
@@ -146,12 +146,12 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
     from probes.fit.answer import answer, by_trials, compared, on_cpu, room
     from probes.fit.forecast import CPU, most_of
     from probes.placement.models.reading import config_of
-    from probes.placement.planner.request import constants, described
+    from probes.placement.planner.api import resolve_machine, resolve_model
 
-    machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
+    machine = on_cpu() if args.measure == "cpu" else resolve_machine(args.machine)
     refuse_more_than_the_card("--budget", args.budget, machine)
     try:
-        model = described(args.model)
+        model = resolve_model(args.model)
         if args.tokens is None:
             asked = replace(asked, tokens=min(TOKENS, most_of(model, "tokens")))
         report = answer(model, asked, machine, budget=args.budget)

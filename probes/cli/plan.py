@@ -24,7 +24,7 @@ from probes.core.output import echo, flag, option, write
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
-    from probes.placement.planner.costs import Constants
+    from probes.placement.planner.machine import Constants
 
 
 PLAN_EXITS = (
@@ -114,31 +114,31 @@ Shown = tuple[str, Callable[[], str], Callable[[], str]]
 def _one_card(args: argparse.Namespace) -> Shown:
     """The plan as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
-    from probes.placement.planner.plan import make
-    from probes.placement.planner.request import constants, described
+    from probes.placement.planner.api import resolve_machine, resolve_model
+    from probes.placement.planner.plan import make_plan
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model, machine = described(args.model), constants(args.machine)
-    made = make(model, machine, **_asked(args, model, machine))
-    return lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.plan, made.found.timeline)
+    model, machine = resolve_model(args.model), resolve_machine(args.machine)
+    made = make_plan(model, machine, **_asked(args, model, machine))
+    return lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:
     """The same over several cards."""
     from probes.core.codec import to_json
-    from probes.placement.planner.multi_gpu import make_cards
-    from probes.placement.planner.request import constants, described
+    from probes.placement.planner.api import resolve_machine, resolve_model
+    from probes.placement.planner.multi_gpu import make_cards_plan
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import cards_lines
 
-    model, machine = described(args.model), constants(args.machine)
-    made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
+    model, machine = resolve_model(args.model), resolve_machine(args.machine)
+    made = make_cards_plan(model, machine, cards=args.cards, **_asked(args, model, machine))
     return cards_lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
 
 
 def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:
-    from probes.placement.planner.request import ranges
+    from probes.placement.planner.api import weight_ranges
     from probes.placement.types import Workload
 
     refuse_more_than_the_card("--vram", args.vram, machine)
@@ -149,5 +149,5 @@ def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Consta
         "objective": args.objective,
         "captured": args.captured,
         "compute": args.compute,
-        "ranges": ranges(args.model, model, machine, objective=args.objective, compute=args.compute),
+        "ranges": weight_ranges(args.model, model, machine, objective=args.objective, compute=args.compute),
     }

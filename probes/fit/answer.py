@@ -34,8 +34,7 @@ from probes.fit.question import (
     through,
 )
 from probes.placement.models.description import ModelDescription
-from probes.placement.planner.costs import Constants
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import Constants, profile
 from probes.records.files import json_of, reading, word_under
 from probes.records.json_schema import document
 

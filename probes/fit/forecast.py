@@ -9,7 +9,7 @@ from probes.core.errors import ModelUnknown
 from probes.fit.question import STATES, Axis, Largest, Question, Taken, Task
 from probes.fit.tape import FULL, Attending, Pass, Storage, Tape, Tensor, Weights
 from probes.placement.models.description import BlockDescription, ModelDescription
-from probes.placement.planner.costs import Constants
+from probes.placement.planner.machine import Constants
 
 Program = Callable[[Pass, ModelDescription], Tensor]
 Layer = Callable[[Pass, BlockDescription, Tensor], Tensor]

@@ -10,7 +10,7 @@ import torch
 from probes.core.errors import LibraryMissing, ModelUnknown, UsageError
 from probes.fit.question import Built, Question
 from probes.fit.tape import LAYER_TARGETS
-from probes.placement.models.from_config import config_refusals, configured, library
+from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
 
 DTYPES: Final = {
     "fp32": torch.float32,
@@ -110,11 +110,11 @@ def ready(made: Made, asked: Question, device: str) -> Prepared:
 
 
 def _built(config: Mapping[str, Any], asked: Question, device: str) -> tuple[Any, bool]:
-    transformers = library()
+    transformers = import_transformers()
     named = config.get("architectures")
     kind = str(named[0]) if isinstance(named, list) and named else ""
     with config_refusals():
-        made = configured(config)
+        made = config_object(config)
         for key, value in made.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float) and value:
                 setattr(made, key, 0.0)

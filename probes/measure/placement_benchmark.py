@@ -25,11 +25,11 @@ from probes.hardware.snapshot import available_bytes, floor_bytes, spendable_byt
 from probes.hardware.torch_build import refusals
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load
-from probes.placement.models.from_config import config_refusals, configured, library
 from probes.placement.models.reading import CheckpointFolder
-from probes.placement.planner.costs import Compute, Constants
-from probes.placement.planner.profile import matching, profile, without_gpu
-from probes.placement.planner.request import plan
+from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
+from probes.placement.planner.api import plan
+from probes.placement.planner.compute_dtype import Compute
+from probes.placement.planner.machine import Constants, nearest_profile, profile, without_gpu
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.stacks import DTYPE_BYTES, StackPlan
@@ -130,7 +130,7 @@ def _nearest() -> Constants:
         return without_gpu(len(os.sched_getaffinity(0)))
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
     target = getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"
-    return profile(matching(facts.name, target))
+    return profile(nearest_profile(facts.name, target))
 
 
 def _run_placed(
@@ -300,9 +300,9 @@ def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) ->
     Raises LibraryMissing without transformers, ModelUnknown for what it can't build, Unsupported for a model
     that doesn't take token ids alone, and UsageError where it has positions for fewer tokens.
     """
-    library()
+    import_transformers()
     with config_refusals(ImportError, OSError, RuntimeError):
-        config = configured(folder.config)
+        config = config_object(folder.config)
         named = folder.config.get("architectures") or [""]
         kind = _named_class(config, str(named[0]))
     if kind is not None:
@@ -317,7 +317,7 @@ def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) ->
 
 
 def _named_class(config: Any, name: str) -> Any:  # a class of models, or None
-    transformers = library()
+    transformers = import_transformers()
     named: Any = getattr(transformers, name, None) if name.isidentifier() else None
     is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     return named if is_model and named.config_class is type(config) else None
@@ -325,7 +325,7 @@ def _named_class(config: Any, name: str) -> Any:  # a class of models, or None
 
 def _instantiated(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     model: nn.Module = (
-        library().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+        import_transformers().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
         if kind is None
         else kind._from_config(config, dtype=dtype)
     )

@@ -21,9 +21,9 @@ from probes.measure.placement_scenarios import (
 )
 from probes.placement.architectures import Built, build
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.modules import Block, described, find_blocks
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import matching, profile
+from probes.placement.models.modules import Block, describe_module, find_blocks
+from probes.placement.planner.machine import nearest_profile, profile
+from probes.placement.planner.plan import make_plan
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
 from probes.placement.stacks import StackPlan
@@ -60,7 +60,7 @@ class LayerStack:
         """Move all weights out of VRAM: each other way begins there."""
         self._model.module.cpu()
         self._blocks = find_blocks(self._model.module)
-        self._description = described(self._model.module)
+        self._description = describe_module(self._model.module)
         if self._zero_copy:
             torch.cuda.empty_cache()
 
@@ -115,18 +115,18 @@ class LayerStack:
         model = self._description
         assert model  # `spill` has been called
         host = 4 * model.weight_bytes + 2**34  # the host has all weights already
-        use = make(
+        use = make_plan(
             model, machine, vram=machine.vram_bytes, host=host, workload=workload, objective="exact"
         ).plan.vram
         beside = use.activations + use.workspace + use.rounding
         budget = budget_bytes(self.plan) + beside
-        return make(model, machine, vram=budget, host=host, workload=workload, objective="exact").plan
+        return make_plan(model, machine, vram=budget, host=host, workload=workload, objective="exact").plan
 
     def _profile(self) -> str:
         if not self._zero_copy:
             return TRIED_AS
         facts = torch.cuda.get_device_properties(0)
-        return matching(facts.name, getattr(facts, "gcnArchName", f"sm_{facts.major}{facts.minor}"))
+        return nearest_profile(facts.name, getattr(facts, "gcnArchName", f"sm_{facts.major}{facts.minor}"))
 
     def left_bytes(self, scenario: Scenario, rows: int) -> int:
         """Bytes of the weights, unpacked, that a way leaves in host memory."""

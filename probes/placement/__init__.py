@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from probes.placement.checkpoint import Checkpoint, open_checkpoint
     from probes.placement.loading import load
     from probes.placement.plan_file import read_plan
-    from probes.placement.planner.multi_gpu import plan_cards
-    from probes.placement.planner.request import plan
+    from probes.placement.planner.api import plan, plan_cards
     from probes.placement.runtime.handle import Handle
     from probes.placement.runtime.multi_gpu import CardsHandle
     from probes.placement.runtime.place import place
@@ -44,8 +43,8 @@ _MODULES = {  # where each public name is defined
     "load": "probes.placement.loading",
     "open_checkpoint": "probes.placement.checkpoint",
     "place": "probes.placement.runtime.place",
-    "plan": "probes.placement.planner.request",
-    "plan_cards": "probes.placement.planner.multi_gpu",
+    "plan": "probes.placement.planner.api",
+    "plan_cards": "probes.placement.planner.api",
     "read_into": "probes.placement.tensor_reading",
     "read_plan": "probes.placement.plan_file",
 }

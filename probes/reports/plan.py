@@ -6,7 +6,7 @@ from typing import Final
 
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, counted, duration
-from probes.placement.planner.multi_gpu import PART
+from probes.placement.planner.multi_gpu import STAGE_MARK
 from probes.placement.types import TIERS, BlockPlan, CardsPlan, Plan, Tier
 from probes.reports.text import draw_grid
 
@@ -43,7 +43,7 @@ def lines(plan: Plan) -> str:
 def cards_lines(plan: CardsPlan) -> str:
     """A plan over several cards as text: the answer, then each card's tables."""
     first, time = plan.cards[0], plan.time
-    name = terminal(first.model.partition(PART)[0])
+    name = terminal(first.model.partition(STAGE_MARK)[0])
     answer = (
         f"{name} on {len(plan.cards)} x {terminal(first.machine)}: runs, and takes "
         f"{duration(time.middle_s)} a pass "

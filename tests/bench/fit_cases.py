@@ -20,7 +20,7 @@ from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Questio
 from probes.fit.search import Hint
 from probes.fit.worker import Ask, measure
 from probes.placement.models.reading import from_config
-from probes.placement.planner.costs import Constants
+from probes.placement.planner.machine import Constants
 
 MIB = 2**20
 NEAR = 3  # sizes on each side of the largest that brute force tries

@@ -14,10 +14,11 @@ from board import Board
 from probes.core.errors import PlanImpossible
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.reading import describe
-from probes.placement.planner.costs import Option, Pass, ready
-from probes.placement.planner.multi_gpu import make_cards
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import names, profile
+from probes.placement.planner.compute_dtype import with_compute_dtype
+from probes.placement.planner.costs import Option, Pass
+from probes.placement.planner.machine import profile, profile_names
+from probes.placement.planner.multi_gpu import make_cards_plan
+from probes.placement.planner.plan import make_plan
 from probes.placement.planner.simulation import simulate
 from probes.placement.planner.tiers import options, surroundings
 from probes.placement.types import LOADING_BYTES, Objective, PrefetchPool, Workload
@@ -47,7 +48,7 @@ def small_model(rng: random.Random) -> ModelDescription:
 def every_placement(
     model: ModelDescription, machine: str, work: Pass, *, vram: int, host: int, workload: Workload
 ) -> Iterator[tuple[float, tuple[Option, ...]]]:
-    """The simulated time of each placement that fits, with two slots and one scratch as large as it needs."""
+    """The simulated time of each placement that fits, with two slots, or one, and a scratch buffer."""
     constants = profile(machine)
     blocks = [block.computed(model.becomes) for block in model.blocks]
     left = surroundings(blocks, constants, workload).left(vram, constants)
@@ -55,13 +56,15 @@ def every_placement(
     for chosen in itertools.product(*(options(block, constants, work) for block in blocks)):
         slot = max(option.slot_bytes for option in chosen)
         scratch = max(option.scratch_bytes for option in chosen)
-        rings = PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch)
         staging = 2 * slot if any(option.tier == "disk" for option in chosen) else 0
         on_host = staging + sum(option.pinned_bytes for option in chosen)
-        if sum(option.vram_bytes for option in chosen) + 2 * slot + scratch > left or on_host > pinned:
+        room = left - scratch - sum(option.vram_bytes for option in chosen)
+        if room < slot or on_host > pinned:
             continue
         if on_host + sum(option.pageable_bytes for option in chosen) <= host:
-            yield simulate(chosen, rings).seconds, chosen
+            slots = min(2, room // slot) if slot else 0
+            pool = PrefetchPool(slots, slot, 1 if scratch else 0, scratch)
+            yield simulate(chosen, pool).seconds, chosen
 
 
 def against_every_placement(cases: int = CASES, seed: int = 1) -> list[float]:
@@ -75,7 +78,7 @@ def against_every_placement(cases: int = CASES, seed: int = 1) -> list[float]:
 
 def one_case(rng: random.Random) -> float:
     """One small model on one machine under one budget."""
-    model, machine = small_model(rng), rng.choice(names())
+    model, machine = small_model(rng), rng.choice(profile_names())
     objective: Objective = rng.choice(("exact", "fast"))
     batch = rng.choice((1, 1, 8, 64, 512))
     total = model.weight_bytes
@@ -84,7 +87,7 @@ def one_case(rng: random.Random) -> float:
     workload = Workload(batch=batch)
     work = Pass(batch, batch, 1, objective)
     every = every_placement(
-        ready(model, profile(machine), objective=objective),
+        with_compute_dtype(model, profile(machine), objective=objective),
         machine,
         work,
         vram=vram,
@@ -93,7 +96,7 @@ def one_case(rng: random.Random) -> float:
     )
     best = min((seconds for seconds, _ in every), default=None)
     try:
-        made = make(
+        made = make_plan(
             model, profile(machine), vram=vram, host=host, workload=workload, objective=objective
         ).plan.time.middle_s
     except PlanImpossible:
@@ -106,9 +109,9 @@ def one_case(rng: random.Random) -> float:
 def seconds_of_largest() -> float:
     """The longest time from a config of 70 billion weights to a plan, of every machine and objective."""
     taken = []
-    for machine, objective in itertools.product(names(), ("exact", "fast")):
+    for machine, objective in itertools.product(profile_names(), ("exact", "fast")):
         begun = time.perf_counter()
-        make(
+        make_plan(
             describe(LARGEST),
             profile(machine),
             vram=profile(machine).vram_bytes,
@@ -127,7 +130,7 @@ def seconds_of_many_blocks(blocks: int = 100_000) -> float:
         model = tiny_blocks(blocks, of_kinds)
         vram = model.weight_bytes // 2 + 80 * MIB
         begun = time.perf_counter()
-        make(
+        make_plan(
             model,
             profile(machine),
             vram=vram,
@@ -159,11 +162,11 @@ def over_cards() -> list[float]:
     """For 2 and 4 cards of each profile, half the model's bytes in all: a pass over that of one card."""
     model = describe("qwen2.5-7b")
     found = []
-    for machine, cards in itertools.product(names(), (2, 4)):
+    for machine, cards in itertools.product(profile_names(), (2, 4)):
         vram = max(model.weight_bytes // 2 // cards, 2 * GIB)
 
         def seconds(count: int, machine: str = machine, vram: int = vram) -> float:
-            made = make_cards(
+            made = make_cards_plan(
                 model,
                 profile(machine),
                 cards=count,

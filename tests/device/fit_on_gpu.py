@@ -18,7 +18,7 @@ from probes.core.errors import ProbeError
 from probes.fit.question import Question
 from probes.fit.search import Hint
 from probes.fit.worker import Ask, measure
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 
 MODEL = qwen(1024, 8, heads=16, vocabulary=16000)
 GIB = 1024 * MIB

@@ -20,7 +20,7 @@ from probes.core.errors import PlanImpossible
 from probes.placement import Plan, place, plan
 from probes.placement.architectures import plain_layers
 from probes.placement.models import modules
-from probes.placement.planner.profile import PLAIN_OPERATIONS, profile
+from probes.placement.planner.machine import PLAIN_OPERATIONS, profile
 from probes.records.rows import SMALL_LAYERS
 
 TURNS, UNIT_S, PASS_S = 7, 0.006, 0.03
@@ -75,7 +75,7 @@ def eager(group: Any) -> None:
 
 def _model(group: Any, host: Host, model: Model, case: Case, errors: list[float]) -> None:
     bench: Bench = group.bench(model)
-    one, described = bench.one_pass(case.batch), modules.described(bench.module)
+    one, described = bench.one_pass(case.batch), modules.describe_module(bench.module)
     weights = sum(p.numel() * p.element_size() for p in bench.module.parameters())
 
     def planned(budget: int, operation_s: float) -> Plan:

@@ -25,7 +25,7 @@ from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import Plan
 from probes.placement.models import modules
 from probes.placement.planner.costs import Option, Pass
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 from probes.placement.planner.tiers import options
 from probes.placement.types import Objective
 
@@ -413,7 +413,7 @@ def _measured(bench: Bench, made: Plan) -> dict[str, Any]:
 
 def _terms(bench: Bench, made: Plan) -> dict[str, float]:
     """Sums over the plan's blocks, whichever lane they are on."""
-    model = modules.described(bench.module)
+    model = modules.describe_module(bench.module)
     blocks = {block.name: block for block in (*model.blocks, *model.divided().blocks)}
     rows = made.workload.batch * made.workload.tokens
     work = Pass(rows, made.workload.batch, made.workload.tokens, made.objective, made.captured)

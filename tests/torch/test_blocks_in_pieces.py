@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from probes.placement import load
-from probes.placement.models.modules import described
+from probes.placement.models.modules import describe_module
 from probes.placement.planner import tiers
 from probes.placement.planner.costs import Pass
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 from probes.placement.planner.tiers import options
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
@@ -98,7 +98,7 @@ def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
     monkeypatch.setattr(tiers, "LEAST_PIECE", 64 << 10)  # bytes
     torch.manual_seed(0)
     model = nn.Sequential(Layer())
-    block, machine = described(model).blocks[0], profile("h200")
+    block, machine = describe_module(model).blocks[0], profile("h200")
     work = Pass(1, 1, 1, "exact", captured=True)
     cut = next(one for one in options(block, machine, work) if one.pieces > 1 and one.dense == dense)
     plan = plan_of(model, {"0": "streamed_packed"})

@@ -11,7 +11,7 @@ from tied_model import Model
 
 from probes.core.errors import PlacementError
 from probes.placement import load, place, plan
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 
 torch.set_num_threads(1)
 KEPT = ("resident", "packed", "streamed_packed", "streamed")

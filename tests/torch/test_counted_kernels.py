@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from probes.placement.models.modules import described
+from probes.placement.models.modules import describe_module
 
 transformers = pytest.importorskip("transformers")
 
@@ -62,7 +62,7 @@ def operations(monkeypatch, kind, layers, batch, **sizes):
     monkeypatch.setattr(masking_utils, "is_tracing", lambda *_: True)
     with torch.inference_mode(), counted:
         model(input_ids=torch.zeros(batch, TOKENS, dtype=torch.long, device="meta"), use_cache=False)
-    layer = next(block for block in described(model).blocks if block.attention)
+    layer = next(block for block in describe_module(model).blocks if block.attention)
     return counted, layer
 
 

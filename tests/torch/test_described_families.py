@@ -6,7 +6,7 @@ import torch
 from probes.placement.models import modules
 from probes.placement.models.families import FAMILIES
 from probes.placement.models.modules import find_blocks
-from probes.placement.models.reading import from_config, known
+from probes.placement.models.reading import from_config, known_configs
 
 SMALL = {
     "hidden_size": 64,
@@ -70,9 +70,9 @@ def described_alike(said, model):
     assert {block.name: block.n_bytes for block in find_blocks(model, said)} == said
 
 
-@pytest.mark.parametrize("name", sorted(known()))
+@pytest.mark.parametrize("name", sorted(known_configs()))
 def test_a_known_model_has_the_blocks_that_transformers_builds(name):
-    values = dict(known()[name])
+    values = dict(known_configs()[name])
     model = built({k: v for k, v in values.items() if k != "architectures"}, bare=name == "bert-base")
     wide = {"float32": 1, "bfloat16": 2, "float16": 2}[values["torch_dtype"]]
     said = {block: n_bytes * wide for block, n_bytes in described_sizes(values).items()}
@@ -95,7 +95,7 @@ def test_parts_of_a_layer_are_listed_in_the_order_of_their_calls(kind):
             module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
     with torch.no_grad():
         model(input_ids=torch.ones(1, 5, dtype=torch.int64))
-    listed = [block.name for block in modules.described(model).divided().blocks]
+    listed = [block.name for block in modules.describe_module(model).divided().blocks]
     layer = [name for name in called if ".1." in name]
     assert layer
     assert [name for name in listed if name in layer] == layer

@@ -9,7 +9,7 @@ from torch import nn
 
 from probes.core.errors import UsageError
 from probes.placement import load, place, plan
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 
 MIB = 1 << 20
 

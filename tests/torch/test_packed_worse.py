@@ -11,7 +11,7 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.placement import load, place, plan
 from probes.placement.planner import tiers
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 from probes.placement.planner.tiers import rounded
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model

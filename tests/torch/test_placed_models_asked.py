@@ -18,7 +18,7 @@ from torch.nn.utils import rnn
 
 from probes.core.errors import PlacementError
 from probes.placement import load, place
-from probes.placement.models.modules import described, find_blocks
+from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.runtime.hooks import RoundTrip, map_tensors
 from probes.placement.runtime.offloaded import OffloadedParameter, PackedOperations, WeightAccess
 from probes.placement.runtime.place import place_model
@@ -415,7 +415,7 @@ def test_an_lstm_without_biases_joins_its_weights_and_is_not_recorded(monkeypatc
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_block_that_writes_to_its_weight_stays_resident_or_is_refused(kind):
     model = made(lambda: nn.Sequential(kind(512, 64, max_norm=1.0), nn.Linear(64, 512), nn.Linear(512, 64)))
-    assert [block.anytime for block in described(model).blocks] == [True, False, False]
+    assert [block.anytime for block in describe_module(model).blocks] == [True, False, False]
     for tier in ("streamed", "cpu"):
         with pytest.raises(PlacementError, match=r"calls of 0 write to 0\.weight"):
             placed(model, tier)

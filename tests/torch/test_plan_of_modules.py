@@ -9,7 +9,7 @@ from torch import nn
 
 from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import load, place, plan
-from probes.placement.models.modules import described
+from probes.placement.models.modules import describe_module
 from probes.placement.models.reading import describe
 from probes.placement.types import LOADING_BYTES
 
@@ -34,7 +34,7 @@ def qwen(layers=4):
 def test_a_transformers_module_is_described_as_its_config_is():
     with torch.device("meta"):
         model = qwen()
-    found = {block.name: block for block in described(model).blocks}
+    found = {block.name: block for block in describe_module(model).blocks}
     assert found["model.layers.0"].attention is not None
     assert found["model.layers.0"].operations
     assert found["model.embed_tokens.weight"].looked_up
@@ -43,7 +43,7 @@ def test_a_transformers_module_is_described_as_its_config_is():
 def test_the_description_has_every_parameter_once():
     with torch.device("meta"):
         model = qwen()
-    names = [tensor.name for block in described(model).blocks for tensor in block.tensors]
+    names = [tensor.name for block in describe_module(model).blocks for tensor in block.tensors]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
 
 
@@ -90,16 +90,16 @@ def test_layers_are_divisible_unless_torch_reads_their_weights_itself():
         model = qwen()
         torchs = nn.Sequential(nn.TransformerEncoderLayer(64, 4), nn.Linear(64, 64))
         own = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), nn.Linear(64, 8))
-    blocks = {block.name: block for block in described(model).blocks}
+    blocks = {block.name: block for block in describe_module(model).blocks}
     parts = {block.name for block in blocks["model.layers.0"].divided()}
     assert {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"} <= parts
-    assert not {block.name: block.divisible for block in described(torchs).blocks}["0"]
-    assert all(block.divisible for block in described(own).blocks if block.name.startswith("0"))
+    assert not {block.name: block.divisible for block in describe_module(torchs).blocks}["0"]
+    assert all(block.divisible for block in describe_module(own).blocks if block.name.startswith("0"))
 
 
 def test_a_captured_plan_in_parts_of_layers_is_followed():
     model = qwen(layers=8).eval()
-    found = described(model)
+    found = describe_module(model)
     made = plan(found.divided(), vram=500 * MIB, machine="h200", captured=True)
     assert len(made.blocks) > len(found.blocks)
     tiers = ("resident", "packed", "streamed", "streamed_packed")

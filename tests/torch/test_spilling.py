@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 from probes.placement.models.reading import describe
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
+from probes.placement.planner.plan import make_plan
 from probes.placement.runtime.builder import PlannedBytes, SpillCandidate, StagingSize, choose_spilled
 from probes.placement.types import Workload
 
@@ -97,7 +97,7 @@ def _left(found: Sequence[SpillCandidate], over: int, slots: StagingSize) -> int
 
 
 def test_a_plan_counts_what_stays_in_vram_and_what_its_budget_leaves_of_host_memory() -> None:
-    plan = make(
+    plan = make_plan(
         describe("qwen2.5-3b"),
         profile("wx4100"),
         vram=4 << 30,

@@ -8,7 +8,7 @@ import torch
 from probes.cli import program
 from probes.core.errors import Exit
 from probes.measure import placement_benchmark
-from probes.placement.planner.profile import without_gpu
+from probes.placement.planner.machine import without_gpu
 
 WORDS = ["place", "bert-base", "--vram", "4GiB", "--tokens", "4", "--dtype", "float32"]
 

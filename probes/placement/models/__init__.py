@@ -1,1 +1,12 @@
-"""What a model consists of, from a config.json, a safetensors header or a module tree."""
+"""What a model consists of, from a config.json, a safetensors header or a module tree.
+
+description.py          `ModelDescription`: blocks in call order with their tensors, as the planner sees them
+reading.py              `describe`: a known name, a config, safetensors or a folder of them, described
+configs.py, families.py descriptions by a config alone: the parts of a model, and a rule for each architecture
+headers.py              `read_checkpoint`: the checked headers of safetensors files
+ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
+modules.py              `find_blocks`, `describe_module`: a torch module's blocks (the only file with torch)
+transformers_config.py  transformers' configuration object of a config.json
+
+Others may use what is named here, and `Block` and `Entry` of modules.py.
+"""

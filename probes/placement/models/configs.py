@@ -1,7 +1,7 @@
-"""What a model consists of, from its `config.json` alone: the parts that published architectures share.
+"""What the rules of `families.py` are made of: checked fields of a config.json, sizes, tensors and parts.
 
-Names of tensors and blocks are those of transformers' modules, so that a plan made from a config fits the
-module.
+A rule gives the `Parts` of an architecture, and `build_description` makes a model of them. Names of tensors
+and blocks are those of transformers' modules, so that a plan made from a config fits the module.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,27 +19,27 @@ from probes.placement.models.description import (
     block_name,
 )
 
-MOST: Final = 2**40  # of any number in a config: what is larger is a mistake or worse
+MOST: Final = 2**40  # of any number in a config: a larger one is a mistake or worse
 MOST_LAYERS: Final = 10_000
-INSTEAD: Final = "give its safetensors file or folder, whose header says what it consists of"
+HEADER_HINT: Final = "give its safetensors file or folder, whose header says what it consists of"
 
 Shape = tuple[int, ...]
 Tensors = Iterator[TensorDescription]
 
 
-class Fields:
-    """The numbers of a config, checked as they are read."""
+class ConfigFields:
+    """The fields of a config, checked as they are read. A wrong one raises CheckpointUnreadable."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self._values = values
         self.where = where
 
     def has(self, name: str) -> bool:
-        """Whether it is there, and not null."""
+        """Whether the key is there, and not null."""
         return self._values.get(name) is not None
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """The first of these keys that is there. Raises CheckpointUnreadable."""
+        """The number under the first of these keys that is there, else the default, if there is one."""
         for name in names:
             value = self._values.get(name)
             if value is not None:
@@ -55,19 +55,19 @@ class Fields:
         return default
 
     def positions(self) -> int | None:
-        """Tokens of the longest sequence, where the config says so in one of the usual words."""
+        """Tokens of the longest sequence, by one of the usual keys; None where there is none of them."""
         names = ("max_position_embeddings", "n_positions", "n_ctx")
         return self.number(*names) if any(map(self.has, names)) else None
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A yes or no. Raises CheckpointUnreadable."""
+        """True or false."""
         value = self._values.get(name, default)
         if value is not None and type(value) is not bool:
             raise CheckpointUnreadable(f"{self.where}: {name} is {str(value)[:40]!r}, not true or false")
         return default if value is None else value
 
     def text(self, name: str) -> str:
-        """A word, or nothing. Raises CheckpointUnreadable."""
+        """A text; empty where the key isn't there."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
             raise CheckpointUnreadable(f"{self.where}: {name} is {str(value)[:40]!r}, not a text")
@@ -76,21 +76,21 @@ class Fields:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that decoders of the Llama family share."""
+    """The sizes of a transformer."""
 
     width: int
     layers: int
     heads: int
     key_heads: int
     head_width: int
-    inner: int
+    inner: int  # of the feed-forward layer
     vocabulary: int
     dtype: str
     window: int | None
 
     @property
     def attention(self) -> Attention:
-        """Of each layer."""
+        """The attention of each layer."""
         return Attention(self.heads, self.key_heads, self.head_width, self.window)
 
     @property
@@ -104,8 +104,8 @@ class Sizes:
         return self.key_heads * self.head_width
 
 
-def sizes(fields: Fields, *, head_width: int | None = None) -> Sizes:
-    """The usual numbers under their usual names; `head_width` is the architecture's own default."""
+def read_sizes(fields: ConfigFields, *, head_width: int | None = None) -> Sizes:
+    """The sizes under their usual keys; `head_width` is the architecture's own default."""
     width = fields.number("hidden_size", "n_embd", "d_model", "dim")
     heads = fields.number("num_attention_heads", "n_head", "n_heads")
     layers = fields.number("num_hidden_layers", "n_layer", "n_layers")
@@ -126,29 +126,29 @@ def sizes(fields: Fields, *, head_width: int | None = None) -> Sizes:
     )
 
 
-def _window(fields: Fields) -> int | None:
-    """How many tokens attention looks back on, where that is the same in all layers."""
+def _window(fields: ConfigFields) -> int | None:
+    """How many tokens attention looks back on, where all layers have the same limit; None: no limit."""
     kind = fields.text("model_type")
     if kind in ("mistral", "mixtral", "phi3") or fields.flag("use_sliding_window", default=False):
         return fields.number("sliding_window") if fields.has("sliding_window") else None
     return None
 
 
-def _dtype(fields: Fields) -> str:
+def _dtype(fields: ConfigFields) -> str:
     name = (fields.text("dtype") or fields.text("torch_dtype")).removeprefix("torch.") or "float32"
     if name not in DTYPE_BITS:
         raise CheckpointUnreadable(f"{fields.where}: the dtype {name[:40]!r} is unknown")
     return name
 
 
-class Maker:
+class TensorMaker:
     """Makes tensors of one dtype."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
 
     def one(self, name: str, *shape: int, active: float = 1.0) -> TensorDescription:
-        """A tensor; one of a single dimension is elementwise."""
+        """A tensor: a product's, or elementwise where it has a single dimension."""
         use: Use = "elementwise" if len(shape) == 1 else "product"
         return TensorDescription(name, shape, self._dtype, use, active)
 
@@ -164,7 +164,7 @@ class Maker:
         yield self.one(f"{name}.bias", outputs)
 
     def norm(self, name: str, width: int, *, bias: bool = False) -> Tensors:
-        """A normalisation's scale, and its shift."""
+        """A normalisation's scale, and its shift if it has one."""
         yield self.one(f"{name}.weight", width)
         if bias:
             yield self.one(f"{name}.bias", width)
@@ -176,20 +176,20 @@ class Maker:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model, which are alike."""
+    """The layers of a model, which are all alike."""
 
     prefix: str  # of a layer's name: model.layers
-    tensors: Callable[[str], Tensors]  # of the layer with this name
+    tensors: Callable[[str], Tensors]  # the tensors of the layer with this name
     operations: int  # that torch launches in one, by the time that Python takes
     live: int  # numbers alive for each input row at its peak
-    kernels: int = 0  # as a block's; 0: guessed from the operations
-    touched: int = 0
+    kernels: int = 0  # besides products; 0: guessed from the operations
+    touched: int = 0  # numbers of activations they read and write for each input row; 0: guessed
     around: int = 0  # operations of a pass outside all blocks
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A model in call order."""
+    """The parts of a model, in call order."""
 
     before: tuple[TensorDescription, ...]
     layers: Layers
@@ -197,16 +197,23 @@ class Parts:
     tied: tuple[tuple[str, ...], ...] = ()  # names of one tensor, the first of which is in `before`
 
 
-# The parts of one architecture; the last argument: whether it is the model with its output, or the base alone
-Family = Callable[[Fields, Sizes, Maker, bool], Parts]
+# Gives the parts of an architecture. The last argument: the model with its output, or the base alone
+Family = Callable[[ConfigFields, Sizes, TensorMaker, bool], Parts]
 
 
 def output_head(
-    fields: Fields, size: Sizes, make: Maker, whole: bool, *, table: str, tied: bool, bias: bool = False
+    fields: ConfigFields,
+    size: Sizes,
+    make: TensorMaker,
+    whole: bool,
+    *,
+    table: str,
+    tied: bool,
+    bias: bool = False,
 ) -> tuple[tuple[TensorDescription, ...], tuple[tuple[str, ...], ...]]:
-    """The output's tensors, and the names it shares with a table; neither for a model that isn't `whole`.
+    """The output's tensors, and the names it shares with a table; nothing unless the model is `whole`.
 
-    `tied` is the architecture's default.
+    `tied`: the architecture's default for sharing.
     """
     if not whole:
         return (), ()
@@ -216,7 +223,7 @@ def output_head(
     return own, ((f"{table}.weight", "lm_head.weight"),)
 
 
-def described(
+def build_description(
     parts: Parts,
     size: Sizes,
     *,
@@ -225,7 +232,7 @@ def described(
     notes: tuple[str, ...] = (),
     positions: int | None = None,
 ) -> ModelDescription:
-    """The model of these parts."""
+    """The description of a model of these parts."""
     layers = parts.layers
     blocks = [*_grouped(parts.before, parts.tied)]
     for index in range(size.layers):
@@ -250,7 +257,7 @@ def described(
 def _grouped(
     tensors: tuple[TensorDescription, ...], tied: tuple[tuple[str, ...], ...]
 ) -> Iterator[BlockDescription]:
-    """Tensors outside the layers by block; a tied one is a block of its own, a table and a product."""
+    """Tensors outside the layers, by block. A tied one is a block of its own, both table and product."""
     shared = {group[0] for group in tied}
     groups: dict[str, list[TensorDescription]] = {}
     for tensor in tensors:

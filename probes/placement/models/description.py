@@ -66,17 +66,17 @@ class TensorDescription:
 
     @property
     def inputs(self) -> int:
-        """How many numbers an input row of its product has."""
+        """Numbers in an input row of its product."""
         return self.shape[0 if self.inputs_first else -1]
 
     @property
     def outputs(self) -> int:
-        """How many numbers its product gives for an input row; of one expert, where it holds several."""
+        """Numbers that its product gives for an input row; of one expert, where it holds several."""
         return self.shape[-1 if self.inputs_first else -2]
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds."""
+        """Numbers that it holds."""
         return math.prod(self.shape)
 
     @property
@@ -100,7 +100,7 @@ class TensorDescription:
         return self.numbers * self.active if self.use == "product" else 0.0
 
     def bytes_read(self, rows: int) -> int:
-        """Bytes of it that one call with this many input rows reads, where choices of experts are spread."""
+        """Bytes that one call with `rows` input rows reads of it. Rows choose experts independently."""
         if self.use == "lookup":
             return min(self.n_bytes, rows * (self.n_bytes // max(self.shape[0], 1) if self.shape else 0))
         return int(self.n_bytes * (1.0 - (1.0 - self.active) ** rows))
@@ -132,7 +132,7 @@ class BlockDescription:
     name: str
     tensors: tuple[TensorDescription, ...]
     calls: int = 1  # in a pass
-    looked_up: bool = False  # is a lookup table as well as a product: tied embeddings
+    looked_up: bool = False  # a lookup table as well as a product: tied embeddings
     attention: Attention | None = None
     operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
     around: int = 0  # operations of a pass outside all blocks, which are counted with this one
@@ -140,9 +140,8 @@ class BlockDescription:
     touched_numbers: int = 0  # activations that those read and write for each input row; 0: unknown, guessed
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
     anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
-    divisible: bool = (
-        False  # each module in it that holds tensors is called by itself, so it can be a block too
-    )
+    # each module in it that holds tensors is called by itself, so it can be a block too
+    divisible: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -151,23 +150,23 @@ class BlockDescription:
 
     @property
     def fetches(self) -> int:
-        """How often a pass needs it in place."""
+        """How often a pass needs its weights in place."""
         return self.calls + self.looked_up
 
     @property
     def lookups_only(self) -> bool:
-        """Whether nothing is multiplied with it: it is an embedding."""
+        """Whether it is an embedding, with which nothing is multiplied."""
         return all(tensor.use == "lookup" for tensor in self.tensors)
 
     @property
     def kind(self) -> object:
-        """Equal for blocks that cost the same: everything except names."""
+        """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
         return shapes, facts, self.kernels, self.touched_numbers, self.around
 
     def computed(self, dtype: str) -> "BlockDescription":
-        """The same block with its bfloat16 tensors converted for computing; an empty `dtype` leaves them."""
+        """The block with its bfloat16 tensors converted to `dtype` for computing; empty: as it is."""
         if not dtype:
             return self
         tensors = tuple(
@@ -177,7 +176,7 @@ class BlockDescription:
         return replace(self, tensors=tensors)
 
     def divided(self) -> "tuple[BlockDescription, ...]":
-        """A block for each module that holds tensors, where possible; in sum they cost what this one does."""
+        """A block for each module that holds tensors, where possible; their costs add up to this one's."""
         tensors: dict[str, list[TensorDescription]] = {}
         for tensor in self.tensors:
             tensors.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
@@ -187,8 +186,8 @@ class BlockDescription:
         main = max(parts, key=lambda part: part.weight_bytes)
 
         def share(whole: int, part: BlockDescription) -> int:
-            each, more = divmod(whole, len(parts))
-            return each + (more if part is main else 0)
+            each, rest = divmod(whole, len(parts))
+            return each + (rest if part is main else 0)
 
         return tuple(
             replace(
@@ -238,12 +237,12 @@ class ModelDescription:
         return rows if rows is None or self.positions is None else min(rows, self.positions)
 
     def divided(self) -> "ModelDescription":
-        """The same model in smaller blocks, as far as they can be divided."""
+        """The model with its blocks divided, where they can be."""
         return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
 
 
 def block_name(parameter: str) -> str:
-    """The block of a parameter, by its qualified name: the first numbered module, else its own module.
+    """The name of a parameter's block: the first numbered module on its path, else the module that holds it.
 
     `model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`. A
     parameter that no module below the top holds is a block of its own.

@@ -9,9 +9,39 @@ from types import MappingProxyType
 from typing import Final
 
 from probes.core.errors import CheckpointUnreadable
-from probes.placement.models.configs import Family, Fields, Layers, Maker, Parts, Sizes, Tensors, output_head
+from probes.placement.models.configs import (
+    ConfigFields,
+    Family,
+    Layers,
+    Parts,
+    Sizes,
+    TensorMaker,
+    Tensors,
+    output_head,
+)
 
-# Operations, kernels and what they touch are counted as in `families`.
+# Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
+# takes for them: docs/decisions/0058-eager-passes-in-operations.md.
+GPT_OPERATIONS, GPT_AROUND = 21, 28
+BERT_OPERATIONS, BERT_AROUND = 20, 10
+OPT_OPERATIONS, OPT_AROUND = 18, 24
+NEOX_OPERATIONS, NEOX_AROUND = 27, 28
+PHI_OPERATIONS, PHI_AROUND = 31, 34
+# Kernels in a layer besides products, by the time that they take without activations. The memset in torch's
+# attention counts as one, which it is in a recorded pass (docs/decisions/0064). tests/torch holds them next
+# to the operations that each architecture's code calls, by what those of a kind take: docs/decisions/0066.
+GPT_KERNELS: Final = 17
+OPT_KERNELS: Final = 14
+NEOX_KERNELS: Final = 29
+PHI_KERNELS: Final = 32
+# While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
+BERT_KERNELS: Final = 25
+# Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
+# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-predicted-pass-times.md).
+BERT_TOUCHED: Final = 112
+GPT_TOUCHED: Final = 58
+PHI_TOUCHED: Final = 63  # by the same GELU in single operations: its code reads and writes 1.09 times as much
+# Of the Llama family, counted likewise
 LLAMA_OPERATIONS, LLAMA_AROUND = 36, 42
 HEAD_NORM_OPERATIONS: Final = 13  # more, for norms of queries and keys
 NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
@@ -30,9 +60,9 @@ Mixture = Callable[[str], Tensors]
 
 
 def _llama(
-    fields: Fields,
+    fields: ConfigFields,
     size: Sizes,
-    make: Maker,
+    make: TensorMaker,
     whole: bool,
     *,
     query_bias: bool = False,
@@ -81,9 +111,9 @@ def _llama(
 
 
 def _llama_costs(
-    layers: Layers, fields: Fields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
+    layers: Layers, fields: ConfigFields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
 ) -> Layers:
-    """The layers with what one costs besides its products."""
+    """The layers with what one costs outside its products."""
     live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
     # norms in single operations in float32, positions in ten, the gate's product, two sums
     touched = (18 * norms + 6) * size.width + (12 + 18 * head_norms) * (size.queries + size.keys)
@@ -99,7 +129,7 @@ def _llama_costs(
     return replace(layers, operations=operations, live=live, kernels=kernels, touched=touched)
 
 
-def _plain_llama(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _plain_llama(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     bias = fields.flag("attention_bias", default=False)
     return _llama(
         fields,
@@ -112,37 +142,39 @@ def _plain_llama(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts
     )
 
 
-def _mistral(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _mistral(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole)
 
 
-def _qwen2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _qwen2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, query_bias=True)
 
 
-def _qwen3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _qwen3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     bias = fields.flag("attention_bias", default=False)
     return _llama(fields, size, make, whole, query_bias=bias, out_bias=bias, head_norms=True)
 
 
-def _gemma(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _gemma(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, tied=True)
 
 
-def _gemma2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _gemma2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     parts = _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS)
     return replace(parts, layers=replace(parts.layers, kernels=parts.layers.kernels + CAPPED_KERNELS))
 
 
-def _gemma3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _gemma3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS, head_norms=True)
 
 
-def _phi3(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _phi3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, merged=True)
 
 
-def _experts(fields: Fields, size: Sizes, make: Maker, *, experts: int, inner: int) -> Mixture:
+def _routed_experts(
+    fields: ConfigFields, size: Sizes, make: TensorMaker, *, experts: int, inner: int
+) -> Mixture:
     chosen = fields.number("num_experts_per_tok", default=min(2, experts))
     if chosen > experts:
         raise CheckpointUnreadable(
@@ -159,15 +191,15 @@ def _experts(fields: Fields, size: Sizes, make: Maker, *, experts: int, inner: i
     return mixture
 
 
-def _mixtral(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _mixtral(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     experts = fields.number("num_local_experts", default=8)
-    mixture = _experts(fields, size, make, experts=experts, inner=size.inner)
+    mixture = _routed_experts(fields, size, make, experts=experts, inner=size.inner)
     return _llama(fields, size, make, whole, mixture=mixture)
 
 
-def _qwen2_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _qwen2_moe(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     shared = fields.number("shared_expert_intermediate_size", default=5632)
-    routed = _experts(
+    routed = _routed_experts(
         fields,
         size,
         make,
@@ -185,8 +217,8 @@ def _qwen2_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, query_bias=True, mixture=mixture)
 
 
-def _qwen3_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    mixture = _experts(
+def _qwen3_moe(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
+    mixture = _routed_experts(
         fields,
         size,
         make,
@@ -196,50 +228,7 @@ def _qwen3_moe(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     return _llama(fields, size, make, whole, head_norms=True, mixture=mixture)
 
 
-# model_type -> what it consists of
-LLAMAS: Final[Mapping[str, Family]] = MappingProxyType(
-    {
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-        "gemma3_text": _gemma3,
-        "granite": _plain_llama,
-        "llama": _plain_llama,
-        "mistral": _mistral,
-        "mixtral": _mixtral,
-        "phi3": _phi3,
-        "qwen2": _qwen2,
-        "qwen2_moe": _qwen2_moe,
-        "qwen3": _qwen3,
-        "qwen3_moe": _qwen3_moe,
-    }
-)
-
-
-# Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
-# takes for them: docs/decisions/0058-eager-passes-in-operations.md.
-GPT_OPERATIONS, GPT_AROUND = 21, 28
-BERT_OPERATIONS, BERT_AROUND = 20, 10
-OPT_OPERATIONS, OPT_AROUND = 18, 24
-NEOX_OPERATIONS, NEOX_AROUND = 27, 28
-PHI_OPERATIONS, PHI_AROUND = 31, 34
-# Kernels in a layer besides products, by the time that they take without activations. The memset in torch's
-# attention counts as one, which it is in a recorded pass (docs/decisions/0064). tests/torch holds them next
-# to the operations that each architecture's code calls, by what those of a kind take: docs/decisions/0066.
-GPT_KERNELS: Final = 17
-OPT_KERNELS: Final = 14
-NEOX_KERNELS: Final = 29
-PHI_KERNELS: Final = 32
-# While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
-BERT_KERNELS: Final = 25
-# Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
-# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-predicted-pass-times.md).
-BERT_TOUCHED: Final = 112
-GPT_TOUCHED: Final = 58
-PHI_TOUCHED: Final = 63  # by the same GELU in single operations: its code reads and writes 1.09 times as much
-BARE: Final = ("bert", "roberta", "xlm-roberta")  # without a head unless the config names a task
-
-
-def _phi(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _phi(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     top = "model." if whole else ""
 
     def layer(at: str) -> Tensors:
@@ -268,7 +257,7 @@ def _phi(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
 
-def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _gpt2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     top = "transformer." if whole else ""
     width = size.width
 
@@ -299,7 +288,7 @@ def _gpt2(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
 
-def _gpt_neox(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _gpt_neox(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     top = "gpt_neox." if whole else ""
     width = size.width
 
@@ -328,7 +317,7 @@ def _gpt_neox(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
 
-def _opt(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
+def _opt(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
     top = "model.decoder." if whole else "decoder."
     width, word = size.width, fields.number("word_embed_proj_dim", default=size.width)
 
@@ -369,8 +358,8 @@ def _opt(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
 
-def _bert(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
-    """The encoder with its pooler. Of `whole`, whose name is the task's, the encoder is described alone."""
+def _bert(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
+    """The encoder with its pooler; of a `whole` model, whose head depends on the task, the encoder alone."""
     top = f"{fields.text('model_type')}." if whole else ""
     top = top.replace("xlm-roberta", "roberta")
     width = size.width
@@ -406,16 +395,28 @@ def _bert(fields: Fields, size: Sizes, make: Maker, whole: bool) -> Parts:
     )
 
 
-# model_type -> what it consists of
+BARE: Final = ("bert", "roberta", "xlm-roberta")  # without a head unless the config names a task
+# All rules, by model_type
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
         "bert": _bert,
+        "gemma": _gemma,
+        "gemma2": _gemma2,
+        "gemma3_text": _gemma3,
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
+        "granite": _plain_llama,
+        "llama": _plain_llama,
+        "mistral": _mistral,
+        "mixtral": _mixtral,
         "opt": _opt,
         "phi": _phi,
+        "phi3": _phi3,
+        "qwen2": _qwen2,
+        "qwen2_moe": _qwen2_moe,
+        "qwen3": _qwen3,
+        "qwen3_moe": _qwen3_moe,
         "roberta": _bert,
         "xlm-roberta": _bert,
-        **LLAMAS,
     }
 )

@@ -1,7 +1,9 @@
-"""A module tree as blocks: the pieces that are placed, and moved, as wholes. Works on meta.
+"""A torch module as blocks: the pieces that are placed, and moved, as wholes. Works on meta.
 
 A block is a module that is called as a whole (a transformer layer, an embedding, a head) with the parameters
 below it. A parameter that several such modules hold is a block of its own, named after itself.
+
+`find_blocks` finds the blocks for the runtime; `describe_module` describes them for the planner.
 """
 
 from collections import defaultdict
@@ -18,13 +20,13 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
 
-_CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # which read nothing of the modules in them
+_CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # read no weights of the modules in them
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One parameter, every place that holds it, and what it was like when the blocks were found."""
+    """One parameter, every place that holds it, and its state when the blocks were found."""
 
     name: str
     parameter: nn.Parameter
@@ -32,7 +34,7 @@ class Entry:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype  # that calls compute with
-    trains: bool  # it wanted gradients
+    trains: bool  # whether it required gradients
     given: torch.dtype  # the model's own
 
     @property
@@ -46,10 +48,10 @@ class Entry:
         return prod(self.shape) * int(self.given.itemsize)
 
     def like(self, values: torch.Tensor) -> nn.Parameter:
-        """A parameter with these values, which wants no gradients, and the attributes of the model's own."""
-        made = nn.Parameter(values, requires_grad=False)
-        made.__dict__ = self.parameter.__dict__
-        return made
+        """A parameter with these values and the model's own attributes, which requires no gradients."""
+        parameter = nn.Parameter(values, requires_grad=False)
+        parameter.__dict__ = self.parameter.__dict__
+        return parameter
 
     @property
     def converts(self) -> bool:
@@ -68,7 +70,7 @@ class Block:
 
     @property
     def written(self) -> str:
-        """Its first parameter that calls write to, which would be lost where it moves; empty: none."""
+        """Its first parameter that calls write to: if it moved, that would be lost. Empty: none."""
         names = (entry.name for entry in self.entries for owner, _ in entry.owners if _writes(owner))
         return next(names, "")
 
@@ -97,7 +99,7 @@ def find_blocks(
     parameters without a shape yet; and for names of which one holds the other.
     """
     entries = _entries(model, becomes)
-    units = _units(model) if names is None else _named(model, names)
+    units = _called_modules(model) if names is None else _named(model, names)
     by_owner: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         for owner, _ in entry.owners:
@@ -116,7 +118,7 @@ def find_blocks(
 
 
 def _writes(module: nn.Module) -> bool:
-    """Whether torch's module writes to its own parameters in its forward. Others write to buffers."""
+    """Whether a module of torch writes to its own parameters in its forward."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return module.max_norm is not None  # longer rows are shortened where they are
     return type(module).__name__ == "_LearnableFakeQuantize"
@@ -130,17 +132,17 @@ def is_divisible(block: Block) -> bool:
     """
     holders = {id(owner) for entry in block.entries for owner, _ in entry.owners}
     return all(
-        sum(id(one) in holders for one in module.modules()) == 1
+        sum(id(inner) in holders for inner in module.modules()) == 1
         if id(module) in holders
         else isinstance(module, _CALLING) or not type(module).__module__.startswith("torch.nn.")
         for top in block.modules
         for module in top.modules()
-        if any(id(one) in holders for one in module.modules())
+        if any(id(inner) in holders for inner in module.modules())
     )
 
 
 def _loose(entry: Entry, called: set[int], model: nn.Module) -> Block:
-    """A parameter that no other block holds. It can move only if its owners' calls hold no other block's."""
+    """The block of a parameter outside all others. It moves only if its owners call no other block."""
     owners = _owners(entry)
     spans = any(
         (owner is model and any(owner.children())) or not called.isdisjoint(inside_order(owner)[1:])
@@ -156,21 +158,22 @@ def _owners(entry: Entry) -> tuple[nn.Module, ...]:
 def _below(
     module: nn.Module, by_owner: dict[int, list[Entry]], taken: set[int]
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """The module's parameters that aren't taken: those of it alone, and those that others hold too."""
-    inside = {id(one) for one in module.modules()}
-    found = {id(entry): entry for key in inside_order(module) for entry in by_owner.get(key, ())}
-    free = [entry for key, entry in found.items() if key not in taken]
+    """The module's parameters that aren't taken: its own, and those that modules outside it hold too."""
+    order = inside_order(module)
+    inside = frozenset(order)
+    below = {id(entry): entry for key in order for entry in by_owner.get(key, ())}
+    free = [entry for key, entry in below.items() if key not in taken]
     own = tuple(entry for entry in free if all(id(owner) in inside for owner, _ in entry.owners))
     return own, tuple(entry for entry in free if entry not in own)
 
 
 def inside_order(module: nn.Module) -> tuple[int, ...]:
-    """The identities of a module and those below it, in the order of definition."""
-    return tuple(id(one) for one in module.modules())
+    """The identities of a module and of those below it, in the order of definition."""
+    return tuple(map(id, module.modules()))
 
 
-def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are called as wholes; none is inside another, and none comes twice."""
+def _called_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are called as a whole; none is inside another, and none comes twice."""
     seen: set[int] = set()
     for name, module in _walk("", model, model):
         if id(module) not in seen:
@@ -190,13 +193,13 @@ def _walk(name: str, module: nn.Module, model: nn.Module) -> Iterator[tuple[str,
 
 
 def _holds_a_list(module: nn.Module) -> bool:
-    """Whether most of the module is a list of layers: then its layers are the blocks."""
+    """Whether most of the module is a list of layers, which are the blocks then."""
     most = _bytes(module) // 2
     return any(
-        isinstance(one, nn.ModuleList | nn.Sequential)
-        and len(one) > 1
-        and (one is module or _bytes(one) > most)
-        for one in module.modules()
+        isinstance(inner, nn.ModuleList | nn.Sequential)
+        and len(inner) > 1
+        and (inner is module or _bytes(inner) > most)
+        for inner in module.modules()
     )
 
 
@@ -218,7 +221,7 @@ def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Modul
 
 def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]:
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    found: dict[int, tuple[str, nn.Parameter]] = {}
+    first: dict[int, tuple[str, nn.Parameter]] = {}
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -230,7 +233,7 @@ def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]
                         f"{full} is the buffer {buffers[id(parameter)]} too: only parameters move",
                         "register it as a parameter in both places",
                     )
-                found.setdefault(id(parameter), (full, parameter))
+                first.setdefault(id(parameter), (full, parameter))
                 owners[id(parameter)].append((module, name))
     return tuple(
         Entry(
@@ -243,7 +246,7 @@ def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]
             p.requires_grad,
             p.dtype,
         )
-        for key, (name, p) in found.items()
+        for key, (name, p) in first.items()
     )
 
 
@@ -277,11 +280,11 @@ def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
 
 def _is_dense(parameter: nn.Parameter) -> bool:
     """Whether its numbers fill its memory, each once, in some order of dimensions."""
-    n = 1
+    expected = 1
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-        if size != 1 and stride != n:
+        if size != 1 and stride != expected:
             return not parameter.numel()
-        n *= size
+        expected *= size
     return True
 
 
@@ -292,23 +295,23 @@ def placed_already() -> PlacementError:
     )
 
 
-# Besides products: torch computes such a layer in inference by a function of its own, with two norms, two
-# sums, attention (four kernels) and two copies at most.
+# Besides products: in inference torch computes such a layer by one function, with two norms, two sums,
+# attention (four kernels) and two copies at most.
 ENCODER_KERNELS: Final = 10
 
 Module: TypeAlias = nn.Module  # for modules that don't import torch
 
 
-def described(model: Module) -> ModelDescription:
-    """The model's blocks, in the order of definition, with what its configuration says if it has one.
+def describe_module(model: Module) -> ModelDescription:
+    """The description of a module: its blocks in the order of definition, and what its config says.
 
     Raises PlacementError for parameters that can't be placed.
     """
     blocks = tuple(_block(block) for block in find_blocks(model))
     name = type(model).__name__
-    known = _known(model, name)
+    known = _config_description(model, name)
     if known is not None:
-        blocks = _informed(blocks, known)
+        blocks = _with_config_facts(blocks, known)
     notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
     in_memory = not any(parameter.is_meta for parameter in model.parameters())
     positions = known.positions if known else None
@@ -317,15 +320,15 @@ def described(model: Module) -> ModelDescription:
     )
 
 
-def ranges(model: Module) -> Ranges | None:
+def module_ranges(model: Module) -> Ranges | None:
     """What float16 does to the bfloat16 parameters; None where one of them has no values yet."""
-    found = Ranges()
+    total = Ranges()
     for name, parameter in model.named_parameters():
         if parameter.dtype is torch.bfloat16:
             if parameter.is_meta:
                 return None
-            found = found.plus(_ranges(parameter.detach(), name))
-    return found
+            total = total.plus(_ranges(parameter.detach(), name))
+    return total
 
 
 def _ranges(values: torch.Tensor, name: str) -> Ranges:
@@ -367,8 +370,8 @@ def _use(entry: Entry) -> Use:
     return "product"
 
 
-def _known(model: nn.Module, name: str) -> ModelDescription | None:
-    """By a configuration as transformers' models have it."""
+def _config_description(model: nn.Module, name: str) -> ModelDescription | None:
+    """The description by the module's `config`, if it has one as transformers' models do."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         return None
@@ -378,17 +381,19 @@ def _known(model: nn.Module, name: str) -> ModelDescription | None:
         return None
 
 
-def _informed(blocks: tuple[BlockDescription, ...], known: ModelDescription) -> tuple[BlockDescription, ...]:
-    """The tree's blocks with what the configuration says of those that have the same name and size."""
-    said = {block.name: block for block in known.blocks}
-    made = []
+def _with_config_facts(
+    blocks: tuple[BlockDescription, ...], known: ModelDescription
+) -> tuple[BlockDescription, ...]:
+    """The blocks with what the config says of those that have the same name and size."""
+    by_name = {block.name: block for block in known.blocks}
+    result = []
     for block in blocks:
-        fact = said.get(block.name)
+        fact = by_name.get(block.name)
         if fact is None or _numbers(fact) != _numbers(block):
-            made.append(block)
+            result.append(block)
             continue
         uses = {tensor.name: tensor for tensor in fact.tensors}
-        calls = {name: place for place, name in enumerate(uses)}  # modules may define parts in another order
+        order = {name: place for place, name in enumerate(uses)}  # modules may define parts in another one
         tensors = tuple(
             replace(
                 tensor,
@@ -398,10 +403,10 @@ def _informed(blocks: tuple[BlockDescription, ...], known: ModelDescription) -> 
             )
             if tensor.name in uses
             else tensor
-            for tensor in sorted(block.tensors, key=lambda tensor: calls.get(tensor.name, len(calls)))
+            for tensor in sorted(block.tensors, key=lambda tensor: order.get(tensor.name, len(order)))
         )
-        made.append(replace(fact, tensors=tensors, anytime=block.anytime, divisible=block.divisible))
-    return tuple(made)
+        result.append(replace(fact, tensors=tensors, anytime=block.anytime, divisible=block.divisible))
+    return tuple(result)
 
 
 def _numbers(block: BlockDescription) -> int:

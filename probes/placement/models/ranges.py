@@ -29,7 +29,7 @@ class Ranges:
     beyond: str = ""  # the first tensor with a finite number that float16 doesn't hold; empty: there is none
 
     def plus(self, other: "Ranges") -> "Ranges":
-        """Both together."""
+        """The sum of both."""
         return Ranges(
             self.numbers + other.numbers,
             self.rounded + other.rounded,
@@ -39,20 +39,20 @@ class Ranges:
 
 
 def stored_ranges(path: Path) -> Ranges:
-    """The ranges of a checkpoint: a file, a folder or an index. Ends at the first tensor that is beyond.
+    """The ranges of a checkpoint: a file, a folder or an index. Stops at the first tensor beyond float16.
 
     Raises CheckpointUnreadable.
     """
-    found = Ranges()
+    total = Ranges()
     for file in read_checkpoint(path):
-        for one in _of_file(file):
-            found = found.plus(one)
-            if found.beyond:
-                return found
-    return found
+        for piece in _ranges_of_file(file):
+            total = total.plus(piece)
+            if total.beyond:
+                return total
+    return total
 
 
-def _of_file(file: StoredFile) -> Iterator[Ranges]:
+def _ranges_of_file(file: StoredFile) -> Iterator[Ranges]:
     try:
         with file.path.open("rb") as opened:
             for tensor in file.tensors:
@@ -93,6 +93,6 @@ def ranges_of(words: bytes, name: str) -> Ranges:
 
 
 def _count(upper: bytes, first: int, end: int) -> int:
-    """How many of the bytes are from `first` to below `end`, apart from the sign."""
-    wanted = bytes(sign | value for sign in (0, 128) for value in range(first, end))
-    return len(upper) - len(upper.translate(None, wanted))
+    """How many of the bytes, without their sign bits, are from `first` to below `end`."""
+    counted = bytes(sign | value for sign in (0, 128) for value in range(first, end))
+    return len(upper) - len(upper.translate(None, counted))

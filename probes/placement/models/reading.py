@@ -1,4 +1,8 @@
-"""A model's description from what a user has: a known name, a config.json, a safetensors file or folder."""
+"""A model's description from what a user has: a known name, a config.json, a safetensors file or folder.
+
+`describe` takes any of them. A config is described by the rules of `families.py`; a checkpoint without a
+config that has a rule, by guesses from the names and shapes in its headers.
+"""
 
 import json
 import os
@@ -14,7 +18,13 @@ from typing import Any, Final
 from probes.core import files
 from probes.core.codec import load
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
-from probes.placement.models.configs import INSTEAD, Fields, Maker, described, sizes
+from probes.placement.models.configs import (
+    HEADER_HINT,
+    ConfigFields,
+    TensorMaker,
+    build_description,
+    read_sizes,
+)
 from probes.placement.models.description import (
     BlockDescription,
     ModelDescription,
@@ -33,99 +43,14 @@ from probes.placement.models.headers import (
 )
 from probes.placement.stacks import DTYPE_BYTES, MODELS
 
-_TABLE: Final = re.compile(r"(^|[._])(embed\w*|wte|wpe|word_embeddings|\w+_embeddings?|shared)\.weight$")
-_FIRST: Final = re.compile(
-    r"embed|wte|wpe|^shared|conv_in|patch|stem|time_|x_embedder|context_embedder", re.IGNORECASE
-)
-_NORM: Final = re.compile(r"(^|\.)(final_\w*norm\w*|ln_f|norm|norm_out|conv_norm_out)$", re.IGNORECASE)
-_LAST: Final = re.compile(
-    r"lm_head|embed_out|^head|classifier|pooler|conv_out|proj_out|project_out", re.IGNORECASE
-)
-_DIGITS: Final = re.compile(r"(\d+)")
-
-
-def described_checkpoint(
-    stored: Iterable[StoredTensor], *, name: str, source: str, known: ModelDescription | None = None
-) -> ModelDescription:
-    """The model of these tensors; `known` is what the config.json beside them says."""
-    groups: dict[str, list[TensorDescription]] = {}
-    for tensor in stored:
-        made = TensorDescription(tensor.name, tensor.shape, DTYPES[tensor.dtype], _use(tensor))
-        groups.setdefault(block_name(tensor.name), []).append(made)
-    blocks = [BlockDescription(at, tuple(groups[at])) for at in sorted(groups, key=_order)]
-    if known is not None:
-        matched = _matched(blocks, known)
-        if matched is not None:
-            return replace(known, name=name, blocks=matched, source=f"{source} and its config.json")
-    notes = ["order of calls and attention are guessed from names; keys and values of a cache aren't counted"]
-    blocks, tied = _tied(blocks)
-    if tied:
-        notes.append(f"{tied[0][0]} is taken for the output's weights too: no tensor is named like a head")
-    return ModelDescription(name, tuple(blocks), source, tied, tuple(notes))
-
-
-def _use(tensor: StoredTensor) -> Use:
-    if len(tensor.shape) < 2:
-        return "elementwise"
-    return "lookup" if len(tensor.shape) == 2 and _TABLE.search(tensor.name) else "product"
-
-
-def _order(block: str) -> tuple[int, tuple[tuple[int, int | str], ...]]:
-    """Tables first, the last norm and heads last, and in between by the numbers in the names."""
-    numbered = bool(_DIGITS.search(block))
-    place = 0 if _FIRST.search(block) else 1 if numbered else 3 if _LAST.search(block) else 1
-    if place == 1 and not numbered and _NORM.search(block):
-        place = 2
-    parts = tuple((0, int(p)) if p.isdecimal() else (1, p) for p in _DIGITS.split(block[:200]) if p)
-    return place, parts
-
-
-def _tied(blocks: list[BlockDescription]) -> tuple[list[BlockDescription], tuple[tuple[str, ...], ...]]:
-    """Without a head, the largest table is the output's weights as well."""
-    tables = [
-        (tensor.n_bytes, place)
-        for place, block in enumerate(blocks)
-        for tensor in block.tensors
-        if tensor.use == "lookup" and len(block.tensors) == 1
-    ]
-    if not tables or any(re.search(r"head|embed_out|classifier|output\b", block.name) for block in blocks):
-        return blocks, ()
-    place = max(tables)[1]
-    tensor = blocks[place].tensors[0]
-    shared = BlockDescription(
-        tensor.name,
-        (replace(tensor, use="product"),),
-        looked_up=True,
-        operations=2,
-        live_numbers=tensor.shape[0],
-    )
-    return [*blocks[:place], shared, *blocks[place + 1 :]], ((tensor.name,),)
-
-
-def _matched(
-    blocks: Sequence[BlockDescription], known: ModelDescription
-) -> tuple[BlockDescription, ...] | None:
-    """The config's blocks with the files' tensors, if every one of the files' is among them."""
-    stored = {block.name: block for block in blocks}
-    made = []
-    for block in known.blocks:
-        at = block.name if block.name in stored else block_name(block.name)
-        found = stored.pop(at, None)
-        if found is None or sum(t.numbers for t in found.tensors) != sum(t.numbers for t in block.tensors):
-            return None
-        dtype = max(found.tensors, key=lambda tensor: tensor.n_bytes).dtype
-        made.append(replace(block, tensors=tuple(replace(tensor, dtype=dtype) for tensor in block.tensors)))
-    return tuple(made) if not stored else None
-
-
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
 MOST_NAME: Final = 200  # characters
-OF_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
 def named_path(named: object, what: str) -> Path:
-    """The path that a caller gives for `what`. Raises UsageError for what can't be one."""
+    """The path that a caller gave for `what`. Raises UsageError for what can't be a path."""
     if isinstance(named, str | os.PathLike) and isinstance(text := os.fspath(named), str):
         with suppress(UnicodeEncodeError):
             if text and b"\0" not in os.fsencode(text):
@@ -134,10 +59,10 @@ def named_path(named: object, what: str) -> Path:
 
 
 @cache
-def known() -> Mapping[str, Mapping[str, Any]]:
-    """Configs of a few published models, by name: facts from their config.json, nothing else."""
-    found: Mapping[str, Mapping[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return found
+def known_configs() -> Mapping[str, Mapping[str, Any]]:
+    """Configs of a few published models, by name: the facts of their config.json, nothing else."""
+    configs: Mapping[str, Mapping[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    return configs
 
 
 def describe(model: str) -> ModelDescription:
@@ -146,25 +71,25 @@ def describe(model: str) -> ModelDescription:
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
     path, name = named_path(model, "model"), model.lower()
-    if name in known() and not holds_a_model(path):
-        return from_config(known()[name], name=name, where=f"the config of {name}")
+    if name in known_configs() and not holds_a_model(path):
+        return from_config(known_configs()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
         return _folder(path)
     if path.name.endswith(".safetensors") or path.name.endswith(".safetensors.index.json"):
         return _files(path, beside=path.parent / "config.json")
     if path.suffix == ".json":
         return _config(path)
-    is_on_hub = OF_A_HUB.fullmatch(model) and not path.parent.exists()
-    way_out = f"fetch its config: `hf download {model} config.json --local-dir FOLDER`, then give the folder"
+    is_on_hub = HUB_NAME.fullmatch(model) and not path.parent.exists()
+    fetch = f"fetch its config: `hf download {model} config.json --local-dir FOLDER`, then give the folder"
     raise UsageError(
         f"{model} is neither the name of a known model nor a model's file",
-        (way_out if is_on_hub else "give a config.json, a *.safetensors file or a folder that has one")
-        + f"; known names are {', '.join(known())}",
+        (fetch if is_on_hub else "give a config.json, a *.safetensors file or a folder that has one")
+        + f"; known names are {', '.join(known_configs())}",
     )
 
 
 def holds_a_model(path: Path) -> bool:
-    """Whether it is a file, or a folder with a config or weights: such a one hides a known model's name."""
+    """Whether the path is a file, or a folder with a config or weights. Known names give way to such."""
     if not path.is_dir():
         return path.exists()
     kinds = {".safetensors", *PICKLES}
@@ -179,23 +104,21 @@ def _folder(path: Path) -> ModelDescription:
 
 
 def _files(path: Path, *, beside: Path) -> ModelDescription:
-    found = read_checkpoint(path)
+    stored = read_checkpoint(path)
     config = None
     if beside.exists():
-        try:
+        with suppress(CheckpointUnreadable, ModelUnknown):  # the headers say enough
             config = _config(beside)
-        except (CheckpointUnreadable, ModelUnknown):
-            config = None  # the headers say enough
-    tensors = [tensor for file in found for tensor in file.tensors]
-    name = path.name if path.is_dir() or len(found) > 1 else path.stem
-    return described_checkpoint(tensors, name=name, source="safetensors headers", known=config)
+    tensors = [tensor for file in stored for tensor in file.tensors]
+    name = path.name if path.is_dir() or len(stored) > 1 else path.stem
+    return from_headers(tensors, name=name, source="safetensors headers", known=config)
 
 
 def config_of(model: str) -> Mapping[str, Any]:
     """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
     path = named_path(model, "model")
-    if model.lower() in known() and not holds_a_model(path):
-        return known()[model.lower()]
+    if model.lower() in known_configs() and not holds_a_model(path):
+        return known_configs()[model.lower()]
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
         config = path.parent / "config.json"
@@ -232,53 +155,14 @@ def _values(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:
-    """The model of a config. Raises ModelUnknown for an architecture that has no rule here."""
-    fields = Fields(values, where)
-    kind = fields.text("model_type")
-    if values.get("quantization_config"):
-        raise ModelUnknown(f"{where}: it is a quantised model", INSTEAD)
-    if kind not in FAMILIES:
-        listed = ", ".join(sorted(FAMILIES))
-        raise ModelUnknown(
-            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {listed}", INSTEAD
-        )
-    size = sizes(fields, head_width=HEAD_WIDTHS.get(kind))
-    notes = (
-        () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
-    )
-    parts = FAMILIES[kind](fields, size, Maker(size.dtype), _is_whole(values, kind))
-    return described(
-        parts,
-        size,
-        name=name or kind,
-        source=f"config.json of {kind}",
-        notes=notes,
-        positions=fields.positions(),
-    )
-
-
-# where a config doesn't say how wide a head is, and it isn't the width over the heads
-HEAD_WIDTHS: Final[Mapping[str, int]] = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128}
-
-
-def _is_whole(values: Mapping[str, Any], kind: str) -> bool:
-    """Whether the model is one for a task, with a head, or the bare stack of layers."""
-    named = values.get("architectures")
-    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    if not first:
-        return kind not in BARE
-    return not first.endswith("Model") or first.endswith("LMHeadModel")
-
-
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """What a checkpoint says of itself."""
+    """A checkpoint's config and what its headers say."""
 
     path: Path
     config: Mapping[str, Any]  # the content of config.json
     names: tuple[str, ...]  # of the stored tensors
-    dtype: str  # torch's name of what most bytes are
+    dtype: str  # torch's name of the dtype that most bytes have
 
 
 def read_folder(path: Path) -> CheckpointFolder:
@@ -309,3 +193,132 @@ def _main_dtype(files: tuple[StoredFile, ...]) -> str:
         for tensor in file.tensors:
             sizes[DTYPES[tensor.dtype]] += tensor.n_bytes
     return max(sizes, key=lambda dtype: sizes[dtype], default="unknown")
+
+
+# From a config.json
+
+# Widths of heads where a config doesn't say them and they aren't the model's width over its heads
+HEAD_WIDTHS: Final[Mapping[str, int]] = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128}
+
+
+def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:
+    """The description of a config's model. Raises ModelUnknown for an architecture without a rule here."""
+    fields = ConfigFields(values, where)
+    kind = fields.text("model_type")
+    if values.get("quantization_config"):
+        raise ModelUnknown(f"{where}: it is a quantised model", HEADER_HINT)
+    if kind not in FAMILIES:
+        listed = ", ".join(sorted(FAMILIES))
+        raise ModelUnknown(
+            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {listed}", HEADER_HINT
+        )
+    size = read_sizes(fields, head_width=HEAD_WIDTHS.get(kind))
+    notes = (
+        () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
+    )
+    parts = FAMILIES[kind](fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
+    return build_description(
+        parts,
+        size,
+        name=name or kind,
+        source=f"config.json of {kind}",
+        notes=notes,
+        positions=fields.positions(),
+    )
+
+
+def _is_whole(values: Mapping[str, Any], kind: str) -> bool:
+    """Whether the model has a head for a task, or is the bare stack of layers."""
+    names = values.get("architectures")
+    first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not first:
+        return kind not in BARE
+    return not first.endswith("Model") or first.endswith("LMHeadModel")
+
+
+# From the names and shapes in headers
+
+_TABLE: Final = re.compile(r"(^|[._])(embed\w*|wte|wpe|word_embeddings|\w+_embeddings?|shared)\.weight$")
+_FIRST: Final = re.compile(
+    r"embed|wte|wpe|^shared|conv_in|patch|stem|time_|x_embedder|context_embedder", re.IGNORECASE
+)
+_NORM: Final = re.compile(r"(^|\.)(final_\w*norm\w*|ln_f|norm|norm_out|conv_norm_out)$", re.IGNORECASE)
+_LAST: Final = re.compile(
+    r"lm_head|embed_out|^head|classifier|pooler|conv_out|proj_out|project_out", re.IGNORECASE
+)
+_DIGITS: Final = re.compile(r"(\d+)")
+
+
+def from_headers(
+    stored: Iterable[StoredTensor], *, name: str, source: str, known: ModelDescription | None = None
+) -> ModelDescription:
+    """The description of a model with these tensors; `known` is what the config.json beside them says."""
+    groups: dict[str, list[TensorDescription]] = {}
+    for tensor in stored:
+        described = TensorDescription(tensor.name, tensor.shape, DTYPES[tensor.dtype], _use(tensor))
+        groups.setdefault(block_name(tensor.name), []).append(described)
+    blocks = [BlockDescription(at, tuple(groups[at])) for at in sorted(groups, key=_order)]
+    if known is not None:
+        matched = _matched(blocks, known)
+        if matched is not None:
+            return replace(known, name=name, blocks=matched, source=f"{source} and its config.json")
+    notes = ["order of calls and attention are guessed from names; keys and values of a cache aren't counted"]
+    blocks, tied = _tied(blocks)
+    if tied:
+        notes.append(f"{tied[0][0]} is taken for the output's weights too: no tensor is named like a head")
+    return ModelDescription(name, tuple(blocks), source, tied, tuple(notes))
+
+
+def _use(tensor: StoredTensor) -> Use:
+    if len(tensor.shape) < 2:
+        return "elementwise"
+    return "lookup" if len(tensor.shape) == 2 and _TABLE.search(tensor.name) else "product"
+
+
+def _order(block: str) -> tuple[int, tuple[tuple[int, int | str], ...]]:
+    """The key that sorts blocks: tables first, the last norm and heads last, numbered ones between."""
+    numbered = bool(_DIGITS.search(block))
+    place = 0 if _FIRST.search(block) else 1 if numbered else 3 if _LAST.search(block) else 1
+    if place == 1 and not numbered and _NORM.search(block):
+        place = 2
+    parts = tuple((0, int(p)) if p.isdecimal() else (1, p) for p in _DIGITS.split(block[:200]) if p)
+    return place, parts
+
+
+def _tied(blocks: list[BlockDescription]) -> tuple[list[BlockDescription], tuple[tuple[str, ...], ...]]:
+    """The blocks, and the tied tensors: without a head, the largest table is the output's weights too."""
+    tables = [
+        (tensor.n_bytes, place)
+        for place, block in enumerate(blocks)
+        for tensor in block.tensors
+        if tensor.use == "lookup" and len(block.tensors) == 1
+    ]
+    if not tables or any(re.search(r"head|embed_out|classifier|output\b", block.name) for block in blocks):
+        return blocks, ()
+    place = max(tables)[1]
+    tensor = blocks[place].tensors[0]
+    shared = BlockDescription(
+        tensor.name,
+        (replace(tensor, use="product"),),
+        looked_up=True,
+        operations=2,
+        live_numbers=tensor.shape[0],
+    )
+    return [*blocks[:place], shared, *blocks[place + 1 :]], ((tensor.name,),)
+
+
+def _matched(
+    blocks: Sequence[BlockDescription], known: ModelDescription
+) -> tuple[BlockDescription, ...] | None:
+    """The config's blocks in the files' dtypes; None unless they are the files' blocks, of the same sizes."""
+    stored = {block.name: block for block in blocks}
+    result = []
+    for block in known.blocks:
+        at = block.name if block.name in stored else block_name(block.name)
+        match = stored.pop(at, None)
+        if match is None or sum(t.numbers for t in match.tensors) != sum(t.numbers for t in block.tensors):
+            return None
+        dtype = max(match.tensors, key=lambda tensor: tensor.n_bytes).dtype
+        tensors = tuple(replace(tensor, dtype=dtype) for tensor in block.tensors)
+        result.append(replace(block, tensors=tensors))
+    return tuple(result) if not stored else None

@@ -1,49 +1,48 @@
-"""A plan over several equal cards: the blocks are cut into stages, one a card. No torch, no GPU. Pure.
+"""A plan over several equal cards: the blocks are cut into stages, one for each card. No torch, no GPU. Pure.
 
-In one pass the cards compute in turn. Their links are their own, but a card whose turn hasn't come can copy
-no more than its slots hold: so a pass takes about as long as all stages together. With as many passes under
-way as there are cards, a pass ends each time that the slowest stage is through, or what the stages share: the
-CPU and Python.
+In one pass the cards compute in turn. Each has a link of its own, but a card whose turn hasn't come can copy
+no more than its slots hold, so a pass takes about as long as all stages together. With as many passes under
+way as there are cards, a pass ends as often as the slowest stage does, or as what the stages share lets it:
+the CPU and Python.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from probes.core.errors import PlanImpossible, UsageError
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
-from probes.placement.models.reading import named_path
-from probes.placement.planner.costs import Compute, Constants, Option, ready, with_host
-from probes.placement.planner.plan import Made, check_numbers, make
-from probes.placement.planner.request import Model, constants, described, ranges
+from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.costs import Option
+from probes.placement.planner.machine import Constants, with_host
+from probes.placement.planner.plan import PlanResult, check_numbers, make_plan
 from probes.placement.planner.simulation import Timeline, simulate_cards
 from probes.placement.planner.tiers import SYNC_S
 from probes.placement.types import CardsPlan, Objective, PassTime, Plan, Workload
 
 MOST_CARDS: Final = 16
-PART: Final = ", part "  # between a model's name and the number of a stage
+STAGE_MARK: Final = ", part "  # between the model's name and the number of the stage, in a stage's name
 
 
 @dataclass(frozen=True)
-class MadeCards:
-    """A plan over several cards, and what a picture of it needs."""
+class CardsResult:
+    """A plan over several cards, and the timeline for a picture of it."""
 
     plan: CardsPlan
     timeline: Timeline
 
     @property
     def joined(self) -> Plan:
-        """All blocks as if they were of one plan, for a picture."""
+        """All blocks in one plan, for a picture."""
         first, *others = self.plan.cards
-        name = first.model.partition(PART)[0]
+        name = first.model.partition(STAGE_MARK)[0]
         machine = f"{len(self.plan.cards)} x {first.machine}"
         blocks = (*first.blocks, *(block for card in others for block in card.blocks))
         return replace(first, model=name, machine=machine, blocks=blocks, time=self.plan.time)
 
 
-def make_cards(
+def make_cards_plan(
     model: ModelDescription,
     machine: Constants,
     *,
@@ -55,7 +54,7 @@ def make_cards(
     captured: bool = False,
     compute: Compute = "auto",
     ranges: Ranges | None = None,
-) -> MadeCards:
+) -> CardsResult:
     """The plan over `cards` equal cards with `vram` bytes each, and `host` bytes in all.
 
     Raises PlanImpossible for a stage that fits no card, UsageError for more cards than blocks or none.
@@ -66,25 +65,25 @@ def make_cards(
     if not 1 <= cards <= min(MOST_CARDS, len(model.blocks)):
         most = min(MOST_CARDS, len(model.blocks))
         raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")
-    model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
+    model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
     machine, host = with_host(machine, host)
-    memory = machine.host_bytes if host is None else host
+    host_bytes = machine.host_bytes if host is None else host
+    parts = list(_parts(model, cards))
     stages = [
         _stage(
             part,
             machine,
             vram=vram,
-            host=None if memory is None else memory // cards,
+            host=None if host_bytes is None else host_bytes // cards,
             workload=workload,
             objective=objective,
             captured=captured,
         )
-        for part in _parts(model, cards)
+        for part in parts
     ]
     rows = workload.batch * (1 if workload.context_tokens else workload.tokens)
-    firsts = [part.blocks[0].computed(model.becomes) for part in _parts(model, cards)]
-    row = max(map(_row_bytes, firsts[1:]), default=0)
-    return _joined(stages, machine, rows * row)
+    row_bytes = max((_row_bytes(part.blocks[0].computed(model.becomes)) for part in parts[1:]), default=0)
+    return _joined(stages, machine, rows * row_bytes)
 
 
 def _stage(
@@ -96,9 +95,9 @@ def _stage(
     workload: Workload,
     objective: Objective,
     captured: bool,
-) -> Made:
+) -> PlanResult:
     try:
-        return make(
+        return make_plan(
             part,
             machine,
             vram=vram,
@@ -112,7 +111,7 @@ def _stage(
 
 
 def _parts(model: ModelDescription, cards: int) -> Iterator[ModelDescription]:
-    """The blocks cut where the bytes so far come closest to equal shares; no part is empty."""
+    """The model cut into stages where the bytes come closest to equal shares; no stage is empty."""
     total, begin = model.weight_bytes, 0
     sums = [0]
     for block in model.blocks:
@@ -121,69 +120,36 @@ def _parts(model: ModelDescription, cards: int) -> Iterator[ModelDescription]:
         last = len(model.blocks) - (cards - card)
         ends = range(begin + 1, last + 1)
         end = last if card == cards else min(ends, key=lambda at: abs(sums[at] - total * card / cards))
-        name = f"{model.name}{PART}{card} of {cards}" if cards > 1 else model.name
+        name = f"{model.name}{STAGE_MARK}{card} of {cards}" if cards > 1 else model.name
         yield replace(model, name=name, blocks=model.blocks[begin:end])
         begin = end
 
 
 def _row_bytes(block: BlockDescription) -> int:
-    """Bytes of one row of a block's input: what its first matrix multiplies."""
+    """Bytes of one row of a block's input, which its first matrix multiplies."""
     matrix = next((tensor for tensor in block.tensors if len(tensor.shape) >= 2), None)
     return matrix.inputs * DTYPE_BITS[matrix.dtype] // 8 if matrix else 0
 
 
-def _joined(stages: Sequence[Made], machine: Constants, moved: int) -> MadeCards:
-    """The stages in one pass; activations go to the next card by way of the host."""
-    over = 2 * (machine.link_alpha_s + moved / machine.link_rate) + SYNC_S
-    chosen = [stage.found.chosen for stage in stages]
+def _joined(stages: Sequence[PlanResult], machine: Constants, handed_over: int) -> CardsResult:
+    """The plan of all stages. `handed_over`: bytes of activations that cross the host to the next card."""
+    crossing_s = 2 * (machine.link_alpha_s + handed_over / machine.link_rate) + SYNC_S
+    chosen = [stage.search.chosen for stage in stages]
     for later in range(1, len(chosen)):
         first: Option = chosen[later][0]
-        chosen[later] = (replace(first, compute_s=first.compute_s + over), *chosen[later][1:])
+        chosen[later] = (replace(first, compute_s=first.compute_s + crossing_s), *chosen[later][1:])
     timeline = simulate_cards(
-        [(options, stage.found.rings) for options, stage in zip(chosen, stages, strict=True)]
+        [(options, stage.search.pool) for options, stage in zip(chosen, stages, strict=True)]
     )
     seconds, spread = timeline.seconds, machine.spread
     slowest = max((stage.plan.time for stage in stages), key=lambda time: time.middle_s)
     time = PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), slowest.bound)
     plans = tuple(stage.plan for stage in stages)
-    interval = max(slowest.middle_s, *_shared(stages))
-    return MadeCards(CardsPlan(plans, time, interval, moved), timeline)
+    interval = max(slowest.middle_s, *_shared_s(stages))
+    return CardsResult(CardsPlan(plans, time, interval, handed_over), timeline)
 
 
-def _shared(stages: Sequence[Made]) -> tuple[float, float]:
-    """Seconds of a pass on the CPU, and of Python, which all cards share."""
-    options = [option for stage in stages for option in stage.found.chosen]
+def _shared_s(stages: Sequence[PlanResult]) -> tuple[float, float]:
+    """Seconds of the CPU and of Python in a pass, which all cards share."""
+    options = [option for stage in stages for option in stage.search.chosen]
     return sum(option.cpu_s for option in options), sum(option.launch_s for option in options)
-
-
-def plan_cards(
-    model: Model,
-    *,
-    cards: int,
-    vram: int,
-    machine: Constants | str | Path,
-    host: int | None = None,
-    batch: int = 1,
-    tokens: int = 1,
-    context: int = 0,
-    objective: Objective = "exact",
-    compute: Compute = "auto",
-    weights: str | Path | None = None,
-) -> CardsPlan:
-    """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
-
-    The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
-    """
-    found, known = described(model), constants(machine)
-    of = model if weights is None else named_path(weights, "weights' checkpoint")
-    return make_cards(
-        found,
-        known,
-        cards=cards,
-        vram=vram,
-        host=host,
-        workload=Workload(batch, tokens, context),
-        objective=objective,
-        compute=compute,
-        ranges=ranges(of, found, known, objective=objective, compute=compute),
-    ).plan

@@ -1,4 +1,8 @@
-"""Makes a plan: from a model's description, budgets and constants. No torch, no GPU, no weights. Pure."""
+"""Makes a plan: `make_plan` takes a model's description, budgets and a machine's constants to a `PlanResult`.
+
+The search chooses the tier of each block. This file gives it the limits, and writes the plan with its notes
+and predicted memory; where nothing fits it says what would. No torch, no GPU, no weights. Pure.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,19 +14,12 @@ from probes.core.units import binary_bytes
 from probes.placement.models.description import BlockDescription, ModelDescription
 from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
-from probes.placement.planner.candidates import Kind, kinds, together
-from probes.placement.planner.costs import (
-    ASSUMED_HOST,
-    Compute,
-    Constants,
-    Option,
-    Pass,
-    cache_bytes,
-    ready,
-    with_host,
-)
-from probes.placement.planner.search import Found, fits, search, steadier
-from probes.placement.planner.simulation import Limits, ring_bytes, staging_bytes
+from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.kinds import Kind, kinds, merge_kinds
+from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
+from probes.placement.planner.pools import Limits, disk_buffer_bytes, pool_bytes
+from probes.placement.planner.search import SearchResult, fits, hedged, search
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
     OBJECTIVES,
@@ -37,8 +34,8 @@ from probes.placement.types import (
 )
 
 
-class Task:
-    """What is planned, and what around the weights takes memory."""
+class PlanningTask:
+    """A model, a machine and a workload: the kinds of blocks to place, and the memory left for them."""
 
     def __init__(
         self,
@@ -48,7 +45,7 @@ class Task:
         objective: Objective,
         captured: bool,
     ) -> None:
-        # a tied embedding is looked up first, which takes no time, and multiplied last
+        # a tied embedding is placed by its product, which is last, not by its lookup, which takes no time
         ordered = sorted(model.blocks, key=lambda block: block.looked_up)
         self.model, self.machine, self.workload = replace(model, blocks=tuple(ordered)), machine, workload
         generating = workload.context_tokens > 0
@@ -56,33 +53,33 @@ class Task:
         context = workload.context_tokens if generating else workload.tokens
         self.work = Pass(rows, workload.batch, context, objective, captured, generating)
         self.kinds: Sequence[Kind] = kinds(self.model, machine, self.work)
-        self.counted: Sequence[Kind] = together(self.kinds)
+        self.counted: Sequence[Kind] = merge_kinds(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
         one_of_each = [kind.block for kind in self.kinds]
         self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
 
     def limits(self, vram: int, host: int | None) -> Limits:
-        """What is left for weights; in host memory, beside what loading takes."""
+        """The memory left for weights and their buffers, under budgets in bytes."""
         machine, host_bytes = self.machine, self.host_bytes(host)
         pinned = int(machine.pinned_share * min(host_bytes, machine.host_bytes or host_bytes))
         left = self.around.left(vram, machine) if machine.has_gpu else 0
         return Limits(left, host_bytes - self.model.loading_bytes, pinned, replayed=self.work.captured)
 
     def host_bytes(self, host: int | None) -> int:
-        """Bytes of host memory that may be used; None: as much as the machine has, or is assumed to have."""
+        """The budget of host memory in bytes; None: what the machine has, or is assumed to have."""
         if host is not None:
             return host
-        has = self.machine.host_bytes
-        return has if has is not None else ASSUMED_HOST
+        known = self.machine.host_bytes
+        return known if known is not None else ASSUMED_HOST
 
 
-NOTABLE_GAP: Final = 0.005  # share of the time that a better plan might save
-PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python: three hosts, each within two minutes
+NOTABLE_GAP: Final = 0.005  # share of the time that a better plan may save, above which a note says so
+PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python, by three hosts within two minutes each
 
 
-def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
-    """The plan of what was found."""
-    model, machine, used = task.model, task.machine, Counter(found.chosen).items()
+def _plan(task: PlanningTask, result: SearchResult, vram: int, host: int) -> Plan:
+    """The plan for a search's result. `vram` and `host` are the budgets."""
+    model, machine, used = task.model, task.machine, Counter(result.chosen).items()
     return Plan(
         model=model.name,
         machine=machine.name,
@@ -91,42 +88,43 @@ def plan_of(task: Task, found: Found, vram: int, host: int) -> Plan:
         workload=task.workload,
         vram_budget=vram,
         host_budget=host,
-        blocks=_blocks(task, found),
-        rings=found.rings,
-        vram=_vram(task, found),
+        blocks=_blocks(task, result),
+        rings=result.pool,
+        vram=_vram(task, result),
         host=HostUse(
             pinned=sum(o.pinned_bytes * n for o, n in used)
-            + staging_bytes(found.chosen, found.rings.slot_bytes),
+            + disk_buffer_bytes(result.chosen, result.pool.slot_bytes),
             pageable=sum(o.pageable_bytes * n for o, n in used),
             disk=sum(o.disk_bytes * n for o, n in used),
             loading=model.loading_bytes,
         ),
-        time=_time(task, found),
+        time=_time(task, result),
         captured=task.work.captured,
         compute_dtype=_compute_dtype(task),
         bfloat16_becomes=model.becomes,
-        notes=_notes(task, found, vram),
+        notes=_notes(task, result, vram),
     )
 
 
-def _blocks(task: Task, found: Found) -> tuple[BlockPlan, ...]:
-    """Each block's plan: those of one kind in one tier differ in their names."""
-    made: list[BlockPlan | None] = [None] * len(task.model.blocks)
+def _blocks(task: PlanningTask, result: SearchResult) -> tuple[BlockPlan, ...]:
+    """Each block's plan. Blocks of one kind in one tier differ in their names alone."""
+    plans: list[BlockPlan | None] = [None] * len(task.model.blocks)
     for kind in task.kinds:
-        facts: dict[Option, tuple[object, ...]] = {}
+        by_option: dict[
+            Option, tuple[object, ...]
+        ] = {}  # the fields after the name: there may be 100,000 blocks
         for place in kind.places:
-            option = found.chosen[place]
-            known = facts.get(option)
-            if known is None:
-                known = facts[option] = _facts(kind.block, option, task.work)
-            made[place] = BlockPlan(task.model.blocks[place].name, *known)  # type: ignore[arg-type]
-    return tuple(block for block in made if block is not None)
+            option = result.chosen[place]
+            if option not in by_option:
+                first = _block_plan(kind.block, option, task.work)
+                by_option[option] = tuple(getattr(first, field.name) for field in fields(first))[1:]
+            plans[place] = BlockPlan(task.model.blocks[place].name, *by_option[option])  # type: ignore[arg-type]
+    return tuple(block for block in plans if block is not None)
 
 
-def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object, ...]:
-    """The fields of a `BlockPlan` after its name."""
+def _block_plan(block: BlockDescription, option: Option, work: Pass) -> BlockPlan:
     cache = cache_bytes(block, work)
-    one = BlockPlan(
+    return BlockPlan(
         name=block.name,
         tier=option.tier,
         weight_bytes=block.weight_bytes,
@@ -138,24 +136,23 @@ def _facts(block: BlockDescription, option: Option, work: Pass) -> tuple[object,
         kept=option.kept,
         table=option.table,
     )
-    return tuple(getattr(one, field.name) for field in fields(one))[1:]
 
 
-def _vram(task: Task, found: Found) -> VramUse:
+def _vram(task: PlanningTask, result: SearchResult) -> VramUse:
     if not task.machine.has_gpu:
         return VramUse(0, 0, 0, 0, 0, 0, 0, 0)
-    rings, on_gpu = found.rings, [(o, n) for o, n in Counter(found.chosen).items() if o.tier != "cpu"]
+    pool, on_gpu = result.pool, [(o, n) for o, n in Counter(result.chosen).items() if o.tier != "cpu"]
     cache = sum(
-        cache_bytes(kind.block, task.work) * sum(found.chosen[at].tier != "cpu" for at in kind.places)
+        cache_bytes(kind.block, task.work) * sum(result.chosen[at].tier != "cpu" for at in kind.places)
         for kind in task.kinds
         if kind.block.attention
     )
     weights = sum(o.vram_bytes * n for o, n in on_gpu) - cache
-    arena = weights + ring_bytes(rings)
+    arena = weights + pool_bytes(pool)
     return VramUse(
         weights=weights,
-        slots=rings.slots * rings.slot_bytes,
-        scratch=rings.scratches * rings.scratch_bytes,
+        slots=pool.slots * pool.slot_bytes,
+        scratch=pool.scratches * pool.scratch_bytes,
         activations=task.around.activations,
         kv_cache=cache,
         workspace=task.around.workspace,
@@ -164,15 +161,15 @@ def _vram(task: Task, found: Found) -> VramUse:
     )
 
 
-def _time(task: Task, found: Found) -> PassTime:
-    seconds, bound = found.timeline.seconds, _bound(found.chosen, _by_products(task))
+def _time(task: PlanningTask, result: SearchResult) -> PassTime:
+    seconds, bound = result.timeline.seconds, _bound(result.chosen, _by_products(task))
     spread = max(task.machine.spread, PYTHON_SPREAD) if bound == "launch" else task.machine.spread
     return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
 
 
 def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     """What takes most of the pass."""
-    used = Counter(chosen).items()  # of 100,000 blocks they are a few
+    used = Counter(chosen).items()  # few, even for 100,000 blocks
     in_place = sum(o.compute_s * n for o, n in used if o.tier == "in_place")
     sums: dict[Bound, float] = {
         "link": sum(o.copy_s * n for o, n in used) + in_place,
@@ -183,19 +180,19 @@ def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     return max(sums, key=sums.__getitem__)
 
 
-def _by_products(task: Task) -> bool:
+def _by_products(task: PlanningTask) -> bool:
     """Whether multiplying takes longer than reading the weights."""
-    each = (
+    by_tensor = (
         2 * tensor.products * kind.block.calls * len(kind.places)
         for kind in task.kinds
         for tensor in kind.block.tensors
     )
-    products = sum(each) * task.work.rows
+    products = sum(by_tensor) * task.work.rows
     rate = task.machine.rate_of_products(_compute_dtype(task))
     return task.machine.has_gpu and products / rate > task.weight_bytes / task.machine.vram_rate
 
 
-def _compute_dtype(task: Task) -> str:
+def _compute_dtype(task: PlanningTask) -> str:
     """The dtype in which most of the weights are multiplied."""
     sizes: dict[str, int] = {}
     for kind in task.kinds:
@@ -204,38 +201,40 @@ def _compute_dtype(task: Task) -> str:
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
-def _notes(task: Task, found: Found, vram: int) -> tuple[str, ...]:
+def _notes(task: PlanningTask, result: SearchResult, vram: int) -> tuple[str, ...]:
     machine, notes = task.machine, [*task.model.notes, *task.machine.notes]
     if machine.has_gpu and (most := machine.vram_bytes - task.around.context) < vram:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
-    packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in found.chosen)
+    packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in result.chosen)
     if packed and not machine.triton:
         notes.append("no kernel unpacks on this card: torch operations do")
     elif packed and task.model.becomes:
         notes.append("torch operations unpack and convert: there is no kernel for that yet")
-    work, known = task.workload, task.model.positions
-    if known is not None and max(work.tokens, work.context_tokens) > known:
-        notes.append(f"the model's config knows {known:,} positions: it wasn't trained for longer sequences")
-    if any(o.tier == "disk" for o in found.chosen):
+    work, positions = task.workload, task.model.positions
+    if positions is not None and max(work.tokens, work.context_tokens) > positions:
+        notes.append(
+            f"the model's config knows {positions:,} positions: it wasn't trained for longer sequences"
+        )
+    if any(o.tier == "disk" for o in result.chosen):
         notes.append("the host memory is too small for all weights: some are read from disk in each pass")
-    if found.gap >= 1.0:
+    if result.gap >= 1.0:
         notes.append("the budget is so tight that the first placement that fits was taken and improved")
-    elif found.gap > NOTABLE_GAP:
-        notes.append(f"the search ended early: a better plan may take up to {found.gap:.1%} less time")
+    elif result.gap > NOTABLE_GAP:
+        notes.append(f"the search ended early: a better plan may take up to {result.gap:.1%} less time")
     return tuple(notes)
 
 
 MIB: Final = 2**20
 
 
-def smallest_budgets(task: Task, vram: int, host: int | None) -> tuple[str, str]:
-    """What to say when nothing fits: the smallest budgets that work, each with the other as it is."""
+def _smallest_budgets(task: PlanningTask, vram: int, host: int | None) -> tuple[str, str]:
+    """What is refused, and the smallest budgets that would work, each with the other as it is."""
     limits, model = task.limits(vram, host), task.model
     loading = model.loading_bytes
     weights, budget = binary_bytes(task.weight_bytes), binary_bytes(vram)
-    said = f"{model.name} of {weights} can't be placed in {budget} of VRAM"
+    refusal = f"{model.name} of {weights} can't be placed in {budget} of VRAM"
     if host is not None:
-        said += f" and {binary_bytes(host)} of host memory"
+        refusal += f" and {binary_bytes(host)} of host memory"
     caches = sum(cache_bytes(kind.block, task.work) * len(kind.places) for kind in task.kinds)
     most = 8 * task.weight_bytes + caches + 2**34
     ways = []
@@ -250,15 +249,15 @@ def smallest_budgets(task: Task, vram: int, host: int | None) -> tuple[str, str]
         )
         mib = -(-(least + loading) // MIB)
         ways.append(f"the smallest host memory that works is {binary_bytes(mib * MIB)}: --host {mib}MiB")
-    return said, "; or ".join(ways)
+    return refusal, "; or ".join(ways)
 
 
-def _fits(task: Task, limits: Limits) -> bool:
+def _fits(task: PlanningTask, limits: Limits) -> bool:
     return limits.vram >= 0 and fits(task.counted, limits)
 
 
-def _smallest_vram(task: Task, least: int) -> str:
-    """`least` bytes for weights, rings and cache as a budget, or as a card."""
+def _smallest_vram(task: PlanningTask, least: int) -> str:
+    """`least` bytes for weights, their buffers and the KV cache, stated as a budget or as a card."""
     around, machine = task.around, task.machine
     budget = least + around.activations + around.workspace + around.loose_rounding
     mib = -(-budget // MIB)
@@ -272,7 +271,7 @@ def _smallest_vram(task: Task, least: int) -> str:
 
 
 def _least(works: Callable[[int], bool], high: int) -> int:
-    """The smallest number that works, to a thousandth; `high` does."""
+    """The smallest number that works, to a thousandth of `high`, which works. By bisection."""
     if works(0):
         return 0
     low = 0
@@ -282,19 +281,19 @@ def _least(works: Callable[[int], bool], high: int) -> int:
     return high
 
 
-MOST_DIVIDED: Final = 1_000  # blocks of a model whose blocks are divided: more are small already
-WORTH_DIVIDING: Final = 0.97  # of the time of a plan in whole blocks, that one in parts of them may take
+MOST_DIVIDED: Final = 1_000  # blocks of a model above which they aren't divided: they are small already
+WORTH_DIVIDING: Final = 0.97  # of the time in whole blocks: a plan in parts of them must take less
 
 
 @dataclass(frozen=True)
-class Made:
-    """A plan, and what a picture of it needs."""
+class PlanResult:
+    """A plan, and the search's result, which has the timeline for a picture of it."""
 
     plan: Plan
-    found: Found
+    search: SearchResult
 
 
-def make(
+def make_plan(
     model: ModelDescription,
     machine: Constants,
     *,
@@ -305,51 +304,52 @@ def make(
     captured: bool = False,
     compute: Compute = "auto",
     ranges: Ranges | None = None,
-) -> Made:
+) -> PlanResult:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
-    A captured pass costs Python nothing, so its blocks are divided where that saves time: smaller blocks need
+    A captured pass costs no Python time, so its blocks are divided where that saves time: smaller blocks need
     smaller buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
-    `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `computing.ready`.
+    `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `with_compute_dtype`.
     """
     check_numbers(workload, vram=vram, host=host)
     _check(model, workload)
-    known, (machine, host) = host, with_host(machine, host)
+    given_host = host
+    machine, host = with_host(machine, given_host)
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
-    model = ready(model, machine, objective=objective, compute=compute, ranges=ranges)
+    model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
     versions = _versions(model, captured=captured)
-    tasks = [Task(one, machine, workload, objective, captured) for one in versions]
-    tried = [(task, found) for task in tasks if (found := _quickest(task, vram, host))]
-    if not tried:
-        said, ways = smallest_budgets(tasks[-1], vram, host)
-        raise PlanImpossible(f"{said}, which is assumed" if host != known else said, ways)
-    task, found = tried[0]
-    if tried[-1][1].timeline.seconds < found.timeline.seconds * WORTH_DIVIDING:
-        task, found = tried[-1]
-    return Made(plan_of(task, found, vram, task.host_bytes(host)), found)
+    tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
+    results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
+    if not results:
+        refusal, ways = _smallest_budgets(tasks[-1], vram, host)
+        raise PlanImpossible(f"{refusal}, which is assumed" if host != given_host else refusal, ways)
+    task, result = results[0]
+    if results[-1][1].timeline.seconds < result.timeline.seconds * WORTH_DIVIDING:
+        task, result = results[-1]
+    return PlanResult(_plan(task, result, vram, task.host_bytes(host)), result)
 
 
 def _versions(model: ModelDescription, *, captured: bool) -> list[ModelDescription]:
-    """The model; for captured passes also in smaller blocks, where it has some that can be divided."""
+    """The model as it is; for captured passes also with its blocks divided, where some can be."""
     if not captured or len(model.blocks) > MOST_DIVIDED:
         return [model]
     divided = model.divided()
     return [model, divided] if len(divided.blocks) > len(model.blocks) else [model]
 
 
-def _quickest(task: Task, vram: int, host: int | None) -> Found | None:
+def _search(task: PlanningTask, vram: int, host: int | None) -> SearchResult | None:
     limits = task.limits(vram, host)
-    found = search(task.counted, limits) if limits.vram >= 0 else None
-    return steadier(found, task.counted, limits) if found else None
+    result = search(task.counted, limits) if limits.vram >= 0 else None
+    return hedged(result, task.counted, limits) if result else None
 
 
 def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
-    """Raise UsageError for what isn't a whole number of 63 bits: no program would read such a plan again."""
-    given = {"vram": vram, "host": 0 if host is None else host}
-    given |= {"batch": workload.batch, "tokens": workload.tokens, "context": workload.context_tokens}
-    for name, value in given.items():
+    """Raise UsageError for what isn't a whole number from 0 to below 2^63, which a plan's file can hold."""
+    numbers = {"vram": vram, "host": 0 if host is None else host}
+    numbers |= {"batch": workload.batch, "tokens": workload.tokens, "context": workload.context_tokens}
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value >= MOST:
             raise UsageError(
                 f"{name} is {str(value)[:40]!r}, not a whole number below 2^63", "for 4 GiB give 4 * 2**30"
@@ -359,6 +359,7 @@ def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
 
 
 def _check(model: ModelDescription, workload: Workload) -> None:
+    """Raise UsageError for a workload that the model can't do, or that makes no sense."""
     if not model.blocks:
         raise UsageError(f"{model.name} has no tensors", "give a model with weights")
     if min(workload.batch, workload.tokens) < 1 or workload.context_tokens < 0:
@@ -368,9 +369,9 @@ def _check(model: ModelDescription, workload: Workload) -> None:
             f"a context of {workload.context_tokens} has no room for a prompt of {workload.tokens} tokens",
             "raise --context or lower --tokens",
         )
-    longest, asked = model.learned_positions, max(workload.tokens, workload.context_tokens)
-    if longest is not None and asked > longest:
+    longest, needed = model.learned_positions, max(workload.tokens, workload.context_tokens)
+    if longest is not None and needed > longest:
         raise UsageError(
-            f"{model.name[:80]} has {longest:,} learned positions, and {asked:,} tokens are asked for",
+            f"{model.name[:80]} has {longest:,} learned positions, and {needed:,} tokens are asked for",
             f"plan shorter sequences: at most {longest} tokens, with those of the context",
         )

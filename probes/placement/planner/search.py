@@ -1,8 +1,8 @@
-"""Which tier each block goes to, and which rings that takes, so that a pass is short. Pure.
+"""Chooses the tier of each block and the prefetch pool, so that a pass is short. Pure.
 
-An integer program counts options, a simulation judges the placements that the counts mean, and the best
-ones are improved block by block. Blocks that cost the same are one kind, so a model of 80 layers is a program
-of a few kinds.
+`search` is the entry. An integer program (`ilp.py`) counts how many blocks of each kind go to each tier;
+`candidates.py` makes placements of such counts for many pools; the simulation judges them; and the best ones
+are improved block by block (`local_search.py`).
 """
 
 import itertools
@@ -12,160 +12,153 @@ from operator import attrgetter
 from typing import Final
 
 from probes.placement.planner.candidates import (
-    MOST_STEPS,
-    Kind,
-    Starts,
+    CandidateSearch,
     count_program,
-    options_by_block,
     options_fitting,
-    polished,
-    sizes_tried,
     spread_out,
     used_options,
 )
 from probes.placement.planner.costs import Option
 from probes.placement.planner.ilp import Choice, Counts, Program, solve
-from probes.placement.planner.simulation import (
+from probes.placement.planner.kinds import Kind, options_by_block
+from probes.placement.planner.local_search import MOST_STEPS, improved
+from probes.placement.planner.pools import (
     MANY_BLOCKS,
-    Blocks,
     Limits,
-    Placed,
-    Timeline,
-    placed,
-    rings_room,
-    simulate,
+    Placement,
+    pool_room,
+    sizes_tried,
+    with_best_pool,
+    with_sizes,
 )
+from probes.placement.planner.simulation import Assignment, Timeline, simulate
 from probes.placement.types import PrefetchPool, Tier
 
-
-def anything(found: Sequence[Kind], limits: Limits) -> Placed | None:
-    """Some placement within the limits, however slow; None where nothing fits."""
-    for allowed, counts in _timeless(found, limits):
-        if made := placed(Blocks(spread_out(allowed, counts)), limits):
-            return made
-    return None
-
-
-def fits(found: Sequence[Kind], limits: Limits) -> bool:
-    """Whether there is some placement within the limits."""
-    for allowed, counts in _timeless(found, limits):
-        room = rings_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
-        if room and room[0] + room[1] <= room[2]:
-            return True
-    return False
-
-
-def _timeless(found: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
-    """For each size of the rings, counts that fit it, however slow."""
-    for slot, scratch in sizes_tried(found, limits):
-        allowed = [
-            replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in found
-        ]
-        program = count_program(
-            allowed, PrefetchPool(2 if slot else 0, slot, 1 if scratch else 0, scratch), limits
-        )
-        timeless = tuple(
-            replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
-            for group in program.groups
-        )
-        counts = solve(Program(timeless, (1.0,), program.limits))
-        if counts:
-            yield allowed, counts
-
-
-ROOMY: Final = 0.5  # of the host memory: as long as more than that is free, the disk has no use
-WORTH_A_DISK: Final = 0.01  # of the time, that the disk must save
-MOST_POLISHED: Final = 6  # placements, the quickest ones
-# Python's time differs from host to host beside the same GPU, and from minute to minute: by up to 2.5.
-QUICKER: Final = (0.6, 0.8)  # of it, on hosts for which a plan shall do as well, the first that is possible
-STEADIER: Final = 1.02  # of the shortest time, that a plan may take which does better there
-HANDED_OVER: Final = 0.7  # share of a pass that is Python's, from which on that is looked at
+ROOMY: Final = 0.5  # share of host memory: while less of it is taken, reading from disk is of no use
+WORTH_A_DISK: Final = 0.01  # share of the time that reading from disk must save
+MOST_IMPROVED: Final = 6  # candidates, the quickest ones
+# Python's time differs by up to 2.5 between hosts with the same GPU, and from minute to minute.
+FASTER_PYTHON: Final = (0.6, 0.8)  # of its time: hosts for which a plan is hedged, the first that is possible
+HEDGE: Final = 1.02  # of the shortest time: what a plan may take that is quicker on such a host
+PYTHON_BOUND: Final = 0.7  # share of a pass that is Python's, from which on plans are hedged
 
 
 @dataclass(frozen=True)
-class Found:
-    """The option of each block, in call order, with the rings they need and the pass that follows."""
+class SearchResult:
+    """The option of each block in call order, their prefetch pool, and the simulated pass."""
 
     chosen: tuple[Option, ...]
-    rings: PrefetchPool
+    pool: PrefetchPool
     timeline: Timeline
-    gap: float  # a better choice of counts can save this share of the busiest lane's time at most
+    gap: float  # share of the busiest lane's time that other counts may save at most
 
 
-def search(found: Sequence[Kind], limits: Limits) -> Found | None:
-    """The quickest placement within the limits that is found; None where nothing fits.
+def search(kinds: Sequence[Kind], limits: Limits) -> SearchResult | None:
+    """The quickest placement found within the limits; None where nothing fits.
 
-    Reading from the disk in each pass has to be worth it: something else is the plan unless it takes longer.
+    Blocks are read from disk in each pass only where that saves a notable share of the time.
     """
-    memory_only = _quickest(_without(found, ("disk",)), limits)
+    memory_only = _quickest(_without(kinds, ("disk",)), limits)
     if (
         memory_only
         and sum(o.pinned_bytes + o.pageable_bytes for o in memory_only.chosen) < ROOMY * limits.host
     ):
         return memory_only
-    with_disk = _quickest(found, limits)
+    with_disk = _quickest(kinds, limits)
     if memory_only is None or with_disk is None:
         return memory_only or with_disk
     worth = with_disk.timeline.seconds < memory_only.timeline.seconds * (1 - WORTH_A_DISK)
     return with_disk if worth else memory_only
 
 
-def _quickest(found: Sequence[Kind], limits: Limits) -> Found | None:
-    """The best by simulation among the best counts for many rings, and without some tiers, each improved."""
-    starts = Starts(found, limits)
-    starts.of_all_rings()
-    if not starts.made:  # the budget is so tight that no split of the search came to whole counts
-        tight = anything(found, limits)
-        made = polished(tight, options_by_block(found), limits) if tight else None
-        return _found(made, limits, gap=1.0) if made else None
-    if starts.may_be_better():
-        starts.of_the_best_rings()
-    best, gap = starts.made[0].placed, starts.made[0].counts.gap
-    if starts.may_be_better():
-        different = [start.placed for start in starts.made[:MOST_POLISHED]]
-        choices, steps = options_by_block(found), MOST_STEPS // len(different)
-        improved = (polished(one, choices, limits, steps=steps) for one in different)
-        best = min(improved, key=attrgetter("seconds"))
-    return _found(best, limits, gap=gap)
+def _quickest(kinds: Sequence[Kind], limits: Limits) -> SearchResult | None:
+    """The quickest of the candidates, of which the best are improved first if that may help."""
+    candidates = CandidateSearch(kinds, limits)
+    candidates.try_all_pools()
+    if not candidates.ranked:  # the budget is so tight that the program found no whole counts
+        tight = any_placement(kinds, limits)
+        return _result(improved(tight, options_by_block(kinds), limits), limits, gap=1.0) if tight else None
+    if candidates.may_be_better():
+        candidates.vary_the_best()
+    best, gap = candidates.ranked[0].placement, candidates.ranked[0].counts.gap
+    if candidates.may_be_better():
+        different = [candidate.placement for candidate in candidates.ranked[:MOST_IMPROVED]]
+        choices, steps = options_by_block(kinds), MOST_STEPS // len(different)
+        results = (improved(placement, choices, limits, steps=steps) for placement in different)
+        best = min(results, key=attrgetter("seconds"))
+    return _result(best, limits, gap=gap)
 
 
-def steadier(best: Found, found: Sequence[Kind], limits: Limits) -> Found:
-    """The best placement, or one that takes hardly longer and gains more where Python is quicker.
+def hedged(best: SearchResult, kinds: Sequence[Kind], limits: Limits) -> SearchResult:
+    """`best`, or a placement that takes hardly longer and gains more on a host with faster Python.
 
-    While a pass waits for Python, a link that is nearly as busy costs nothing. On a quicker host the pass
-    waits for that.
+    While a pass waits for Python, a link that is nearly as busy costs nothing; on a faster host the pass
+    would wait for that.
     """
     launch = sum(option.launch_s for option in best.chosen)
-    if len(best.chosen) > MANY_BLOCKS or launch <= HANDED_OVER * best.timeline.seconds:
+    if len(best.chosen) > MANY_BLOCKS or launch <= PYTHON_BOUND * best.timeline.seconds:
         return best
-    by_place = options_by_block(found)
-    for share in QUICKER:
-        quick = search([_with_quicker_python(kind, share) for kind in found], limits)
+    by_place = options_by_block(kinds)
+    for share in FASTER_PYTHON:
+        quick = search([_with_faster_python(kind, share) for kind in kinds], limits)
         if quick is None:
             continue
-        same = (next(o for o in by_place[at] if o.way == one.way) for at, one in enumerate(quick.chosen))
-        chosen = tuple(same)
-        other = Found(chosen, quick.rings, simulate(chosen, quick.rings, replayed=limits.replayed), quick.gap)
-        there = simulate(_quicker(best.chosen, share), best.rings, replayed=limits.replayed)
+        chosen = tuple(next(o for o in by_place[at] if o.way == q.way) for at, q in enumerate(quick.chosen))
+        timeline = simulate(chosen, quick.pool, replayed=limits.replayed)
+        other = SearchResult(chosen, quick.pool, timeline, quick.gap)
+        there = simulate(_faster(best.chosen, share), best.pool, replayed=limits.replayed)
         loses, gains = other.timeline.seconds / best.timeline.seconds, there.seconds / quick.timeline.seconds
-        if loses <= STEADIER and loses < gains:
+        if loses <= HEDGE and loses < gains:
             return other
     return best
 
 
-def _quicker(options: Sequence[Option], share: float) -> tuple[Option, ...]:
+def _faster(options: Sequence[Option], share: float) -> tuple[Option, ...]:
     return tuple(replace(option, launch_s=share * option.launch_s) for option in options)
 
 
-def _with_quicker_python(kind: Kind, share: float) -> Kind:
-    members = tuple(_with_quicker_python(member, share) for member in kind.members)
-    return replace(kind, options=_quicker(kind.options, share), members=members)
+def _with_faster_python(kind: Kind, share: float) -> Kind:
+    members = tuple(_with_faster_python(member, share) for member in kind.members)
+    return replace(kind, options=_faster(kind.options, share), members=members)
 
 
-def _found(best: Placed, limits: Limits, *, gap: float) -> Found:
-    timeline = simulate(best.chosen, best.rings, replayed=limits.replayed)
-    return Found(best.chosen, best.rings, timeline, gap)
+def _result(best: Placement, limits: Limits, *, gap: float) -> SearchResult:
+    timeline = simulate(best.chosen, best.pool, replayed=limits.replayed)
+    return SearchResult(best.chosen, best.pool, timeline, gap)
 
 
-def _without(found: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
-    return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in found]
+def _without(kinds: Sequence[Kind], tiers: Sequence[Tier]) -> list[Kind]:
+    return [replace(kind, options=tuple(o for o in kind.options if o.tier not in tiers)) for kind in kinds]
+
+
+def any_placement(kinds: Sequence[Kind], limits: Limits) -> Placement | None:
+    """Any placement within the limits, however slow; None where nothing fits."""
+    for allowed, counts in _fitting_counts(kinds, limits):
+        if placement := with_best_pool(Assignment(spread_out(allowed, counts)), limits):
+            return placement
+    return None
+
+
+def fits(kinds: Sequence[Kind], limits: Limits) -> bool:
+    """Whether any placement is within the limits."""
+    for allowed, counts in _fitting_counts(kinds, limits):
+        room = pool_room(dict(itertools.chain(*used_options(allowed, counts))), limits)
+        if room and room[0] + room[1] <= room[2]:
+            return True
+    return False
+
+
+def _fitting_counts(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
+    """For each size of the pool, counts that fit it, however slow, with the kinds they are of."""
+    for slot, scratch in sizes_tried(kinds, limits):
+        allowed = [
+            replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in kinds
+        ]
+        program = count_program(allowed, with_sizes(PrefetchPool(2), slot, scratch), limits)
+        without_times = tuple(
+            replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
+            for group in program.groups
+        )
+        counts = solve(Program(without_times, (1.0,), program.limits))
+        if counts:
+            yield allowed, counts

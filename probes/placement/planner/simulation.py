@@ -1,22 +1,23 @@
-"""When each block is copied, unpacked and computed: a simulation of the lanes with rings between them. Pure.
+"""When each block is copied, unpacked and computed: a simulation of a pass, as the runtime runs it. Pure.
 
-The predicted time of a pass is the simulation's: of the third pass of a row, when copies for its first blocks
-were begun during the one before. Lanes: the link copies in call order; the GPU unpacks and computes in call
-order; the disk reads ahead; Python hands each block over before it can begin. A pass ends with a
-synchronisation. Scratch buffers are never waited for: the GPU unpacks the next block after it has computed
-the one before.
+The predicted time of a pass is the simulated one. Work runs on lanes, each in call order: the link copies,
+the GPU unpacks and computes, the disk reads ahead, and Python launches each block before it can begin.
+Copies go to the slots of a prefetch pool, so a copy waits until its slot is free. Scratch buffers, which
+blocks are unpacked to, are never waited for: the GPU unpacks a block after it has computed the one before. A
+pass ends with a synchronisation. The third pass of a row is taken, for which the first copies were begun
+during the one before.
 
-A pass that is replayed as a graph is a closed piece of work: what it fetches ahead for the next one's first
-blocks is a part of it, and nothing of the next one begins before it has ended. The runtime's order for that:
-scratch buffers first, then slots. So its second pass is like all others.
+A pass that is replayed as a CUDA graph is closed: what it fetches ahead for the next one's first blocks is a
+part of it (scratch buffers first, then slots, as in the runtime), and nothing of the next one begins before
+it has ended. So its second pass is like all others.
 
-Most blocks of a large model stay where they are. Between two that move they change the lanes as one block
-would, so a pass takes as long to simulate as it has blocks that move.
+Most blocks of a large model stay where they are. Between two blocks that move they act on the lanes as one
+block would, so simulating a pass takes as long as there are blocks that move.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -25,13 +26,13 @@ from probes.placement.planner.costs import Option
 from probes.placement.types import PrefetchPool
 
 Lane: TypeAlias = Literal["disk", "copy", "unpack", "compute", "cpu"]
-# A span whose times count from the beginning of the first pass
+# Block, lane, and the span's begin and end in seconds from the beginning of the first pass
 Raw: TypeAlias = tuple[int, Lane, float, float]
 
 
 @dataclass(frozen=True)
 class Span:
-    """A block on a lane, seconds from the beginning of the pass. Copies for it may begin before."""
+    """Work for a block on a lane, in seconds from the beginning of the pass. Copies may begin before it."""
 
     block: int
     lane: Lane
@@ -41,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One pass in a row of passes."""
+    """One simulated pass of a row."""
 
     seconds: float
     begun_s: float
@@ -49,24 +50,25 @@ class Timeline:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """What each block does on which lane."""
+        """The spans of all blocks, counted from the beginning of this pass."""
         begun = self.begun_s
         return tuple(Span(block, lane, begin - begun, end - begun) for block, lane, begin, end in self.raw)
 
 
 PASSES: Final = 3
 REPLAYED_PASSES: Final = 2
-# Between lanes, beyond what each takes: a kernel that waits for a copy begins so much later, even if the copy
-# has ended long ago; a copy so much after the kernel that it waits for. Graphs on an H100: 4 to 6 and 1.7 us.
+# Latency between lanes: a kernel that waits for a copy begins this much later, even if the copy has ended
+# long ago; and a copy this much after the kernel that it waits for. Graphs on an H100: 4 to 6 and 1.7 us.
 ARRIVAL_S: Final = 5e-6
 RELEASE_S: Final = 2e-6
-# What a copy takes longer while kernels use the memory that it writes to: 16 passes on an H100 and five on an
-# H200 took 1 % more for all their copies. (Where a graph's kernels change streams at each block, 12 %.)
+# Share by which a copy takes longer while kernels use the memory that it writes to: 16 passes on an H100
+# and five on an H200 took 1 % more for all their copies. (Where a graph's kernels change streams at each
+# block, 12 %.)
 BUSY: Final = 0.01
 
 
 class _Run(NamedTuple):
-    """Blocks in a row that nothing moves for, as one."""
+    """Consecutive blocks that nothing moves for, as one step."""
 
     first: Option
     launch_s: float
@@ -77,8 +79,8 @@ class _Run(NamedTuple):
 _Steps: TypeAlias = list[tuple[int, Option | _Run]]
 
 
-class Blocks:
-    """Blocks in call order, each in its tier, and what is the same for all rings."""
+class Assignment:
+    """The option of each block, in call order, and what doesn't depend on the prefetch pool."""
 
     def __init__(self, chosen: tuple[Option, ...]) -> None:
         self.chosen = chosen
@@ -87,7 +89,7 @@ class Blocks:
 
     @property
     def least_s(self) -> float:
-        """What a pass takes at least: all that the GPU and the CPU do, or Python."""
+        """A lower bound of the pass: all work of the GPU and the CPU, or all of Python's."""
         used = self.used.items()
         on_cpu = sum(option.cpu_s * number for option, number in used)
         on_gpu = sum(option.gpu_s * number for option, number in used)
@@ -95,7 +97,7 @@ class Blocks:
 
     @cached_property
     def stretch(self) -> float:
-        """How much longer copies take: by the share of their time in which kernels run, if spread evenly."""
+        """How much longer copies take for the kernels that run meanwhile, if those are spread evenly."""
         copied = sum([option.copy_s for option in self.chosen])
         if not copied:
             return 1.0
@@ -103,7 +105,7 @@ class Blocks:
         return 1.0 + BUSY * min(busy / copied, 1.0)
 
     def steps(self, ahead: tuple[int, ...]) -> _Steps:
-        """What to simulate if these are unpacked ahead."""
+        """The steps to simulate, where the blocks `ahead` are unpacked ahead."""
         if ahead not in self._steps:
             self._steps[ahead] = _steps(self.chosen, ahead, drawn=False)
         return self._steps[ahead]
@@ -111,23 +113,23 @@ class Blocks:
 
 @dataclass(slots=True)
 class _Card:
-    """When the link and the buffers of one card are free."""
+    """One card: when its link and its buffers are free, and what was begun ahead."""
 
     chosen: Sequence[Option]
     steps: _Steps
     slots: list[float]
-    called: list[float]  # when the block that last used the slot was handed over
+    called: list[float]  # when the block that last used the slot was launched
     stretch: float  # of copies, by kernels that run meanwhile
-    ahead: tuple[int, ...]  # blocks that are unpacked at the end of the pass before, if there is time
+    ahead: tuple[int, ...]  # blocks that are unpacked at the end of the pass before
     copy: float = 0.0
-    moved: int = 0  # pieces in this pass: each has its slot by its place among them
+    moved: int = 0  # pieces copied in this pass; piece n uses slot n modulo their number
     copied_ahead: set[int] = field(default_factory=set)  # pieces whose copies are in the pass before
     unpacked_ahead: set[int] = field(default_factory=set)  # blocks that were unpacked there
 
 
 @dataclass(slots=True)
 class _Lanes:
-    """When everything that the cards share is free: they compute in turn, and one Python feeds them."""
+    """When what the cards share is free: they compute in turn, launched by one Python process."""
 
     card: _Card  # whose blocks are called now
     disk: float = 0.0
@@ -137,40 +139,40 @@ class _Lanes:
     spans: list[Raw] = field(default_factory=list)
 
 
-def simulate(chosen: Sequence[Option], rings: PrefetchPool, *, replayed: bool = False) -> Timeline:
+def simulate(chosen: Sequence[Option], pool: PrefetchPool, *, replayed: bool = False) -> Timeline:
     """The last of a few passes through blocks in call order, each in its tier. `replayed`: as graphs."""
-    return simulate_cards([(chosen, rings)], replayed=replayed)
+    return simulate_cards([(chosen, pool)], replayed=replayed)
 
 
 def simulate_cards(
     stages: Sequence[tuple[Sequence[Option], PrefetchPool]], *, replayed: bool = False
 ) -> Timeline:
-    """The same over several cards, each of which has the blocks that follow those of the card before."""
-    cards = [_card(Blocks(tuple(chosen)), rings, replayed=replayed) for chosen, rings in stages]
+    """The last of a few passes over several cards, each with the blocks that follow the card before's."""
+    cards = [_card(Assignment(tuple(chosen)), pool, replayed=replayed) for chosen, pool in stages]
     return _passes(cards, replayed=replayed, drawn=True)
 
 
-def seconds(blocks: Blocks, rings: PrefetchPool, *, replayed: bool = False) -> float:
-    """The time of that pass alone, which is found much faster."""
-    return _passes([_card(blocks, rings, replayed=replayed)], replayed=replayed, drawn=False).seconds
+def pass_seconds(assignment: Assignment, pool: PrefetchPool, *, replayed: bool = False) -> float:
+    """The seconds of the pass that `simulate` gives, found much faster because no spans are kept."""
+    return _passes([_card(assignment, pool, replayed=replayed)], replayed=replayed, drawn=False).seconds
 
 
-def _card(blocks: Blocks, rings: PrefetchPool, *, replayed: bool) -> _Card:
+def _card(assignment: Assignment, pool: PrefetchPool, *, replayed: bool) -> _Card:
     """A card where nothing has begun.
 
-    With a single scratch buffer the runtime unpacks each block where it computes, and none ahead.
+    As in the runtime, blocks are unpacked ahead only where there is more than one scratch buffer.
     """
-    chosen = blocks.chosen
+    chosen = assignment.chosen
     ahead: tuple[int, ...] = ()
-    if replayed and rings.scratches > 1:
+    if replayed and pool.scratches > 1:
         unpacked = (place for place, option in enumerate(chosen) if option.unpack_s)
-        ahead = tuple(itertools.islice(unpacked, rings.scratches))
-    slots = max(rings.slots, 1)
-    return _Card(chosen, blocks.steps(ahead), [0.0] * slots, [0.0] * slots, blocks.stretch, ahead)
+        ahead = tuple(itertools.islice(unpacked, pool.scratches))
+    slots = max(pool.slots, 1)
+    return _Card(chosen, assignment.steps(ahead), [0.0] * slots, [0.0] * slots, assignment.stretch, ahead)
 
 
 def _steps(chosen: Sequence[Option], ahead: Sequence[int], *, drawn: bool) -> _Steps:
-    """Blocks that something moves for, and runs of others, of one block each if they are drawn."""
+    """Blocks that something moves for, and runs of the others: each of one block if spans are `drawn`."""
     steps: _Steps = []
     alone = [place for place, option in enumerate(chosen) if option.moves or place in ahead]
     begin = 0
@@ -286,7 +288,7 @@ def _compute(lanes: _Lanes, index: int, option: Option, ready: float, wait: floa
 
 
 def _fetch_ahead(lanes: _Lanes, first: int) -> None:
-    """Fill scratch buffers and slots with the first blocks of the next pass, as far as those are free.
+    """Fill scratch buffers and slots with the first blocks of the next pass, as far as they are free.
 
     The runtime doesn't unpack ahead a block that is larger than all slots.
     """
@@ -336,92 +338,3 @@ def _unpack(lanes: _Lanes, index: int, unpack_s: float, ready: float, wait: floa
     if lanes.drawn:
         lanes.spans.append((index, "unpack", begin, end))
     return end
-
-
-GAIN: Final = 1e-4  # of the time that a move must save
-MANY_BLOCKS: Final = 4_096  # above which candidates are compared by windows of so many blocks:
-WINDOW: Final = 256
-WINDOWS: Final = 8
-SLOT_COUNTS: Final = (1, 2, 3, 4)
-PIECE_SLOT_COUNTS: Final = (1, 2, 3, 4, 6)  # where a slot holds a piece of a block
-SCRATCH_COUNTS: Final = (1, 2)
-Chosen: TypeAlias = tuple[Option, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bytes that weights, rings, keys and values may take; of host memory; of it pinned. How passes run."""
-
-    vram: int
-    host: int
-    pinned: int
-    replayed: bool = False  # passes are replayed as graphs, which end with all copies that they begin
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Options in call order, with the rings they need, and the simulated time of the pass that follows."""
-
-    chosen: Chosen
-    rings: PrefetchPool
-    seconds: float
-
-
-def ring_bytes(rings: PrefetchPool) -> int:
-    """Bytes of VRAM that the rings take."""
-    return rings.slots * rings.slot_bytes + rings.scratches * rings.scratch_bytes
-
-
-def staging_bytes(used: Iterable[Option], slot: int) -> int:
-    """Bytes of pinned memory through which weights come from the disk."""
-    return 2 * slot if any(option.tier == "disk" for option in used) else 0
-
-
-def rings_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, int] | None:
-    """Bytes of a slot and of a scratch buffer that options, so many of each, need, and what is left for them.
-
-    None where host memory is too small.
-    """
-    slot = max(option.slot_bytes for option in used)
-    scratch = max(option.scratch_bytes for option in used)
-    pinned = sum(option.pinned_bytes * number for option, number in used.items())
-    pinned += staging_bytes(used, slot)
-    pageable = sum(option.pageable_bytes * number for option, number in used.items())
-    if pinned > limits.pinned or pinned + pageable > limits.host:
-        return None
-    return slot, scratch, limits.vram - sum(option.vram_bytes * number for option, number in used.items())
-
-
-def placed(blocks: Blocks, limits: Limits) -> Placed | None:
-    """With the rings that make the pass shortest, the fewest of equal ones; None where it doesn't fit."""
-    room = rings_room(blocks.used, limits)
-    if room is None:
-        return None
-    slot, scratch, left = room
-    best, pieces = None, max(option.pieces for option in blocks.used)
-    windows = _windows(blocks)
-    as_often = len(blocks.chosen) / sum(len(window.chosen) for window in windows)
-    counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
-    for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
-        rings = PrefetchPool(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
-        if ring_bytes(rings) > left:
-            continue
-        found = as_often * sum(seconds(one, rings, replayed=limits.replayed) for one in windows)
-        if best is None or found < best.seconds * (1 - GAIN):
-            best = Placed(blocks.chosen, rings, found)
-    return best
-
-
-def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
-    """A second one is of use to a graph alone, which unpacks a block ahead for the next pass."""
-    return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
-
-
-def _windows(blocks: Blocks) -> list[Blocks]:
-    """What is simulated: the blocks, of very many only some windows."""
-    chosen = blocks.chosen
-    if len(chosen) <= MANY_BLOCKS:
-        return [blocks]
-    last = len(chosen) - WINDOW
-    starts = (round(i * last / (WINDOWS - 1)) for i in range(WINDOWS))
-    return [Blocks(chosen[at : at + WINDOW]) for at in starts]

@@ -1,6 +1,6 @@
-"""Every tier that a block can go to: seconds on each lane there, bytes of each memory. Pure.
+"""Every tier that a block can go to, with its costs: seconds on each lane, bytes of each memory. Pure.
 
-Those of packed weights are in `packedtiers` and `packedlookups`.
+`options` lists them. `surroundings` counts what a pass takes in VRAM besides weights and their buffers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,287 +13,293 @@ from probes.placement.planner.costs import (
     COPY,
     PACKED_PRODUCT,
     UNPACK,
-    Constants,
-    OneBlock,
+    BlockCosts,
     Option,
     Pass,
-    cut,
     is_packed,
     packed_bytes,
+    pieces_of,
     unpack_s,
 )
+from probes.placement.planner.machine import Constants
 from probes.placement.types import Tier, Workload
 
-# A packed block that streams may be copied in so many pieces. A ring of 3 of 8 pieces of 29 MB cost the link
-# 1.8 %, of 2 of 4 1.5 %, of 6 of 16 2.6 %: four float32 layers of 235 MB among sixteen that are packed, H200.
+# Pieces in which a large packed block may be copied. With 3 slots, each for one of 8 pieces of 29 MB, the
+# link lost 1.8 %; with 2 for one of 4, 1.5 %; with 6 for one of 16, 2.6 %: four float32 layers of 235 MB
+# among sixteen that are packed, H200.
 PIECES: Final = 8
-LEAST_PIECE: Final = 2 << 20  # bytes
-PIECE_SPARE: Final = 0.01  # of a piece: rows are packed to slightly different sizes
+LEAST_PIECE: Final = 2 << 20  # bytes; smaller pieces cost more than they save
+PIECE_SPARE: Final = 0.01  # room in a slot beyond an equal piece: rows pack to slightly different sizes
 
 
-def when_packed(one: OneBlock, *, dense: bool) -> Iterator[Option]:
-    """Packed in VRAM and in pinned memory; `dense`: with 3-bit codes."""
-    fused = one.fuses() and not dense
-    packed = sum(packed_bytes(tensor, dense=dense) for tensor in one.block.tensors)
-    plain = _fused(one, packed) if fused else _unpacked(one, dense=dense)
-    there = 0.0 if fused or one.converts else _raw_s(one, dense=dense)  # calls read them where they are
-    yield replace(plain, tier="packed", unpack_s=plain.unpack_s - there, vram_bytes=packed + one.cache_bytes)
-    streamed = _streamed(one, plain, packed)
+def when_packed(costs: BlockCosts, *, dense: bool) -> Iterator[Option]:
+    """The packed tiers: in VRAM, in pinned memory, and there in pieces. `dense`: with 3-bit codes."""
+    fused = costs.fuses() and not dense
+    packed = sum(packed_bytes(tensor, dense=dense) for tensor in costs.block.tensors)
+    plain = _fused(costs, packed) if fused else _unpacked(costs, dense=dense)
+    # in VRAM, tensors that don't pack are read where they are
+    not_copied_s = 0.0 if fused or costs.converts else _raw_s(costs, dense=dense)
+    yield replace(
+        plain, tier="packed", unpack_s=plain.unpack_s - not_copied_s, vram_bytes=packed + costs.cache_bytes
+    )
+    streamed = _streamed(costs, plain, packed)
     yield streamed
     if not fused and packed >= PIECES * LEAST_PIECE:
-        yield _in_pieces(one, streamed)
+        yield _in_pieces(costs, streamed)
 
 
-def _fused(one: OneBlock, packed: int) -> Option:
+def _fused(costs: BlockCosts, packed: int) -> Option:
     """Products are computed straight from the packed weights."""
-    multiplied = sum(map(is_packed, one.block.tensors))
+    packed_products = sum(map(is_packed, costs.block.tensors))
     return Option(
         "packed",
-        compute_s=one.gpu.from_packed(share=packed / one.n_bytes),
-        launch_s=one.python.resident + one.block.fetches * one.python.of_call(PACKED_PRODUCT * multiplied),
-        scratch_bytes=one.n_bytes,  # for passes of many rows
+        compute_s=costs.gpu.from_packed(share=packed / costs.n_bytes),
+        launch_s=costs.python.resident
+        + costs.block.fetches * costs.python.of_call(PACKED_PRODUCT * packed_products),
+        scratch_bytes=costs.n_bytes,  # for passes of many rows
     )
 
 
-def _unpacked(one: OneBlock, *, dense: bool) -> Option:
+def _unpacked(costs: BlockCosts, *, dense: bool) -> Option:
     """Unpacked to a scratch buffer before each call."""
-    fetches = one.block.fetches
-    each = sum(unpack_s(one, tensor, dense=dense) for tensor in one.block.tensors)
+    fetches = costs.block.fetches
+    each = sum(unpack_s(costs, tensor, dense=dense) for tensor in costs.block.tensors)
     return Option(
         "packed",
-        compute_s=one.gpu.from_vram(),
-        unpack_s=fetches * (each + one.unpack_gap_s),
-        launch_s=one.python.resident + fetches * one.python.of_call(UNPACK),
-        scratch_bytes=one.n_bytes,
+        compute_s=costs.gpu.from_vram(),
+        unpack_s=fetches * (each + costs.unpack_gap_s),
+        launch_s=costs.python.resident + fetches * costs.python.of_call(UNPACK),
+        scratch_bytes=costs.n_bytes,
         dense=dense,
-        kept=one.converts,
+        kept=costs.converts,
     )
 
 
-def _raw_s(one: OneBlock, *, dense: bool) -> float:
-    """Seconds in which tensors that don't pack are copied to the scratch buffer."""
-    raw = (tensor for tensor in one.block.tensors if not is_packed(tensor))
-    return one.block.fetches * sum(unpack_s(one, tensor, dense=dense) for tensor in raw)
+def _raw_s(costs: BlockCosts, *, dense: bool) -> float:
+    """Seconds of copying the tensors that don't pack to the scratch buffer."""
+    raw = (tensor for tensor in costs.block.tensors if not is_packed(tensor))
+    return costs.block.fetches * sum(unpack_s(costs, tensor, dense=dense) for tensor in raw)
 
 
-def _streamed(one: OneBlock, plain: Option, packed: int) -> Option:
-    """Copied from pinned memory to a slot."""
-    fetches, copy_s = one.block.fetches, one.copied_s(packed)
+def _streamed(costs: BlockCosts, plain: Option, packed: int) -> Option:
+    """`plain`, with `packed` bytes copied from pinned memory to a slot for each fetch."""
+    fetches, copy_s = costs.block.fetches, costs.copied_s(packed)
     return replace(
         plain,
         tier="streamed_packed",
         copy_s=copy_s,
-        launch_s=plain.launch_s + fetches * one.python.of(COPY) + one.python.beside(copy_s),
-        vram_bytes=one.cache_bytes,
+        launch_s=plain.launch_s + fetches * costs.python.of(COPY) + costs.python.beside(copy_s),
+        vram_bytes=costs.cache_bytes,
         pinned_bytes=packed,
         wire_bytes=fetches * packed,
         slot_bytes=packed,
     )
 
 
-def _in_pieces(one: OneBlock, streamed: Option) -> Option:
-    """The same by way of slots that hold a piece of it: they take less VRAM."""
-    fetches = one.block.fetches
-    room = aligned(int(streamed.slot_bytes * (1 + PIECE_SPARE) / PIECES))
+def _in_pieces(costs: BlockCosts, streamed: Option) -> Option:
+    """`streamed` through slots that hold a piece of the block each, which take less VRAM."""
+    fetches = costs.block.fetches
+    slot_bytes = aligned(int(streamed.slot_bytes * (1 + PIECE_SPARE) / PIECES))
     parts = tuple(
-        (one.copied_s(n_bytes), fetches * seconds)
-        for n_bytes, seconds in cut(one, room, dense=streamed.dense)
+        (costs.copied_s(n_bytes), fetches * seconds)
+        for n_bytes, seconds in pieces_of(costs, slot_bytes, dense=streamed.dense)
     )
-    more = (len(parts) - 1) * fetches
+    added = (len(parts) - 1) * fetches
     return replace(
         streamed,
         copy_s=sum(copy_s for copy_s, _ in parts),
         unpack_s=sum(unpack_s for _, unpack_s in parts),
-        launch_s=streamed.launch_s + more * one.python.of(COPY + UNPACK),
-        slot_bytes=room,
+        launch_s=streamed.launch_s + added * costs.python.of(COPY + UNPACK),
+        slot_bytes=slot_bytes,
         pieces=len(parts),
         parts=parts,
     )
 
 
-LOOKUP_OPERATIONS: Final = 2  # of a lookup in a packed table, with a kernel for it and by torch operations
-LOOKUP_OPERATIONS_WITHOUT_TRITON: Final = 25
+LOOKUP_OPERATIONS: Final = 2  # of a lookup in a packed table, by a kernel
+LOOKUP_OPERATIONS_WITHOUT_TRITON: Final = 25  # and by torch operations
 
 
-def as_table(one: OneBlock) -> Option | None:
-    """Packed in VRAM and never unpacked as a whole; None for a block that isn't looked up."""
-    machine, (tensor, *more) = one.machine, one.block.tensors
-    looked_up = one.block.looked_up or one.block.lookups_only
-    if more or one.converts or not looked_up or not is_table(tensor.shape, tensor.dtype):
+def as_table(costs: BlockCosts) -> Option | None:
+    """A lookup table packed in VRAM and never unpacked as a whole; None where the block isn't costs."""
+    machine, (tensor, *others) = costs.machine, costs.block.tensors
+    looked_up = costs.block.looked_up or costs.block.lookups_only
+    if others or costs.converts or not looked_up or not is_table(tensor.shape, tensor.dtype):
         return None
     operations = LOOKUP_OPERATIONS if machine.triton else LOOKUP_OPERATIONS_WITHOUT_TRITON
-    looked = Option(
+    lookup = Option(
         "packed",
-        compute_s=one.gpu.from_vram() + operations * machine.kernel_s,
-        launch_s=one.python.resident + one.python.of_call(operations),
-        vram_bytes=one.packed_bytes,
+        compute_s=costs.gpu.from_vram() + operations * machine.kernel_s,
+        launch_s=costs.python.resident + costs.python.of_call(operations),
+        vram_bytes=costs.packed_bytes,
         table=True,
     )
-    return looked if one.block.lookups_only else _multiplied(one, looked, tensor)
+    return lookup if costs.block.lookups_only else _tied_table(costs, lookup, tensor)
 
 
-def _multiplied(one: OneBlock, looked: Option, tensor: TensorDescription) -> Option:
-    """A table that products need as well: fused, or piece by piece.
+def _tied_table(costs: BlockCosts, lookup: Option, tensor: TensorDescription) -> Option:
+    """A packed table that a product needs as well, as tied embeddings: fused, or unpacked piece by piece.
 
-    Exact ones are compared with those of the whole table, which is in host memory for that.
+    With the objective `exact` the runtime compares such products with the whole table's once, which is in
+    host memory for that.
     """
-    machine = one.machine
-    roomy = replace(
-        looked,
-        vram_bytes=looked.vram_bytes + aligned(piece_bytes(tensor.shape)),
-        pinned_bytes=0 if one.work.objective == "fast" else one.n_bytes,
+    machine = costs.machine
+    tied = replace(
+        lookup,
+        vram_bytes=lookup.vram_bytes + aligned(piece_bytes(tensor.shape)),
+        pinned_bytes=0 if costs.work.objective == "fast" else costs.n_bytes,
     )
-    if one.fuses():
-        saved = one.gpu.from_vram() - one.gpu.from_packed(share=one.packed_bytes / one.n_bytes)
-        launch = looked.launch_s + one.python.of(PACKED_PRODUCT)
-        return replace(roomy, compute_s=looked.compute_s - saved, launch_s=launch)
+    if costs.fuses():
+        saved = costs.gpu.from_vram() - costs.gpu.from_packed(share=costs.packed_bytes / costs.n_bytes)
+        launch = lookup.launch_s + costs.python.of(PACKED_PRODUCT)
+        return replace(tied, compute_s=lookup.compute_s - saved, launch_s=launch)
     pieces = -(-tensor.shape[0] // piece_rows(tensor.shape))
     return replace(
-        roomy,
-        compute_s=looked.compute_s + (pieces - 1) * machine.product_s,
-        unpack_s=(one.packed_bytes + one.n_bytes) / machine.unpack_rate + pieces * machine.unpack_item_s,
-        launch_s=looked.launch_s + one.python.of(2 * pieces),
+        tied,
+        compute_s=lookup.compute_s + (pieces - 1) * machine.product_s,
+        unpack_s=(costs.packed_bytes + costs.n_bytes) / machine.unpack_rate + pieces * machine.unpack_item_s,
+        launch_s=lookup.launch_s + costs.python.of(2 * pieces),
     )
 
 
-WORTH_PACKING: Final = 0.97  # of its bytes, that a packed block must be below
-HOST_SHARE: Final = (
-    0.2  # of the CPU's time that copies lose: 64 layers with 10 on the CPU took 34.6 ms, not 29.5
-)
-SYNC_S: Final = 30e-6  # the CPU waits for the GPU and the GPU for the CPU
+WORTH_PACKING: Final = 0.97  # share of a block's bytes below which packing it is considered
+# Share of the CPU's time that copies lose to it: 64 layers with 10 on the CPU took 34.6 ms, not 29.5.
+HOST_SHARE: Final = 0.2
+SYNC_S: Final = 30e-6  # of handing activations from the GPU to the CPU, or back
 
 
 def options(block: BlockDescription, machine: Constants, work: Pass) -> tuple[Option, ...]:
-    """Every tier that a block can go to."""
-    return tuple(_options(OneBlock(block, machine, work)))
+    """Every tier that a block can go to, the plain ones first."""
+    return tuple(_options(BlockCosts(block, machine, work)))
 
 
-def _options(one: OneBlock) -> Iterator[Option]:
-    """All tiers, the plain ones first. A graph holds neither the CPU's work nor reading from disk."""
-    block, machine, work = one.block, one.machine, one.work
+def _options(costs: BlockCosts) -> Iterator[Option]:
+    """A graph captures neither the CPU's work nor reading from disk, so such tiers are left out for it."""
+    block, machine, work = costs.block, costs.machine, costs.work
     if not block.tensors:
-        yield _resident(one, one.gpu.without_weights)
+        yield _resident(costs, costs.gpu.without_weights)
         return
     if machine.has_gpu:
-        graph = ("disk",) if work.captured else ()
-        yield from (option for option in _on_gpu(one) if option.tier not in graph)
+        yield from (option for option in _on_gpu(costs) if not (work.captured and option.tier == "disk"))
     if machine.has_gpu and (block.anytime or work.captured):
         return
     if not machine.has_gpu or block.lookups_only or work.objective == "fast":
-        yield _on_cpu(one)
+        yield _on_cpu(costs)
 
 
-def _on_gpu(one: OneBlock) -> Iterator[Option]:
-    yield _resident(one, one.gpu.from_vram())
-    if one.block.anytime or not one.n_bytes:
+def _on_gpu(costs: BlockCosts) -> Iterator[Option]:
+    yield _resident(costs, costs.gpu.from_vram())
+    if costs.block.anytime or not costs.n_bytes:
         return
-    if one.given_bytes < one.n_bytes:
-        yield replace(_converted(one, "resident"), vram_bytes=one.given_bytes + one.cache_bytes)
-    yield _in_place(one)
-    yield _moving(one, "streamed", kept=one.given_bytes < one.n_bytes)
-    yield _from_disk(one)
-    if one.packed_bytes < WORTH_PACKING * one.given_bytes:
-        if table := as_table(one):  # no scratch buffer as large as a vocabulary is of use then
+    if costs.given_bytes < costs.n_bytes:
+        yield replace(_converted(costs, "resident"), vram_bytes=costs.given_bytes + costs.cache_bytes)
+    yield _in_place(costs)
+    yield _moving(costs, "streamed", kept=costs.given_bytes < costs.n_bytes)
+    yield _from_disk(costs)
+    if costs.packed_bytes < WORTH_PACKING * costs.given_bytes:
+        if table := as_table(costs):  # then no scratch buffer as large as a vocabulary is of use
             yield table
             return
-        yield from when_packed(one, dense=False)
-        if one.may_be_dense:
-            yield from when_packed(one, dense=True)
+        yield from when_packed(costs, dense=False)
+        if costs.may_be_dense:
+            yield from when_packed(costs, dense=True)
 
 
-def _resident(one: OneBlock, compute_s: float) -> Option:
+def _resident(costs: BlockCosts, compute_s: float) -> Option:
     return Option(
         "resident",
         compute_s=compute_s,
-        launch_s=one.python.resident,
-        vram_bytes=one.n_bytes + one.cache_bytes,
+        launch_s=costs.python.resident,
+        vram_bytes=costs.n_bytes + costs.cache_bytes,
     )
 
 
-def _converted(one: OneBlock, tier: Tier) -> Option:
-    """Kept with the bits that the model has: one operation a tensor converts them before each call."""
-    machine, fetches = one.machine, one.block.fetches
-    items = machine.unpack_item_s * len(one.block.tensors) + one.unpack_gap_s
+def _converted(costs: BlockCosts, tier: Tier) -> Option:
+    """Kept as bfloat16: before each call, one operation a tensor converts it to what it computes in."""
+    machine, fetches = costs.machine, costs.block.fetches
+    items = machine.unpack_item_s * len(costs.block.tensors) + costs.unpack_gap_s
     return Option(
         tier,
-        compute_s=one.gpu.from_vram(),
-        unpack_s=fetches * ((one.given_bytes + one.n_bytes) / machine.vram_rate + items),
-        launch_s=one.python.resident + fetches * one.python.of_call(UNPACK),
-        scratch_bytes=one.n_bytes,
+        compute_s=costs.gpu.from_vram(),
+        unpack_s=fetches * ((costs.given_bytes + costs.n_bytes) / machine.vram_rate + items),
+        launch_s=costs.python.resident + fetches * costs.python.of_call(UNPACK),
+        scratch_bytes=costs.n_bytes,
         kept=True,
     )
 
 
-def _in_place(one: OneBlock) -> Option:
-    """Read over the link by the kernels that need it."""
-    machine, read = one.machine, one.gpu.bytes_in_place()
+def _in_place(costs: BlockCosts) -> Option:
+    """In pinned memory, where the kernels that need it read it over the link."""
+    machine, read = costs.machine, costs.gpu.bytes_in_place()
     shared_s = 0.0 if machine.unified else read / machine.link_rate
     return Option(
         "in_place",
-        compute_s=one.gpu.in_place(),
+        compute_s=costs.gpu.in_place(),
         shared_s=shared_s,
-        launch_s=one.python.resident + one.python.beside(shared_s),
-        vram_bytes=one.cache_bytes,
-        pinned_bytes=one.n_bytes,
+        launch_s=costs.python.resident + costs.python.beside(shared_s),
+        vram_bytes=costs.cache_bytes,
+        pinned_bytes=costs.n_bytes,
         wire_bytes=read,
     )
 
 
-def _moving(one: OneBlock, tier: Tier, *, kept: bool) -> Option:
-    """Copied from pinned memory to a slot."""
-    fetches = one.block.fetches
-    called = one.python.resident + fetches * one.python.of_call()
-    plain = Option(tier, compute_s=one.gpu.from_vram(), launch_s=called)
-    how, n_bytes = (_converted(one, tier), one.given_bytes) if kept else (plain, one.n_bytes)
-    copy_s = one.copied_s(n_bytes)
+def _moving(costs: BlockCosts, tier: Tier, *, kept: bool) -> Option:
+    """Copied from pinned memory to a slot for each fetch. `kept`: as bfloat16, and converted there."""
+    fetches = costs.block.fetches
+    called = costs.python.resident + fetches * costs.python.of_call()
+    plain = Option(tier, compute_s=costs.gpu.from_vram(), launch_s=called)
+    base, n_bytes = (_converted(costs, tier), costs.given_bytes) if kept else (plain, costs.n_bytes)
+    copy_s = costs.copied_s(n_bytes)
     return replace(
-        how,
+        base,
         copy_s=copy_s,
-        launch_s=how.launch_s + fetches * one.python.of(COPY) + one.python.beside(copy_s),
-        vram_bytes=one.cache_bytes,
+        launch_s=base.launch_s + fetches * costs.python.of(COPY) + costs.python.beside(copy_s),
+        vram_bytes=costs.cache_bytes,
         pinned_bytes=n_bytes,
         wire_bytes=fetches * n_bytes,
         slot_bytes=n_bytes,
     )
 
 
-def _from_disk(one: OneBlock) -> Option:
-    """Read to pinned memory for each fetch, and copied from there."""
-    read = _moving(one, "disk", kept=one.converts)
+def _from_disk(costs: BlockCosts) -> Option:
+    """Read from disk to pinned memory for each fetch, and copied from there to a slot."""
+    moving = _moving(costs, "disk", kept=costs.converts)
     return replace(
-        read,
-        disk_s=read.wire_bytes / one.machine.disk_rate,
-        disk_bytes=read.slot_bytes,
+        moving,
+        disk_s=moving.wire_bytes / costs.machine.disk_rate,
+        disk_bytes=moving.slot_bytes,
         pinned_bytes=0,
     )
 
 
-def _on_cpu(one: OneBlock) -> Option:
-    machine, block = one.machine, one.block
+def _on_cpu(costs: BlockCosts) -> Option:
+    machine, block = costs.machine, costs.block
     products = sum(tensor.products for tensor in block.tensors)
-    took = max(one.gpu.bytes_read() / machine.cpu_rate, 2 * products * one.work.rows / machine.cpu_flops)
+    call_s = max(
+        costs.gpu.bytes_read() / machine.cpu_rate, 2 * products * costs.work.rows / machine.cpu_flops
+    )
     sync = 2 * (machine.link_alpha_s + SYNC_S) if machine.has_gpu else 0.0
     return Option(
         "cpu",
-        cpu_s=block.calls * (took + sync),
-        shared_s=HOST_SHARE * block.calls * took if machine.has_gpu else 0.0,
-        launch_s=one.python.resident,
-        pageable_bytes=one.n_bytes + one.cache_bytes,
+        cpu_s=block.calls * (call_s + sync),
+        shared_s=HOST_SHARE * block.calls * call_s if machine.has_gpu else 0.0,
+        launch_s=costs.python.resident,
+        pageable_bytes=costs.n_bytes + costs.cache_bytes,
     )
 
 
-SEGMENT: Final = 2 << 20  # torch's allocator takes large blocks in multiples of this
-LOOSE_SEGMENTS: Final = 4  # for the arena's end, small blocks, activations, what libraries keep
-POOL_SEGMENTS: Final = 4  # likewise of a graph's own pool; without them Qwen2.5-3B lacked 7 MB of 4 GiB
-# torch's allocator serves 1 to 10 MiB from buffers of 20 (kLargeBuffer, kMinLargeAlloc), and those of one
-# stream don't serve another: GPT-2 XL's logits of 100 MiB, next to hidden states of 3, lacked 2 MiB.
+SEGMENT: Final = 2 << 20  # bytes, in multiples of which torch's allocator takes large blocks
+LOOSE_SEGMENTS: Final = 4  # lost at the arena's end, to small blocks, activations and what libraries keep
+POOL_SEGMENTS: Final = 4  # likewise in a graph's own memory pool; without, Qwen2.5-3B lacked 7 MB of 4 GiB
+# torch's allocator serves 1 to 10 MiB from buffers of 20 MiB (kLargeBuffer, kMinLargeAlloc), each for one
+# stream alone: GPT-2 XL's logits of 100 MiB, next to hidden states of 3 MiB, lacked 2 MiB.
 LARGE_BUFFER: Final = 20 << 20
-LARGE_ACTIVATIONS: Final = 10 << 20  # from where on there are such buffers beside the largest tensor's own
+LARGE_ACTIVATIONS: Final = 10 << 20  # bytes above which such buffers come beside the largest tensor's own
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Bytes of VRAM that the weights, their buffers and the keys and values must leave free."""
+    """Bytes of VRAM that weights, their buffers and the KV cache must leave free."""
 
     activations: int
     workspace: int
@@ -306,7 +312,7 @@ class Surroundings:
         return self.segments * SEGMENT
 
     def left(self, vram: int, machine: Constants) -> int:
-        """Bytes for everything else, under a budget of torch's allocator and on this card."""
+        """Bytes left for those, under a budget `vram` of torch's allocator and on this card."""
         budget = min(vram, machine.vram_bytes - self.context)
         return budget - self.activations - self.workspace - self.loose_rounding
 
@@ -314,9 +320,9 @@ class Surroundings:
 def surroundings(
     blocks: Sequence[BlockDescription], machine: Constants, workload: Workload, *, captured: bool = False
 ) -> Surroundings:
-    """What one pass of this workload takes besides weights.
+    """What one pass of this workload takes in VRAM besides weights, their buffers and the KV cache.
 
-    A library keeps a workspace for each stream. A captured pass is recorded on a stream of its own.
+    A library keeps a workspace for each stream, and a captured pass is recorded on a stream of its own.
     """
     if not machine.has_gpu:
         return Surroundings(0, 0, 0)
@@ -325,24 +331,25 @@ def surroundings(
     workspace = machine.workspace_bytes * (2 if captured else 1)
     segments = LOOSE_SEGMENTS
     if captured:
-        segments += POOL_SEGMENTS + (LARGE_BUFFER // SEGMENT if rows * peak > LARGE_ACTIVATIONS else 0)
+        segments += POOL_SEGMENTS
+        segments += LARGE_BUFFER // SEGMENT if rows * peak > LARGE_ACTIVATIONS else 0
     return Surroundings(rows * peak, workspace, machine.context_bytes, segments)
 
 
 def _live_bytes(block: BlockDescription) -> int:
-    """Bytes of activations for each input row."""
+    """Bytes of activations alive at the block's peak, for each input row."""
     if not block.tensors:
         return 0
     width = max(min(DTYPE_BITS[tensor.dtype], 32) for tensor in block.tensors) // 8
-    live = block.live_numbers or 2 * max(_in_and_out(tensor) for tensor in block.tensors)
-    return live * max(width, 2)
+    numbers = block.live_numbers or 2 * max(_in_and_out(tensor) for tensor in block.tensors)
+    return numbers * max(width, 2)
 
 
 def _in_and_out(tensor: TensorDescription) -> int:
-    """Numbers that go into a tensor's operation and come out, for a row; a lookup gives one of its rows."""
+    """Numbers that go into a tensor's operation and come out of it, for one input row."""
     return tensor.shape[-1] if tensor.use == "lookup" else sum(tensor.shape[-2:])
 
 
 def rounded(n_bytes: int) -> int:
-    """Bytes of the arena of weights and rings, one allocation, as torch's allocator takes it."""
+    """`n_bytes` as torch's allocator takes them for one large allocation, such as the weights' arena."""
     return -(-n_bytes // SEGMENT) * SEGMENT

@@ -16,7 +16,7 @@ from probes.placement.packing.format import fused
 from probes.placement.packing.packed import B11, Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import pack, unpack
-from probes.placement.planner.profile import names, profile, table
+from probes.placement.planner.machine import profile, profile_names, table
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_old_gpus_have_no_kernels(monkeypatch, version, name, major, usable):
 
 
 def test_a_profile_has_triton_where_kernels_run():
-    targets = {name: table()["machines"][name]["target"] for name in names()}
+    targets = {name: table()["machines"][name]["target"] for name in profile_names()}
     amd = {name: target for name, target in targets.items() if target.startswith("gfx")}
     assert len(amd) > 5
     assert {n: profile(n).triton for n in amd} == {n: bool(launch._AMD.match(t)) for n, t in amd.items()}

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from probes.cli.arguments import PROFILES
-from probes.placement.planner import profile
+from probes.placement.planner import machine
 
 sys.path.append(str(Path(__file__).parents[3] / "docs" / "tools"))
 
@@ -53,7 +53,7 @@ def test_the_help_of_an_option_with_a_default_says_so() -> None:
 
 
 def test_the_profiles_that_help_names_are_those_that_there_are() -> None:
-    assert ", ".join(profile.names()) == PROFILES
+    assert ", ".join(machine.profile_names()) == PROFILES
 
 
 READ_AS = {"FILE": "Path", "DIR": "Path", "PATH": "Path", "FILE.html": "Path", "REPORT.json": "Path"}

@@ -14,7 +14,7 @@ from probes.fit.forecast import CPU, forecast, largest, place_of
 from probes.fit.question import STATES, FitReport, Question
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.reading import from_config
-from probes.placement.planner.profile import names, profile
+from probes.placement.planner.machine import profile, profile_names
 
 GIB = 2**30
 TINY = {
@@ -124,7 +124,7 @@ def test_a_model_with_learned_positions_ends_where_they_end() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("machine", names())
+@pytest.mark.parametrize("machine", profile_names())
 def test_every_card_has_an_answer_and_the_smallest_budget_is_smallest(machine: str) -> None:
     known, asked = model(), TRAIN
     found = answer(known, asked, profile(machine), budget=None)

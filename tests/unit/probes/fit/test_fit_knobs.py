@@ -8,7 +8,7 @@ from probes.fit.answer import LORA_RANK, changes
 from probes.fit.forecast import CPU, place_of
 from probes.fit.question import Question, Task
 from probes.placement.models.reading import describe
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import profile
 
 TRAINING = Question(model="m", task="training", batch=9, tokens=65, optimizer="adamw", precision="fp32")
 

@@ -94,7 +94,7 @@ def test_a_hostile_name_is_quoted_in_the_picture_and_the_text() -> None:
 def _report() -> FitReport:
     from probes.fit.answer import answer
     from probes.placement.models.reading import describe
-    from probes.placement.planner.profile import profile
+    from probes.placement.planner.machine import profile
 
     return answer(describe("bert-base"), Question("bert-base", tokens=128), profile("mi50"), budget=None)
 

@@ -11,9 +11,9 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner.costs import COPY, Constants, Option, Pass, cache_bytes
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import profile
+from probes.placement.planner.costs import COPY, Option, Pass, cache_bytes
+from probes.placement.planner.machine import Constants, profile
+from probes.placement.planner.plan import make_plan
 from probes.placement.planner.tiers import POOL_SEGMENTS, SEGMENT, options, surroundings
 from probes.placement.types import Workload
 
@@ -172,7 +172,7 @@ def as_bfloat16(model: ModelDescription) -> ModelDescription:
 @pytest.mark.parametrize(("batch", "took_ms"), [(1, 1.132), (8, 1.943)])
 def test_a_pass_of_small_kernels_is_predicted_with_all_of_them(batch: int, took_ms: float) -> None:
     """BERT resident and captured on an H100; 0.94 and 1.24 ms were predicted before."""
-    made = make(
+    made = make_plan(
         as_bfloat16(describe("bert-base")),
         profile("h100"),
         vram=2**31,
@@ -204,7 +204,7 @@ def test_reading_in_place_is_worse_the_more_rows_read_again() -> None:
 @pytest.mark.thorough
 def test_a_block_of_many_rows_is_streamed_where_slots_fit() -> None:
     """In place, a pass through BERT took 31.9 ms; the link needs 3.7 ms to stream it."""
-    plan = make(
+    plan = make_plan(
         describe("bert-base"),
         profile("h200"),
         vram=192 * 2**20,
@@ -236,7 +236,7 @@ def test_copies_are_slower_while_the_cpu_reads_the_same_memory() -> None:
         )
         for i in range(64)
     )
-    plan = make(
+    plan = make_plan(
         ModelDescription("mlp", layers, "drawn"),
         replace(profile("h200"), ranked_rate=1e9),  # 4-bit codes alone, as then
         vram=4 * 2**30,

@@ -11,8 +11,7 @@ from probes.core.codec import decode
 from probes.core.errors import Exit, UsageError
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import read_plan
-from probes.placement.planner.multi_gpu import plan_cards
-from probes.placement.planner.request import plan
+from probes.placement.planner.api import plan, plan_cards
 from probes.placement.types import Plan
 
 GIB = 2**30

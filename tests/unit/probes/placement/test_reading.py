@@ -10,7 +10,7 @@ import pytest
 
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.reading import describe, known
+from probes.placement.models.reading import describe, known_configs
 
 BERT = {
     "model_type": "bert",
@@ -75,7 +75,7 @@ def test_known_models_have_their_published_size(name: str, billions: float) -> N
 
 
 def test_every_known_model_is_described_with_names_of_its_own() -> None:
-    for name in known():
+    for name in known_configs():
         model = describe(name)
         blocks = [block.name for block in model.blocks]
         assert len(set(blocks)) == len(blocks)
@@ -99,7 +99,7 @@ def test_of_a_mixture_each_row_needs_the_chosen_experts_alone() -> None:
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
 def test_more_chosen_experts_than_there_are_is_refused(kind: str, tmp_path: Path) -> None:
     """The share of weights that a row needs was above 1, and a power of what is left a traceback."""
-    values = {**known()["qwen2.5-3b"], "model_type": kind, "num_experts": 8, "num_local_experts": 8}
+    values = {**known_configs()["qwen2.5-3b"], "model_type": kind, "num_experts": 8, "num_local_experts": 8}
     with pytest.raises(CheckpointUnreadable, match="num_experts_per_tok is 9, and there are 8 experts"):
         describe(config(tmp_path, {**values, "num_experts_per_tok": 9}))
     one = {**values, "num_experts": 1, "num_local_experts": 1}

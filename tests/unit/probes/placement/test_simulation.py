@@ -65,9 +65,9 @@ def test_three_slots_for_pieces_of_an_eighth_keep_the_link_busy_while_packed_blo
     whole = Option("streamed_packed", 0.09 * MS, 0.14 * MS, copy_s=4.24 * MS, slot_bytes=8, scratch_bytes=1)
     cut = replace(whole, slot_bytes=1, pieces=8)
     stays = Option("packed", 0.09 * MS, 0.14 * MS, scratch_bytes=1)
-    rings = PrefetchPool(slots=1, scratches=1)
-    by_one_slot = simulate([whole, *[stays] * 4] * 4, rings, replayed=replayed).seconds
-    by_pieces = simulate([cut, *[stays] * 4] * 4, replace(rings, slots=3), replayed=replayed).seconds
+    pool = PrefetchPool(slots=1, scratches=1)
+    by_one_slot = simulate([whole, *[stays] * 4] * 4, pool, replayed=replayed).seconds
+    by_pieces = simulate([cut, *[stays] * 4] * 4, replace(pool, slots=3), replayed=replayed).seconds
     assert by_one_slot == pytest.approx(17.7 * MS, rel=0.02)
     assert by_pieces == pytest.approx(17.25 * MS, rel=0.015)
 

@@ -13,8 +13,8 @@ from probes.core.codec import to_json
 from probes.core.errors import PlanImpossible, ReportError
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import first_flaw, read_plan
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import names, profile
+from probes.placement.planner.machine import profile, profile_names
+from probes.placement.planner.plan import make_plan
 from probes.placement.types import Objective, Plan, PrefetchPool, Tier, Workload
 
 GIB = 2**30
@@ -26,7 +26,7 @@ def planned(
     machine: str = "wx4100", model: str = "qwen2.5-3b", vram: int = 4 * GIB, *, objective: Objective = "exact"
 ) -> Plan:
     work = Workload(2, 16, 64) if model.startswith("qwen") else Workload(4, 64)
-    return make(
+    return make_plan(
         describe(model), profile(machine), vram=vram, host=None, workload=work, objective=objective
     ).plan
 
@@ -37,7 +37,7 @@ def plan() -> Plan:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("machine", names())
+@pytest.mark.parametrize("machine", profile_names())
 def test_no_plan_of_the_planner_is_called_unsound(machine: str) -> None:
     found = 0
     for model, vram in (("bert-base", GIB // 4), ("qwen2.5-3b", 3 * GIB), ("qwen2.5-3b", 12 * GIB)):

@@ -14,9 +14,9 @@ from probes.placement.models.description import (
     Use,
 )
 from probes.placement.plan_file import first_flaw
-from probes.placement.planner.multi_gpu import make_cards
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import names, profile
+from probes.placement.planner.machine import profile, profile_names
+from probes.placement.planner.multi_gpu import make_cards_plan
+from probes.placement.planner.plan import make_plan
 from probes.placement.types import Workload
 from probes.reports.pictures import draw_plan
 from probes.reports.plan import lines
@@ -62,21 +62,21 @@ def test_a_model_with_nothing_in_some_places_has_a_sound_plan_or_a_smallest_budg
     model = ModelDescription(
         "drawn", tuple(block(rng, f"{i}") for i in range(rng.choice([1, 2, 5]))), "drawn"
     )
-    machine = profile(rng.choice(names()))
+    machine = profile(rng.choice(profile_names()))
     work = Workload(rng.choice([1, 64]), rng.choice([1, 128]), rng.choice([0, 200]))
     vram = int(model.weight_bytes * rng.random() * 1.2) + rng.choice([0, 50, 600]) * MIB
     how = {"vram": vram, "host": None, "workload": work, "objective": rng.choice(["exact", "fast"])}
     for captured in (False, True):
         try:
-            made = make(model, machine, captured=captured, **how)  # type: ignore[arg-type]
+            made = make_plan(model, machine, captured=captured, **how)  # type: ignore[arg-type]
         except PlanImpossible:
             continue
         assert first_flaw(made.plan) == ""
         assert math.isfinite(made.plan.time.high_s)
         assert lines(made.plan)
-        assert draw_plan(made.plan, made.found.timeline)
+        assert draw_plan(made.plan, made.search.timeline)
         if len(model.blocks) > 1:
-            over = make_cards(model, machine, cards=2, captured=captured, **{**how, "vram": 600 * MIB})  # type: ignore[arg-type]
+            over = make_cards_plan(model, machine, cards=2, captured=captured, **{**how, "vram": 600 * MIB})  # type: ignore[arg-type]
             assert len(over.plan.cards) == 2
 
 
@@ -85,8 +85,8 @@ def test_experts_of_which_there_are_none_take_no_time() -> None:
     some = TensorDescription("head.weight", (512, 512), "bfloat16")
     blocks = (BlockDescription("experts", (none,), kernels=1), BlockDescription("head", (some,), kernels=1))
     how = {"vram": 600 * MIB, "host": None, "workload": Workload(), "objective": "exact"}
-    both = make(ModelDescription("both", blocks, "drawn"), profile("h100"), **how)  # type: ignore[arg-type]
-    alone = make(ModelDescription("alone", blocks[1:], "drawn"), profile("h100"), **how)  # type: ignore[arg-type]
+    both = make_plan(ModelDescription("both", blocks, "drawn"), profile("h100"), **how)  # type: ignore[arg-type]
+    alone = make_plan(ModelDescription("alone", blocks[1:], "drawn"), profile("h100"), **how)  # type: ignore[arg-type]
     assert 0 <= both.plan.time.middle_s - alone.plan.time.middle_s < 5e-5
 
 
@@ -97,4 +97,4 @@ def test_what_has_no_rows_is_no_product_and_no_lookup(use: Use, shape: tuple[int
         "drawn", (BlockDescription("a", (TensorDescription("a.weight", shape, "bfloat16", use),)),), "drawn"
     )
     with pytest.raises(UsageError, match=r"a\.weight is described as a .* has no rows"):
-        make(model, profile("h100"), vram=600 * MIB, host=None, workload=Workload(), objective="exact")
+        make_plan(model, profile("h100"), vram=600 * MIB, host=None, workload=Workload(), objective="exact")

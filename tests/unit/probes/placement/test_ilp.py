@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from probes.placement.planner import ilp
-from probes.placement.planner.ilp import LOOSE_GAP, Choice, Group, Program, cost, maximise, repaired, solve
+from probes.placement.planner.ilp import LOOSE_GAP, Choice, Group, Program, cost, repaired, solve
+from probes.placement.planner.simplex import maximise
 
 
 def shares(count: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -1,52 +1,126 @@
-"""Named machines from `profiles.toml`: makers' peaks and the share that programs reach, with sources."""
+"""What the planner knows of a machine: the constants of its GPU, link and host.
+
+They come from `profiles.toml` (makers' peaks, and the share that programs reach, each with its source), or
+from a probe report of the machine itself (`from_report`); what a report lacks is the nearest profile's.
+"""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from probes.core.errors import UsageError
+from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.placement.planner.costs import PROFILE_SPREAD, REPORT_SPREAD, Constants
 from probes.records.facts import Gpu, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import SMALL_LAYERS, Measurement, Pass, Small, SmallWork
 from probes.records.schema import ProbeReport
 from probes.records.stats import summarize
 
+PROFILE_SPREAD = 0.40  # relative half-width of the 90 % interval around a time predicted from data sheets
+REPORT_SPREAD = 0.15  # likewise around one predicted from this machine's own measurements
+ASSUMED_HOST: Final = 64 << 30  # bytes of host memory, where neither the caller nor a report says how much
+
+
+@dataclass(frozen=True)
+class Constants:
+    """One machine: a GPU, its link and its host. In bytes, bytes/s, seconds and operations/s."""
+
+    name: str
+    origin: str  # "measured: report.json", "predicted: profile wx4100"
+    vram_bytes: int
+    vram_rate: float  # kernels reading VRAM
+    unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
+    ranked_rate: float  # likewise with 3-bit codes, whose escapes are counted
+    activation_rate: float  # kernels besides products reading and writing activations, mostly in a cache
+    operations_rate: float  # unpacking by torch operations, where no kernel writes the wanted dtype
+    fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
+    experts_rate: float  # experts' products reading their weights, one kernel for all of them
+    fused_rows_rate: float  # likewise for several rows and few outputs, which are bound by the decoding
+    link_rate: float  # copies of pinned memory to VRAM
+    link_alpha_s: float  # and what each copy takes beyond its bytes
+    pageable_rate: float
+    zero_copy_rate: float  # kernels reading pinned host memory
+    flops: Mapping[str, float]  # multiplications and additions, by dtype: float16, bfloat16, float32
+    cpu_rate: float  # products on the CPU reading weights at batch 1
+    cpu_flops: float
+    disk_rate: float
+    operation_s: float  # of the host, for each operation that torch launches
+    kernel_s: float  # of the device, for each kernel besides products, beyond its bytes
+    product_s: float  # likewise for each product
+    product_step_s: float  # of a product of few rows, for each number of an input row: one multiplier's turn
+    unpack_item_s: float  # of the device, for each tensor that is unpacked, beyond its bytes
+    context_bytes: int  # of VRAM, by the driver
+    workspace_bytes: int  # of VRAM, by the libraries that multiply
+    bfloat16: bool  # has units for it
+    triton: bool
+    unified: bool = False  # VRAM and host memory are one
+    pinned_share: float = 1.0  # of the host's memory that may be pinned
+    host_bytes: int | None = None  # of memory, if known
+    spread: float = PROFILE_SPREAD
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the machine has a GPU; without one, every block goes to the CPU."""
+        return self.vram_bytes > 0
+
+    @property
+    def converts(self) -> bool:
+        """Whether bfloat16 weights have to be converted, because the GPU has no units for them."""
+        return self.has_gpu and not self.bfloat16
+
+    def rate_of_products(self, dtype: str) -> float:
+        """Operations/s in a dtype; a dtype without an entry runs at float32's rate."""
+        return self.flops.get(dtype, self.flops["float32"])
+
+
+def with_host(machine: Constants, host: int | None) -> tuple[Constants, int | None]:
+    """The machine and the host's budget; where neither is known, ASSUMED_HOST, and a note that says so."""
+    if host is not None or machine.host_bytes is not None:
+        return machine, host
+    note = f"{binary_bytes(ASSUMED_HOST)} of host memory are assumed: --host says how much there is"
+    return replace(machine, notes=(*machine.notes, note)), ASSUMED_HOST
+
+
 FILE: Final = Path(__file__).with_name("profiles.toml")
 GIB: Final = 2**30
 MIB: Final = 2**20
 # GB/s of a lane in one direction, 128b/130b coded: PCIe 3.0 to 5.0, by generation
 LANE_GB_PER_S: Final[Mapping[int, float]] = {3: 0.985, 4: 1.969, 5: 3.938}
-# AMD's targets that no profile's own begins like: the newer ones have bfloat16 units and Triton
-LIKE: Final[Mapping[str, str]] = {"gfx95": "mi300x", "gfx115": "strix-halo", "gfx12": "rx7900xtx"}
-NEAREST: Final = "rx6800"  # of AMD's others
-GCN: Final = ("gfx8", "gfx900", "gfx906")
+# The profile for an AMD target that no profile's own begins like: these have bfloat16 units and Triton
+NEAREST_BY_TARGET: Final[Mapping[str, str]] = {
+    "gfx95": "mi300x",
+    "gfx115": "strix-halo",
+    "gfx12": "rx7900xtx",
+}
+NEAREST_AMD: Final = "rx6800"  # for any other AMD target
+GCN: Final = ("gfx8", "gfx900", "gfx906")  # targets of the architecture before CDNA and RDNA
 
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The file as it is."""
+    """The content of profiles.toml."""
     with FILE.open("rb") as file:
         return tomllib.load(file)
 
 
-def names() -> tuple[str, ...]:
-    """The machines that have a profile."""
+def profile_names() -> tuple[str, ...]:
+    """Names of the machines that have a profile."""
     return tuple(table()["machines"])
 
 
-def called(name: str) -> str:
-    """The machine's name in the file: `RX 7900 XTX` and `AMD Radeon RX 7900 XTX` are `rx7900xtx`.
+def profile_name(name: str) -> str:
+    """The profile's name for a machine's: `RX 7900 XTX` and `AMD Radeon RX 7900 XTX` are `rx7900xtx`.
 
-    What has no profile stays as it is.
+    A name without a profile is returned unchanged.
     """
     words = _letters(name)
-    for key in names():
+    for key in profile_names():
         if _letters(key) in words and words in _letters(key) + _letters(
             str(table()["machines"][key]["title"])
         ):
@@ -63,13 +137,13 @@ def profile(name: str) -> Constants:
     if name not in table()["machines"]:
         raise UsageError(
             f"there is no profile {name!r}",
-            f"give one of {', '.join(names())}, or a probe report of your machine",
+            f"give one of {', '.join(profile_names())}, or a probe report of your machine",
         )
     return _Profile(name).constants()
 
 
 def sources(name: str) -> dict[str, str]:
-    """For each number of a machine's profile, where it is from and when that was read."""
+    """For each number of a machine's profile, its source and the date on which that was read."""
     known = table()["sources"]
     entry = {**table()["reached"], **table()["common"], **table()["machines"][name]}
     return {
@@ -80,7 +154,7 @@ def sources(name: str) -> dict[str, str]:
 
 
 class _Profile:
-    """One machine of the file, over what is common to all."""
+    """One machine's entry of the file, merged over what is common to all machines."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -94,7 +168,7 @@ class _Profile:
         return float(table()["reached"][key]["value"])
 
     def constants(self) -> Constants:
-        """All of it, in bytes and seconds."""
+        """The profile's constants, in bytes and seconds."""
         target = str(self._machine["target"])
         amd, triton = target.startswith("gfx"), bool(self._machine["triton"]["value"])
         unified = "unified" in self._machine
@@ -148,7 +222,7 @@ class _Profile:
         )
 
     def _at_most(self, rate: float, key: str) -> float:
-        """A rate of VRAM, or what the GPU's units reach where that is less."""
+        """A rate of VRAM, limited to what the GPU's arithmetic units reach."""
         return min(rate, float(self._machine["tflops"]["float32"]) * 1e12 * self._reached(key))
 
     def _link(self) -> float:
@@ -156,40 +230,42 @@ class _Profile:
         return LANE_GB_PER_S[int(link["generation"])] * 1e9 * int(link["lanes"])
 
 
-def matching(name: str, target: str) -> str:
-    """The profile of a GPU as torch names it; of one that has none, that of a card with like units."""
+def nearest_profile(name: str, target: str) -> str:
+    """The profile for a GPU, by torch's name and target of it; else that of a card with similar units."""
     words = "".join(name.lower().split()).replace("-", "")
-    for key in sorted(names(), key=len, reverse=True):
+    for key in sorted(profile_names(), key=len, reverse=True):
         if key.replace("-", "") in words:
             return key
     machines = table()["machines"]
-    same = [key for key in names() if machines[key]["target"] == target.split(":", maxsplit=1)[0]]
+    same = [key for key in profile_names() if machines[key]["target"] == target.split(":", maxsplit=1)[0]]
     if same:
         return same[0]
     if not target.startswith("gfx"):
         return "rtx4090"
-    like = next((key for begin, key in LIKE.items() if target.startswith(begin)), "")
-    return like or next((key for key in names() if machines[key]["target"][:5] == target[:5]), NEAREST)
+    like = next((key for prefix, key in NEAREST_BY_TARGET.items() if target.startswith(prefix)), "")
+    return like or next(
+        (key for key in profile_names() if machines[key]["target"][:5] == target[:5]), NEAREST_AMD
+    )
 
 
-# What small work took by an H100's clock, which the profiles' constants of small kernels are of.
-THERE: Final[Mapping[SmallWork, float]] = {"layers": 286e-6, "product": 4.05e-6, "unpack": 2.83e-6}
-PLAIN_OPERATIONS: Final = 11  # of a plain layer, in which models/families.py counts all others
-SHORT_COPY: Final = 64 << 10  # bytes, of which a copy's own time is known best
-LARGE: Final = 64 << 20  # bytes; of smaller copies the latency is a part of the time
-CPU_SHARE: Final = 0.5  # of the rate at which memory is read, that products on the CPU reach
-CORES: Final = 16  # of the machine whose CPU is measured in the profiles
+# Seconds that small work took on the H100 on which the profiles' constants of small kernels were measured.
+SMALL_WORK_S: Final[Mapping[SmallWork, float]] = {"layers": 286e-6, "product": 4.05e-6, "unpack": 2.83e-6}
+PLAIN_OPERATIONS: Final = 11  # of a plain layer: the unit in which models/families.py counts operations
+SHORT_COPY: Final = 64 << 10  # bytes: a copy whose time is mostly its latency
+LARGE: Final = 64 << 20  # bytes: in smaller copies the latency is a notable part of the time
+CPU_SHARE: Final = 0.5  # of the rate of reading memory, which products on the CPU reach
+CORES: Final = 16  # of the machine whose CPU the profiles describe
 
 
-def constants(report: ProbeReport, *, name: str) -> Constants:
-    """The machine that a report is of. `name` is the report's own, for people."""
+def from_report(report: ProbeReport, *, name: str) -> Constants:
+    """The constants of the machine on which a report was measured. `name`: the report's, for people."""
     report = merged(report)
     records = [record for run in report.runs for record in run.records]
     rows = [record for record in records if isinstance(record, Measurement)]
     passes = [record for record in records if isinstance(record, Pass)]
-    small = [one for run in report.runs for one in run.small]
+    small = [sample for run in report.runs for sample in run.small]
     gpu = _gpu(report)
-    nearest = matching(gpu.name, gpu.target) if gpu else "h200"
+    nearest = nearest_profile(gpu.name, gpu.target) if gpu else "h200"
     base = profile(nearest)
     ram = report.machine.ram_total_bytes
     read = _rate(rows, "h2h_read")
@@ -204,13 +280,13 @@ def constants(report: ProbeReport, *, name: str) -> Constants:
     )
     if gpu is None:
         return replace(machine, vram_bytes=0, notes=("the report has no GPU: all blocks go to the CPU",))
-    machine = _launched(machine, rows, small)
+    machine = _with_launches(machine, rows, small)
     missing = [] if small else ["Python's time for an operation", "small kernels"]
-    return _measured(machine, gpu, rows, passes, profile=nearest, missing=missing)
+    return _with_measurements(machine, gpu, rows, passes, profile=nearest, missing=missing)
 
 
 def without_gpu(cpus: int) -> Constants:
-    """A machine with so many processors and no GPU: the profiles' CPU, by its share of their cores."""
+    """A machine with `cpus` processors and no GPU: the profiles' CPU, scaled by its number of cores."""
     base, share = profile("h200"), cpus / CORES
     rate = base.cpu_rate * min(share, 1.0)
     return replace(base, name="CPU", vram_bytes=0, cpu_rate=rate, cpu_flops=base.cpu_flops * share)
@@ -221,7 +297,7 @@ def _gpu(report: ProbeReport) -> Gpu | None:
     return torch.gpus[0] if isinstance(torch, TorchFacts) and torch.gpus else None
 
 
-def _measured(
+def _with_measurements(
     machine: Constants,
     gpu: Gpu,
     rows: Sequence[Measurement],
@@ -231,15 +307,15 @@ def _measured(
     missing: list[str],
 ) -> Constants:
     def rate(name: str, fallback: float) -> float:
-        found = _rate(rows, name)
-        if found is None:
+        measured = _rate(rows, name)
+        if measured is None:
             missing.append(name)
-        return found or fallback
+        return measured or fallback
 
     vram = rate("vram_read", machine.vram_rate)
     scale = vram / machine.vram_rate
     flops = _flops(passes)
-    made = replace(
+    measured = replace(
         machine,
         vram_bytes=gpu.vram_total_bytes,
         vram_rate=vram,
@@ -258,37 +334,39 @@ def _measured(
     )
     missing += [] if flops else ["products at batch 256"]
     always = ["context", "workspace", "unpacking", *missing]
-    left = f"from the profile {profile}: {', '.join(always)}"
-    return replace(made, notes=(*machine.notes, left))
+    note = f"from the profile {profile}: {', '.join(always)}"
+    return replace(measured, notes=(*machine.notes, note))
 
 
 def _rate(rows: Sequence[Measurement], name: str) -> float | None:
-    """Bytes a second of the largest buffers on a path."""
-    found = [row for row in rows if row.name == name and row.payload_bytes >= LARGE]
-    if not found:
+    """Bytes/s that the largest buffers reach on a path; None where no large one was measured."""
+    large = [row for row in rows if row.name == name and row.payload_bytes >= LARGE]
+    if not large:
         return None
-    row = max(found, key=lambda row: row.payload_bytes)
+    row = max(large, key=lambda row: row.payload_bytes)
     return row.moved_bytes / summarize(row.times_s).median
 
 
 def _flops(passes: Sequence[Pass]) -> Mapping[str, float]:
-    """Operations a second in a dtype, by the largest batch through the resident linear layers."""
-    found: dict[str, float] = {}
-    for one in passes:
-        if one.model == "mlp" and one.scenario == "resident" and one.rows >= 64:
-            numbers = one.weight_bytes / (4 if one.dtype == "float32" else 2)
-            rate = 2 * numbers * one.rows / summarize(one.times_s).median
-            found[one.dtype] = max(found.get(one.dtype, 0.0), rate)
-    if "float16" in found:  # units for both work at one rate; those that have none don't read this key
-        found.setdefault("bfloat16", found["float16"])
-    return found
+    """Operations/s by dtype: the best of the large batches through resident linear layers."""
+    rates: dict[str, float] = {}
+    for row in passes:
+        if row.model == "mlp" and row.scenario == "resident" and row.rows >= 64:
+            numbers = row.weight_bytes / (4 if row.dtype == "float32" else 2)
+            rate = 2 * numbers * row.rows / summarize(row.times_s).median
+            rates[row.dtype] = max(rates.get(row.dtype, 0.0), rate)
+    if (
+        "float16" in rates
+    ):  # units for both run at one rate; a GPU without bfloat16 units doesn't read this key
+        rates.setdefault("bfloat16", rates["float16"])
+    return rates
 
 
-def _launched(machine: Constants, rows: Sequence[Measurement], small: Sequence[Small]) -> Constants:
-    """With what the report knows of launches. The device's constants grow as small work does."""
-    walls = _middles(small, lambda one: one.wall_s)
-    devices = _middles(small, lambda one: one.device_s)
-    times = {name: devices.get(name, there) / there for name, there in THERE.items()}
+def _with_launches(machine: Constants, rows: Sequence[Measurement], small: Sequence[Small]) -> Constants:
+    """The machine with the report's times of launches; the device's scale with those of small work."""
+    walls = _medians(small, lambda sample: sample.wall_s)
+    devices = _medians(small, lambda sample: sample.device_s)
+    times = {name: devices.get(name, reference) / reference for name, reference in SMALL_WORK_S.items()}
     layers = SMALL_LAYERS * PLAIN_OPERATIONS
     return replace(
         machine,
@@ -296,24 +374,24 @@ def _launched(machine: Constants, rows: Sequence[Measurement], small: Sequence[S
         kernel_s=machine.kernel_s * times["layers"],
         product_s=machine.product_s * times["product"],
         unpack_item_s=machine.unpack_item_s * times["unpack"],
-        link_alpha_s=_alpha(rows) or machine.link_alpha_s,
+        link_alpha_s=_copy_latency_s(rows) or machine.link_alpha_s,
     )
 
 
-def _middles(
-    small: Sequence[Small], samples: Callable[[Small], Sequence[float] | Unknown]
+def _medians(
+    small: Sequence[Small], times_of: Callable[[Small], Sequence[float] | Unknown]
 ) -> Mapping[SmallWork, float]:
-    """The middle of the processes' middle samples, by the kind of work."""
-    found: dict[SmallWork, list[float]] = {}
-    for one in small:
-        times = samples(one)
+    """The median over processes of each one's median time, by the kind of work."""
+    by_work: dict[SmallWork, list[float]] = {}
+    for process in small:
+        times = times_of(process)
         if not isinstance(times, Unknown):
-            found.setdefault(one.name, []).append(median(times))
-    return {name: median(middles) for name, middles in found.items()}
+            by_work.setdefault(process.name, []).append(median(times))
+    return {name: median(medians) for name, medians in by_work.items()}
 
 
-def _alpha(rows: Sequence[Measurement]) -> float | None:
-    """What a short copy takes beyond its bytes."""
+def _copy_latency_s(rows: Sequence[Measurement]) -> float | None:
+    """What a short copy takes beyond the time of its bytes."""
     rate = _rate(rows, "h2d_pinned")
     short = [row for row in rows if row.name == "h2d_pinned" and row.payload_bytes == SHORT_COPY]
     took = [summarize(row.times_s).median - row.moved_bytes / rate for row in short if rate]

@@ -10,18 +10,19 @@ from probes.cli.program import main
 from probes.core.errors import Exit, PlanImpossible, UsageError
 from probes.placement.models.reading import describe
 from probes.placement.plan_file import cards_schema
-from probes.placement.planner.costs import Constants
-from probes.placement.planner.multi_gpu import MadeCards, make_cards
-from probes.placement.planner.plan import make
-from probes.placement.planner.profile import profile
+from probes.placement.planner.machine import Constants, profile
+from probes.placement.planner.multi_gpu import CardsResult, make_cards_plan
+from probes.placement.planner.plan import make_plan
 from probes.placement.types import Workload
 
 GIB = 2**30
 MODEL = "qwen2.5-7b"
 
 
-def made(cards: int, *, machine: str = "rtx4090", vram: int = 6 * GIB, host: int | None = None) -> MadeCards:
-    return make_cards(
+def made(
+    cards: int, *, machine: str = "rtx4090", vram: int = 6 * GIB, host: int | None = None
+) -> CardsResult:
+    return make_cards_plan(
         describe(MODEL),
         profile(machine),
         cards=cards,
@@ -45,7 +46,7 @@ def test_every_block_is_on_one_card_and_in_order(cards: int) -> None:
 
 @pytest.mark.thorough
 def test_one_card_is_the_plan_for_one_card() -> None:
-    alone = make(
+    alone = make_plan(
         describe(MODEL),
         profile("rtx4090"),
         vram=6 * GIB,
@@ -108,7 +109,7 @@ def test_what_is_no_whole_number_of_cards_or_bytes_is_refused_by_name(given: dic
 
 def test_a_row_between_cards_is_as_wide_as_the_layers_where_weights_are_stored_inputs_first() -> None:
     """GPT-2 stores queries, keys and values as (1600, 4800); a row that goes to them has 1,600 numbers."""
-    plan = make_cards(
+    plan = make_cards_plan(
         describe("gpt2-xl"),
         profile("h200"),
         cards=2,
@@ -124,7 +125,7 @@ def test_what_crosses_between_two_cards_takes_its_way_through_the_host_twice() -
     """With all blocks resident a pass over two cards is one card's, and the rows in between."""
 
     def seconds(cards: int, tokens: int, machine: Constants) -> float:
-        return make_cards(
+        return make_cards_plan(
             describe("bert-base"),
             machine,
             cards=cards,
@@ -144,7 +145,7 @@ def test_what_crosses_between_two_cards_takes_its_way_through_the_host_twice() -
 
 
 def test_all_blocks_of_all_cards_are_in_one_picture_in_their_order() -> None:
-    both = make_cards(
+    both = make_cards_plan(
         describe("bert-base"),
         profile("rtx4090"),
         cards=3,

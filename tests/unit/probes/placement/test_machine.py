@@ -7,23 +7,23 @@ import pytest
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
-from probes.placement.planner.profile import (
-    THERE,
-    constants,
-    matching,
-    names,
+from probes.placement.planner.api import resolve_machine
+from probes.placement.planner.machine import (
+    SMALL_WORK_S,
+    from_report,
+    nearest_profile,
     profile,
+    profile_names,
     sources,
     table,
     without_gpu,
 )
-from probes.placement.planner.request import constants as asked
 from probes.records.facts import TorchFacts
 from probes.records.rows import Small
 from probes.records.schema import read_report
 
 ROOT = Path(__file__).parents[4]
-ASKED_FOR = {
+NAMES = {
     "wx4100",
     "mi50",
     "mi100",
@@ -39,11 +39,11 @@ ASKED_FOR = {
 }
 
 
-def test_every_machine_that_was_asked_for_has_a_profile() -> None:
-    assert set(names()) == ASKED_FOR
+def test_every_machine_has_a_profile() -> None:
+    assert set(profile_names()) == NAMES
 
 
-@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_number_of_a_profile_has_a_source_and_a_date(name: str) -> None:
     known = table()["sources"]
     assert all(one["what"] and str(one["date"]).startswith("2026-") for one in known.values())
@@ -55,7 +55,7 @@ def test_every_number_of_a_profile_has_a_source_and_a_date(name: str) -> None:
             assert value["source"] in known
 
 
-@pytest.mark.parametrize("name", sorted(ASKED_FOR))
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_profile_is_labelled_predicted_and_reaches_no_more_than_its_peak(name: str) -> None:
     made = profile(name)
     peak = table()["machines"][name]["vram_gb_per_s"]["value"] * 1e9
@@ -66,12 +66,12 @@ def test_a_profile_is_labelled_predicted_and_reaches_no_more_than_its_peak(name:
 
 
 def test_cards_without_units_or_triton_say_so() -> None:
-    assert [n for n in names() if not profile(n).bfloat16] == ["wx4100", "mi50", "rx6800"]
-    assert [n for n in names() if not profile(n).triton] == ["wx4100", "mi50", "rx6800"]
+    assert [n for n in profile_names() if not profile(n).bfloat16] == ["wx4100", "mi50", "rx6800"]
+    assert [n for n in profile_names() if not profile(n).triton] == ["wx4100", "mi50", "rx6800"]
 
 
 def test_amd_profiles_say_that_nothing_was_measured() -> None:
-    for name in names():
+    for name in profile_names():
         amd = table()["machines"][name]["target"].startswith("gfx")
         assert bool(profile(name).notes) == amd
 
@@ -94,13 +94,13 @@ def test_an_unknown_name_lists_the_known() -> None:
     ],
 )
 def test_a_machine_may_be_named_as_its_maker_does(said: str, name: str) -> None:
-    assert asked(said) == profile(name)
+    assert resolve_machine(said) == profile(name)
 
 
 @pytest.mark.parametrize("said", ["RX", "6800", "RX 7900", "h2001", "h200.json.bak", "W6800"])
 def test_a_part_of_a_name_is_none(said: str) -> None:
     with pytest.raises(UsageError, match="profiles are wx4100"):
-        asked(said)
+        resolve_machine(said)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_part_of_a_name_is_none(said: str) -> None:
     ],
 )
 def test_a_card_is_planned_for_by_the_nearest_profile(name: str, target: str, found: str) -> None:
-    assert matching(name, target) == found
+    assert nearest_profile(name, target) == found
 
 
 def test_a_machine_without_gpu_multiplies_by_its_share_of_the_profiles_cores() -> None:
@@ -135,7 +135,7 @@ def test_a_machine_without_gpu_multiplies_by_its_share_of_the_profiles_cores() -
 
 def test_a_reports_own_figures_lead() -> None:
     report = read_report(ROOT / "docs" / "results" / "h200-full.json")
-    made = constants(report, name="h200-full.json")
+    made = from_report(report, name="h200-full.json")
     assert made.origin == "measured: h200-full.json"
     assert made.link_rate / 1e9 == pytest.approx(55.5, abs=0.3)
     assert made.vram_rate / 1e12 == pytest.approx(4.40, abs=0.05)
@@ -154,7 +154,7 @@ def test_launches_cost_what_small_work_took_in_the_reports_processes() -> None:
     known = profile("h200")
 
     def took(factor: float, layers_s: float) -> tuple[Small, ...]:
-        there = {name: (factor * seconds,) for name, seconds in THERE.items()}
+        there = {name: (factor * seconds,) for name, seconds in SMALL_WORK_S.items()}
         return (
             Small("layers", there["layers"], (layers_s, 9.0, layers_s)),
             Small("product", there["product"], (1.0,)),
@@ -162,7 +162,7 @@ def test_launches_cost_what_small_work_took_in_the_reports_processes() -> None:
         )
 
     runs = (replace(first, small=took(1.5, 88e-5)), replace(first, small=took(2.5, 88e-5)), *others)
-    made = constants(replace(report, runs=runs), name="small.json")
+    made = from_report(replace(report, runs=runs), name="small.json")
     assert made.operation_s * 1e6 == pytest.approx(10)
     assert made.kernel_s == pytest.approx(2 * known.kernel_s)
     assert made.product_s == pytest.approx(2 * known.product_s)
@@ -175,6 +175,6 @@ def test_a_report_without_a_gpu_plans_for_the_cpu() -> None:
     torch = report.machine.torch
     assert isinstance(torch, TorchFacts)
     bare = replace(report, machine=replace(report.machine, torch=replace(torch, gpus=())))
-    made = constants(bare, name="cpu.json")
+    made = from_report(bare, name="cpu.json")
     assert not made.has_gpu
     assert "all blocks go to the CPU" in made.notes[0]

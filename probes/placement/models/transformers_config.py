@@ -1,4 +1,4 @@
-"""transformers' configuration object of a config.json, without the model's own code and without network."""
+"""transformers' configuration object for a config.json, without the model's own code and without network."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from probes.core.errors import LibraryMissing, ModelUnknown
 
-# `auto_map` names code of the model's own. Names of kernels may be repositories, which would be downloaded.
+# Keys left out: `auto_map` names the model's own code; names of kernels may be repositories to download.
 LEFT_OUT: Final = frozenset(
     {
         "auto_map",
@@ -23,8 +23,8 @@ LEFT_OUT: Final = frozenset(
 )
 
 
-def library() -> Any:
-    """The module `transformers`, without network. Raises LibraryMissing."""
+def import_transformers() -> Any:
+    """Import transformers, with its network access off. Raises LibraryMissing."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # a config may name a backbone; the library reads this when imported
     try:
         import transformers
@@ -35,17 +35,17 @@ def library() -> Any:
     return transformers
 
 
-def configured(config: Mapping[str, Any]) -> Any:
-    """The configuration object. Raises LibraryMissing, and ModelUnknown inside `refusals`."""
-    values = _own(config)
+def config_object(config: Mapping[str, Any]) -> Any:
+    """The configuration object. Raises LibraryMissing; inside `config_refusals`, ModelUnknown."""
+    values = _cleaned(config)
     kind = str(values.pop("model_type", ""))
-    return library().AutoConfig.for_model(kind, **values)
+    return import_transformers().AutoConfig.for_model(kind, **values)
 
 
-def _own(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is left out, in nested configurations too."""
+def _cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the keys that are left out, in nested configs too."""
     return {
-        key: _own(value) if isinstance(value, dict) else value
+        key: _cleaned(value) if isinstance(value, dict) else value
         for key, value in config.items()
         if key not in LEFT_OUT
     }
@@ -53,11 +53,11 @@ def _own(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def config_refusals(*more: type[Exception]) -> Iterator[None]:
-    """What transformers raises for a config that makes no sense, and `more`, becomes ModelUnknown."""
-    known: tuple[type[Exception], ...] = (ValueError, KeyError, TypeError, AttributeError, *more)
+    """Turn what transformers raises for a senseless config, and `more`, into ModelUnknown."""
+    errors: tuple[type[Exception], ...] = (ValueError, KeyError, TypeError, AttributeError, *more)
     try:
         yield
-    except known as error:
+    except errors as error:
         raise ModelUnknown(
             f"transformers can't build this model: {str(error)[:200]}", "give the model's own config.json"
         ) from error

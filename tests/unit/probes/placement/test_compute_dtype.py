@@ -11,8 +11,8 @@ from probes.core.errors import CheckpointUnreadable, Exit, PlacementError, Usage
 from probes.placement.models import ranges
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.ranges import Ranges, ranges_of, stored_ranges
-from probes.placement.planner.costs import ready
-from probes.placement.planner.profile import profile
+from probes.placement.planner.compute_dtype import with_compute_dtype
+from probes.placement.planner.machine import profile
 
 MODEL = ModelDescription(
     "m", (BlockDescription("0", (TensorDescription("0.weight", (4, 4), "bfloat16"),)),), "drawn"
@@ -95,20 +95,25 @@ def test_a_file_that_gets_shorter_meanwhile_is_an_error(
 
 
 def test_auto_is_what_the_objective_allows() -> None:
-    assert ready(MODEL, CARD, objective="exact").becomes == "float32"
-    assert ready(MODEL, CARD, objective="fast").becomes == "float16"
-    assert ready(MODEL, CARD, objective="fast", ranges=Ranges(16, beyond="0.weight")).becomes == "float32"
-    assert ready(MODEL, profile("h200"), objective="exact") == MODEL
+    assert with_compute_dtype(MODEL, CARD, objective="exact").becomes == "float32"
+    assert with_compute_dtype(MODEL, CARD, objective="fast").becomes == "float16"
+    assert (
+        with_compute_dtype(MODEL, CARD, objective="fast", ranges=Ranges(16, beyond="0.weight")).becomes
+        == "float32"
+    )
+    assert with_compute_dtype(MODEL, profile("h200"), objective="exact") == MODEL
 
 
 def test_what_is_ready_stays_so() -> None:
-    made = ready(MODEL, CARD, objective="exact", compute="float16")
-    assert ready(made, CARD, objective="exact", compute="float32") == made
+    made = with_compute_dtype(MODEL, CARD, objective="exact", compute="float16")
+    assert with_compute_dtype(made, CARD, objective="exact", compute="float32") == made
 
 
 def test_float16_is_refused_where_a_number_is_too_large() -> None:
     with pytest.raises(PlacementError, match=r"0\.weight has a number beyond 65504") as refused:
-        ready(MODEL, CARD, objective="exact", compute="float16", ranges=Ranges(16, beyond="0.weight"))
+        with_compute_dtype(
+            MODEL, CARD, objective="exact", compute="float16", ranges=Ranges(16, beyond="0.weight")
+        )
     assert refused.value.hint == "--compute float32"
 
 
@@ -117,12 +122,12 @@ def test_float16_is_refused_where_a_number_is_too_large() -> None:
 )
 def test_nothing_is_converted_where_nothing_has_to_be(machine: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        ready(MODEL, profile(machine), objective="exact", compute="float32")
+        with_compute_dtype(MODEL, profile(machine), objective="exact", compute="float32")
     half = ModelDescription(
         "m", (BlockDescription("0", (TensorDescription("w", (4, 4), "float16"),)),), "drawn"
     )
     with pytest.raises(UsageError, match="no bfloat16 weights to convert"):
-        ready(half, CARD, objective="exact", compute="float32")
+        with_compute_dtype(half, CARD, objective="exact", compute="float32")
 
 
 def test_the_verb_reads_a_checkpoint_before_it_says_float16(

@@ -1,0 +1,166 @@
+"""`plan` and `plan_cards`, the planner's public functions; and what they take as a model or a machine.
+
+Whatever names a model becomes a `ModelDescription`, whatever names a machine its `Constants`.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from probes.core.errors import UsageError
+from probes.placement.models.description import ModelDescription
+from probes.placement.models.ranges import Ranges, stored_ranges
+from probes.placement.models.reading import describe, named_path
+from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges
+from probes.placement.planner.machine import Constants, from_report, profile, profile_name, profile_names
+from probes.placement.planner.multi_gpu import make_cards_plan
+from probes.placement.planner.plan import make_plan
+from probes.placement.types import CardsPlan, Objective, Plan, Workload
+from probes.records.schema import read_report
+
+if TYPE_CHECKING:
+    from probes.placement.models.modules import Module
+
+
+Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
+
+
+def plan(
+    model: Model,
+    *,
+    vram: int,
+    machine: Constants | str | Path,
+    host: int | None = None,
+    batch: int = 1,
+    tokens: int = 1,
+    context: int = 0,
+    objective: Objective = "exact",
+    captured: bool = False,
+    compute: Compute = "auto",
+    weights: str | Path | None = None,
+) -> Plan:
+    """Where each block of a model goes on a machine, what that takes, how long a pass should last.
+
+    `model`: a module (on meta, too), a config.json, a safetensors file, index or folder, a known model's
+    name, or a description.
+    `machine`: the name of a profile, or a probe report's file.
+    `vram` and `host` in bytes: `vram` limits torch's allocator, and the card's size limits that and the
+    driver's context; without `host`, what the machine has, or 64 GiB with a profile, which doesn't say it.
+    With `context` tokens of room in the KV cache, the time is that of one generated token after `tokens` of
+    prompt, else of a pass of `batch` x `tokens` rows.
+    `captured`: the pass is replayed as a graph.
+    `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
+    hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
+
+    Raises PlanImpossible naming the smallest budget that works; CheckpointUnreadable, ModelUnknown,
+    ReportError and UsageError for what can't be read or makes no sense; PlacementError for a number that
+    float16 can't hold where that is asked for.
+    """
+    description, constants = resolve_model(model), resolve_machine(machine)
+    source = model if weights is None else named_path(weights, "weights' checkpoint")
+    return make_plan(
+        description,
+        constants,
+        vram=vram,
+        host=host,
+        workload=Workload(batch, tokens, context),
+        objective=objective,
+        captured=captured,
+        compute=compute,
+        ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
+    ).plan
+
+
+def plan_cards(
+    model: Model,
+    *,
+    cards: int,
+    vram: int,
+    machine: Constants | str | Path,
+    host: int | None = None,
+    batch: int = 1,
+    tokens: int = 1,
+    context: int = 0,
+    objective: Objective = "exact",
+    compute: Compute = "auto",
+    weights: str | Path | None = None,
+) -> CardsPlan:
+    """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
+
+    The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
+    """
+    description, constants = resolve_model(model), resolve_machine(machine)
+    source = model if weights is None else named_path(weights, "weights' checkpoint")
+    return make_cards_plan(
+        description,
+        constants,
+        cards=cards,
+        vram=vram,
+        host=host,
+        workload=Workload(batch, tokens, context),
+        objective=objective,
+        compute=compute,
+        ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
+    ).plan
+
+
+def resolve_model(model: Model) -> ModelDescription:
+    """The description of whatever names a model, or is one. Raises as `describe` does."""
+    if isinstance(model, ModelDescription):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return describe(str(named_path(model, "model")))
+    torch = sys.modules.get("torch")  # imported by then, if it is a module
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"the model is {ascii(model)[:40]}, which isn't one",
+            "give a module, a path, a known model's name or a ModelDescription",
+        )
+    from probes.placement.models import modules
+
+    return modules.describe_module(model)
+
+
+def resolve_machine(machine: Constants | str | Path) -> Constants:
+    """The constants of a profile's name or of a probe report's file. Raises UsageError and ReportError."""
+    if isinstance(machine, Constants):
+        return machine
+    path = named_path(machine, "machine")
+    name = profile_name(str(path))
+    if name in profile_names():
+        return profile(name)
+    known = ", ".join(profile_names())
+    if path.suffix != ".json":
+        raise UsageError(
+            f"{path} is neither a profile nor a probe report",
+            f"profiles are {known}; or give a report's file, such as one that `run` has written",
+        )
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise UsageError(
+            f"{path} is not a regular file",
+            "give a profile's name, or the file of a report that `run` has written",
+        )
+    return from_report(read_report(path), name=path.name)
+
+
+def weight_ranges(
+    model: Model,
+    description: ModelDescription,
+    machine: Constants,
+    *,
+    objective: Objective,
+    compute: Compute,
+) -> Ranges | None:
+    """What float16 does to the model's numbers; None where none are there or needed."""
+    if not needs_weight_ranges(description, machine, objective=objective, compute=compute):
+        return None
+    if isinstance(model, ModelDescription):
+        return None
+    if not isinstance(model, str | os.PathLike):
+        from probes.placement.models import modules  # needs torch
+
+        return modules.module_ranges(model)
+    path = named_path(model, "model")
+    stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
+    return stored_ranges(path) if stored or (path.is_dir() and any(path.glob("*.safetensors"))) else None
