@@ -26,7 +26,7 @@ from probes.fit.forecast import with_size
 from probes.fit.limits import Group, Parent, group, parent
 from probes.fit.question import NOT_BUILT, Axis, Built, Cap, Measured, Question, Taken, Trial, Verdict
 from probes.fit.search import Hint, Tried, search, summary
-from probes.hardware.snapshot import floor_bytes, meminfo_bytes, spendable_bytes
+from probes.hardware.host import floor_bytes, meminfo_bytes, spendable_bytes
 from probes.measure import supervisor
 from probes.measure.worker import die_with, require_torch, why_without
 from probes.records.schema import Done, Failed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
+from probes.hardware import host, sysfs
 from probes.hardware import snapshot as here
-from probes.hardware import sysfs
 from probes.hardware.expectation import expect
 from probes.measure import breakeven, scenarios, spill, transfer
 from probes.measure.workbench import Workbench
@@ -106,14 +106,14 @@ class Context:
 
     def available_bytes(self) -> int:
         """Available host memory, read now; 0 where it isn't known."""
-        available = here.available_bytes(self.root)
+        available = host.available_bytes(self.root)
         return 0 if isinstance(available, Unknown) else available
 
     def spendable_bytes(self) -> int:
         """Host memory above the floor, read now. The floor is that of the start, so it can't sink."""
         floor = self.machine.ram_available_bytes
-        least = here.LEAST_FLOOR if isinstance(floor, Unknown) else here.floor_bytes(floor)
-        return here.spendable_bytes(here.available_bytes(self.root), least)
+        least = host.LEAST_FLOOR if isinstance(floor, Unknown) else host.floor_bytes(floor)
+        return host.spendable_bytes(host.available_bytes(self.root), least)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
     def readings(moment: str) -> tuple[Reading, ...]:
         kernel = sysfs.readings(context.root, pci_id, moment)
         driver = Reading(moment, "driver free VRAM", bench.vram_free_bytes())
-        host = Reading(moment, "host available", here.available_bytes(context.root))
-        return (*kernel, driver, host)
+        available = Reading(moment, "host available", host.available_bytes(context.root))
+        return (*kernel, driver, available)
 
     return spill.run(
         bench,

@@ -15,7 +15,7 @@ import torch
 from probes.core.errors import ProbeError, Unsupported
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.hardware import host as numa
+from probes.hardware import numa
 from probes.hardware.torch_build import first_line, refusals
 from probes.measure import sampling
 from probes.measure.placement_row import LayerStack

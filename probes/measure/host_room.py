@@ -5,7 +5,7 @@ from pathlib import Path
 from probes.core.errors import PlacementError, Unsupported
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.hardware.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.hardware.host import available_bytes, floor_bytes, spendable_bytes
 from probes.placement.types import LOADING_BYTES, Plan
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from probes.core.errors import Exit, ReportError
 from probes.core.invocation import probe_command
 from probes.core.unknown import Unknown
-from probes.hardware import host, snapshot
+from probes.hardware import numa, snapshot
 from probes.hardware.expectation import maker_of
 from probes.hardware.nvml import open_nvml
 from probes.hardware.snapshot import machine_lines
@@ -33,8 +33,8 @@ def look(command: Command = supervisor.command) -> Machine:
     found = snapshot.describe(ROOT, _torch_facts(command), nvidia_cards())
     facts = found.torch
     if isinstance(facts, Unknown) or facts.obstacle:
-        return host.described(found, ROOT, Unknown("no GPU to measure"))
-    return host.described(found, ROOT, snapshot.pci_id_of_first_gpu(facts, found.cards, ROOT))
+        return numa.with_nodes(found, ROOT, Unknown("no GPU to measure"))
+    return numa.with_nodes(found, ROOT, snapshot.pci_id_of_first_gpu(facts, found.cards, ROOT))
 
 
 def _torch_facts(command: Command) -> TorchFacts | Unknown:

@@ -22,7 +22,7 @@ from typing import ClassVar, NoReturn, TextIO, TypeVar
 from probes.core.codec import decode, encode, load
 from probes.core.errors import DeviceUnusable, ProbeError
 from probes.core.output import flush
-from probes.hardware import host
+from probes.hardware import numa
 from probes.hardware.snapshot import pci_id_of_first_gpu
 from probes.measure.background_load import Bystanders, judge
 from probes.measure.catalog import PROBES, Context
@@ -121,11 +121,11 @@ def _probe(job: Job, machine: Machine, tell: Tell) -> Iterator[Record | Small]:
     probe = next(probe for probe in PROBES if probe.name == job.probe)
     held = job.settings.numa == "gpu"
     if held:
-        host.hold_to_gpu(machine)
+        numa.hold_to_gpu(machine)
     hand_over = partial(_hand_over, tell) if job.beside else None
     bench = device.TorchWorkbench(has_gpu=not context.torch.obstacle, hand_over=hand_over)
     pinned, pageable = bench.numa_nodes()
-    yield host.places(machine, pinned=pinned, pageable=pageable, held=held)
+    yield numa.places(machine, pinned=pinned, pageable=pageable, held=held)
     pci_id = pci_id_of_first_gpu(context.torch, machine.cards, context.root)
     yield from watched(probe.run(bench, context), Bystanders(bench, context.root, pci_id, beside=job.beside))
 

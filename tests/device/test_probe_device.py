@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from probes.core.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
 from probes.core.unknown import Unknown  # noqa: E402
-from probes.hardware import snapshot  # noqa: E402
+from probes.hardware import host  # noqa: E402
 from probes.hardware.torch_build import describe  # noqa: E402
 from probes.measure import scenarios, spill  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
@@ -244,17 +244,17 @@ def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> N
 def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: TorchWorkbench) -> None:
     """VRAM under a cap; the host as if it had 2 GiB to spend, so that requests run into its floor."""
     root, cap, spend, count = Path("/"), 2 * 2**30, 2 * 2**30, 200
-    start = snapshot.available_bytes(root)
+    start = host.available_bytes(root)
     assert isinstance(start, int)
     floor, least = start - spend, start
     offered: list[int] = []  # grows beyond `spend` where other programs free memory meanwhile
 
     def spendable() -> int:
         nonlocal least
-        now = snapshot.available_bytes(root)
+        now = host.available_bytes(root)
         assert isinstance(now, int)
         least = min(least, now)
-        offered.append(snapshot.spendable_bytes(now, floor))
+        offered.append(host.spendable_bytes(now, floor))
         return offered[-1]
 
     limits = spill.Limits(cap, spend, cap)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlanImpossible, ProbeError
-from probes.hardware.snapshot import available_bytes
+from probes.hardware.host import available_bytes
 from probes.placement import Plan, place, plan
 from service.errors import DeviceMissing, SettingsError
 from service.inference import bert

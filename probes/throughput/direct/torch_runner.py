@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.core.errors import ModelFails, OutOfMemory
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.hardware.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.hardware.host import available_bytes, floor_bytes, spendable_bytes
 from probes.hardware.sysfs import read_text
 from probes.hardware.torch_build import first_line, refusals
 from probes.measure.device import TorchWorkbench

@@ -134,7 +134,7 @@ def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys
 def test_a_cpu_limit_that_holds_the_scan_back_is_in_the_answer(
     limit: float | Unknown, said: bool, tmp_path: Path
 ) -> None:
-    around = replace(host.describe(tmp_path), cpu_limit=limit)
+    around = replace(host.surroundings(tmp_path), cpu_limit=limit)
     report = replace(make.report(), machine=replace(CPU, surroundings=around))
     found = "A CPU limit of 0.5 of 2 processors holds this container back" in render_scan(report)
     assert found == said
