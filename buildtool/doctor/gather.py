@@ -20,9 +20,16 @@ from buildtool.engine.client import EngineInfo
 from probes.core.files import read_regular
 from probes.core.unknown import Unknown
 from probes.hardware import host, snapshot
-from probes.hardware.kfd import UNKNOWN_TARGET, is_there, listed
 from probes.hardware.nvml import Nvml, open_nvml
-from probes.hardware.sysfs import read_cards, read_kfd_nodes, read_link, read_text
+from probes.hardware.sysfs import (
+    UNKNOWN_TARGET,
+    is_there,
+    listed,
+    read_cards,
+    read_kfd_nodes,
+    read_link,
+    read_text,
+)
 from probes.records.facts import NvidiaCard
 
 DISPLAY_CLASSES = ("0x03", "0x12")  # PCI class codes: display controllers, processing accelerators

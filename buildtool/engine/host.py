@@ -20,7 +20,7 @@ from buildtool.engine.connection import INSTALL, disk_of, endpoint_here
 from buildtool.gpucode.target import target_of_override
 from probes.core.units import decimal_bytes
 from probes.core.unknown import Unknown
-from probes.hardware import kfd
+from probes.hardware import sysfs
 
 
 def require_room(place: Path, n_bytes: int, purpose: str) -> int:
@@ -108,7 +108,7 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
     With HSA_OVERRIDE_GFX_VERSION set, they are the target that it names. Old kernels don't report a
     card's target. Raises BadTarget when the variable isn't a version.
     """
-    found = kfd.targets(root)
+    found = sysfs.kfd_targets(root)
     override = env.get("HSA_OVERRIDE_GFX_VERSION")
     if found and override:
         return (str(target_of_override(override)),)

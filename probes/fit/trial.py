@@ -21,8 +21,8 @@ from probes.fit import limits, step
 from probes.fit.forecast import libraries
 from probes.fit.limits import Group
 from probes.fit.question import Axis, Built, Parts, Phase, Question, Taken, Trial, Verdict
+from probes.hardware.host import cpu_name
 from probes.hardware.nvml import open_nvml
-from probes.hardware.sysfs import read_text
 
 ALIGNMENT: Final = {"cuda": 512, "cpu": 64}  # bytes that torch's allocators round to
 
@@ -307,8 +307,5 @@ def device_name(device: Device, root: Path = Path("/")) -> str:
     """What it ran on."""
     if device == "gpu":
         return str(torch.cuda.get_device_name(0))
-    text = read_text(root / "proc/cpuinfo")
-    for line in text.splitlines() if isinstance(text, str) else ():
-        if line.startswith("model name"):
-            return f"the CPU ({line.partition(':')[2].strip()})"
-    return "the CPU"
+    name = cpu_name(root)
+    return "the CPU" if isinstance(name, Unknown) else f"the CPU ({name})"

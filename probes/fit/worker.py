@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -26,7 +27,7 @@ from probes.fit.forecast import with_size
 from probes.fit.limits import Group, Parent, group, parent
 from probes.fit.question import NOT_BUILT, Axis, Built, Cap, Measured, Question, Taken, Trial, Verdict
 from probes.fit.search import Hint, Tried, search, summary
-from probes.hardware.host import floor_bytes, meminfo_bytes, spendable_bytes
+from probes.hardware.host import floor_bytes, meminfo_bytes, oom_kills, spendable_bytes, threads
 from probes.measure import supervisor
 from probes.measure.worker import die_with, require_torch, why_without
 from probes.records.schema import Done, Failed
@@ -252,7 +253,7 @@ class Searcher:
     def _try(self, size: int, left: float) -> Trial:
         self._tries += 1
         if isinstance(self._groups, Unknown):
-            return self._tried(size, left, None, limits.kills)
+            return self._tried(size, left, None, partial(oom_kills, Path("/")))
         with group(self._groups, self._hunt.budget, self._tries) as own:
             return self._tried(size, left, own, own.kills)
 
@@ -295,7 +296,7 @@ class Searcher:
 
 def _threads() -> tuple[str, ...]:
     """A note where libraries have threads already: a fork has none of them, and may wait for one."""
-    count = sum(1 for _ in Path("/proc/self/task").iterdir())
+    count = threads(Path("/"))
     return (f"{count} threads were there when trials were forked",) if count > 1 else ()
 
 

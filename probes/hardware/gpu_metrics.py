@@ -1,4 +1,4 @@
-"""The binary table `gpu_metrics` of AMD cards: temperatures, power, clocks, and why a card is slowed down. Pure.
+"""AMD cards' binary table `gpu_metrics`: temperatures, power, clocks, and why a card is slowed down. Pure.
 
 Layouts: struct gpu_metrics_v1_0 and later in Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h.
 """

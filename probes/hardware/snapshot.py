@@ -9,8 +9,7 @@ from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.hardware import host
 from probes.hardware.host import available_bytes, cgroup_limit_bytes, meminfo_bytes
-from probes.hardware.kfd import is_there
-from probes.hardware.sysfs import PCI_ID, read_cards, read_kfd_nodes, read_text
+from probes.hardware.sysfs import PCI_ID, is_there, read_cards, read_kfd_nodes, read_text
 from probes.records.facts import Card, Gpu, KfdNode, Link, Machine, NvidiaCard, Surroundings, TorchFacts
 
 

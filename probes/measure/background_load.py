@@ -120,8 +120,8 @@ class Bystanders:
         return Look(
             at_s=time.monotonic(),
             cpus=os.cpu_count() or 1,
-            busy_cpu_s=busy_cpu_s(self._root),
-            own_cpu_s=sum(os.times()[:2]) + self._beside_cpu_s(),
+            busy_cpu_s=host.machine_cpu_s(self._root),
+            own_cpu_s=sum(os.times()[:2]) + self._other_side_cpu_s(),
             gpu_processes=self._processes(),
             foreign_percent=self._foreign_percent(),
             link_bytes_per_s=self._link_bytes_per_s(),
@@ -131,14 +131,8 @@ class Bystanders:
             copy_s=copy_s,
         )
 
-    def _beside_cpu_s(self) -> float:
-        """Processor seconds of the other side of a run in turns, which isn't foreign; 0 without one."""
-        if not self._beside:
-            return 0.0
-        text = sysfs.read_text(self._root / f"proc/{self._beside}/stat")
-        fields = text.rpartition(")")[2].split() if isinstance(text, str) else []
-        # of proc(5)'s fields those 14 and 15, of which the first two are before the bracket
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    def _other_side_cpu_s(self) -> float:
+        return host.process_cpu_s(self._root, self._beside) if self._beside else 0.0
 
     def _processes(self) -> int | Unknown:
         found = self._card if isinstance(self._card, Unknown) else self._card.computing()
@@ -181,9 +175,3 @@ class Bystanders:
         if not isinstance(self._card, Unknown):
             return self._card.slowdowns()
         return sysfs.slowdowns(self._root, self._pci_id)
-
-
-def busy_cpu_s(root: Path) -> float | Unknown:
-    """Processor seconds that the whole machine has spent on programs and the kernel since its start."""
-    text = sysfs.read_text(root / "proc/stat")
-    return text if isinstance(text, Unknown) else host.busy_cpu_s(text)

@@ -13,9 +13,8 @@ from probes.core.unknown import Unknown
 from probes.hardware import gpu_metrics
 from probes.hardware import nvml as nvmlcard
 from probes.hardware.gpu_metrics import Metrics
-from probes.hardware.kfd import is_there, listed
 from probes.hardware.nvml import Nvml, NvmlCard
-from probes.hardware.sysfs import read_text
+from probes.hardware.sysfs import is_there, listed, read_text
 from probes.records.facts import Card, NvidiaCard
 from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
 from probes.watch.readers import KeptFile, Rate

@@ -278,9 +278,9 @@ def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: 
     within = [r for r in vram if r.asked_bytes < 0.98 * cap]  # torch keeps a little for itself
     refused = sum(not r.granted for r in within)
     bar("VRAM requests within the cap that were refused", refused, limit=0, of=len(within))
-    host = [(r, most) for r, most in found if r.kind != "vram" and r.granted]
+    granted = [(r, most) for r, most in found if r.kind != "vram" and r.granted]
     beyond_floor = [
-        r for r, most in host if spill.host_bytes(r.kind, r.asked_bytes, vram_free_bytes=0) > most
+        r for r, most in granted if spill.host_bytes(r.kind, r.asked_bytes, vram_free_bytes=0) > most
     ]
     assert beyond_floor == []
     assert host

@@ -1,6 +1,5 @@
 """Runs the direct half of a scan: the ceilings, then every way in a fresh process; saved after each row."""
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,8 +9,7 @@ from typing import get_args
 
 from probes.core.errors import DeviceUnusable, Exit
 from probes.core.unknown import Unknown
-from probes.hardware import snapshot
-from probes.hardware.sysfs import read_text
+from probes.hardware import host, snapshot
 from probes.measure import session, supervisor, this_machine
 from probes.records.facts import Machine, TorchFacts
 from probes.records.schema import Failed
@@ -223,6 +221,7 @@ class _Scan:
     ) -> supervisor.Ended[worker.Heard]:
         machine, settings = self._report.machine, self._asked.settings
         assert isinstance(machine.torch, TorchFacts)
+        cpu = host.cpu_name(ROOT)
         job = worker.ScanJob(
             way=way,
             devices=on,
@@ -236,7 +235,7 @@ class _Scan:
             threads=settings.threads,
             pci_id=snapshot.pci_id_of_first_gpu(machine.torch, machine.cards, ROOT),
             amd=machine.torch.api == "hip",
-            cpu_name=cpu_name(ROOT),
+            cpu_name="CPU" if isinstance(cpu, Unknown) else cpu,
         )
         return self._oversee(
             job, worker.parse, limit_s=limit_s, heard=heard, command=supervisor.running(worker.__name__)
@@ -270,13 +269,6 @@ def lacking(machine: Machine, device: Device) -> str:
     if device == "cpu" or (isinstance(facts, TorchFacts) and facts.gpus):
         return ""
     return facts.reason if isinstance(facts, Unknown) else facts.obstacle or "torch sees no GPU"
-
-
-def cpu_name(root: Path) -> str:
-    """The processor's name by the kernel."""
-    text = read_text(root / "proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE) if isinstance(text, str) else None
-    return found.group(1).strip() if found else "CPU"
 
 
 def report_name(report: ThroughputReport) -> str:
