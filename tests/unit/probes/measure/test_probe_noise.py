@@ -9,7 +9,7 @@ from probe_samples import done, report
 from probe_trees import lay
 
 from probes.core.unknown import Unknown
-from probes.hardware import nvml
+from probes.hardware import host, nvml
 from probes.measure import background_load
 from probes.measure.background_load import Look, judge
 from probes.measure.worker import watched
@@ -105,7 +105,7 @@ def test_flags_are_doubts_in_the_table_and_counted_below() -> None:
 
 def test_processor_time_is_read_without_idle_and_waiting(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  100 20 30 9999 888 7 3 0 0 0\ncpu0 1 2 3 4\n"})
-    assert background_load.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
+    assert host.machine_cpu_s(tmp_path) == pytest.approx(160 / 100)
     assert isinstance(background_load.busy_cpu_s(tmp_path / "none"), Unknown)
 
 
