@@ -1,6 +1,7 @@
 """The verb `fit`: the largest batch and the longest sequence within a budget. Predicting needs no torch."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from probes.records.files import reserving
 
 if TYPE_CHECKING:
     from probes.fit.question import FitReport, Measured, Precision
-    from probes.fit.worker import Ask
+    from probes.fit.worker import SearchRequest
     from probes.placement.models.description import ModelDescription
     from probes.placement.planner.costs import Constants
 
@@ -116,12 +117,12 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.reports.fit import draw
 
-    asked = _question(args)
+    question = _question(args)
     args.machine = args.machine or MACHINE
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     file = None if args.json == Path("-") else args.json
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
-        report = _report(args, asked)
+        report = _report(args, question)
         try:
             _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
@@ -141,8 +142,8 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
         tell(lines(report))
 
 
-def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
-    """By rules, and by trials where they are asked for; by trials alone where there are no rules."""
+def _report(args: argparse.Namespace, question: Question) -> "FitReport":
+    """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
     from probes.fit.answer import answer, by_trials, compared, on_cpu, room
     from probes.fit.forecast import CPU, most_of
     from probes.placement.models.reading import config_of
@@ -153,36 +154,38 @@ def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
     try:
         model = described(args.model)
         if args.tokens is None:
-            asked = replace(asked, tokens=min(TOKENS, most_of(model, "tokens")))
-        report = answer(model, asked, machine, budget=args.budget)
+            question = replace(question, tokens=min(TOKENS, most_of(model, "tokens")))
+        report = answer(model, question, machine, budget=args.budget)
     except ModelUnknown as unknown:
         if not args.measure:
             raise ModelUnknown(unknown.message, f"{unknown.hint}; or try it for real: {TRY_IT}") from unknown
         config = config_of(args.model)
         say(f"{unknown.message}; so two small trials say what a larger one takes")
         budget = room(machine, args.budget, CPU)
-        found = _measured(_ask(args, config, asked, budget))
+        measured = _measured(_request(args, config, question, budget))
         try:
-            return by_trials(asked, machine, budget, found)
+            return by_trials(question, machine, budget, measured)
         except ProbeError:
-            if found.ended == INTERRUPTED:
+            if measured.ended == INTERRUPTED:
                 raise KeyboardInterrupt from None
             raise
     if not args.measure:
         return report
-    ask = _ask(args, config_of(args.model), asked, report.budget_bytes)
-    found = _measured(guided(ask, report, model, machine))
-    return compared(report, model, machine, found)
+    request = _request(args, config_of(args.model), question, report.budget_bytes)
+    measured = _measured(guided(request, report, model, machine))
+    return compared(report, model, machine, measured)
 
 
-def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question, budget: int) -> "Ask":
+def _request(
+    args: argparse.Namespace, config: Mapping[str, Any], question: Question, budget: int
+) -> "SearchRequest":
     """What to measure where nothing was predicted."""
     from probes.fit.search import Hint
-    from probes.fit.worker import Ask
+    from probes.fit.worker import SearchRequest
 
-    return Ask(
-        config,
-        asked,
+    return SearchRequest(
+        json.dumps(dict(config)),
+        question,
         args.measure,
         args.axis or "batch",
         budget,
@@ -193,42 +196,45 @@ def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question,
     )
 
 
-def guided(ask: "Ask", report: "FitReport", model: "ModelDescription", machine: "Constants") -> "Ask":
-    """The same, from the predicted size on."""
+def guided(
+    request: "SearchRequest", report: "FitReport", model: "ModelDescription", machine: "Constants"
+) -> "SearchRequest":
+    """The request with a search that begins at the predicted size."""
     from probes.fit.answer import rise
     from probes.fit.question import Largest
     from probes.fit.search import Hint
 
-    predicted = report.predicted_largest_batch if ask.axis == "batch" else report.predicted_largest_tokens
+    predicted = report.predicted_largest_batch if request.axis == "batch" else report.predicted_largest_tokens
     assert isinstance(predicted, Largest), "by rules"
     ends = predicted.exact and predicted.fails is None
     most = predicted.fits if ends else MOST_TRIED
     guess = min(max(predicted.fits, 1), most)
-    return replace(ask, hint=Hint(guess, rise(model, ask.asked, machine, ask.axis, guess)), most=most)
+    slope = rise(model, request.question, machine, request.axis, guess)
+    return replace(request, hint=Hint(guess, slope), most=most)
 
 
-def _measured(ask: "Ask") -> "Measured":
-    """Trials, each said as it ends."""
+def _measured(request: "SearchRequest") -> "Measured":
+    """Run the trials, and print each as it ends."""
     from probes.fit.question import VERDICTS
     from probes.fit.worker import measure
 
-    return measure(ask, lambda trial: say(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
+    return measure(request, lambda trial: say(f"{request.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
 
 
 def _exit(report: "FitReport") -> Exit:
     """The measurement's verdict where there is one, else the prediction's."""
     from probes.fit.question import SHORT_OF_MEMORY, Measured
 
-    found = report.measured
-    if not isinstance(found, Measured):
+    measured = report.measured
+    if not isinstance(measured, Measured):
         return Exit.OK if report.fits else Exit.REQUIRED
-    if found.ended == INTERRUPTED:
+    if measured.ended == INTERRUPTED:
         return Exit.INTERRUPTED
-    axis = found.largest.axis
+    axis = measured.largest.axis
     wanted = report.question.batch if axis == "batch" else report.question.tokens
-    if found.largest.fits >= wanted:
+    if measured.largest.fits >= wanted:
         return Exit.OK
-    refused = any(t.size <= wanted and t.verdict in SHORT_OF_MEMORY for t in found.trials)
+    refused = any(t.size <= wanted and t.verdict in SHORT_OF_MEMORY for t in measured.trials)
     return Exit.REQUIRED if refused else Exit.BROKEN
 
 

@@ -21,8 +21,8 @@ from probes.core.quoting import command
 from probes.hardware.expectation import expect
 from probes.hardware.snapshot import machine_lines
 from probes.measure import catalog, session, this_machine
-from probes.measure.catalog import BEGINNING, Planned, progress, sentence
-from probes.measure.worker import Aside, Told
+from probes.measure.probe_worker import ProbeMessage, SideMessage
+from probes.measure.schedule import BEGINNING, PlannedCase, progress, sentence
 from probes.placement.types import DTYPES, MODELS
 from probes.records.facts import Machine
 from probes.records.rows import Case
@@ -48,14 +48,14 @@ class ProgressPrinter(session.Listener):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._plan: tuple[Planned, ...] = ()
+        self._plan: tuple[PlannedCase, ...] = ()
         self._done: set[tuple[str, int, str]] = set()
         self._ended: set[tuple[str, int]] = set()
         self._probe, self._round = "", 0
         self.path: Path | None = None  # of the report, once there is one
         self._began_s = self._planned_s = self._printed_s = now()
 
-    def planned(self, plan: tuple[Planned, ...]) -> None:
+    def planned(self, plan: tuple[PlannedCase, ...]) -> None:
         """How long the run takes, by the plan."""
         self._plan = plan
         self._planned_s = self._now()
@@ -86,9 +86,9 @@ class ProgressPrinter(session.Listener):
         again = f"round {turn + 1}, in a fresh process" if turn else probe.summary
         tell(f"{probe.name}: {again}")
 
-    def record(self, record: Told) -> None:
+    def record(self, record: ProbeMessage) -> None:
         """A line for each record that has one."""
-        text = "" if isinstance(record, Aside) else render.record_line(record)
+        text = "" if isinstance(record, SideMessage) else render.record_line(record)
         if text:
             tell(f"  {text}")
         self._done.add((self._probe, self._round, BEGINNING))
@@ -202,7 +202,7 @@ def _list(_args: argparse.Namespace) -> Exit:
 
 
 def _machine(args: argparse.Namespace) -> Exit:
-    found = this_machine.look()
+    found = this_machine.describe()
     if args.json:
         hand_over(to_json(found))
     else:
@@ -219,8 +219,8 @@ def _doctor(args: argparse.Namespace) -> Exit:
         shown = {"machine": encode(found), "checks": encode(checks)}
         hand_over(json.dumps(shown, indent=1, allow_nan=False) + "\n")
     else:
-        tell("\n".join(this_machine.lines(found, checks)))
-    return this_machine.exit_code(found, checks)
+        tell("\n".join(this_machine.check_lines(found, checks)))
+    return this_machine.check_exit_code(found, checks)
 
 
 def _run(args: argparse.Namespace) -> Exit:

@@ -172,7 +172,7 @@ class Workbench(Protocol):
     def foreign_vram_bytes(self) -> int:
         """VRAM in use that isn't this process's: other programs', and what its context takes."""
 
-    def pulse(self) -> tuple[float, float] | None:
+    def small_latencies_s(self) -> tuple[float, float] | None:
         """Seconds from call to end of a small kernel and of a small copy, the middle one of a few each.
 
         None without a GPU.

@@ -18,7 +18,7 @@ from probes.fit.forecast import libraries
 from probes.fit.limits import CGROUP_LIMIT
 from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
 from probes.fit.search import Hint
-from probes.fit.worker import Ask, measure
+from probes.fit.worker import SearchRequest, measure
 from probes.placement.models.reading import from_config
 from probes.placement.planner.costs import Constants
 
@@ -146,8 +146,8 @@ def run(case: Case, device: str, machine: Constants | None = None, *, limit_s: f
     """Search, predict and brute-force one case. `seconds` are those of what `weir probe fit` does."""
     began = time.monotonic()
     place = machine or on_cpu()
-    ask = Ask(
-        case.config,
+    ask = SearchRequest(
+        json.dumps(dict(case.config)),
         case.asked,
         device,  # type: ignore[arg-type]
         case.axis,

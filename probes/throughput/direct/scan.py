@@ -114,12 +114,12 @@ class Asked:
     longest_s: float  # of a batch size's trials
 
 
-Oversee = Callable[..., supervisor.Ended[worker.Heard]]
+Oversee = Callable[..., supervisor.JobResult[worker.Heard]]
 
 
 def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     """A report without figures yet. Raises DeviceUnusable where torch is missing."""
-    found = this_machine.look()
+    found = this_machine.describe()
     listener.machine(found)
     if isinstance(found.torch, Unknown):
         raise DeviceUnusable(
@@ -133,7 +133,7 @@ def direct(
     asked: Asked,
     folder: Path,
     listener: Listener,
-    oversee: Oversee = supervisor.oversee,
+    oversee: Oversee = supervisor.run_job,
 ) -> tuple[ThroughputReport, Path]:
     """The report with its direct half, and its file in `folder`: written at once, then after each row.
 
@@ -201,7 +201,7 @@ class _Scan:
         limit_s = START_LIMIT_S + each_s * len(self._asked.settings.batches)
         so_far: list[worker.Heard] = []
 
-        def heard(message: worker.Heard) -> None:
+        def on_record(message: worker.Heard) -> None:
             so_far.append(message)
             if isinstance(message, BatchRow):
                 # the worker waits meanwhile: what is shown is kept, whatever kills this process later
@@ -209,7 +209,7 @@ class _Scan:
                 write_scan(self._with(partly, so_far), self._path)
                 self._listener.row(message)
 
-        ended = self._work(way, (way.device,), limit_s, heard)
+        ended = self._work(way, (way.device,), limit_s, on_record)
         return series_of(way, ended), ended.records
 
     def _work(
@@ -217,8 +217,8 @@ class _Scan:
         way: Way | None,
         on: tuple[Device, ...],
         limit_s: float,
-        heard: Callable[[worker.Heard], None] = lambda _message: None,
-    ) -> supervisor.Ended[worker.Heard]:
+        on_record: Callable[[worker.Heard], None] = lambda _message: None,
+    ) -> supervisor.JobResult[worker.Heard]:
         machine, settings = self._report.machine, self._asked.settings
         assert isinstance(machine.torch, TorchFacts)
         cpu = host.cpu_name(ROOT)
@@ -238,11 +238,15 @@ class _Scan:
             cpu_name="CPU" if isinstance(cpu, Unknown) else cpu,
         )
         return self._oversee(
-            job, worker.parse, limit_s=limit_s, heard=heard, command=supervisor.running(worker.__name__)
+            job,
+            worker.parse,
+            limit_s=limit_s,
+            on_record=on_record,
+            command=supervisor.module_command(worker.__name__),
         )
 
 
-def series_of(way: Way, ended: supervisor.Ended[worker.Heard]) -> Series:
+def series_of(way: Way, ended: supervisor.JobResult[worker.Heard]) -> Series:
     """A way's rows and how it ended, by its worker's messages and end. Pure."""
     rows, named = _rows(ended.records), _named(way, ended.records)
     last = next((one for one in ended.records if isinstance(one, SeriesEnd)), None)

@@ -55,7 +55,7 @@ def parse(line: Json) -> Heard | Done | Failed:
     return decode(ScanLine, line, "message").message
 
 
-def messages(job: ScanJob, _tell: worker.Tell) -> Iterator[Heard | Done | Failed]:
+def messages(job: ScanJob, _send: worker.Send) -> Iterator[Heard | Done | Failed]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
         require_torch("run it where torch is")
@@ -137,4 +137,4 @@ def _preload() -> None:
 
 
 if __name__ == "__main__":
-    worker.end(worker.work(sys.argv[1:], ScanJob, messages, preload=_preload))
+    worker.exit_now(worker.work(sys.argv[1:], ScanJob, messages, preload=_preload))

@@ -18,7 +18,14 @@ from probes.fit.answer import by_trials, on_cpu
 from probes.fit.limits import verdict_of
 from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.fit.search import Hint
-from probes.fit.worker import NOT_BEGUN, Ask, Began, Found, assembled, refuse_what_the_host_lacks
+from probes.fit.worker import (
+    NOT_BEGUN,
+    SearchMessage,
+    SearchRequest,
+    SearchStart,
+    assemble,
+    refuse_what_the_host_lacks,
+)
 from probes.reports.fit import draw, lines
 from probes.reports.fit_page import render_fit
 
@@ -188,9 +195,9 @@ def test_kinds_of_missing_memory_are_told_apart(kind: str, message: str, verdict
     assert verdict_of(kind, message) == verdict
 
 
-def ask(**changed: object) -> Ask:
+def ask(**changed: object) -> SearchRequest:
     given = {"hint": Hint(4), "most": 100, "limit_s": 120.0, **changed}
-    return Ask({}, Question("m"), "cpu", "batch", 1 << 30, **given)  # type: ignore[arg-type]
+    return SearchRequest("{}", Question("m"), "cpu", "batch", 1 << 30, **given)  # type: ignore[arg-type]
 
 
 def trial(size: int, *, fits: bool) -> Trial:
@@ -198,7 +205,7 @@ def trial(size: int, *, fits: bool) -> Trial:
 
 
 def test_an_interrupted_search_keeps_what_it_found() -> None:
-    found = assembled(
+    found = assemble(
         ask(), [trial(4, fits=True), trial(8, fits=False)], None, NOT_BEGUN, seconds=3.0, why="interrupted"
     )
     assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, 8, False)
@@ -208,8 +215,8 @@ def test_an_interrupted_search_keeps_what_it_found() -> None:
 
 def test_a_finished_search_says_peak_and_trace_of_the_largest() -> None:
     tried = [trial(4, fits=True), trial(5, fits=False)]
-    found = assembled(
-        ask(), tried, Found(taken=Taken(weights=390), device="x"), NOT_BEGUN, seconds=3.0, why=""
+    found = assemble(
+        ask(), tried, SearchMessage(taken=Taken(weights=390), device="x"), NOT_BEGUN, seconds=3.0, why=""
     )
     assert (found.largest.fits, found.largest.exact, found.ended) == (4, True, "")
     assert isinstance(found.at_size, Taken)
@@ -217,7 +224,7 @@ def test_a_finished_search_says_peak_and_trace_of_the_largest() -> None:
 
 def test_a_trial_out_of_time_is_neither_a_fit_nor_a_failure() -> None:
     late = Trial(9, "out_of_time", 60.0, NO, NO, NO)
-    found = assembled(ask(), [trial(4, fits=True), late], None, NOT_BEGUN, seconds=120.0, why="")
+    found = assemble(ask(), [trial(4, fits=True), late], None, NOT_BEGUN, seconds=120.0, why="")
     assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, None, False)
     assert "limit" in found.ended
 
@@ -254,8 +261,8 @@ def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_mi
 def test_what_trials_left_open_is_not_answered_with_it_does_not_fit(
     tried: tuple[Trial, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(asked: Ask, _heard: object) -> Measured:
-        return assembled(
+    def measure(asked: SearchRequest, _heard: object) -> Measured:
+        return assemble(
             asked, list(tried), None, NOT_BEGUN, seconds=3.0, why="the worker was killed by SIGKILL"
         )
 
@@ -306,8 +313,8 @@ def test_a_page_has_predicted_and_measured_in_columns_of_their_own() -> None:
     parts = Parts(100 * MIB, 200 * MIB, 50 * MIB, (Phase("step 2: backward", 350 * MIB),))
     tried = (replace(trial(4, fits=True), parts=parts), trial(5, fits=False))
     taken = Taken(weights=100 * MIB, optimizer=200 * MIB, activations=40 * MIB)
-    began = Began(Built(100 * MIB, 100 * MIB), "a cap")
-    found = assembled(ask(), list(tried), Found(taken=taken), began, seconds=3.0, why="")
+    began = SearchStart(Built(100 * MIB, 100 * MIB), "a cap")
+    found = assemble(ask(), list(tried), SearchMessage(taken=taken), began, seconds=3.0, why="")
     report = replace(_report(), measured=found, predicted_at_largest=taken)
     page = render_fit(report, raw="{}", name="fit.json")
     for text in (lines(report), page):
@@ -415,8 +422,8 @@ def small(size: int, rise: int = 30 * MIB) -> Trial:
 
 
 def tried(*trials: Trial, why: str = "") -> Measured:
-    began = Began(Built(50 * MIB, 50 * MIB), "a cap")
-    return assembled(ask(), list(trials), None, began, seconds=1.0, why=why)
+    began = SearchStart(Built(50 * MIB, 50 * MIB), "a cap")
+    return assemble(ask(), list(trials), None, began, seconds=1.0, why=why)
 
 
 TWENTY = Question("m", "training", batch=20)
@@ -487,7 +494,7 @@ def test_an_interrupt_before_two_trials_is_an_interrupt(
 ) -> None:
     monkeypatch.setattr(
         "probes.fit.worker.measure",
-        lambda asked, _heard: assembled(asked, [], None, NOT_BEGUN, seconds=1.0, why="interrupted"),
+        lambda asked, _heard: assemble(asked, [], None, NOT_BEGUN, seconds=1.0, why="interrupted"),
     )
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**GPT2, "model_type": "blenderbot"}), encoding="utf-8")
