@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from probes.core.unknown import Unknown
 from probes.measure.workbench import Clocked, Operation, Workbench
-from probes.records.samples import Clock
+from probes.records.rows import Clock
 from probes.records.stats import median
 
 WARMUPS = 3

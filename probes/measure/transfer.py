@@ -24,8 +24,7 @@ from probes.measure.workbench import (
     Workbench,
     mismatch,
 )
-from probes.records.rows import Gap, Measurement, Record, Small, SmallWork, case_name
-from probes.records.samples import Clock
+from probes.records.rows import Clock, Gap, Measurement, Record, Small, SmallWork, case_name
 from probes.records.schema import Settings
 
 KIB, MIB = 2**10, 2**20

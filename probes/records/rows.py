@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from probes.core.codec import DERIVED, shown
 from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
-from probes.records.samples import Clock, Repeated, Samples
 
 Label = Literal["vram", "host", "paged", "unclear"]
 Asked = Literal["vram", "zero_copy"]
@@ -303,3 +302,37 @@ def _are_times(samples: tuple[float, ...]) -> bool:
     """Whether there are any, none of them negative or endless, and more than half of them aren't zero."""
     ordered = sorted(samples)
     return bool(ordered) and ordered[0] >= 0 < ordered[(len(ordered) - 1) // 2] and ordered[-1] < _LONGEST_S
+
+
+Clock = Literal["device", "wall"]
+
+
+Samples = tuple[float, ...]
+
+
+class Repeated:
+    """A case that several processes measured: `repeats` are what the later ones did."""
+
+    device_s: Samples | Unknown
+    wall_s: Samples
+    repeats: tuple[Any, ...]
+
+    @property
+    def leading(self) -> Clock:
+        """The clock behind the figure that is shown: the device's, the wall's where there is no other."""
+        return "device" if isinstance(self.device_s, tuple) else "wall"
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's samples by the leading clock, seconds per operation."""
+        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the leading clock, of each process."""
+        return tuple(one.samples_s for one in (self, *self.repeats))
+
+    @property
+    def walls_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(one.wall_s for one in (self, *self.repeats))

@@ -6,7 +6,6 @@ A gauge has a figure or a reason why there is none; a figure that isn't known is
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from probes.core.codec import Misfit, decode
 from probes.core.unknown import Unknown
@@ -165,35 +164,3 @@ def subject_from(value: object, where: str) -> Subject:
     if subject.interval_s < SHORTEST_S:
         raise Misfit(f"{where}.interval_s: expected a time above 0, found {subject.interval_s!r}")
     return subject
-
-
-Clock = Literal["device", "wall"]
-Samples = tuple[float, ...]
-
-
-class Repeated:
-    """A case that several processes measured: `repeats` are what the later ones did."""
-
-    device_s: Samples | Unknown
-    wall_s: Samples
-    repeats: tuple[Any, ...]
-
-    @property
-    def leading(self) -> Clock:
-        """The clock behind the figure that is shown: the device's, the wall's where there is no other."""
-        return "device" if isinstance(self.device_s, tuple) else "wall"
-
-    @property
-    def samples_s(self) -> Samples:
-        """This process's samples by the leading clock, seconds per operation."""
-        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
-
-    @property
-    def times_s(self) -> tuple[Samples, ...]:
-        """The samples by the leading clock, of each process."""
-        return tuple(one.samples_s for one in (self, *self.repeats))
-
-    @property
-    def walls_s(self) -> tuple[Samples, ...]:
-        """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))
