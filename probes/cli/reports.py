@@ -17,7 +17,7 @@ from probes.core.output import flag, hand_over, option, tell
 from probes.core.quoting import markdown_block
 from probes.records.files import reading, reserving, writing
 from probes.records.schema import ProbeReport, named_report
-from probes.records.watched import WatchReport
+from probes.records.watch import WatchReport
 from probes.watch.recording import is_watch_file, named_watch
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _schema(args: argparse.Namespace) -> Exit:
     from probes.fit.answer import fit_schema
     from probes.placement.plan_file import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
-    from probes.records.watched import watch_schema
+    from probes.records.watch import watch_schema
     from probes.throughput.document import throughput_schema
 
     made = {

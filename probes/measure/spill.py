@@ -12,7 +12,7 @@ from probes.core.errors import ContentMismatch, OutOfMemory, Unsupported
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.measure.workbench import WORD_BYTES, Kind, Memory, Pattern, Span, Workbench
-from probes.records.rows import Asked, Block, Expectation, Gap, Reading, Record, Request, Stop
+from probes.records.rows import Block, BlockKind, Expectation, Gap, Reading, Record, Request, Stop
 from probes.records.schema import Settings
 
 KINDS: tuple[Kind, ...] = ("vram", "pinned", "pageable")
@@ -241,7 +241,7 @@ def _request(state: _Run) -> Request:
     return Request("block", state.plan.block_bytes, held, free, state.plan.cap_bytes, granted, message)
 
 
-def _add(state: _Run, asked: Asked, *, control: bool) -> None:
+def _add(state: _Run, asked: BlockKind, *, control: bool) -> None:
     """Allocate and touch one block, noting what the driver's accounts did meanwhile."""
     bench, n_bytes = state.bench, state.plan.block_bytes
     free, gtt = bench.vram_free_bytes(), state.gauges.gtt_used_bytes()

@@ -1,4 +1,7 @@
-"""The records that probes make: what was measured, asked for, seen, and why something was not."""
+"""The records that probes make: timings, memory requests and their answers, gauges, gaps. Pure.
+
+Their docstrings are the descriptions in the JSON Schema of reports. Times are in seconds.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +13,16 @@ from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
 
 Label = Literal["vram", "host", "paged", "unclear"]
-Asked = Literal["vram", "zero_copy"]
+BlockKind = Literal["vram", "zero_copy"]
 Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
 Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed", "placed"]
 Way = Literal["copy_first", "in_place"]
 Purpose = Literal["block", "oversize", "forced"]
 SmallWork = Literal["layers", "product", "unpack"]
+SMALL_LAYERS: Final = 8  # of the work "layers"
+SMALL_WIDTH: Final = 768  # of the works "product" and "unpack"
+Clock = Literal["device", "wall"]
+Samples = tuple[float, ...]  # seconds
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,34 @@ UNWATCHED = Unknown("nothing was watched")
 def case_name(*parts: object) -> str:
     """The name of one case of a probe, by which a resumed run knows what is done."""
     return " ".join(map(str, parts))
+
+
+class Repeated:
+    """A case that several processes measured: `repeats` are what the later ones did."""
+
+    device_s: Samples | Unknown
+    wall_s: Samples
+    repeats: tuple[Any, ...]
+
+    @property
+    def leading(self) -> Clock:
+        """The clock behind the figure that is shown: the device's, the wall's where there is no other."""
+        return "device" if isinstance(self.device_s, tuple) else "wall"
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's samples by the leading clock, seconds per operation."""
+        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the leading clock, of each process."""
+        return tuple(one.samples_s for one in (self, *self.repeats))
+
+    @property
+    def walls_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(one.wall_s for one in (self, *self.repeats))
 
 
 @dataclass(frozen=True)
@@ -153,7 +188,7 @@ class Block:
 
     tag: ClassVar[str] = "block"
     index: int
-    asked: Asked  # zero_copy blocks are controls: known to be in host memory
+    asked: BlockKind  # zero_copy blocks are controls: known to be in host memory
     control: bool
     n_bytes: int
     read_s: tuple[float, ...]
@@ -240,10 +275,6 @@ class NumaPlaces:
     held: bool  # to the GPU's node, by --numa gpu
 
 
-SMALL_LAYERS: Final = 8
-SMALL_WIDTH: Final = 768
-
-
 @dataclass(frozen=True)
 class Small:
     """How long one process took for small work, whose bytes hardly count: what plans know of launches.
@@ -262,6 +293,7 @@ Timed = Measurement | Reads | Pass  # rows with samples, which every round measu
 Case = Measurement | Gap | Reads | Pass  # records of their own; a resumed run keeps them
 Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass | NumaPlaces
 
+# ---- what files from outside may not hold ------------------------------------------------------------
 
 _TIMES = ("wall_s", "device_s", "read_s")
 _LONGEST_S = 1e9  # 30 years
@@ -302,37 +334,3 @@ def _are_times(samples: tuple[float, ...]) -> bool:
     """Whether there are any, none of them negative or endless, and more than half of them aren't zero."""
     ordered = sorted(samples)
     return bool(ordered) and ordered[0] >= 0 < ordered[(len(ordered) - 1) // 2] and ordered[-1] < _LONGEST_S
-
-
-Clock = Literal["device", "wall"]
-
-
-Samples = tuple[float, ...]
-
-
-class Repeated:
-    """A case that several processes measured: `repeats` are what the later ones did."""
-
-    device_s: Samples | Unknown
-    wall_s: Samples
-    repeats: tuple[Any, ...]
-
-    @property
-    def leading(self) -> Clock:
-        """The clock behind the figure that is shown: the device's, the wall's where there is no other."""
-        return "device" if isinstance(self.device_s, tuple) else "wall"
-
-    @property
-    def samples_s(self) -> Samples:
-        """This process's samples by the leading clock, seconds per operation."""
-        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
-
-    @property
-    def times_s(self) -> tuple[Samples, ...]:
-        """The samples by the leading clock, of each process."""
-        return tuple(one.samples_s for one in (self, *self.repeats))
-
-    @property
-    def walls_s(self) -> tuple[Samples, ...]:
-        """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))

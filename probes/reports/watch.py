@@ -4,14 +4,17 @@ from collections.abc import Sequence
 
 from probes.core.units import binary_bytes, decimal_bytes, duration
 from probes.core.unknown import Unknown
-from probes.records.samples import GAUGES, CardSample, Sample, Subject
-from probes.records.watched import (
+from probes.records.watch import (
+    GAUGES,
     Allocator,
+    CardSample,
     CardWatch,
     Ended,
     Energy,
+    Sample,
     Saturation,
     Slowdowns,
+    Subject,
     Track,
     WatchReport,
 )

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 
 from probes.core.quoting import html, terminal
 from probes.core.unknown import Unknown
-from probes.records.samples import GAUGES
-from probes.records.watched import Track, WatchReport
+from probes.records.watch import GAUGES, Track, WatchReport
 from probes.reports.canvas import legend_below, panels_of, plot_of
 from probes.reports.html import Plot, answer_section, figure, framed, header, moment, raw_section
 from probes.reports.svg import light

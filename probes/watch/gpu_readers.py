@@ -16,7 +16,7 @@ from probes.hardware.gpu_metrics import Metrics
 from probes.hardware.nvml import Nvml, NvmlCard
 from probes.hardware.sysfs import is_there, listed, read_text
 from probes.records.facts import Card, NvidiaCard
-from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
+from probes.records.watch import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
 from probes.watch.readers import KeptFile, Rate
 
 METRICS_BYTES = 4096  # the largest table known has 3,360

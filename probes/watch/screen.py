@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from probes.core.output import can_redraw, tell
 from probes.core.quoting import terminal
 from probes.core.unknown import Unknown
-from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
+from probes.records.watch import CARD_GAUGES, MACHINE_GAUGES, Sample, Subject
 from probes.reports.watch import figure, sample_line, subject_lines
 
 if TYPE_CHECKING:
