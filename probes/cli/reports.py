@@ -104,7 +104,7 @@ def _read(source: Path, *, makers: str = ANY_MAKER) -> "tuple[Report, str]":
     `makers`: the verbs whose reports are wanted. A report's kind is seen by reading it, so what can be read
     only once, a pipe, is copied first.
     """
-    from probes.fit.answer import is_fit, named_fit
+    from probes.fit.question import is_fit, named_fit
     from probes.throughput.document import MOST_BYTES, is_scan, named_scan
 
     make_one = f"name a report that one of these has written: {probe_command()} {makers}"
@@ -197,7 +197,7 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 
 
 def _schema(args: argparse.Namespace) -> Exit:
-    from probes.fit.answer import fit_schema
+    from probes.fit.question import fit_schema
     from probes.placement.plan_file import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
     from probes.records.watch import watch_schema

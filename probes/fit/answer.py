@@ -3,19 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from probes.core import files
-from probes.core.codec import check_figures, decode, shown
-from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, ReportError, UsageError
-from probes.core.invocation import probe_command
+from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, UsageError
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.forecast import MOST, Forecast, Place, forecast, largest, most_of, place_of, with_size
 from probes.fit.question import (
-    FIT_SCHEMA,
-    LARGEST_ON_LINE,
     SHORT_OF_MEMORY,
     STATES,
     VERDICTS,
@@ -24,20 +18,15 @@ from probes.fit.question import (
     FitReport,
     Knob,
     Largest,
-    Line,
     Measured,
     Question,
     Taken,
     Trial,
-    highest,
-    last,
-    through,
 )
+from probes.fit.search import LARGEST_ON_LINE, Line, highest, last, through
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.costs import Constants
 from probes.placement.planner.profile import profile
-from probes.records.files import json_of, reading, word_under
-from probes.records.json_schema import document
 
 LORA_RANK: Final = 16
 Predict = Callable[[Question], Forecast]
@@ -345,38 +334,3 @@ def _taken(built: Built, asked: Question, peak: int) -> Taken:
         optimizer=STATES[asked.optimizer] * built.trained if training else 0,
     )
     return replace(known, activations=max(peak - known.total, 0))
-
-
-MOST_BYTES: Final = 16 << 20
-FAMILY: Final = FIT_SCHEMA.rpartition("/")[0] + "/"  # of any version
-
-
-def is_fit(path: Path) -> bool:
-    """Whether a file holds an answer of `fit`, of any version; a file that can't be read doesn't."""
-    return bool(word_under(path, "schema", FAMILY, most_bytes=MOST_BYTES))
-
-
-def named_fit(path: Path, *, name: Path | None = None) -> tuple[FitReport, str]:
-    """The answer in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
-    with reading(name or path, f"make one: {probe_command()} fit MODEL --json FILE"):
-        text = files.read_text(path, most_bytes=MOST_BYTES)
-        value = json_of(text)
-        version = value.get("schema") if isinstance(value, dict) else None
-        if version != FIT_SCHEMA:
-            raise ReportError(
-                f"its schema is {shown(version)}, this program reads {FIT_SCHEMA}",
-                "read it with the Weir that wrote it",
-            )
-        check_figures(value)
-        return decode(FitReport, value, "answer"), text
-
-
-def fit_schema() -> str:
-    """The JSON Schema of answers."""
-    return document(
-        FitReport,
-        title="Weir fit",
-        description="What a model takes in a pass or a training step, and the largest batch and longest "
-        "sequence within a budget. What is under `measured` comes from trials; all else is predicted.",
-        versions={"schema": (FIT_SCHEMA,)},
-    )

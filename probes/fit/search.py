@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final
 
-from probes.fit import question
+from probes.fit import search
 from probes.fit.question import Axis, Largest
 
 FAR: Final = 4  # one more try is at least this share (a quarter) beyond the largest size that fits
@@ -120,7 +120,7 @@ def _along(known: Mapping[int, Tried], hint: Hint, budget: int) -> int | None:
         return None
     below = [size for size in peaks if size <= low - max(low // APART, 1)]
     if below and len(peaks[max(below)]) == len(peaks[low]):
-        return question.last(question.through(max(below), peaks[max(below)], low, peaks[low]), budget)
+        return search.last(search.through(max(below), peaks[max(below)], low, peaks[low]), budget)
     return low + (budget - max(peaks[low])) // hint.rise if hint.rise else None
 
 
@@ -147,3 +147,44 @@ def _contradictions(tries: Sequence[tuple[int, bool]]) -> tuple[tuple[int, int],
     """Sizes that failed, each with one as large or larger that fitted."""
     bad, good = ({size for size, fits in tries if fits is which} for which in (False, True))
     return tuple(sorted((b, g) for b in bad for g in good if b <= g))
+
+
+LARGEST_ON_LINE: Final = 10**9  # of a size: where a line rises by next to nothing
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes at size 0, and for each step of the size."""
+
+    start: float
+    rise: float
+
+    def at(self, size: int) -> float:
+        """Bytes at a size."""
+        return self.start + self.rise * size
+
+    def last(self, budget: int) -> int:
+        """The largest size at which it is within a budget; 0 where there is none."""
+        if self.rise <= 0:
+            return LARGEST_ON_LINE if self.start <= budget else 0
+        return max(min(int((budget - self.start) // self.rise), LARGEST_ON_LINE), 0)
+
+
+def through(low: int, low_peaks: Sequence[int], high: int, high_peaks: Sequence[int]) -> tuple[Line, ...]:
+    """The lines through the peaks at two sizes, phase by phase. None falls."""
+    return tuple(_line(low, before, high, after) for before, after in zip(low_peaks, high_peaks, strict=True))
+
+
+def _line(low: int, before: int, high: int, after: int) -> Line:
+    rise = max((after - before) / (high - low), 0.0)
+    return Line(after - rise * high, rise)
+
+
+def last(lines: Sequence[Line], budget: int) -> int:
+    """The largest size at which every phase is within a budget."""
+    return min(line.last(budget) for line in lines)
+
+
+def highest(lines: Sequence[Line], size: int) -> int:
+    """Bytes that a size takes."""
+    return round(max(line.at(size) for line in lines))
