@@ -23,11 +23,11 @@ from probes.cli.arguments import (
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.core.output import flag, hand_over, option, say, tell
-from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.fit.report import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.files import reserving
 
 if TYPE_CHECKING:
-    from probes.fit.question import FitReport, Measured, Precision
+    from probes.fit.report import FitReport, Measured, Precision
     from probes.fit.worker import SearchRequest
     from probes.placement.models.description import ModelDescription
     from probes.placement.planner.costs import Constants
@@ -144,12 +144,12 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
 
 def _report(args: argparse.Namespace, question: Question) -> "FitReport":
     """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
-    from probes.fit.answer import answer, by_trials, compared, on_cpu, room
+    from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants
     from probes.fit.forecast import CPU, most_of
     from probes.placement.models.reading import config_of
     from probes.placement.planner.request import constants, described
 
-    machine = on_cpu() if args.measure == "cpu" else constants(args.machine)
+    machine = cpu_constants() if args.measure == "cpu" else constants(args.machine)
     refuse_more_than_the_card("--budget", args.budget, machine)
     try:
         model = described(args.model)
@@ -161,7 +161,7 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
             raise ModelUnknown(unknown.message, f"{unknown.hint}; or try it for real: {TRY_IT}") from unknown
         config = config_of(args.model)
         say(f"{unknown.message}; so two small trials say what a larger one takes")
-        budget = room(machine, args.budget, CPU)
+        budget = budget_for_torch(machine, args.budget, CPU)
         measured = _measured(_request(args, config, question, budget))
         try:
             return by_trials(question, machine, budget, measured)
@@ -200,8 +200,8 @@ def guided(
     request: "SearchRequest", report: "FitReport", model: "ModelDescription", machine: "Constants"
 ) -> "SearchRequest":
     """The request with a search that begins at the predicted size."""
-    from probes.fit.answer import rise
-    from probes.fit.question import Largest
+    from probes.fit.answer import predicted_rise
+    from probes.fit.report import Largest
     from probes.fit.search import Hint
 
     predicted = report.predicted_largest_batch if request.axis == "batch" else report.predicted_largest_tokens
@@ -209,13 +209,13 @@ def guided(
     ends = predicted.exact and predicted.fails is None
     most = predicted.fits if ends else MOST_TRIED
     guess = min(max(predicted.fits, 1), most)
-    slope = rise(model, request.question, machine, request.axis, guess)
+    slope = predicted_rise(model, request.question, machine, request.axis, guess)
     return replace(request, hint=Hint(guess, slope), most=most)
 
 
 def _measured(request: "SearchRequest") -> "Measured":
     """Run the trials, and print each as it ends."""
-    from probes.fit.question import VERDICTS
+    from probes.fit.report import VERDICTS
     from probes.fit.worker import measure
 
     return measure(request, lambda trial: say(f"{request.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
@@ -223,7 +223,7 @@ def _measured(request: "SearchRequest") -> "Measured":
 
 def _exit(report: "FitReport") -> Exit:
     """The measurement's verdict where there is one, else the prediction's."""
-    from probes.fit.question import SHORT_OF_MEMORY, Measured
+    from probes.fit.report import SHORT_OF_MEMORY, Measured
 
     measured = report.measured
     if not isinstance(measured, Measured):

@@ -21,7 +21,7 @@ from probes.records.watch import WatchReport
 from probes.watch.recording import is_watch_file, named_watch
 
 if TYPE_CHECKING:
-    from probes.fit.question import FitReport
+    from probes.fit.report import FitReport
     from probes.throughput.document import ThroughputReport
 
     Report = ProbeReport | ThroughputReport | WatchReport | FitReport
@@ -66,7 +66,7 @@ def shown(path: Path, *, markdown: bool) -> str:
 
         text = "\n".join(report_lines(report))
         return markdown_block(text) if markdown else text
-    from probes.fit.question import FitReport
+    from probes.fit.report import FitReport
 
     if isinstance(report, FitReport):
         from probes.reports.fit import lines
@@ -104,7 +104,7 @@ def _read(source: Path, *, makers: str = ANY_MAKER) -> "tuple[Report, str]":
     `makers`: the verbs whose reports are wanted. A report's kind is seen by reading it, so what can be read
     only once, a pipe, is copied first.
     """
-    from probes.fit.question import is_fit, named_fit
+    from probes.fit.report import is_fit, named_fit
     from probes.throughput.document import MOST_BYTES, is_scan, named_scan
 
     make_one = f"name a report that one of these has written: {probe_command()} {makers}"
@@ -122,7 +122,7 @@ def _read(source: Path, *, makers: str = ANY_MAKER) -> "tuple[Report, str]":
 
 def _page(report: "Report", *, raw: str, name: str) -> str:
     """The page of a report, by its kind. Raises LibraryMissing."""
-    from probes.fit.question import FitReport
+    from probes.fit.report import FitReport
 
     if isinstance(report, FitReport):  # its picture is our own
         from probes.reports.fit_page import render_fit
@@ -169,7 +169,7 @@ def _compare(args: argparse.Namespace) -> Exit:
 def _kind(report: "Report") -> str:
     if isinstance(report, ProbeReport):
         return "a probe report"
-    from probes.fit.question import FitReport
+    from probes.fit.report import FitReport
 
     if isinstance(report, FitReport):
         return "an answer of `fit`"
@@ -197,7 +197,7 @@ def _prometheus(args: argparse.Namespace) -> Exit:
 
 
 def _schema(args: argparse.Namespace) -> Exit:
-    from probes.fit.question import fit_schema
+    from probes.fit.report import fit_schema
     from probes.placement.plan_file import cards_schema, plan_schema
     from probes.records.json_schema import report_schema
     from probes.records.watch import watch_schema

@@ -1,4 +1,4 @@
-"""Puts an answer together from predictions, and from trials where there were any. Pure."""
+"""Puts an answer together from predictions and trials, with the changes that would save memory. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, UsageError
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.forecast import MOST, Forecast, Place, forecast, largest, most_of, place_of, with_size
-from probes.fit.question import (
+from probes.fit.report import (
     SHORT_OF_MEMORY,
     STATES,
     VERDICTS,
@@ -23,7 +23,7 @@ from probes.fit.question import (
     Taken,
     Trial,
 )
-from probes.fit.search import LARGEST_ON_LINE, Line, highest, last, through
+from probes.fit.search import LARGEST_ON_LINE, Line, largest_on_lines, lines_through, peak_on_lines
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.costs import Constants
 from probes.placement.planner.profile import profile
@@ -35,74 +35,77 @@ HALVES: Final = "weights and sums have 8 bits of precision; small updates may be
 HALF_FLOATS: Final = "largest value 65504: losses need scaling"
 
 
-def changes(asked: Question) -> Iterator[tuple[str, Question, str]]:
+# ---- changes that save memory -------------------------------------------------------------------------
+
+
+def changes(question: Question) -> Iterator[tuple[str, Question, str]]:
     """Each single change: its name, the question after it, what it costs."""
-    if asked.batch > 1:
-        fewer = (asked.batch + 1) // 2
-        if asked.task == "training":
-            times = -(-asked.batch * asked.accumulate // fewer)
+    if question.batch > 1:
+        fewer = (question.batch + 1) // 2
+        if question.task == "training":
+            times = -(-question.batch * question.accumulate // fewer)
             yield (
                 f"batch {fewer}, accumulated {times} times",
-                replace(asked, batch=fewer, accumulate=times),
+                replace(question, batch=fewer, accumulate=times),
                 "same step, more and smaller passes; no such sum for batch norms",
             )
-        yield f"batch {fewer}", replace(asked, batch=fewer), "fewer sequences at once"
-    if asked.tokens > 1:
-        fewer = (asked.tokens + 1) // 2
-        yield f"sequences of {fewer} tokens", replace(asked, tokens=fewer), "shorter texts"
-    yield from _precisions(asked)
-    if asked.task == "training":
-        yield from _training(asked)
+        yield f"batch {fewer}", replace(question, batch=fewer), "fewer sequences at once"
+    if question.tokens > 1:
+        fewer = (question.tokens + 1) // 2
+        yield f"sequences of {fewer} tokens", replace(question, tokens=fewer), "shorter texts"
+    yield from _precisions(question)
+    if question.task == "training":
+        yield from _training(question)
 
 
-def _precisions(asked: Question) -> Iterator[tuple[str, Question, str]]:
-    if asked.precision == "fp32" and asked.task == "training":
+def _precisions(question: Question) -> Iterator[tuple[str, Question, str]]:
+    if question.precision == "fp32" and question.task == "training":
         costs = "products in halves; weights and updates stay exact"
-        yield "precision amp-bf16", replace(asked, precision="amp-bf16"), costs
-    if asked.precision in ("fp32", "amp-bf16", "amp-fp16"):
-        yield "precision bf16", replace(asked, precision="bf16"), HALVES
-    if asked.precision == "fp32" and asked.task == "inference":
-        yield "precision fp16", replace(asked, precision="fp16"), HALF_FLOATS
+        yield "precision amp-bf16", replace(question, precision="amp-bf16"), costs
+    if question.precision in ("fp32", "amp-bf16", "amp-fp16"):
+        yield "precision bf16", replace(question, precision="bf16"), HALVES
+    if question.precision == "fp32" and question.task == "inference":
+        yield "precision fp16", replace(question, precision="fp16"), HALF_FLOATS
 
 
-def _training(asked: Question) -> Iterator[tuple[str, Question, str]]:
-    if not asked.checkpointing:
+def _training(question: Question) -> Iterator[tuple[str, Question, str]]:
+    if not question.checkpointing:
         yield (
             "gradient checkpointing",
-            replace(asked, checkpointing=True),
+            replace(question, checkpointing=True),
             "each layer is computed once more: about a third more time a step",
         )
-    if not asked.lora_rank:
+    if not question.lora_rank:
         yield (
             f"LoRA of rank {LORA_RANK}",
-            replace(asked, lora_rank=LORA_RANK),
+            replace(question, lora_rank=LORA_RANK),
             "trains adapters only; needs peft",
         )
-    if asked.optimizer == "adamw":
+    if question.optimizer == "adamw":
         yield (
             "optimizer momentum",
-            replace(asked, optimizer="momentum"),
+            replace(question, optimizer="momentum"),
             "one state instead of two; the learning rate must be tuned again",
         )
-    if asked.optimizer != "sgd":
+    if question.optimizer != "sgd":
         yield (
             "optimizer sgd",
-            replace(asked, optimizer="sgd"),
+            replace(question, optimizer="sgd"),
             "no state; the learning rate must be tuned again",
         )
-    if asked.accumulate > 1:
+    if question.accumulate > 1:
         yield (
             "no accumulation",
-            replace(asked, accumulate=1),
+            replace(question, accumulate=1),
             "smaller steps; gradients aren't kept during a forward pass",
         )
 
 
-def knobs(asked: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
+def knobs(question: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
     """All single changes, the one that saves most first. `budget` is without the driver's context."""
-    now = predict(asked).taken
-    found = []
-    for name, changed, cost in changes(asked):
+    now = predict(question).taken
+    found_knobs = []
+    for name, changed, cost in changes(question):
         try:
             then = predict(changed).taken
         except ProbeError:  # it can't be asked of this model
@@ -113,9 +116,11 @@ def knobs(asked: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
             return taken.total - taken.context
 
         most = largest(total, budget, "batch").fits
-        found.append(Knob(name, now.total - then.total, then.total, most, cost))
-    return tuple(sorted(found, key=lambda knob: -knob.saves))
+        found_knobs.append(Knob(name, now.total - then.total, then.total, most, cost))
+    return tuple(sorted(found_knobs, key=lambda knob: -knob.saves))
 
+
+# ---- by rules -----------------------------------------------------------------------------------------
 
 MOST_BLOCKS: Final = 256  # twice those of the deepest published model; each is gone through for every size
 NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu")
@@ -123,7 +128,7 @@ NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu"
 
 def answer(
     model: ModelDescription,
-    asked: Question,
+    question: Question,
     machine: Constants,
     *,
     budget: int | None,
@@ -131,66 +136,68 @@ def answer(
     measured: Measured | Unknown = NOT_ASKED,
 ) -> FitReport:
     """What the rules predict for a machine, beside what was measured. Raises ModelUnknown and UsageError."""
-    where = place or place_of(machine, model, asked)
+    where = place or place_of(machine, model, question)
     if len(model.blocks) > MOST_BLOCKS:
         raise ModelUnknown(
             f"{model.name[:80]} has {len(model.blocks):,} blocks, more than the {MOST_BLOCKS} predicted here",
             "check its number of layers: num_hidden_layers or n_layer",
         )
     longest = most_of(model, "tokens")
-    if longest < MOST and asked.tokens > longest:
+    if longest < MOST and question.tokens > longest:
         raise UsageError(
-            f"{model.name[:80]} has {longest} learned positions, and {asked.tokens} tokens are asked for",
+            f"{model.name[:80]} has {longest} learned positions, and {question.tokens} tokens are asked for",
             f"ask for shorter sequences: --tokens {longest}",
         )
 
     @lru_cache(maxsize=4096)
-    def predict(question: Question) -> Forecast:
-        return forecast(model, question, where)
+    def predict(changed: Question) -> Forecast:
+        return forecast(model, changed, where)
 
-    most = room(machine, budget, where)
-    found = predict(asked)
-    needs = found.taken.total - found.taken.context
+    most = budget_for_torch(machine, budget, where)
+    predicted = predict(question)
+    needs = predicted.taken.total - predicted.taken.context
     return FitReport(
-        question=asked,
+        question=question,
         machine=machine.name,
         constants=machine.origin,
         budget_bytes=most,
         predicted_by="rules",
-        predicted=found.taken,
-        moment=found.moment,
+        predicted=predicted.taken,
+        moment=predicted.moment,
         fits=needs <= most,
-        predicted_largest_batch=_largest(predict, model, asked, "batch", budget=most),
-        predicted_largest_tokens=_largest(predict, model, asked, "tokens", budget=most),
+        predicted_largest_batch=_largest(predict, model, question, "batch", budget=most),
+        predicted_largest_tokens=_largest(predict, model, question, "tokens", budget=most),
         smallest_budget_bytes=needs,
-        knobs=knobs(asked, predict, most),
+        knobs=knobs(question, predict, most),
         measured=measured,
         notes=_notes(model, machine, where, budget),
     )
 
 
-def rise(model: ModelDescription, asked: Question, machine: Constants, axis: Axis, size: int) -> int:
+def predicted_rise(
+    model: ModelDescription, question: Question, machine: Constants, axis: Axis, size: int
+) -> int:
     """Bytes that one further step of an axis takes at a size, predicted."""
-    where, least = place_of(machine, model, asked), max(min(size, most_of(model, axis) - 1), 1)
-    low, high = (forecast(model, with_size(asked, axis, n), where).taken.total for n in (least, least + 1))
+    where, least = place_of(machine, model, question), max(min(size, most_of(model, axis) - 1), 1)
+    low, high = (forecast(model, with_size(question, axis, n), where).taken.total for n in (least, least + 1))
     return high - low
 
 
-def compared(report: FitReport, model: ModelDescription, machine: Constants, found: Measured) -> FitReport:
+def compared(report: FitReport, model: ModelDescription, machine: Constants, measured: Measured) -> FitReport:
     """The answer with what was measured, and what is predicted at the largest size that fits."""
-    if not found.largest.fits:
-        return replace(report, measured=found)
-    asked = with_size(report.question, found.largest.axis, found.largest.fits)
-    taken = forecast(model, asked, place_of(machine, model, asked)).taken
-    return replace(report, measured=found, predicted_at_largest=taken)
+    if not measured.largest.fits:
+        return replace(report, measured=measured)
+    question = with_size(report.question, measured.largest.axis, measured.largest.fits)
+    taken = forecast(model, question, place_of(machine, model, question)).taken
+    return replace(report, measured=measured, predicted_at_largest=taken)
 
 
-def on_cpu() -> Constants:
+def cpu_constants() -> Constants:
     """The constants of a machine without a GPU, as far as bytes go."""
     return replace(profile("h200"), name="the CPU's memory", origin="no GPU", vram_bytes=0, notes=())
 
 
-def room(machine: Constants, budget: int | None, place: Place) -> int:
+def budget_for_torch(machine: Constants, budget: int | None, place: Place) -> int:
     """Bytes that torch may take: the budget, and never more than the card has beside the context."""
     card = max(machine.vram_bytes - place.context, 0) if machine.has_gpu else None
     if budget is None:
@@ -201,13 +208,13 @@ def room(machine: Constants, budget: int | None, place: Place) -> int:
 def _largest(
     predict: Callable[[Question], Forecast],
     model: ModelDescription,
-    asked: Question,
+    question: Question,
     axis: Axis,
     *,
     budget: int,
 ) -> Largest:
     def total(size: int) -> int:
-        taken = predict(with_size(asked, axis, size)).taken
+        taken = predict(with_size(question, axis, size)).taken
         return taken.total - taken.context
 
     return largest(total, budget, axis, most=most_of(model, axis))
@@ -215,7 +222,7 @@ def _largest(
 
 def _notes(model: ModelDescription, machine: Constants, place: Place, budget: int | None) -> tuple[str, ...]:
     notes = [*model.notes, *machine.notes]
-    if budget is not None and (most := room(machine, budget, place)) < budget:
+    if budget is not None and (most := budget_for_torch(machine, budget, place)) < budget:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
     if machine.has_gpu and place.attending == "math":
         notes.append(
@@ -225,24 +232,29 @@ def _notes(model: ModelDescription, machine: Constants, place: Place, budget: in
     return tuple(notes)
 
 
+# ---- by two trials, where there are no rules ----------------------------------------------------------
+
 TWO_TRIALS: Final = "two trials"
 LEAST_RISE: Final = 1 << 20  # bytes; two processes that do the same differ by less than this
 NOT_TRIED: Final = Unknown("there are no rules for this architecture, and no trial made this larger")
 TOO_CLOSE: Final = Unknown(f"no two trials that fit differ by {binary_bytes(LEAST_RISE)} or more")
 
 
-def by_trials(asked: Question, machine: Constants, budget: int, measured: Measured) -> FitReport:
-    """What two small trials say. Raises DoesNotFit, or ProbeError where the asked size stays open."""
+def by_trials(question: Question, machine: Constants, budget: int, measured: Measured) -> FitReport:
+    """The answer of two small trials, where there are no rules.
+
+    Raises DoesNotFit, or ProbeError where they don't say whether the question fits.
+    """
     axis = measured.largest.axis
-    wanted = asked.batch if axis == "batch" else asked.tokens
+    wanted = question.batch if axis == "batch" else question.tokens
     lines = _through(measured.trials)
     peak = _peak(lines, measured.trials, wanted)
     if peak is None or isinstance(measured.built, Unknown):
         raise _unanswered(measured, wanted, budget)
-    taken = _taken(measured.built, asked, peak)
-    found = _largest_on_lines(lines, budget, axis)
+    taken = _taken(measured.built, question, peak)
+    largest_by_lines = _largest_on_lines(lines, budget, axis)
     return FitReport(
-        question=asked,
+        question=question,
         machine=machine.name,
         constants=machine.origin,
         budget_bytes=budget,
@@ -250,13 +262,13 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
         predicted=taken,
         moment="in two small trials, extrapolated",
         fits=taken.total <= budget,
-        predicted_largest_batch=found if axis == "batch" else NOT_TRIED,
-        predicted_largest_tokens=found if axis == "tokens" else NOT_TRIED,
+        predicted_largest_batch=largest_by_lines if axis == "batch" else NOT_TRIED,
+        predicted_largest_tokens=largest_by_lines if axis == "tokens" else NOT_TRIED,
         smallest_budget_bytes=taken.total,
         knobs=(),
         predicted_at_largest=lines
         if isinstance(lines, Unknown)
-        else _taken(measured.built, asked, highest(lines, measured.largest.fits)),
+        else _taken(measured.built, question, peak_on_lines(lines, measured.largest.fits)),
         measured=measured,
         notes=(
             "there are no rules for this architecture: weights are exact, from its modules; activations are "
@@ -267,14 +279,14 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
 
 
 def _through(trials: Sequence[Trial]) -> tuple[Line, ...] | Unknown:
-    """The lines through the smallest size that fits and the next one that takes clearly more."""
-    found = _peaks(trials)
-    for size, peaks in found[1:]:
-        first, low = found[0]
+    """The lines through the smallest size that fits and the next one that takes clearly more bytes."""
+    peaks_of_sizes = _peaks(trials)
+    for size, peaks in peaks_of_sizes[1:]:
+        first, low = peaks_of_sizes[0]
         alike = len(low) == len(peaks)  # parts of a model that few tokens don't reach have no phases
         before, after = (low, peaks) if alike else ([max(low)], [max(peaks)])
         if max(map(int.__sub__, after, before)) >= LEAST_RISE:
-            return through(first, before, size, after)
+            return lines_through(first, before, size, after)
     return TOO_CLOSE
 
 
@@ -290,7 +302,7 @@ def _peaks(trials: Sequence[Trial]) -> list[tuple[int, list[int]]]:
 def _peak(lines: Sequence[Line] | Unknown, trials: Sequence[Trial], wanted: int) -> int | None:
     """Bytes that the asked size takes: by the lines, or as the next larger one that was tried."""
     if not isinstance(lines, Unknown):
-        return highest(lines, wanted)
+        return peak_on_lines(lines, wanted)
     return next((max(peaks) for size, peaks in _peaks(trials) if size >= wanted), None)
 
 
@@ -321,16 +333,16 @@ def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
 def _largest_on_lines(lines: Sequence[Line] | Unknown, budget: int, axis: Axis) -> Largest | Unknown:
     if isinstance(lines, Unknown):
         return lines
-    fits = last(lines, budget)
+    fits = largest_on_lines(lines, budget)
     return Largest(axis, fits, fits + 1 if fits < LARGEST_ON_LINE else None, exact=fits < LARGEST_ON_LINE)
 
 
-def _taken(built: Built, asked: Question, peak: int) -> Taken:
+def _taken(built: Built, question: Question, peak: int) -> Taken:
     """A peak divided: weights, gradients and the optimizer's state by the modules, activations the rest."""
-    training = asked.task == "training"
+    training = question.task == "training"
     known = Taken(
         weights=built.weights,
         gradients=built.trained if training else 0,
-        optimizer=STATES[asked.optimizer] * built.trained if training else 0,
+        optimizer=STATES[question.optimizer] * built.trained if training else 0,
     )
     return replace(known, activations=max(peak - known.total, 0))

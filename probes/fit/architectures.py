@@ -1,4 +1,8 @@
-"""TODO"""
+"""What each known architecture computes, written as operations on the tape of `tape`. Pure.
+
+Each program is one forward pass, in the order and with the local variables of transformers' code: what a
+variable holds is alive.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,8 +14,6 @@ from probes.fit.tape import FULL, Pass, Tape, Tensor
 from probes.placement.models.description import BlockDescription, ModelDescription
 
 Program = Callable[[Pass, ModelDescription], Tensor]
-
-
 Layer = Callable[[Pass, BlockDescription, Tensor], Tensor]
 
 
@@ -38,10 +40,10 @@ def _llama_layer(work: Pass, block: BlockDescription, angles: Tensor, x: Tensor)
     normed = work.rms_norm(x, weights.sure(f"{at}.input_layernorm.weight"))
     q, k, v = _queries(work, block, normed)
     q, k = work.rotate(q, angles), work.rotate(k, angles)
-    found = work.attend(q, k, v, block.attention.heads)
+    attended = work.attend(q, k, v, block.attention.heads)
     del q, k, v
-    x = tape.add(x, work.apply(weights.linear(f"{at}.self_attn.o_proj"), found))
-    del found
+    x = tape.add(x, work.apply(weights.linear(f"{at}.self_attn.o_proj"), attended))
+    del attended
     normed = work.rms_norm(x, weights.sure(f"{at}.post_attention_layernorm.weight"))
     inner = _gated(work, at, normed)
     return tape.add(x, work.apply(weights.linear(f"{at}.mlp.down_proj"), inner))
@@ -77,13 +79,13 @@ def _gated(work: Pass, at: str, x: Tensor) -> Tensor:
 
 
 def _through(work: Pass, model: ModelDescription, x: Tensor, layer: Layer) -> Tensor:
-    """All layers, each checkpointed where that is asked."""
+    """All layers one after the other, each checkpointed where the question says so."""
     for block in _layers(model):
 
         def run(given: Tensor, block: BlockDescription = block) -> Tensor:
             return layer(work, block, given)
 
-        x = work.tape.checkpoint(run, x) if work.asked.checkpointing else run(x)
+        x = work.tape.checkpoint(run, x) if work.question.checkpointing else run(x)
     return x
 
 
@@ -96,18 +98,18 @@ def _embedded(work: Pass, name: str) -> Tensor:
 
 def _result(work: Pass, x: Tensor, head: str) -> Tensor:
     """What a step's loss is computed from, and the loss: over the vocabulary where the model has a head."""
-    tape, asked = work.tape, work.asked
+    tape, question = work.tape, work.question
     has_head = work.weights.one(f"{head}.weight") is not None
     if not has_head:
-        if asked.task == "inference":
+        if question.task == "inference":
             return x
         full = tape.cast(x, FULL)
         squares = tape.op(full.numbers, FULL, (full,), saved=(full,), work=2 * full.n_bytes)
         return tape.op(1, FULL, (squares,), work=0)
-    if asked.task == "inference":  # of the last token only, as generating does
-        last = tape.fresh(x.numbers // asked.tokens, x.width)
+    if question.task == "inference":  # of the last token only, as generating does
+        last = tape.fresh(x.numbers // question.tokens, x.width)
         linear = work.weights.linear(head)
-        return tape.linear(last, linear.weight, linear.bias, outputs=linear.outputs, rows=asked.batch)
+        return tape.linear(last, linear.weight, linear.bias, outputs=linear.outputs, rows=question.batch)
     logits = work.apply(work.weights.linear(head), x)
     full = tape.cast(logits, FULL)
     chances = tape.op(full.numbers, FULL, (full,), saves_result=True)
@@ -120,7 +122,7 @@ def _llama(work: Pass, model: ModelDescription) -> Tensor:
     top = _top(first)
     x = _embedded(work, _named(top, "embed_tokens.weight"))
     assert first.attention
-    angles = work.tape.fresh(2 * work.asked.tokens * first.attention.head_width, x.width)
+    angles = work.tape.fresh(2 * work.question.tokens * first.attention.head_width, x.width)
     angles.numbers //= 2  # cosines and sines, each of which is multiplied by itself
 
     def layer(work: Pass, block: BlockDescription, given: Tensor) -> Tensor:
@@ -141,10 +143,10 @@ def _gpt2_layer(work: Pass, block: BlockDescription, x: Tensor) -> Tensor:
     merged = work.apply(weights.linear(f"{at}.attn.c_attn", inputs_first=True), _norm(work, f"{at}.ln_1", x))
     q, k, v = (tape.part(merged, merged.numbers // 3) for _ in range(3))
     del merged
-    found = work.attend(q, k, v, block.attention.heads)
+    attended = work.attend(q, k, v, block.attention.heads)
     del q, k, v
-    x = tape.add(work.apply(weights.linear(f"{at}.attn.c_proj", inputs_first=True), found), x)
-    del found
+    x = tape.add(work.apply(weights.linear(f"{at}.attn.c_proj", inputs_first=True), attended), x)
+    del attended
     inner = work.apply(weights.linear(f"{at}.mlp.c_fc", inputs_first=True), _norm(work, f"{at}.ln_2", x))
     inner = _tanh_gelu(tape, inner)
     return tape.add(x, work.apply(weights.linear(f"{at}.mlp.c_proj", inputs_first=True), inner))
@@ -175,7 +177,7 @@ def _gpt2(work: Pass, model: ModelDescription) -> Tensor:
 def _placed(work: Pass, words: Tensor, table: str) -> Tensor:
     """Embeddings with those of positions, which are the same for all sequences of a batch."""
     weight, width = work.weights.sure(table), work.weights.shape(table)[1]
-    places = work.tape.op(work.asked.tokens * width, weight.width, (weight,))
+    places = work.tape.op(work.question.tokens * width, weight.width, (weight,))
     return work.tape.add(words, places)
 
 
@@ -185,10 +187,10 @@ def _bert_layer(work: Pass, block: BlockDescription, x: Tensor) -> Tensor:
     q, k, v = (
         work.apply(weights.linear(f"{at}.attention.self.{name}"), x) for name in ("query", "key", "value")
     )
-    found = work.attend(q, k, v, block.attention.heads)
+    attended = work.attend(q, k, v, block.attention.heads)
     del q, k, v
-    out = work.apply(weights.linear(f"{at}.attention.output.dense"), found)
-    del found
+    out = work.apply(weights.linear(f"{at}.attention.output.dense"), attended)
+    del attended
     x = _norm(work, f"{at}.attention.output.LayerNorm", tape.add(out, x))
     del out
     inner = work.apply(weights.linear(f"{at}.intermediate.dense"), x)

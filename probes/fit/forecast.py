@@ -1,4 +1,4 @@
-"""What a question takes, by rules: the bytes at its peak, and the largest size within a budget. Pure."""
+"""Predicts what a question takes: the bytes at its peak, and the largest size within a budget. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Final
 
 from probes.fit.architectures import program_of
-from probes.fit.question import STATES, Axis, Largest, Question, Taken, Task
-from probes.fit.tape import Attending, Pass, Storage, Tape, Tensor, Weights
+from probes.fit.report import STATES, Axis, Largest, Question, Taken, Task
+from probes.fit.tape import AttentionKind, Pass, Storage, Tape, Tensor, Weights
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.costs import Constants
 
@@ -30,7 +30,7 @@ class Place:
 
     workspace: int  # bytes of one library handle
     context: int
-    attending: Attending
+    attending: AttentionKind
     foreach: bool  # the optimizer goes over all weights at once, as torch does on a GPU
     rounds: bool  # by torch's caching allocator
 
@@ -48,22 +48,22 @@ LIBRARIES: Final[Mapping[tuple[Task, bool], int]] = MappingProxyType(
 )
 
 
-def libraries(asked: Question) -> int:
+def libraries(question: Question) -> int:
     """Bytes that C libraries take besides on a CPU."""
-    return LIBRARIES[asked.task, asked.precision != "fp32"] * _directions(asked)
+    return LIBRARIES[question.task, question.precision != "fp32"] * _directions(question)
 
 
-def _directions(asked: Question) -> int:
+def _directions(question: Question) -> int:
     """Of a pass: a backward pass has a thread, and a library's handle, of its own."""
-    return 2 if asked.task == "training" else 1
+    return 2 if question.task == "training" else 1
 
 
-def place_of(machine: Constants, model: ModelDescription, asked: Question) -> Place:
+def place_of(machine: Constants, model: ModelDescription, question: Question) -> Place:
     """A machine as a place. Fused attention needs units for halves; of grouped heads also halves."""
     if not machine.has_gpu:
-        return replace(CPU, workspace=LIBRARIES[asked.task, asked.precision != "fp32"])
+        return replace(CPU, workspace=LIBRARIES[question.task, question.precision != "fp32"])
     grouped = any(b.attention and b.attention.heads != b.attention.key_value_heads for b in model.blocks)
-    halves = asked.precision != "fp32"
+    halves = question.precision != "fp32"
     fused = machine.triton and machine.bfloat16 and (halves or not grouped)
     return Place(
         machine.workspace_bytes,
@@ -74,21 +74,21 @@ def place_of(machine: Constants, model: ModelDescription, asked: Question) -> Pl
     )
 
 
-def forecast(model: ModelDescription, asked: Question, place: Place) -> Forecast:
+def forecast(model: ModelDescription, question: Question, place: Place) -> Forecast:
     """The peak of a steady step: the second one, when the optimizer has its state. Raises ModelUnknown."""
     run = program_of(model)
-    training = asked.task == "training"
-    tape = Tape(training=training, half=2 if asked.is_mixed else 0)
-    weights = Weights(tape, model, asked)
+    training = question.task == "training"
+    tape = Tape(training=training, half=2 if question.is_mixed else 0)
+    weights = Weights(tape, model, question)
     cache: list[Tensor] | None = None if training else []
-    work = Pass(tape, weights, asked, place.attending, cache)
+    work = Pass(tape, weights, question, place.attending, cache)
     if training:
         _train(work, model, run, place)
     else:
         with tape.named("forward"):
             run(work, model)
     ledger = tape.ledger
-    workspace = place.workspace * _directions(asked)
+    workspace = place.workspace * _directions(question)
     rounding = 0
     if place.rounds:
         used = ledger.highest + workspace
@@ -101,11 +101,11 @@ def _train(
     work: Pass, model: ModelDescription, run: Callable[[Pass, ModelDescription], Tensor], place: Place
 ) -> None:
     """One step with the optimizer's state there already."""
-    tape, asked = work.tape, work.asked
+    tape, question = work.tape, work.question
     trained = list(work.weights.trained.values())
-    states = STATES[asked.optimizer]
+    states = STATES[question.optimizer]
     kept = [Storage(tape.ledger, states * t.n_bytes, "optimizer") for t in trained]
-    for _ in range(min(asked.accumulate, 2)):  # all after the second are like it
+    for _ in range(min(question.accumulate, 2)):  # all after the second are like it
         with tape.named("forward"):
             loss = run(work, model)
         tape.forget_casts()
@@ -113,16 +113,16 @@ def _train(
             tape.backward(loss)
         del loss
     with tape.named("optimizer step"):
-        if asked.optimizer == "adamw":
+        if question.optimizer == "adamw":
             sizes = [t.n_bytes for t in trained]
             temporary = sum(sizes) if place.foreach else 2 * max(sizes, default=0)
             Storage(tape.ledger, temporary)
     del kept
 
 
-def with_size(asked: Question, axis: Axis, size: int) -> Question:
+def with_size(question: Question, axis: Axis, size: int) -> Question:
     """The question with another batch or sequence."""
-    return replace(asked, batch=size) if axis == "batch" else replace(asked, tokens=size)
+    return replace(question, batch=size) if axis == "batch" else replace(question, tokens=size)
 
 
 def most_of(model: ModelDescription, axis: Axis) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from probes.core.unknown import Unknown
-from probes.fit.question import Verdict
+from probes.fit.report import Verdict
 from probes.hardware.host import oom_kills_in, process_bytes
 from probes.hardware.sysfs import is_there
 
@@ -103,6 +103,8 @@ def verdict_of(kind: str, message: str) -> Verdict:
     return "allocation_refused" if _REFUSED.search(message) else "crashed"
 
 
+# ---- a cgroup for each trial ---------------------------------------------------------------------------
+
 NAME: Final = "weir-fit"
 _OURS: Final = re.compile(rf"{NAME}-(\d+)-\d+")
 
@@ -147,13 +149,13 @@ class Group:
 
 def parent(root: Path = Path("/")) -> Parent | Unknown:
     """Where groups with a limit can be made, tried out by making one."""
-    found = _v2(root) or _v1(root)
-    if found is None:
+    below = _v2(root) or _v1(root)
+    if below is None:
         return Unknown("no memory cgroup is visible")
-    _sweep(found.path)
+    _sweep(below.path)
     try:
-        with group(found, 1 << 30, 0):
-            return found
+        with group(below, 1 << 30, 0):
+            return below
     except OSError as error:
         return Unknown(f"no memory cgroup can be made here: {error.strerror or error}")
 
@@ -219,7 +221,7 @@ def _sweep(directory: Path) -> None:
     """Remove groups of searches that were killed."""
     with suppress(OSError):
         for path in directory.glob(f"{NAME}-*"):
-            found = _OURS.fullmatch(path.name)
-            if found and not Path("/proc", found[1]).exists():
+            match = _OURS.fullmatch(path.name)
+            if match and not Path("/proc", match[1]).exists():
                 with suppress(OSError):
                     path.rmdir()

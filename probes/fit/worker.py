@@ -26,7 +26,7 @@ from probes.core.unknown import Unknown
 from probes.fit import limits
 from probes.fit.forecast import with_size
 from probes.fit.limits import Group, Parent, group, parent
-from probes.fit.question import NOT_BUILT, Axis, Built, Cap, Measured, Question, Taken, Trial, Verdict
+from probes.fit.report import NOT_BUILT, Axis, Built, Cap, Measured, Question, Taken, Trial, Verdict
 from probes.fit.search import Hint, Tried, search, summary
 from probes.hardware.host import floor_bytes, meminfo_bytes, oom_kills, spendable_bytes, threads
 from probes.measure import supervisor

@@ -6,7 +6,7 @@ from typing import Final
 from probes.core.quoting import html, terminal
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
-from probes.fit.question import VERDICTS, FitReport, Largest, Measured, Parts, Taken
+from probes.fit.report import VERDICTS, FitReport, Largest, Measured, Parts, Taken
 from probes.reports.text import table
 
 BAR: Final = 32  # characters of the longest bar

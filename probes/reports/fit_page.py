@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from probes.core.quoting import html
 from probes.core.units import binary_bytes, duration
-from probes.fit.question import FitReport, Measured, Parts
+from probes.fit.report import FitReport, Measured, Parts
 from probes.reports.fit import (
     KNOBS,
     TRIALS,

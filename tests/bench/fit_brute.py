@@ -12,7 +12,7 @@ from probes.core.codec import decode
 from probes.fit import limits
 from probes.fit import trial as trial_module
 from probes.fit.forecast import with_size
-from probes.fit.question import Question
+from probes.fit.report import Question
 from probes.fit.worker import ForkAnswer, preload, run_in_fork
 
 PATIENCE_S = 120.0

@@ -15,7 +15,7 @@ from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, qwen, run, train
 
 from probes.core.errors import ProbeError
-from probes.fit.question import Question
+from probes.fit.report import Question
 from probes.fit.search import Hint
 from probes.fit.worker import SearchRequest, measure
 from probes.placement.planner.profile import profile

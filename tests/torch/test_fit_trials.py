@@ -15,7 +15,7 @@ from probes.core.unknown import Unknown
 from probes.fit import step
 from probes.fit import trial as trial_module
 from probes.fit.limits import V2, Group, parent
-from probes.fit.question import Cap, Question, Taken, Trial
+from probes.fit.report import Cap, Question, Taken, Trial
 from probes.fit.search import Hint
 from probes.fit.worker import (
     ForkAnswer,

@@ -10,7 +10,7 @@ from probes.core.codec import decode, load
 from probes.core.errors import ProbeError
 from probes.core.unknown import Unknown
 from probes.fit import step, trial
-from probes.fit.question import Built, FitReport, Largest, Measured, Question, Taken
+from probes.fit.report import Built, FitReport, Largest, Measured, Question, Taken
 from probes.fit.search import Hint
 from probes.fit.worker import Searcher, SearchMessage, SearchRequest
 

@@ -14,9 +14,9 @@ from probes.core.codec import decode, load, to_json
 from probes.core.errors import DeviceUnusable, ProbeError
 from probes.core.output import OutputLost
 from probes.core.unknown import Unknown
-from probes.fit.answer import by_trials, on_cpu
+from probes.fit.answer import by_trials, cpu_constants
 from probes.fit.limits import verdict_of
-from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
+from probes.fit.report import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.fit.search import Hint
 from probes.fit.worker import (
     NOT_BEGUN,
@@ -432,7 +432,7 @@ GIB = 1 << 30
 
 def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
     found = tried(small(1), small(2), small(9), trial(31, fits=False))
-    report = by_trials(TWENTY, on_cpu(), 1000 * MIB, found)
+    report = by_trials(TWENTY, cpu_constants(), 1000 * MIB, found)
     taken = report.predicted
     assert taken.total == 700 * MIB
     assert (taken.weights, taken.gradients, taken.optimizer) == (50 * MIB, 50 * MIB, 100 * MIB)
@@ -444,24 +444,24 @@ def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
 
 def test_trials_that_take_the_same_are_not_extrapolated() -> None:
     alike = (small(1, rise=0), small(2, rise=4096), small(20, rise=4096))
-    report = by_trials(TWENTY, on_cpu(), GIB, tried(*alike))
+    report = by_trials(TWENTY, cpu_constants(), GIB, tried(*alike))
     assert isinstance(report.predicted_largest_batch, Unknown)
     assert report.predicted.total == 300 * MIB
     assert "at least 1000000000" not in lines(report)
     further = by_trials(
-        TWENTY, on_cpu(), GIB, tried(small(1, rise=0), small(2, rise=0), small(40, rise=12 * MIB))
+        TWENTY, cpu_constants(), GIB, tried(small(1, rise=0), small(2, rise=0), small(40, rise=12 * MIB))
     )
     assert isinstance(further.predicted_largest_batch, Largest), "a trial further on says how steep it is"
 
 
 def test_trials_with_parts_that_few_tokens_do_not_reach_are_compared_as_a_whole() -> None:
     first = replace(small(1), parts=Parts(0, 0, 0, (Phase("all", 310 * MIB),)))
-    report = by_trials(TWENTY, on_cpu(), GIB, tried(first, small(10)))
+    report = by_trials(TWENTY, cpu_constants(), GIB, tried(first, small(10)))
     assert report.predicted.total == 500 * MIB
 
 
 def test_the_one_size_that_fits_is_an_answer_too() -> None:
-    report = by_trials(replace(TWENTY, batch=1), on_cpu(), GIB, tried(small(1), trial(2, fits=False)))
+    report = by_trials(replace(TWENTY, batch=1), cpu_constants(), GIB, tried(small(1), trial(2, fits=False)))
     assert report.fits
     assert report.predicted.total == 300 * MIB
     assert "largest batch 1 (2 trials" in lines(report)
@@ -485,7 +485,7 @@ def test_trials_without_an_answer_say_what_became_of_them(
     trials: tuple[Trial, ...], code: int, said: str
 ) -> None:
     with pytest.raises(ProbeError, match=said) as raised:
-        by_trials(TWENTY, on_cpu(), GIB, tried(*trials))
+        by_trials(TWENTY, cpu_constants(), GIB, tried(*trials))
     assert raised.value.exit_code == code
 
 

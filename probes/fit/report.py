@@ -1,5 +1,7 @@
-"""What is asked of `fit` and what it answers, which is what `fit --json` writes. Pure."""
+"""What `fit` is asked and what it answers: the classes of `fit --json`, and how such a file is read.
 
+Their docstrings are the descriptions in its JSON Schema. Sizes are in bytes.
+"""
 
 import typing
 from dataclasses import dataclass
@@ -212,9 +214,9 @@ class FitReport:
     schema: str = FIT_SCHEMA
 
 
+# ---- the file -----------------------------------------------------------------------------------------
+
 MOST_BYTES: Final = 16 << 20
-
-
 FAMILY: Final = FIT_SCHEMA.rpartition("/")[0] + "/"  # of any version
 
 
