@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, machine
 
-from probes.cli import program
+from probes.cli import run
 from probes.measure import breakeven, catalog, scenarios, schedule, transfer
 from probes.measure.schedule import BEGINNING, PlannedCase, progress, sentence
 from probes.records.rounds import QUICK_ROUNDS
@@ -88,7 +88,7 @@ def test_models_that_this_image_lacks_and_probes_that_dont_apply_are_not_planned
 
 def test_a_run_prints_now_and_then_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
-    printer = program.ProgressPrinter(now=lambda: clock[0])
+    printer = run.ProgressPrinter(now=lambda: clock[0])
     printer.planned(tuple(PlannedCase("transfer", f"x {i}", 2.0) for i in range(10)))
     printer.started(catalog.select(("transfer",))[0], 0)
     for i in range(9):
