@@ -1,4 +1,4 @@
-"""What the verbs' arguments have in common: sizes, numbers, seeds, and the files that a verb writes."""
+"""Reads arguments that several verbs have: sizes, numbers, seeds, models, and the files that they write."""
 
 import argparse
 import math

@@ -179,7 +179,7 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
 def _request(
     args: argparse.Namespace, config: Mapping[str, Any], question: Question, budget: int
 ) -> "SearchRequest":
-    """What to measure where nothing was predicted."""
+    """The measurement of --measure, where nothing was predicted."""
     from probes.fit.search import Hint
     from probes.fit.worker import SearchRequest
 
@@ -239,7 +239,7 @@ def _exit(report: "FitReport") -> Exit:
 
 
 def _question(args: argparse.Namespace) -> Question:
-    """What the arguments ask. Raises UsageError for what contradicts itself."""
+    """The question that the arguments ask. Raises UsageError for what contradicts itself."""
     training = args.task == "training"
     if args.optimizer == EIGHT_BITS:
         raise UsageError(

@@ -124,7 +124,7 @@ def _one_card(args: argparse.Namespace) -> Shown:
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:
-    """The same over several cards."""
+    """A plan over several cards as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
     from probes.placement.planner.multi_gpu import make_cards
     from probes.placement.planner.request import constants, described

@@ -150,7 +150,7 @@ def decode(shape: type[T], value: object, where: str = "report") -> T:
 
 
 def _reader(hint: object) -> Reader:
-    """What reads a value of this type, given the value and its place."""
+    """The function that reads a value of this type, given the value and its place."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return partial(_one_of, inner)

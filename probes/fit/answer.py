@@ -135,7 +135,7 @@ def answer(
     place: Place | None = None,
     measured: Measured | Unknown = NOT_ASKED,
 ) -> FitReport:
-    """What the rules predict for a machine, beside what was measured. Raises ModelUnknown and UsageError."""
+    """The answer by rules, beside what was measured, if anything. Raises ModelUnknown and UsageError."""
     where = place or place_of(machine, model, question)
     if len(model.blocks) > MOST_BLOCKS:
         raise ModelUnknown(
@@ -307,7 +307,7 @@ def _peak(lines: Sequence[Line] | Unknown, trials: Sequence[Trial], wanted: int)
 
 
 def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
-    """What the trials say instead of what the asked size takes."""
+    """The error for trials that don't show what the wanted size takes."""
     axis = measured.largest.axis
     failed = min((t for t in measured.trials if t.verdict != "fits"), key=lambda t: t.size, default=None)
     if failed is None:

@@ -95,7 +95,7 @@ def prefer_to_kill_this() -> None:
 
 
 def verdict_of(kind: str, message: str) -> Verdict:
-    """What an exception of a step means, by its class's name and its message."""
+    """The verdict of a step that raised, by the exception's class name and message."""
     if kind == "OutOfMemoryError" or ("out of memory" in message and ("CUDA" in message or "HIP" in message)):
         return "gpu_out_of_memory"
     if kind == "MemoryError":

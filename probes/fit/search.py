@@ -182,7 +182,7 @@ def _low(known: Mapping[int, Tried]) -> int:
 
 
 def summary(tries: Sequence[tuple[int, bool]], axis: Axis, *, most: int) -> Largest:
-    """What a set of answers says: each size that was tried, and whether it fitted."""
+    """The result of a set of tries: each size that was tried, and whether it fitted."""
     known = _known([(size, Tried(fits)) for size, fits in tries])
     low, high, contradictory = _low(known), _high(known), _contradictions(tries)
     edge = (high is not None and high - low == 1) or (high is None and low == most)

@@ -77,7 +77,7 @@ def built(made: Made) -> Built:
 
 
 def _inputs(module: Any, *, has_head: bool) -> Inputs:
-    """What a model of transformers takes. Raises ModelUnknown for sound and the like."""
+    """The inputs of a model of transformers. Raises ModelUnknown for sound and the like."""
     config, name = module.config.get_text_config(), str(module.main_input_name)
     if name == "input_ids" and type(getattr(config, "vocab_size", None)) is int:
         return Inputs(has_head, config.vocab_size, decodes=bool(module.config.is_encoder_decoder))
@@ -154,7 +154,7 @@ def _adapted(module: Any, question: Question) -> Any:
 def _optimizer(
     trained: list[torch.nn.Parameter], question: Question, *, foreach: bool
 ) -> torch.optim.Optimizer:
-    """As torch itself would make it; `foreach` is its default on a GPU, which a trace doesn't show."""
+    """The optimizer with torch's defaults; `foreach` is one on a GPU, which a trace doesn't show."""
     if question.optimizer == "adamw":
         return torch.optim.AdamW(trained, lr=RATE, foreach=foreach)
     momentum = 0.9 if question.optimizer == "momentum" else 0.0

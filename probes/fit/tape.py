@@ -40,7 +40,7 @@ class Ledger:
             self.moment_of_highest = self.moment
 
     def give(self, kind: str, n_bytes: int) -> None:
-        """They are no longer."""
+        """Count bytes that are no longer alive."""
         self.alive[kind] -= n_bytes
         self.sum -= n_bytes
 
@@ -189,7 +189,7 @@ class Tape:
         return self.op(numbers, width, (a, b), saved=saved, work=summed)
 
     def cast(self, tensor: Tensor, width: int) -> Tensor:
-        """In another width: itself where it has that already."""
+        """The tensor in another width: itself where it has that already."""
         return tensor if tensor.width == width else self.op(tensor.numbers, width, (tensor,))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, outputs: int, rows: int) -> Tensor:
@@ -213,7 +213,7 @@ class Tape:
         return self._casts[id(weight)]
 
     def forget_casts(self) -> None:
-        """What autocast does at the end of its block."""
+        """Release the casts of weights, as autocast does at the end of its block."""
         self._casts.clear()
 
     def checkpoint(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ class Weights:
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a parameter."""
+        """The shape of a parameter."""
         self.sure(name)
         return self._shapes[self._names.get(name, name)]
 

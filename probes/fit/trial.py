@@ -126,7 +126,7 @@ def _fill(module: torch.nn.Module, device: str) -> None:
 
 
 def _divided(counter: Counter, ready: step.Prepared) -> Taken:
-    """What is alive now, by what it is."""
+    """The bytes that are alive now, by what they are."""
     weights = counter.bytes_of(ready.module.parameters())
     gradients = counter.bytes_of(p.grad for p in ready.module.parameters() if p.grad is not None)
     state = ready.optimizer.state.values() if ready.optimizer else ()
@@ -309,7 +309,7 @@ def traced(config: Mapping[str, Any], question: Question, device: Device) -> Tak
 
 
 def device_name(device: Device, root: Path = Path("/")) -> str:
-    """What it ran on."""
+    """The name of the device that trials run on."""
     if device == "gpu":
         return str(torch.cuda.get_device_name(0))
     name = cpu_name(root)

@@ -132,7 +132,7 @@ def assemble(
     seconds: float,
     why: str,
 ) -> Measured:
-    """What the trials say together; `why` the worker ended early, if so. Pure."""
+    """The measurement that the trials make up; `why` the worker ended early, if so. Pure."""
     tries = [(trial.size, trial.verdict == "fits") for trial in trials if trial.verdict != "out_of_time"]
     largest = summary(tries, request.axis, most=request.most)
     at_largest = next((trial for trial in trials if trial.size == largest.fits), None)

@@ -1,4 +1,4 @@
-"""The gate to torch: buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
+"""The workbench of probes by torch: buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
 
 On ROCm torch calls the GPU "cuda" too; nothing below differs.
 """
@@ -294,7 +294,7 @@ class TorchWorkbench:
         torch.cuda.set_per_process_memory_fraction(min(n_bytes / total, 1.0))
 
     def shape(self, model: str, *, dtype: str, width: int) -> Shape:
-        """What the plan needs to know about a model. Raises Unsupported when this image can't build it."""
+        """A model's shape, for the plan. Raises Unsupported when this image can't build it."""
         return architectures.shape(model, dtype=dtype, width=width)
 
     @contextmanager

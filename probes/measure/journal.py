@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Past:
-    """What a journal holds: the run as it was begun, and what it has measured."""
+    """The content of a journal: the run as it was begun, and what it has measured."""
 
     begun: ProbeReport
     entries: tuple[Entry, ...]
@@ -134,7 +134,7 @@ def open_journal(report: Path) -> Iterator[Journal]:
 
 
 def read(report: Path) -> Past | None:
-    """What the journal of a report holds; None for one that hadn't received its first line.
+    """The content of a report's journal; None for one that hadn't received its first line.
 
     Raises ReportError when there is no journal, or a line other than the last is broken.
     """

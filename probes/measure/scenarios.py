@@ -49,7 +49,7 @@ TOLERANCES = {"float32": 0.001, "float16": 0.02, "bfloat16": 0.1}
 
 @dataclass(frozen=True)
 class Room:
-    """What the models may take, bytes."""
+    """The memory that models may take, in bytes."""
 
     vram_free_bytes: int
     host_spendable_bytes: int

@@ -1,4 +1,8 @@
-"""What a probe can ask of a device. Torch's answer is `probes.measure.device`; tests simulate one."""
+"""The protocol of a device under measurement: buffers by kind, operations on them, clocks.
+
+`probes.measure.device` implements it with torch; tests simulate one. Words are 64-bit integers, whose
+content is an arithmetic progression, so that what arrived can be compared without a copy of what was sent.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

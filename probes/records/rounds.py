@@ -1,4 +1,4 @@
-"""The rounds of a report put together: each case once, with what every process measured of it. Pure.
+"""Puts the rounds of a report together: each case once, with what every process measured of it. Pure.
 
 Each round measures in fresh processes, because a figure that is steady within one process can differ between
 two: memory is elsewhere, clocks and libraries have settled differently.
