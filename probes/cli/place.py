@@ -114,13 +114,13 @@ def _given(args: argparse.Namespace, checkpoint: CheckpointFolder | None) -> Pla
             raise UsageError(f"--plan has a file that says --{name} already", f"leave --{name} out")
     if args.compute != "auto":
         raise UsageError("--plan has a file that says --compute already", "leave --compute out")
-    found = read_plan(args.plan)
-    if not isinstance(found, Plan):
+    given = read_plan(args.plan)
+    if not isinstance(given, Plan):
         raise UsageError(
-            f"{args.plan} is a plan over {len(found.cards)} cards, and this runs a model on one",
+            f"{args.plan} is a plan over {len(given.cards)} cards, and this runs a model on one",
             "place it in Python: probes.placement.load(factory, checkpoint, read_plan(file))",
         )
-    return found
+    return given
 
 
 def _place(args: argparse.Namespace) -> Exit:
@@ -160,11 +160,11 @@ def line(ran: "Ran", ours: "Ran") -> str:
     """One way of running it, with how its time compares with ours. Pure."""
     if isinstance(ran.wall_s, Unknown):
         return f"{ran.how}: {ran.wall_s}"
-    said = f"{ran.how}: {duration(ran.wall_s)} a pass (wall)"
+    text = f"{ran.how}: {duration(ran.wall_s)} a pass (wall)"
     if ran is not ours and not isinstance(ours.wall_s, Unknown):
-        said += f", {ran.wall_s / ours.wall_s:.2f} of ours"
+        text += f", {ran.wall_s / ours.wall_s:.2f} of ours"
     if isinstance(ran.peak_bytes, int):
-        said += f", {binary_bytes(ran.peak_bytes)} of VRAM at most"
+        text += f", {binary_bytes(ran.peak_bytes)} of VRAM at most"
     if ran is not ours:
-        said += ", same bits" if ran.same_bits is True else ", other bits"
-    return said
+        text += ", same bits" if ran.same_bits is True else ", other bits"
+    return text

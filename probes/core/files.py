@@ -404,5 +404,5 @@ def _remove(directory: Path) -> None:
 def _has_mounts(directory: Path) -> bool:
     below = f"{os.path.realpath(directory)}/"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123
-        points = (_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in mounts)
+        points = (_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split()[4]) for line in mounts)
         return any(point.startswith(below) for point in points)

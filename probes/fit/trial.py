@@ -160,7 +160,7 @@ def run(
     began = time.monotonic()
     torch.manual_seed(0)
     gauge = _on_cpu(budget, group) if device == "cpu" else _on_gpu(budget)
-    said, verdict, ready = "", _FITS, None  # until an error says otherwise
+    message, verdict, ready = "", _FITS, None  # until an error says otherwise
     phases = Phases(gauge.peak)
     try:
         ready = step.prepare(config, question, TORCH_NAMES[device])
@@ -169,11 +169,11 @@ def run(
         raise
     except Exception as error:  # transformers' and torch's own, of any kind
         gauge.lift()  # there may be no memory left to say so
-        said = str(error)[:MOST_WORDS]
+        message = str(error)[:MOST_WORDS]
         verdict = limits.verdict_of(type(error).__name__, str(error))
     phases.begin("")
     highest = max(phase.peak_bytes for phase in phases.ended)
-    trial = Trial(size, verdict, time.monotonic() - began, highest, *gauge.held(), said)
+    trial = Trial(size, verdict, time.monotonic() - began, highest, *gauge.held(), message)
     return replace(trial, parts=_parts(ready, phases.ended)) if ready and verdict == _FITS else trial
 
 
@@ -218,8 +218,8 @@ def warm(
     except ProbeError:
         raise
     except Exception as error:  # transformers' and torch's own, such as for sizes beyond 64 bits
-        said = f"can't build this model: {str(error)[:MOST_WORDS]}"
-        raise ModelUnknown(said, "give the model's own config.json") from error
+        message = f"can't build this model: {str(error)[:MOST_WORDS]}"
+        raise ModelUnknown(message, "give the model's own config.json") from error
     built, image = step.built(made), made.takes.image
     del made
     gc.collect()

@@ -414,17 +414,17 @@ def _threads() -> tuple[str, ...]:
     return (f"{count} threads were there when trials were forked",) if count > 1 else ()
 
 
-def _failed(said: str, size: int, seconds: float) -> Trial:
+def _failed(text: str, size: int, seconds: float) -> Trial:
     """The trial of a fork in which something else than the model's own code failed."""
-    kind, _, message = said.partition(": ")
-    return Trial(size, limits.verdict_of(kind, message), seconds, NOT_SAID, NOT_SAID, NOT_SAID, said)
+    kind, _, message = text.partition(": ")
+    return Trial(size, limits.verdict_of(kind, message), seconds, NOT_SAID, NOT_SAID, NOT_SAID, text)
 
 
 def _why_untraced(ended: ForkResult) -> str:
     if ended.answer is None:
         return "the trace didn't end in time" if ended.code is None else _how_ended(ended.code)
-    said = ended.answer.failed or (ended.answer.refused.reason if ended.answer.refused else "")
-    return f"torch couldn't trace the model: {said}" if said else "torch couldn't trace the model"
+    text = ended.answer.failed or (ended.answer.refused.reason if ended.answer.refused else "")
+    return f"torch couldn't trace the model: {text}" if text else "torch couldn't trace the model"
 
 
 def _how_ended(code: int) -> str:

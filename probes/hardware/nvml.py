@@ -222,13 +222,13 @@ class NvmlCard:
 
     def utilization(self) -> tuple[int, int] | Unknown:
         """Percent of the driver's sampling period in which a kernel ran, and in which memory was accessed."""
-        found = _Utilization()
-        return self._ask("nvmlDeviceGetUtilizationRates", byref(found)) or (int(found.gpu), int(found.memory))
+        rates = _Utilization()
+        return self._ask("nvmlDeviceGetUtilizationRates", byref(rates)) or (int(rates.gpu), int(rates.memory))
 
     def used_bytes(self) -> int | Unknown:
         """VRAM in use, without what the driver keeps for itself, as nvidia-smi shows it."""
-        found = _Memory2(version=ctypes.sizeof(_Memory2) | _MEMORY_V2)
-        return self._ask("nvmlDeviceGetMemoryInfo_v2", byref(found)) or int(found.used)
+        memory = _Memory2(version=ctypes.sizeof(_Memory2) | _MEMORY_V2)
+        return self._ask("nvmlDeviceGetMemoryInfo_v2", byref(memory)) or int(memory.used)
 
     def mhz(self, clock: int) -> int | Unknown:
         """A clock at this moment."""
@@ -248,8 +248,8 @@ class NvmlCard:
 
     def energy_mj(self) -> int | Unknown:
         """The energy since the driver was loaded."""
-        found = c_ulonglong()
-        return self._ask("nvmlDeviceGetTotalEnergyConsumption", byref(found)) or int(found.value)
+        counted = c_ulonglong()
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption", byref(counted)) or int(counted.value)
 
     def memory_bytes_per_s(self) -> float | Unknown:
         """What the memory can move at its highest clock: two transfers a cycle on each line of the bus."""
@@ -271,22 +271,22 @@ class NvmlCard:
 
     def link_bytes_per_s(self, *, up: bool) -> int | Unknown:
         """The traffic on the card's link in one direction (`up`: towards the host); takes 20 ms."""
-        found = self._number("nvmlDeviceGetPcieThroughput", c_uint(0 if up else 1))  # NVML_PCIE_UTIL_*_BYTES
-        return found if isinstance(found, Unknown) else found * 1000  # it counts in KB/s
+        rate = self._number("nvmlDeviceGetPcieThroughput", c_uint(0 if up else 1))  # NVML_PCIE_UTIL_*_BYTES
+        return rate if isinstance(rate, Unknown) else rate * 1000  # it counts in KB/s
 
     def fields(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
         """Values by field id, in one call."""
-        asked = (_Field * len(ids))(*(_Field(field=one) for one in ids))
-        failed = self._ask("nvmlDeviceGetFieldValues", c_int(len(ids)), asked)
-        return {int(one.field): failed or self._value(one) for one in asked}
+        values = (_Field * len(ids))(*(_Field(field=item) for item in ids))
+        failed = self._ask("nvmlDeviceGetFieldValues", c_int(len(ids)), values)
+        return {int(item.field): failed or self._value(item) for item in values}
 
-    def _value(self, one: _Field) -> float | Unknown:
-        if one.code:
-            return self._nvml.words(int(one.code))
-        kind = _VALUE_KINDS.get(int(one.kind))
+    def _value(self, field: _Field) -> float | Unknown:
+        if field.code:
+            return self._nvml.words(int(field.code))
+        kind = _VALUE_KINDS.get(int(field.kind))
         if kind is None:
-            return Unknown(f"NVML: a value of kind {one.kind}")
-        (value,) = struct.unpack_from(f"={kind}", bytes(one.value))
+            return Unknown(f"NVML: a value of kind {field.kind}")
+        (value,) = struct.unpack_from(f"={kind}", bytes(field.value))
         return float(value)
 
     def _number(self, name: str, *before: object) -> int | Unknown:
@@ -299,17 +299,19 @@ class NvmlCard:
 
     def processes(self) -> tuple[tuple[int, int | Unknown], ...] | Unknown:
         """Process ids (the host's, also in a container) with the bytes that each holds, graphics included."""
-        found, drawing = self.computing(), self._running("Graphics")
-        if isinstance(found, Unknown):
-            return found
-        return tuple(sorted((found | ({} if isinstance(drawing, Unknown) else drawing)).items()))
+        computing, drawing = self.computing(), self._running("Graphics")
+        if isinstance(computing, Unknown):
+            return computing
+        return tuple(sorted((computing | ({} if isinstance(drawing, Unknown) else drawing)).items()))
 
     def _running(self, kind: str) -> dict[int, int | Unknown] | Unknown:
         count, each = c_uint(MOST_PROCESSES), (_ProcessInfo * MOST_PROCESSES)()
         failed = self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", byref(count), each)
         return failed or {
-            int(one.pid): Unknown("hidden by the driver") if one.used == _NO_FIGURE else int(one.used)
-            for one in each[: count.value]
+            int(process.pid): Unknown("hidden by the driver")
+            if process.used == _NO_FIGURE
+            else int(process.used)
+            for process in each[: count.value]
         }
 
     def uses(self, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
@@ -325,9 +327,9 @@ class NvmlCard:
         if isinstance(code, Unknown) or code not in (0, NOT_FOUND):
             return code if isinstance(code, Unknown) else self._nvml.words(code)
         return tuple(
-            ProcessUse(int(one.pid), int(one.time_us), int(one.sm), int(one.memory))
-            for one in each[: 0 if code else count.value]
-            if one.time_us > since_us
+            ProcessUse(int(sample.pid), int(sample.time_us), int(sample.sm), int(sample.memory))
+            for sample in each[: 0 if code else count.value]
+            if sample.time_us > since_us
         )
 
 

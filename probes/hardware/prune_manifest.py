@@ -44,7 +44,7 @@ def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
 def held_targets(manifest: Path) -> tuple[str, ...]:
     """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
     try:
-        found: Any = load(files.read_text(manifest, most_bytes=MOST_BYTES))
-        return tuple(name for name in found["targets"] if name.startswith("gfx"))
+        document: Any = load(files.read_text(manifest, most_bytes=MOST_BYTES))
+        return tuple(name for name in document["targets"] if name.startswith("gfx"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return ()

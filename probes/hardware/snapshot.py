@@ -56,8 +56,12 @@ def pci_id_of_first_gpu(torch: TorchFacts, cards: tuple[Card, ...], root: Path) 
         return torch.gpus[0].pci_id
     nvidia = [path.name for path in (root / "proc/driver/nvidia/gpus").glob("*") if PCI_ID.match(path.name)]
     amd = [card.pci_id for card in cards if card.driver == "amdgpu" and isinstance(card.pci_id, str)]
-    found = amd if torch.api == "hip" else nvidia
-    return found[0] if len(found) == 1 else Unknown(f"{len(found)} cards could be torch's first GPU")
+    candidates = amd if torch.api == "hip" else nvidia
+    return (
+        candidates[0]
+        if len(candidates) == 1
+        else Unknown(f"{len(candidates)} cards could be torch's first GPU")
+    )
 
 
 def machine_lines(machine: Machine) -> list[str]:
@@ -133,9 +137,9 @@ def _surroundings_lines(around: Surroundings) -> list[str]:
             group = f": join its group, --group-add {file.group}" if isinstance(file.group, int) else ""
             lines.append(f"{file.path} (mode {file.mode}) can't be used by user {around.user}{group}")
     lines += [
-        f"device memory {one.region}: limit {bytes_or_why(one.limit_bytes)}, "
-        f"{bytes_or_why(one.used_bytes)} used of {bytes_or_why(one.capacity_bytes)}"
-        for one in around.device_memory
+        f"device memory {memory.region}: limit {bytes_or_why(memory.limit_bytes)}, "
+        f"{bytes_or_why(memory.used_bytes)} used of {bytes_or_why(memory.capacity_bytes)}"
+        for memory in around.device_memory
     ]
     return lines
 

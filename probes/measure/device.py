@@ -275,8 +275,8 @@ class TorchWorkbench:
             return None
         host, device = self._small
         kernel, copy = partial(device.add_, 1), partial(device.copy_, host, non_blocking=True)
-        found = [median([self.wall_s([one]) for _ in range(BEATS)]) for one in (kernel, copy)]
-        return found[0], found[1]
+        medians = [median([self.wall_s([operation]) for _ in range(BEATS)]) for operation in (kernel, copy)]
+        return medians[0], medians[1]
 
     def small(self, name: SmallWork) -> Operation:
         """Small work on the GPU, ready to be repeated. Raises Unsupported where torch can't do it."""

@@ -30,8 +30,8 @@ def python_command(python: Path) -> Command:
     )
 
     def command(descriptor: int) -> list[str]:
-        ours = probe_worker.worker_command(descriptor)
-        return [str(python), "-P", "-c", start, *ours[-2:]]
+        usual = probe_worker.worker_command(descriptor)
+        return [str(python), "-P", "-c", start, *usual[-2:]]
 
     return command
 

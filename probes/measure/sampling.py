@@ -208,16 +208,16 @@ class _DeviceClock:
     def read(self) -> float | None:
         """Seconds per operation; None where the device has no clock. Repeated while a longer wait helps."""
         while True:
-            found = self._once()
-            if found is None:
+            reading = self._once()
+            if reading is None:
                 return None
-            if found.ahead or not self._queued:
+            if reading.ahead or not self._queued:
                 break
             if self._longer >= MOST_LEAD:
                 self.behind += 1
                 break
             self._longer *= 2
-        return found.seconds / self.batch
+        return reading.seconds / self.batch
 
     def _once(self) -> Clocked | None:
         if not self._bench.has_gpu:

@@ -102,15 +102,15 @@ def run(
     Raises ContentMismatch when an output differs from the reference's. A model that can't be built is a
     gap; when none can, its error is raised.
     """
-    asked = _asked(settings)
-    for model, dtype in asked:
+    models = _asked(settings)
+    for model, dtype in models:
         room = Room(bench.vram_free_bytes(), host_spendable_bytes)
         try:
             shape = bench.shape(model, dtype=dtype, width=linear_width(settings, room))
             chosen = plan(settings, room, shape)
             yield from _model(bench, chosen, settings=settings, done=done)
         except DeviceUnusable as lacking:
-            if len(asked) == 1:
+            if len(models) == 1:
                 raise
             yield Gap(f"{model} {dtype}", 0, lacking.message)
 

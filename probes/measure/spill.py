@@ -40,32 +40,32 @@ def force(
     for turn in range(count):
         kind = KINDS[turn % len(KINDS)]
         limit = limits.vram_bytes if kind == "vram" else limits.host_bytes
-        asked = int(limit * draw.uniform(*FACTORS)) // ALIGNMENT * ALIGNMENT
-        yield _ask(bench, limits, kind=kind, asked=asked, spendable=host_spendable_bytes())
+        n_bytes = int(limit * draw.uniform(*FACTORS)) // ALIGNMENT * ALIGNMENT
+        yield _ask(bench, limits, kind=kind, n_bytes=n_bytes, spendable=host_spendable_bytes())
 
 
-def _ask(bench: Workbench, limits: Limits, *, kind: Kind, asked: int, spendable: int) -> Request:
+def _ask(bench: Workbench, limits: Limits, *, kind: Kind, n_bytes: int, spendable: int) -> Request:
     free = bench.vram_free_bytes()
 
     def answer(message: str, *, granted: bool = False, declined: bool = False) -> Request:
         cap = limits.cap_bytes if kind == "vram" else None
-        return Request("forced", asked, 0, free, cap, granted, message, kind, declined)
+        return Request("forced", n_bytes, 0, free, cap, granted, message, kind, declined)
 
-    if host_bytes(kind, asked, vram_free_bytes=free) > spendable:
+    if host_bytes(kind, n_bytes, vram_free_bytes=free) > spendable:
         return answer("it could take the host below its memory floor", declined=True)
     try:
-        with bench.memory(kind, asked) as memory:
-            bench.fill(memory.span(0, asked), CONTENT)
+        with bench.memory(kind, n_bytes) as memory:
+            bench.fill(memory.span(0, n_bytes), CONTENT)
     except OutOfMemory as refusal:
         return answer(refusal.message)
     return answer("", granted=True)
 
 
-def host_bytes(kind: Kind, asked: int, *, vram_free_bytes: int) -> int:
+def host_bytes(kind: Kind, n_bytes: int, *, vram_free_bytes: int) -> int:
     """The most host memory that a request can take: torch pins powers of two; a driver may spill VRAM."""
     if kind == "vram":
-        return max(asked - vram_free_bytes, 0)
-    return 1 << (asked - 1).bit_length() if kind == "pinned" else asked
+        return max(n_bytes - vram_free_bytes, 0)
+    return 1 << (n_bytes - 1).bit_length() if kind == "pinned" else n_bytes
 
 
 MIB, GIB = 2**20, 2**30
@@ -190,10 +190,10 @@ def _ask_oversize(bench: Workbench, gauges: Gauges) -> Request | None:
     free = bench.vram_free_bytes()
     if gauges.host_spendable_bytes() < OVERSIZE_MARGIN * 2:
         return None
-    asked = (free + OVERSIZE_MARGIN) // ALIGNMENT * ALIGNMENT
-    request = Request("oversize", asked, 0, free, None, granted=True, message="")
+    n_bytes = (free + OVERSIZE_MARGIN) // ALIGNMENT * ALIGNMENT
+    request = Request("oversize", n_bytes, 0, free, None, granted=True, message="")
     try:
-        with bench.memory("vram", asked):
+        with bench.memory("vram", n_bytes):
             return request
     except OutOfMemory as refusal:
         return replace(request, granted=False, message=refusal.message)
@@ -241,17 +241,17 @@ def _request(state: _Run) -> Request:
     return Request("block", state.plan.block_bytes, held, free, state.plan.cap_bytes, granted, message)
 
 
-def _add(state: _Run, asked: BlockKind, *, control: bool) -> None:
+def _add(state: _Run, kind: BlockKind, *, control: bool) -> None:
     """Allocate and touch one block, noting what the driver's accounts did meanwhile."""
     bench, n_bytes = state.bench, state.plan.block_bytes
     free, gtt = bench.vram_free_bytes(), state.gauges.gtt_used_bytes()
-    memory = state.stack.enter_context(bench.memory(asked, n_bytes))
+    memory = state.stack.enter_context(bench.memory(kind, n_bytes))
     index = len(state.held)
     bench.fill(memory.span(0, n_bytes), pattern_of(index))
     drop = free - bench.vram_free_bytes()
     gtt_now = state.gauges.gtt_used_bytes()
     growth = gtt if isinstance(gtt, Unknown) else gtt_now if isinstance(gtt_now, Unknown) else gtt_now - gtt
-    block = Block(index, asked, control, n_bytes, read_s=(), vram_drop_bytes=drop, gtt_growth_bytes=growth)
+    block = Block(index, kind, control, n_bytes, read_s=(), vram_drop_bytes=drop, gtt_growth_bytes=growth)
     state.held.append(_Held(memory, block))
 
 
@@ -262,8 +262,8 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
     read = bench.operation("read", result, span)
 
     def timed() -> float:
-        found = bench.device_s([read], lead_s=LEAD_S)
-        return bench.wall_s([read]) if found is None else found.seconds
+        clocked = bench.device_s([read], lead_s=LEAD_S)
+        return bench.wall_s([read]) if clocked is None else clocked.seconds
 
     first = timed()
     times = tuple(timed() for _ in range(READS))

@@ -62,12 +62,12 @@ class Repeated:
     @property
     def times_s(self) -> tuple[Samples, ...]:
         """The samples by the leading clock, of each process."""
-        return tuple(one.samples_s for one in (self, *self.repeats))
+        return tuple(process.samples_s for process in (self, *self.repeats))
 
     @property
     def walls_s(self) -> tuple[Samples, ...]:
         """The samples by the wall clock, of each process."""
-        return tuple(one.wall_s for one in (self, *self.repeats))
+        return tuple(process.wall_s for process in (self, *self.repeats))
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,9 @@ class Pass(Repeated):
     @property
     def devices_s(self) -> tuple[Samples, ...] | Unknown:
         """The samples by the device's clock, of each process that has one."""
-        known = tuple(one.device_s for one in (self, *self.repeats) if isinstance(one.device_s, tuple))
+        known = tuple(
+            process.device_s for process in (self, *self.repeats) if isinstance(process.device_s, tuple)
+        )
         return known or Unknown("no device clock")
 
 

@@ -99,8 +99,8 @@ class Look:
 
     def get(self, gauge: str) -> float | Unknown:
         """One gauge."""
-        found = self.values.get(gauge)
-        return Unknown(self.missing.get(gauge, "not read")) if found is None else found
+        value = self.values.get(gauge)
+        return Unknown(self.missing.get(gauge, "not read")) if value is None else value
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class Subject:
     command: tuple[str, ...]
 
 
-def gathered(found: Mapping[str, float | Unknown]) -> Look:
+def gathered(figures: Mapping[str, float | Unknown]) -> Look:
     """A look from figures and reasons in one mapping."""
     values: dict[str, float] = {}
     missing: dict[str, str] = {}
-    for name, figure in found.items():
+    for name, figure in figures.items():
         if isinstance(figure, Unknown):
             missing[name] = figure.reason
         elif not math.isfinite(figure):  # NVML's metrics of an idle card
