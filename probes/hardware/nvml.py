@@ -1,8 +1,7 @@
-"""The gate to NVML, NVIDIA's management library, through ctypes; needs no package.
+"""NVML, NVIDIA's management library, through ctypes; needs no package.
 
-What it refuses is unknown.
-
-Names, structures and codes: NVML API reference. Handles are looked up by PCI id, 0000:03:00.0.
+A reading is a figure, or Unknown with NVML's own words. Names, structures and codes are those of the NVML API
+reference; cards are found by PCI id, 0000:03:00.0.
 """
 
 import ctypes
@@ -23,6 +22,15 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t
+# NVML_FI_DEV_*
+MEMORY_CELSIUS, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 186, 197, 198
+COUNTED_BYTES = 2**32  # by the fields SENT_BYTES and RECEIVED_BYTES, which begin again then
+SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
+MOST_PROCESSES = 128
+_MEMORY_V2 = 2 << 24
+_VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
+_NO_FIGURE = 0xFFFFFFFFFFFFFFFF
 
 
 class _PciInfo(Structure):
@@ -39,6 +47,49 @@ class _PciInfo(Structure):
 
 class _Memory(Structure):
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _Memory2(Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    )
+
+
+class _Utilization(Structure):
+    _fields_ = (("gpu", c_uint), ("memory", c_uint))
+
+
+class _Field(Structure):
+    _fields_ = (
+        ("field", c_uint),
+        ("scope", c_uint),
+        ("at_us", c_longlong),
+        ("latency_us", c_longlong),
+        ("kind", c_uint),
+        ("code", c_int),
+        ("value", ctypes.c_ubyte * 8),
+    )
+
+
+class _ProcessInfo(Structure):
+    """What one process holds of a card, as NVML writes it."""
+
+    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
+
+
+class _Use(Structure):
+    _fields_ = (
+        ("pid", c_uint),
+        ("time_us", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
+    )
 
 
 class Nvml:
@@ -130,78 +181,14 @@ class Nvml:
         return Unknown(f"NVML: {(text(code) or b'?').decode(errors='replace')}")
 
 
-def open_nvml() -> Nvml | Unknown:
-    """NVML, initialised for the life of this process; unknown where there is none."""
-    try:
-        library = ctypes.CDLL(LIBRARY)
-    except OSError:
-        return Unknown(f"no {LIBRARY} here")
-    nvml = Nvml(library)
-    return nvml.call("nvmlInit_v2") or nvml
-
-
-NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t
-# NVML_FI_DEV_*
-MEMORY_CELSIUS, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 186, 197, 198
-COUNTED_BYTES = 2**32  # by the fields SENT_BYTES and RECEIVED_BYTES, which begin again then
-SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
-MOST_PROCESSES = 128
-_MEMORY_V2 = 2 << 24
-_VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
-_NO_FIGURE = 0xFFFFFFFFFFFFFFFF
-
-
-class _ProcessInfo(Structure):
-    """What one process holds of a card, as NVML writes it."""
-
-    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
-
-
-class _Use(Structure):
-    _fields_ = (
-        ("pid", c_uint),
-        ("time_us", c_ulonglong),
-        ("sm", c_uint),
-        ("memory", c_uint),
-        ("encoder", c_uint),
-        ("decoder", c_uint),
-    )
-
-
 @dataclass(frozen=True)
-class ProcessUse:
+class ProcessUtilization:
     """How much one process used a card in a sampling period, in percent of the period."""
 
     pid: int
     time_us: int
     sm_percent: int
     memory_percent: int
-
-
-class _Utilization(Structure):
-    _fields_ = (("gpu", c_uint), ("memory", c_uint))
-
-
-class _Memory2(Structure):
-    _fields_ = (
-        ("version", c_uint),
-        ("total", c_ulonglong),
-        ("reserved", c_ulonglong),
-        ("free", c_ulonglong),
-        ("used", c_ulonglong),
-    )
-
-
-class _Field(Structure):
-    _fields_ = (
-        ("field", c_uint),
-        ("scope", c_uint),
-        ("at_us", c_longlong),
-        ("latency_us", c_longlong),
-        ("kind", c_uint),
-        ("code", c_int),
-        ("value", ctypes.c_ubyte * 8),
-    )
 
 
 class NvmlCard:
@@ -314,7 +301,7 @@ class NvmlCard:
             for process in each[: count.value]
         }
 
-    def uses(self, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
+    def uses(self, since_us: int) -> tuple[ProcessUtilization, ...] | Unknown:
         """What processes did on the card since the time stamp of an earlier reading (0: since the first)."""
         handle = self._found()
         if isinstance(handle, Unknown):
@@ -327,10 +314,20 @@ class NvmlCard:
         if isinstance(code, Unknown) or code not in (0, NOT_FOUND):
             return code if isinstance(code, Unknown) else self._nvml.words(code)
         return tuple(
-            ProcessUse(int(sample.pid), int(sample.time_us), int(sample.sm), int(sample.memory))
+            ProcessUtilization(int(sample.pid), int(sample.time_us), int(sample.sm), int(sample.memory))
             for sample in each[: 0 if code else count.value]
             if sample.time_us > since_us
         )
+
+
+def open_nvml() -> Nvml | Unknown:
+    """NVML, initialised for the life of this process; unknown where there is none."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return Unknown(f"no {LIBRARY} here")
+    nvml = Nvml(library)
+    return nvml.call("nvmlInit_v2") or nvml
 
 
 def open_card(pci_id: str | Unknown) -> NvmlCard | Unknown:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
-from probes.hardware import host, sysfs
-from probes.hardware import snapshot as here
+from probes.hardware import host, snapshot, sysfs
 from probes.hardware.expectation import expect
 from probes.measure import breakeven, scenarios, spill, transfer
 from probes.measure.workbench import Workbench
@@ -74,7 +73,7 @@ def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
 
 
 def _spill(bench: Workbench, context: Context) -> Iterator[Record]:
-    pci_id = here.pci_id_of_first_gpu(context.torch, context.machine.cards, context.root)
+    pci_id = snapshot.pci_id_of_first_gpu(context.torch, context.machine.cards, context.root)
 
     def readings(moment: str) -> tuple[Reading, ...]:
         kernel = sysfs.readings(context.root, pci_id, moment)

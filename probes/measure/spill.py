@@ -15,59 +15,6 @@ from probes.measure.workbench import WORD_BYTES, Kind, Memory, Pattern, Span, Wo
 from probes.records.rows import Block, BlockKind, Expectation, Gap, Reading, Record, Request, Stop
 from probes.records.schema import Settings
 
-KINDS: tuple[Kind, ...] = ("vram", "pinned", "pageable")
-FACTORS = (0.9, 1.5)  # of the limit
-CONTENT = Pattern(start=0x0DDBA11)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Around which sizes to ask. Bytes."""
-
-    vram_bytes: int
-    host_bytes: int
-    cap_bytes: int | None  # of torch's allocator, where the probe has set one
-
-
-def force(
-    bench: Workbench, limits: Limits, *, count: int, seed: int, host_spendable_bytes: Callable[[], int]
-) -> Iterator[Request]:
-    """Ask `count` times for 0.9 to 1.5 of a limit, each kind of memory in turn; what is granted is touched.
-
-    A request that could take the host below its floor isn't made, and is recorded as such.
-    """
-    draw = random.Random(seed)
-    for turn in range(count):
-        kind = KINDS[turn % len(KINDS)]
-        limit = limits.vram_bytes if kind == "vram" else limits.host_bytes
-        n_bytes = int(limit * draw.uniform(*FACTORS)) // ALIGNMENT * ALIGNMENT
-        yield _ask(bench, limits, kind=kind, n_bytes=n_bytes, spendable=host_spendable_bytes())
-
-
-def _ask(bench: Workbench, limits: Limits, *, kind: Kind, n_bytes: int, spendable: int) -> Request:
-    free = bench.vram_free_bytes()
-
-    def answer(message: str, *, granted: bool = False, declined: bool = False) -> Request:
-        cap = limits.cap_bytes if kind == "vram" else None
-        return Request("forced", n_bytes, 0, free, cap, granted, message, kind, declined)
-
-    if host_bytes(kind, n_bytes, vram_free_bytes=free) > spendable:
-        return answer("it could take the host below its memory floor", declined=True)
-    try:
-        with bench.memory(kind, n_bytes) as memory:
-            bench.fill(memory.span(0, n_bytes), CONTENT)
-    except OutOfMemory as refusal:
-        return answer(refusal.message)
-    return answer("", granted=True)
-
-
-def host_bytes(kind: Kind, n_bytes: int, *, vram_free_bytes: int) -> int:
-    """The most host memory that a request can take: torch pins powers of two; a driver may spill VRAM."""
-    if kind == "vram":
-        return max(n_bytes - vram_free_bytes, 0)
-    return 1 << (n_bytes - 1).bit_length() if kind == "pinned" else n_bytes
-
-
 MIB, GIB = 2**20, 2**30
 BLOCK_RANGE = (64 * MIB, GIB)
 BLOCKS_PER_CAP = 16
@@ -172,7 +119,7 @@ def run(
         for held in state.held:
             yield _reread(bench, held, word)
     limits = Limits(chosen.limit_bytes, HOST_LIMIT, chosen.cap_bytes)
-    yield from force(
+    yield from ask_around_limits(
         bench,
         limits,
         count=QUICK_FORCED if settings.quick else FULL_FORCED,
@@ -274,3 +221,62 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
             "the memory or the driver is faulty; see the kernel's log (dmesg)",
         )
     return replace(held.block, read_s=times, first_read_s=first)
+
+
+# ---- requests around a limit -------------------------------------------------------------------------
+
+KINDS: tuple[Kind, ...] = ("vram", "pinned", "pageable")
+FACTORS = (0.9, 1.5)  # of the limit
+CONTENT = Pattern(start=0x0DDBA11)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Around which sizes to ask. Bytes."""
+
+    vram_bytes: int
+    host_bytes: int
+    cap_bytes: int | None  # of torch's allocator, where the probe has set one
+
+
+def ask_around_limits(
+    bench: Workbench, limits: Limits, *, count: int, seed: int, host_spendable_bytes: Callable[[], int]
+) -> Iterator[Request]:
+    """Ask `count` times for 0.9 to 1.5 of a limit, each kind of memory in turn; what is granted is touched.
+
+    A request that could take the host below its floor isn't made, and is recorded as such.
+    """
+    draw = random.Random(seed)
+    for turn in range(count):
+        kind = KINDS[turn % len(KINDS)]
+        limit = limits.vram_bytes if kind == "vram" else limits.host_bytes
+        n_bytes = int(limit * draw.uniform(*FACTORS)) // ALIGNMENT * ALIGNMENT
+        yield _request_around_limit(
+            bench, limits, kind=kind, n_bytes=n_bytes, spendable=host_spendable_bytes()
+        )
+
+
+def _request_around_limit(
+    bench: Workbench, limits: Limits, *, kind: Kind, n_bytes: int, spendable: int
+) -> Request:
+    free = bench.vram_free_bytes()
+
+    def answer(message: str, *, granted: bool = False, declined: bool = False) -> Request:
+        cap = limits.cap_bytes if kind == "vram" else None
+        return Request("forced", n_bytes, 0, free, cap, granted, message, kind, declined)
+
+    if host_bytes(kind, n_bytes, vram_free_bytes=free) > spendable:
+        return answer("it could take the host below its memory floor", declined=True)
+    try:
+        with bench.memory(kind, n_bytes) as memory:
+            bench.fill(memory.span(0, n_bytes), CONTENT)
+    except OutOfMemory as refusal:
+        return answer(refusal.message)
+    return answer("", granted=True)
+
+
+def host_bytes(kind: Kind, n_bytes: int, *, vram_free_bytes: int) -> int:
+    """The most host memory that a request can take: torch pins powers of two; a driver may spill VRAM."""
+    if kind == "vram":
+        return max(n_bytes - vram_free_bytes, 0)
+    return 1 << (n_bytes - 1).bit_length() if kind == "pinned" else n_bytes

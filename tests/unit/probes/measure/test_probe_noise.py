@@ -160,8 +160,10 @@ class OfProcesses(NoLibrary):
 
 def test_what_processes_did_since_the_last_reading_is_theirs_alone() -> None:
     card = nvml.NvmlCard(nvml.Nvml(OfProcesses()), "x")  # type: ignore[arg-type]
-    assert card.uses(0) == tuple(nvml.ProcessUse(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000)))
-    assert card.uses(1_000) == (nvml.ProcessUse(8, 2_000, 40, 5),)
+    assert card.uses(0) == tuple(
+        nvml.ProcessUtilization(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000))
+    )
+    assert card.uses(1_000) == (nvml.ProcessUtilization(8, 2_000, 40, 5),)
     idle = nvml.NvmlCard(nvml.Nvml(OfProcesses(nvml.NOT_FOUND)), "x")  # type: ignore[arg-type]
     assert idle.uses(0) == ()
 
