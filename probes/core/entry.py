@@ -10,6 +10,7 @@ from types import FrameType
 from probes.core.errors import Failure
 from probes.core.output import OutputLost, complain, complain_from_handler, harden
 
+DATA, INTERRUPTED = 5, 130  # exit codes of both programs
 # Longer than an orderly exit takes: 3 s for programs to end (buildtool.core.command), 3 s for threads that
 # wait for them (buildtool.core.progress).
 PATIENCE_S = 10.0
@@ -74,12 +75,11 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-DATA = 5  # of both programs' exit codes
-INTERRUPTED = 130
-
-
 def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, interrupted: str) -> int:
-    """The exit code of `run`, or of the failure that ends it, which is shown; `interrupted` is for Ctrl-C."""
+    """Run a command line: its exit code, or that of the failure that ends it, which is shown.
+
+    `interrupted` says, after a Ctrl-C, what became of the work.
+    """
     try:
         try:
             return int(run(argv))
