@@ -148,11 +148,11 @@ def _place(args: argparse.Namespace) -> Exit:
         compute=args.compute,
         given=given,
     )
-    found = placement_baselines.run(asked, tuple(args.compare))
+    result = placement_baselines.run(asked, tuple(args.compare))
     tell(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")
-    tell("\n".join(found.report.splitlines()))
-    for ran in found.ways:
-        tell(line(ran, found.ways[0]))
+    tell("\n".join(result.report.splitlines()))
+    for ran in result.ways:
+        tell(line(ran, result.ways[0]))
     return Exit.OK
 
 

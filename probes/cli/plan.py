@@ -119,7 +119,7 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.reports.plan import draw, lines
 
     model, machine = described(args.model), constants(args.machine)
-    made = make(model, machine, **_asked(args, model, machine))
+    made = make(model, machine, **_plan_options(args, model, machine))
     return lines(made.plan), partial(to_json, made.plan), partial(draw, made.plan, made.found.timeline)
 
 
@@ -131,11 +131,13 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.reports.plan import cards_lines, draw
 
     model, machine = described(args.model), constants(args.machine)
-    made = make_cards(model, machine, cards=args.cards, **_asked(args, model, machine))
+    made = make_cards(model, machine, cards=args.cards, **_plan_options(args, model, machine))
     return cards_lines(made.plan), partial(to_json, made.plan), partial(draw, made.joined, made.timeline)
 
 
-def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:
+def _plan_options(
+    args: argparse.Namespace, model: "ModelDescription", machine: "Constants"
+) -> dict[str, Any]:
     from probes.placement.planner.request import ranges
     from probes.placement.types import Workload
 
