@@ -20,9 +20,16 @@ from buildtool.engine.client import EngineInfo
 from probes.core.files import read_regular
 from probes.core.unknown import Unknown
 from probes.hardware import host, snapshot
-from probes.hardware.kfd import UNKNOWN_TARGET, is_there, listed
 from probes.hardware.nvml import Nvml, open_nvml
-from probes.hardware.sysfs import read_cards, read_kfd_nodes, read_link, read_text
+from probes.hardware.sysfs import (
+    UNKNOWN_TARGET,
+    is_there,
+    listed,
+    read_cards,
+    read_kfd_nodes,
+    read_link,
+    read_text,
+)
 from probes.records.facts import NvidiaCard
 
 DISPLAY_CLASSES = ("0x03", "0x12")  # PCI class codes: display controllers, processing accelerators
@@ -63,9 +70,9 @@ def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd
         container=host.container_kind(root),
         cpus=len(os.sched_getaffinity(0)),
         cpu_limit=host.cpu_limit(root),
-        ram_total_bytes=snapshot.meminfo_bytes(root, "MemTotal"),
-        ram_available_bytes=snapshot.available_bytes(root),
-        ram_limit_bytes=snapshot.cgroup_limit_bytes(root),
+        ram_total_bytes=host.meminfo_bytes(root, "MemTotal"),
+        ram_available_bytes=host.available_bytes(root),
+        ram_limit_bytes=host.cgroup_limit_bytes(root),
         disk_free_bytes=engine.free_disk_bytes,
         gpu_driver=snapshot.gpu_driver(root),
         displays=read_displays(root, _nvidia_cards(root)),

@@ -20,7 +20,7 @@ from buildtool.engine.connection import INSTALL, Endpoint, endpoint_here
 from buildtool.gpucode.target import target_of_override
 from probes.core.units import decimal_bytes
 from probes.core.unknown import Unknown
-from probes.hardware import kfd
+from probes.hardware import sysfs
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
     With HSA_OVERRIDE_GFX_VERSION set, they are the target that it names. Old kernels don't report a
     card's target. Raises BadTarget when the variable isn't a version.
     """
-    targets = kfd.targets(root)
+    targets = sysfs.kfd_targets(root)
     override = env.get("HSA_OVERRIDE_GFX_VERSION")
     if targets and override:
         return (str(target_of_override(override)),)

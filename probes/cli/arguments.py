@@ -1,4 +1,4 @@
-"""What the verbs' arguments have in common: sizes, numbers, seeds, and the files that a verb writes."""
+"""Reads arguments that several verbs have: sizes, numbers, seeds, models, and the files that they write."""
 
 import argparse
 import math
@@ -41,14 +41,14 @@ def size(text: str) -> int:
     That is so also for a number below 1 MiB, or a fraction, without a unit: 4 is hardly meant as 4 bytes.
     """
     try:
-        found = parse_bytes(text)
+        n_bytes = parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     number = text.strip()
-    if number[-1].isdigit() and float(number) and (found < LEAST_BARE or not number.isdecimal()):
+    if number[-1].isdigit() and float(number) and (n_bytes < LEAST_BARE or not number.isdecimal()):
         unit = "GiB" if float(number) < FEW_GIB else "MiB"
         raise argparse.ArgumentTypeError(f"{text!r} without a unit is bytes; write {number}{unit}")
-    return found
+    return n_bytes
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -68,12 +68,12 @@ def number(fits: Callable[[float], bool], what: str) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         try:
-            found = float(text)
+            value = float(text)
         except ValueError:
-            found = math.nan
-        if not fits(found):
+            value = math.nan
+        if not fits(value):
             raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}")
-        return found
+        return value
 
     return read
 

@@ -1,6 +1,7 @@
 """The verb `fit`: the largest batch and the longest sequence within a budget. Predicting needs no torch."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,12 @@ from probes.cli.arguments import (
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
 from probes.core.output import echo, flag, option, progress, write
-from probes.fit.question import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.fit.report import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.files import reserving
 
 if TYPE_CHECKING:
-    from probes.fit.question import FitReport, Measured, Precision
-    from probes.fit.worker import Ask
+    from probes.fit.report import FitReport, Measured, Precision
+    from probes.fit.worker import SearchRequest
     from probes.placement.models.description import ModelDescription
     from probes.placement.planner.machine import Constants
 
@@ -116,12 +117,12 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.reports.pictures import draw_fit
 
-    asked = _question(args)
+    question = _question(args)
     args.machine = args.machine or MACHINE
     refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
     file = None if args.json == Path("-") else args.json
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
-        report = _report(args, asked)
+        report = _report(args, question)
         try:
             _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
@@ -141,48 +142,50 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
         echo(lines(report))
 
 
-def _report(args: argparse.Namespace, asked: Question) -> "FitReport":
-    """By rules, and by trials where they are asked for; by trials alone where there are no rules."""
-    from probes.fit.answer import answer, by_trials, compared, on_cpu, room
+def _report(args: argparse.Namespace, question: Question) -> "FitReport":
+    """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
+    from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants
     from probes.fit.forecast import CPU, most_of
     from probes.placement.models.reading import config_of
     from probes.placement.planner.api import resolve_machine, resolve_model
 
-    machine = on_cpu() if args.measure == "cpu" else resolve_machine(args.machine)
+    machine = cpu_constants() if args.measure == "cpu" else resolve_machine(args.machine)
     refuse_more_than_the_card("--budget", args.budget, machine)
     try:
         model = resolve_model(args.model)
         if args.tokens is None:
-            asked = replace(asked, tokens=min(TOKENS, most_of(model, "tokens")))
-        report = answer(model, asked, machine, budget=args.budget)
+            question = replace(question, tokens=min(TOKENS, most_of(model, "tokens")))
+        report = answer(model, question, machine, budget=args.budget)
     except ModelUnknown as unknown:
         if not args.measure:
             raise ModelUnknown(unknown.message, f"{unknown.hint}; or try it for real: {TRY_IT}") from unknown
         config = config_of(args.model)
         progress(f"{unknown.message}; so two small trials say what a larger one takes")
-        budget = room(machine, args.budget, CPU)
-        found = _measured(_ask(args, config, asked, budget))
+        budget = budget_for_torch(machine, args.budget, CPU)
+        measured = _measured(_request(args, config, question, budget))
         try:
-            return by_trials(asked, machine, budget, found)
+            return by_trials(question, machine, budget, measured)
         except ProbeError:
-            if found.ended == INTERRUPTED:
+            if measured.ended == INTERRUPTED:
                 raise KeyboardInterrupt from None
             raise
     if not args.measure:
         return report
-    ask = _ask(args, config_of(args.model), asked, report.budget_bytes)
-    found = _measured(guided(ask, report, model, machine))
-    return compared(report, model, machine, found)
+    request = _request(args, config_of(args.model), question, report.budget_bytes)
+    measured = _measured(guided(request, report, model, machine))
+    return compared(report, model, machine, measured)
 
 
-def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question, budget: int) -> "Ask":
-    """What to measure where nothing was predicted."""
+def _request(
+    args: argparse.Namespace, config: Mapping[str, Any], question: Question, budget: int
+) -> "SearchRequest":
+    """The measurement of --measure, where nothing was predicted."""
     from probes.fit.search import Hint
-    from probes.fit.worker import Ask
+    from probes.fit.worker import SearchRequest
 
-    return Ask(
-        config,
-        asked,
+    return SearchRequest(
+        json.dumps(dict(config)),
+        question,
         args.measure,
         args.axis or "batch",
         budget,
@@ -193,47 +196,50 @@ def _ask(args: argparse.Namespace, config: "Mapping[str, Any]", asked: Question,
     )
 
 
-def guided(ask: "Ask", report: "FitReport", model: "ModelDescription", machine: "Constants") -> "Ask":
-    """The same, from the predicted size on."""
-    from probes.fit.answer import rise
-    from probes.fit.question import Largest
+def guided(
+    request: "SearchRequest", report: "FitReport", model: "ModelDescription", machine: "Constants"
+) -> "SearchRequest":
+    """The request with a search that begins at the predicted size."""
+    from probes.fit.answer import predicted_rise
+    from probes.fit.report import Largest
     from probes.fit.search import Hint
 
-    predicted = report.predicted_largest_batch if ask.axis == "batch" else report.predicted_largest_tokens
+    predicted = report.predicted_largest_batch if request.axis == "batch" else report.predicted_largest_tokens
     assert isinstance(predicted, Largest), "by rules"
     ends = predicted.exact and predicted.fails is None
     most = predicted.fits if ends else MOST_TRIED
     guess = min(max(predicted.fits, 1), most)
-    return replace(ask, hint=Hint(guess, rise(model, ask.asked, machine, ask.axis, guess)), most=most)
+    slope = predicted_rise(model, request.question, machine, request.axis, guess)
+    return replace(request, hint=Hint(guess, slope), most=most)
 
 
-def _measured(ask: "Ask") -> "Measured":
-    """Trials, each said as it ends."""
-    from probes.fit.question import VERDICTS
+def _measured(request: "SearchRequest") -> "Measured":
+    """Run the trials, and print each as it ends."""
+    from probes.fit.report import VERDICTS
     from probes.fit.worker import measure
 
-    return measure(ask, lambda trial: progress(f"{ask.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
+    return measure(request, lambda trial: progress(f"{request.axis} {trial.size}: {VERDICTS[trial.verdict]}"))
 
 
 def _exit(report: "FitReport") -> Exit:
     """The measurement's verdict where there is one, else the prediction's."""
-    from probes.fit.question import SHORT_OF_MEMORY, Measured
+    from probes.fit.report import SHORT_OF_MEMORY, Measured
 
-    found = report.measured
-    if not isinstance(found, Measured):
+    measured = report.measured
+    if not isinstance(measured, Measured):
         return Exit.OK if report.fits else Exit.REQUIRED
-    if found.ended == INTERRUPTED:
+    if measured.ended == INTERRUPTED:
         return Exit.INTERRUPTED
-    axis = found.largest.axis
+    axis = measured.largest.axis
     wanted = report.question.batch if axis == "batch" else report.question.tokens
-    if found.largest.fits >= wanted:
+    if measured.largest.fits >= wanted:
         return Exit.OK
-    refused = any(t.size <= wanted and t.verdict in SHORT_OF_MEMORY for t in found.trials)
+    refused = any(t.size <= wanted and t.verdict in SHORT_OF_MEMORY for t in measured.trials)
     return Exit.REQUIRED if refused else Exit.BROKEN
 
 
 def _question(args: argparse.Namespace) -> Question:
-    """What the arguments ask. Raises UsageError for what contradicts itself."""
+    """The question that the arguments ask. Raises UsageError for what contradicts itself."""
     training = args.task == "training"
     if args.optimizer == EIGHT_BITS:
         raise UsageError(

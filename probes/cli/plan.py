@@ -120,12 +120,12 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.reports.plan import lines
 
     model, machine = resolve_model(args.model), resolve_machine(args.machine)
-    made = make_plan(model, machine, **_asked(args, model, machine))
+    made = make_plan(model, machine, **_plan_options(args, model, machine))
     return lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:
-    """The same over several cards."""
+    """A plan over several cards as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
     from probes.placement.planner.api import resolve_machine, resolve_model
     from probes.placement.planner.multi_gpu import make_cards_plan
@@ -133,11 +133,13 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.reports.plan import cards_lines
 
     model, machine = resolve_model(args.model), resolve_machine(args.machine)
-    made = make_cards_plan(model, machine, cards=args.cards, **_asked(args, model, machine))
+    made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
     return cards_lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
 
 
-def _asked(args: argparse.Namespace, model: "ModelDescription", machine: "Constants") -> dict[str, Any]:
+def _plan_options(
+    args: argparse.Namespace, model: "ModelDescription", machine: "Constants"
+) -> dict[str, Any]:
     from probes.placement.planner.api import weight_ranges
     from probes.placement.types import Workload
 

@@ -348,4 +348,4 @@ def _new(seed: int) -> "ThroughputReport":
     from probes.throughput.report import ScanSettings, begun
 
     settings = ScanSettings("", (), 0, (), (), (), (), seed, 0)
-    return begun(settings, this_machine.look(), Unknown("only a server was asked"))
+    return begun(settings, this_machine.describe(), Unknown("only a server was asked"))

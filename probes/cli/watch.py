@@ -12,7 +12,7 @@ from probes.core.unknown import Unknown
 from probes.records.files import reserving
 
 if TYPE_CHECKING:
-    from probes.records.watched import WatchReport
+    from probes.records.watch import WatchReport
     from probes.watch.watcher import CardCeilings
 
 
@@ -100,7 +100,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 def _written(report: "WatchReport", place: Path | None, name: Path) -> list[str]:
     """Write the report; why it can't be written, if so: a command's exit code must not be lost over that."""
-    from probes.records.watched import write_watch
+    from probes.records.watch import write_watch
 
     try:
         if place:
@@ -134,6 +134,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _exit_code(report: "WatchReport") -> int:
-    from probes.records.watched import Ended
+    from probes.records.watch import Ended
 
     return report.ended.exit_code if isinstance(report.ended, Ended) else 0

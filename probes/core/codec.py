@@ -68,10 +68,10 @@ def doubled_key(pairs: Sequence[tuple[str, object]]) -> str:
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         raise ValueError(f"an object has the key {doubled_key(pairs)[:40]!r} twice")
-    return found
+    return value
 
 
 def _refuse(word: str) -> typing.NoReturn:
@@ -150,7 +150,7 @@ def decode(shape: type[T], value: object, where: str = "report") -> T:
 
 
 def _reader(hint: object) -> Reader:
-    """What reads a value of this type, given the value and its place."""
+    """The function that reads a value of this type, given the value and its place."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return partial(_one_of, inner)
@@ -301,8 +301,8 @@ def _finite(value: Number, where: str) -> Number:
     return value
 
 
-def _mismatch(expected: str, found: object, where: str) -> Misfit:
-    return Misfit(f"{where}: expected {expected}, found {shown(found)}")
+def _mismatch(expected: str, value: object, where: str) -> Misfit:
+    return Misfit(f"{where}: expected {expected}, found {shown(value)}")
 
 
 def shown(value: object) -> str:

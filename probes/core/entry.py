@@ -1,4 +1,4 @@
-"""What both programs do around their command lines: signals, failures, output that is lost, the exit code."""
+"""Runs a command line as a program: signals, failures, lost output, the exit code. For both programs."""
 
 import signal
 import sys
@@ -10,6 +10,7 @@ from types import FrameType
 from probes.core.errors import Failure
 from probes.core.output import OutputLost, error, error_from_handler, harden
 
+DATA, INTERRUPTED = 5, 130  # exit codes of both programs
 # Longer than an orderly exit takes: 3 s for programs to end (buildtool.core.command), 3 s for threads that
 # wait for them (buildtool.core.progress).
 PATIENCE_S = 10.0
@@ -20,7 +21,7 @@ _STOPPING = f"stopping, which takes some seconds; a signal after {PATIENCE_S:.0f
 class Interrupts:
     """A handler that raises KeyboardInterrupt, but not twice within PATIENCE_S.
 
-    A terminal, a shell and `timeout` may each send a signal for one wish to stop, and a second
+    A terminal, a shell and `timeout` may each send a signal for one request to stop, and a second
     KeyboardInterrupt would end the clean-up that follows the first. A later signal interrupts again, since
     the clean-up may hang.
     """
@@ -28,28 +29,28 @@ class Interrupts:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._last_s: float | None = None
-        self._said = False
+        self._warned = False
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
         """Handle one signal."""
         now = self._now()
         if self._last_s is None or now - self._last_s >= PATIENCE_S:
-            self._last_s, self._said = now, False
+            self._last_s, self._warned = now, False
             raise KeyboardInterrupt
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             error_from_handler(_STOPPING)
 
-    def ignored(self, what: "sys.UnraisableHookArgs") -> None:
+    def ignored(self, raised: "sys.UnraisableHookArgs") -> None:
         """Stands in for sys.unraisablehook. Python calls finalisers and weak references' callbacks anywhere.
 
         What is raised in one goes no further, so the same interruption is raised again a moment later.
         """
-        if isinstance(what.exc_value, KeyboardInterrupt):
+        if isinstance(raised.exc_value, KeyboardInterrupt):
             self._last_s = None
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
         else:
-            sys.__unraisablehook__(what)
+            sys.__unraisablehook__(raised)
 
 
 @contextmanager
@@ -61,7 +62,8 @@ def interruptible() -> Iterator[None]:
     """
     handler = Interrupts()
     handled = [signal.SIGTERM, signal.SIGALRM]
-    handled += [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    optional = (signal.SIGINT, signal.SIGHUP)
+    handled += [number for number in optional if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, handler)
     before, sys.unraisablehook = sys.unraisablehook, handler.ignored
@@ -73,12 +75,11 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-DATA = 5  # of both programs' exit codes
-INTERRUPTED = 130
-
-
 def delivered(run: Callable[[Sequence[str]], int], argv: Sequence[str], *, interrupted: str) -> int:
-    """The exit code of `run`, or of the failure that ends it, which is shown; `interrupted` is for Ctrl-C."""
+    """Run a command line: its exit code, or that of the failure that ends it, which is shown.
+
+    `interrupted` says, after a Ctrl-C, what became of the work.
+    """
     try:
         try:
             return int(run(argv))

@@ -35,7 +35,7 @@ class Exit(IntEnum):
 
 
 class ProbeError(Failure):
-    """A failure that a user can cause or meet. Never shown as a traceback."""
+    """A failure of the probes; its exit code says that a probe broke, unless a subclass has another."""
 
     exit_code: Exit = Exit.BROKEN
 

@@ -1,4 +1,4 @@
-"""The one way in which both programs write files: whole or not at all.
+"""Writes files whole or not at all, in both programs, and reads them within limits.
 
 A file is written under an unpredictable name next to its destination, synced, then renamed. Its writer holds
 a lock on it, so a later run can distinguish a killed run's file from one that is being written.
@@ -16,6 +16,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_PARTIAL = re.compile(r"\.weir-[0-9a-f]{16}\.partial")
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes spaces
+_MAX_LINKS = 40  # as Linux: path_resolution(7)
+_PIECE_BYTES = 1 << 20
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+# ---- locks -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -80,11 +88,7 @@ def is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-_PARTIAL = re.compile(r"\.weir-[0-9a-f]{16}\.partial")
-_OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes spaces
-_MAX_LINKS = 40  # as Linux: path_resolution(7)
-_PIECE_BYTES = 1 << 20
-_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+# ---- writing and reading -----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -210,7 +214,7 @@ def reserved(path: Path) -> Iterator[Path]:
 def rereadable(path: Path, *, most_bytes: int) -> Iterator[Path]:
     """`path`, or a copy of what it gives where that can be read only once (a pipe, /dev/stdin, a FIFO).
 
-    Such a one may give `most_bytes`. Raises OSError, EFBIG for more.
+    At most `most_bytes` are copied. Raises OSError, EFBIG for more.
     """
     if stat.S_ISREG(path.stat().st_mode):
         yield path
@@ -226,6 +230,9 @@ def rereadable(path: Path, *, most_bytes: int) -> Iterator[Path]:
                     raise _too_large(path, most_bytes)
                 target.write(data)
         yield copy
+
+
+# ---- scratch directories, links, and what killed runs leave ------------------------------------------
 
 
 @contextmanager
@@ -265,9 +272,8 @@ def link_over(existing: Path, path: Path) -> None:
 def sweep_partials(directory: Path | None = None) -> None:
     """Remove the partial files and scratch directories of runs that no longer live; never raises.
 
-    `directory` None is the system's place for temporary files, as for `scratch`.
-
-    What a living process holds is left alone, and so is everything that has no name of ours.
+    `directory` None is the system's place for temporary files, as for `scratch`. What a living process holds
+    is left alone, and so is everything that has no name of ours.
     """
     with suppress(OSError):
         for path in (directory or Path(tempfile.gettempdir())).iterdir():
@@ -294,6 +300,9 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- how a path is written to ------------------------------------------------------------------------
 
 
 def _regular(path: Path) -> Path | None:
@@ -373,6 +382,9 @@ def _create_directory(directory: Path) -> tuple[Path, int]:
             os.close(descriptor)
 
 
+# ---- partial files -----------------------------------------------------------------------------------
+
+
 def _new_name() -> str:
     return f".weir-{secrets.token_hex(8)}.partial"
 
@@ -404,5 +416,5 @@ def _remove(directory: Path) -> None:
 def _has_mounts(directory: Path) -> bool:
     below = f"{os.path.realpath(directory)}/"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123
-        points = (_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in mounts)
+        points = (_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split()[4]) for line in mounts)
         return any(point.startswith(below) for point in points)

@@ -14,12 +14,12 @@ PROGRAM = "weir"
 
 
 def host_command() -> str:
-    """What starts the host's program."""
+    """The command that starts the host's program."""
     return PROGRAM if _is_weir() else "python3 -m buildtool"
 
 
 def probe_command() -> str:
-    """What starts the probes."""
+    """The command that starts the probes."""
     return f"{PROGRAM} probe" if _is_weir() else "python3 -m probes"
 
 

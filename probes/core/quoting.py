@@ -89,7 +89,7 @@ def log_text(text: str, *, keep: str = "") -> str:
     GitHub obeys a line that begins with `::`, and `##[` within one; Azure `##vso[`, TeamCity `##teamcity[`.
     """
     return _FOR_CI.sub(
-        lambda found: f"{found['indent'] or ''}{_escape(ord(found['sign'] or found['hash']))}",
+        lambda match: f"{match['indent'] or ''}{_escape(ord(match['sign'] or match['hash']))}",
         terminal(text, keep=keep),
     )
 

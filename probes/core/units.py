@@ -49,10 +49,10 @@ def duration(seconds: float) -> str:
 
 def parse_bytes(text: str) -> int:
     """`4GiB`, `512 MiB`, `4GB` (10^9) or a plain number, in bytes. Raises ValueError for anything else."""
-    found = _SIZE.fullmatch(text.strip())
-    if not found:
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
         raise ValueError(f"{text[:40]!r} is not a size; write it as 4GiB, 512MiB or 4000000000")
-    number, unit = found.groups()
+    number, unit = match.groups()
     power = " KMGT".index(unit.removesuffix("B")[:1].upper())  # no letter: the first
     return int(float(number) * (1024 if "i" in unit else 1000) ** power)
 

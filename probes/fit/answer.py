@@ -1,21 +1,15 @@
-"""Puts an answer together from predictions, and from trials where there were any. Pure."""
+"""Puts an answer together from predictions and trials, with the changes that would save memory. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from probes.core import files
-from probes.core.codec import check_figures, decode, shown
-from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, ReportError, UsageError
-from probes.core.invocation import probe_command
+from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, UsageError
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.forecast import MOST, Forecast, Place, forecast, largest, most_of, place_of, with_size
-from probes.fit.question import (
-    FIT_SCHEMA,
-    LARGEST_ON_LINE,
+from probes.fit.report import (
     SHORT_OF_MEMORY,
     STATES,
     VERDICTS,
@@ -24,19 +18,14 @@ from probes.fit.question import (
     FitReport,
     Knob,
     Largest,
-    Line,
     Measured,
     Question,
     Taken,
     Trial,
-    highest,
-    last,
-    through,
 )
+from probes.fit.search import LARGEST_ON_LINE, Line, largest_on_lines, lines_through, peak_on_lines
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.machine import Constants, profile
-from probes.records.files import json_of, reading, word_under
-from probes.records.json_schema import document
 
 LORA_RANK: Final = 16
 Predict = Callable[[Question], Forecast]
@@ -45,74 +34,77 @@ HALVES: Final = "weights and sums have 8 bits of precision; small updates may be
 HALF_FLOATS: Final = "largest value 65504: losses need scaling"
 
 
-def changes(asked: Question) -> Iterator[tuple[str, Question, str]]:
+# ---- changes that save memory -------------------------------------------------------------------------
+
+
+def changes(question: Question) -> Iterator[tuple[str, Question, str]]:
     """Each single change: its name, the question after it, what it costs."""
-    if asked.batch > 1:
-        fewer = (asked.batch + 1) // 2
-        if asked.task == "training":
-            times = -(-asked.batch * asked.accumulate // fewer)
+    if question.batch > 1:
+        fewer = (question.batch + 1) // 2
+        if question.task == "training":
+            times = -(-question.batch * question.accumulate // fewer)
             yield (
                 f"batch {fewer}, accumulated {times} times",
-                replace(asked, batch=fewer, accumulate=times),
+                replace(question, batch=fewer, accumulate=times),
                 "same step, more and smaller passes; no such sum for batch norms",
             )
-        yield f"batch {fewer}", replace(asked, batch=fewer), "fewer sequences at once"
-    if asked.tokens > 1:
-        fewer = (asked.tokens + 1) // 2
-        yield f"sequences of {fewer} tokens", replace(asked, tokens=fewer), "shorter texts"
-    yield from _precisions(asked)
-    if asked.task == "training":
-        yield from _training(asked)
+        yield f"batch {fewer}", replace(question, batch=fewer), "fewer sequences at once"
+    if question.tokens > 1:
+        fewer = (question.tokens + 1) // 2
+        yield f"sequences of {fewer} tokens", replace(question, tokens=fewer), "shorter texts"
+    yield from _precisions(question)
+    if question.task == "training":
+        yield from _training(question)
 
 
-def _precisions(asked: Question) -> Iterator[tuple[str, Question, str]]:
-    if asked.precision == "fp32" and asked.task == "training":
+def _precisions(question: Question) -> Iterator[tuple[str, Question, str]]:
+    if question.precision == "fp32" and question.task == "training":
         costs = "products in halves; weights and updates stay exact"
-        yield "precision amp-bf16", replace(asked, precision="amp-bf16"), costs
-    if asked.precision in ("fp32", "amp-bf16", "amp-fp16"):
-        yield "precision bf16", replace(asked, precision="bf16"), HALVES
-    if asked.precision == "fp32" and asked.task == "inference":
-        yield "precision fp16", replace(asked, precision="fp16"), HALF_FLOATS
+        yield "precision amp-bf16", replace(question, precision="amp-bf16"), costs
+    if question.precision in ("fp32", "amp-bf16", "amp-fp16"):
+        yield "precision bf16", replace(question, precision="bf16"), HALVES
+    if question.precision == "fp32" and question.task == "inference":
+        yield "precision fp16", replace(question, precision="fp16"), HALF_FLOATS
 
 
-def _training(asked: Question) -> Iterator[tuple[str, Question, str]]:
-    if not asked.checkpointing:
+def _training(question: Question) -> Iterator[tuple[str, Question, str]]:
+    if not question.checkpointing:
         yield (
             "gradient checkpointing",
-            replace(asked, checkpointing=True),
+            replace(question, checkpointing=True),
             "each layer is computed once more: about a third more time a step",
         )
-    if not asked.lora_rank:
+    if not question.lora_rank:
         yield (
             f"LoRA of rank {LORA_RANK}",
-            replace(asked, lora_rank=LORA_RANK),
+            replace(question, lora_rank=LORA_RANK),
             "trains adapters only; needs peft",
         )
-    if asked.optimizer == "adamw":
+    if question.optimizer == "adamw":
         yield (
             "optimizer momentum",
-            replace(asked, optimizer="momentum"),
+            replace(question, optimizer="momentum"),
             "one state instead of two; the learning rate must be tuned again",
         )
-    if asked.optimizer != "sgd":
+    if question.optimizer != "sgd":
         yield (
             "optimizer sgd",
-            replace(asked, optimizer="sgd"),
+            replace(question, optimizer="sgd"),
             "no state; the learning rate must be tuned again",
         )
-    if asked.accumulate > 1:
+    if question.accumulate > 1:
         yield (
             "no accumulation",
-            replace(asked, accumulate=1),
+            replace(question, accumulate=1),
             "smaller steps; gradients aren't kept during a forward pass",
         )
 
 
-def knobs(asked: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
+def knobs(question: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
     """All single changes, the one that saves most first. `budget` is without the driver's context."""
-    now = predict(asked).taken
-    found = []
-    for name, changed, cost in changes(asked):
+    now = predict(question).taken
+    found_knobs = []
+    for name, changed, cost in changes(question):
         try:
             then = predict(changed).taken
         except ProbeError:  # it can't be asked of this model
@@ -123,9 +115,11 @@ def knobs(asked: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
             return taken.total - taken.context
 
         most = largest(total, budget, "batch").fits
-        found.append(Knob(name, now.total - then.total, then.total, most, cost))
-    return tuple(sorted(found, key=lambda knob: -knob.saves))
+        found_knobs.append(Knob(name, now.total - then.total, then.total, most, cost))
+    return tuple(sorted(found_knobs, key=lambda knob: -knob.saves))
 
+
+# ---- by rules -----------------------------------------------------------------------------------------
 
 MOST_BLOCKS: Final = 256  # twice those of the deepest published model; each is gone through for every size
 NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu")
@@ -133,74 +127,76 @@ NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu"
 
 def answer(
     model: ModelDescription,
-    asked: Question,
+    question: Question,
     machine: Constants,
     *,
     budget: int | None,
     place: Place | None = None,
     measured: Measured | Unknown = NOT_ASKED,
 ) -> FitReport:
-    """What the rules predict for a machine, beside what was measured. Raises ModelUnknown and UsageError."""
-    where = place or place_of(machine, model, asked)
+    """The answer by rules, beside what was measured, if anything. Raises ModelUnknown and UsageError."""
+    where = place or place_of(machine, model, question)
     if len(model.blocks) > MOST_BLOCKS:
         raise ModelUnknown(
             f"{model.name[:80]} has {len(model.blocks):,} blocks, more than the {MOST_BLOCKS} predicted here",
             "check its number of layers: num_hidden_layers or n_layer",
         )
     longest = most_of(model, "tokens")
-    if longest < MOST and asked.tokens > longest:
+    if longest < MOST and question.tokens > longest:
         raise UsageError(
-            f"{model.name[:80]} has {longest} learned positions, and {asked.tokens} tokens are asked for",
+            f"{model.name[:80]} has {longest} learned positions, and {question.tokens} tokens are asked for",
             f"ask for shorter sequences: --tokens {longest}",
         )
 
     @lru_cache(maxsize=4096)
-    def predict(question: Question) -> Forecast:
-        return forecast(model, question, where)
+    def predict(changed: Question) -> Forecast:
+        return forecast(model, changed, where)
 
-    most = room(machine, budget, where)
-    found = predict(asked)
-    needs = found.taken.total - found.taken.context
+    most = budget_for_torch(machine, budget, where)
+    predicted = predict(question)
+    needs = predicted.taken.total - predicted.taken.context
     return FitReport(
-        question=asked,
+        question=question,
         machine=machine.name,
         constants=machine.origin,
         budget_bytes=most,
         predicted_by="rules",
-        predicted=found.taken,
-        moment=found.moment,
+        predicted=predicted.taken,
+        moment=predicted.moment,
         fits=needs <= most,
-        predicted_largest_batch=_largest(predict, model, asked, "batch", budget=most),
-        predicted_largest_tokens=_largest(predict, model, asked, "tokens", budget=most),
+        predicted_largest_batch=_largest(predict, model, question, "batch", budget=most),
+        predicted_largest_tokens=_largest(predict, model, question, "tokens", budget=most),
         smallest_budget_bytes=needs,
-        knobs=knobs(asked, predict, most),
+        knobs=knobs(question, predict, most),
         measured=measured,
         notes=_notes(model, machine, where, budget),
     )
 
 
-def rise(model: ModelDescription, asked: Question, machine: Constants, axis: Axis, size: int) -> int:
+def predicted_rise(
+    model: ModelDescription, question: Question, machine: Constants, axis: Axis, size: int
+) -> int:
     """Bytes that one further step of an axis takes at a size, predicted."""
-    where, least = place_of(machine, model, asked), max(min(size, most_of(model, axis) - 1), 1)
-    low, high = (forecast(model, with_size(asked, axis, n), where).taken.total for n in (least, least + 1))
+    where, least = place_of(machine, model, question), max(min(size, most_of(model, axis) - 1), 1)
+    low, high = (forecast(model, with_size(question, axis, n), where).taken.total for n in (least, least + 1))
     return high - low
 
 
-def compared(report: FitReport, model: ModelDescription, machine: Constants, found: Measured) -> FitReport:
+def compared(report: FitReport, model: ModelDescription, machine: Constants, measured: Measured) -> FitReport:
     """The answer with what was measured, and what is predicted at the largest size that fits."""
-    if not found.largest.fits:
-        return replace(report, measured=found)
-    asked = with_size(report.question, found.largest.axis, found.largest.fits)
-    taken = forecast(model, asked, place_of(machine, model, asked)).taken
-    return replace(report, measured=found, predicted_at_largest=taken)
+    if not measured.largest.fits:
+        return replace(report, measured=measured)
+    question = with_size(report.question, measured.largest.axis, measured.largest.fits)
+    taken = forecast(model, question, place_of(machine, model, question)).taken
+    return replace(report, measured=measured, predicted_at_largest=taken)
 
 
-def on_cpu() -> Constants:
+def cpu_constants() -> Constants:
     """The constants of a machine without a GPU, as far as bytes go."""
     return replace(profile("h200"), name="the CPU's memory", origin="no GPU", vram_bytes=0, notes=())
 
 
-def room(machine: Constants, budget: int | None, place: Place) -> int:
+def budget_for_torch(machine: Constants, budget: int | None, place: Place) -> int:
     """Bytes that torch may take: the budget, and never more than the card has beside the context."""
     card = max(machine.vram_bytes - place.context, 0) if machine.has_gpu else None
     if budget is None:
@@ -211,13 +207,13 @@ def room(machine: Constants, budget: int | None, place: Place) -> int:
 def _largest(
     predict: Callable[[Question], Forecast],
     model: ModelDescription,
-    asked: Question,
+    question: Question,
     axis: Axis,
     *,
     budget: int,
 ) -> Largest:
     def total(size: int) -> int:
-        taken = predict(with_size(asked, axis, size)).taken
+        taken = predict(with_size(question, axis, size)).taken
         return taken.total - taken.context
 
     return largest(total, budget, axis, most=most_of(model, axis))
@@ -225,7 +221,7 @@ def _largest(
 
 def _notes(model: ModelDescription, machine: Constants, place: Place, budget: int | None) -> tuple[str, ...]:
     notes = [*model.notes, *machine.notes]
-    if budget is not None and (most := room(machine, budget, place)) < budget:
+    if budget is not None and (most := budget_for_torch(machine, budget, place)) < budget:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
     if machine.has_gpu and place.attending == "math":
         notes.append(
@@ -235,24 +231,29 @@ def _notes(model: ModelDescription, machine: Constants, place: Place, budget: in
     return tuple(notes)
 
 
+# ---- by two trials, where there are no rules ----------------------------------------------------------
+
 TWO_TRIALS: Final = "two trials"
 LEAST_RISE: Final = 1 << 20  # bytes; two processes that do the same differ by less than this
 NOT_TRIED: Final = Unknown("there are no rules for this architecture, and no trial made this larger")
 TOO_CLOSE: Final = Unknown(f"no two trials that fit differ by {binary_bytes(LEAST_RISE)} or more")
 
 
-def by_trials(asked: Question, machine: Constants, budget: int, measured: Measured) -> FitReport:
-    """What two small trials say. Raises DoesNotFit, or ProbeError where the asked size stays open."""
+def by_trials(question: Question, machine: Constants, budget: int, measured: Measured) -> FitReport:
+    """The answer of two small trials, where there are no rules.
+
+    Raises DoesNotFit, or ProbeError where they don't say whether the question fits.
+    """
     axis = measured.largest.axis
-    wanted = asked.batch if axis == "batch" else asked.tokens
+    wanted = question.batch if axis == "batch" else question.tokens
     lines = _through(measured.trials)
     peak = _peak(lines, measured.trials, wanted)
     if peak is None or isinstance(measured.built, Unknown):
         raise _unanswered(measured, wanted, budget)
-    taken = _taken(measured.built, asked, peak)
-    found = _largest_on_lines(lines, budget, axis)
+    taken = _taken(measured.built, question, peak)
+    largest_by_lines = _largest_on_lines(lines, budget, axis)
     return FitReport(
-        question=asked,
+        question=question,
         machine=machine.name,
         constants=machine.origin,
         budget_bytes=budget,
@@ -260,13 +261,13 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
         predicted=taken,
         moment="in two small trials, extrapolated",
         fits=taken.total <= budget,
-        predicted_largest_batch=found if axis == "batch" else NOT_TRIED,
-        predicted_largest_tokens=found if axis == "tokens" else NOT_TRIED,
+        predicted_largest_batch=largest_by_lines if axis == "batch" else NOT_TRIED,
+        predicted_largest_tokens=largest_by_lines if axis == "tokens" else NOT_TRIED,
         smallest_budget_bytes=taken.total,
         knobs=(),
         predicted_at_largest=lines
         if isinstance(lines, Unknown)
-        else _taken(measured.built, asked, highest(lines, measured.largest.fits)),
+        else _taken(measured.built, question, peak_on_lines(lines, measured.largest.fits)),
         measured=measured,
         notes=(
             "there are no rules for this architecture: weights are exact, from its modules; activations are "
@@ -277,14 +278,14 @@ def by_trials(asked: Question, machine: Constants, budget: int, measured: Measur
 
 
 def _through(trials: Sequence[Trial]) -> tuple[Line, ...] | Unknown:
-    """The lines through the smallest size that fits and the next one that takes clearly more."""
-    found = _peaks(trials)
-    for size, peaks in found[1:]:
-        first, low = found[0]
+    """The lines through the smallest size that fits and the next one that takes clearly more bytes."""
+    peaks_of_sizes = _peaks(trials)
+    for size, peaks in peaks_of_sizes[1:]:
+        first, low = peaks_of_sizes[0]
         alike = len(low) == len(peaks)  # parts of a model that few tokens don't reach have no phases
         before, after = (low, peaks) if alike else ([max(low)], [max(peaks)])
         if max(map(int.__sub__, after, before)) >= LEAST_RISE:
-            return through(first, before, size, after)
+            return lines_through(first, before, size, after)
     return TOO_CLOSE
 
 
@@ -300,12 +301,12 @@ def _peaks(trials: Sequence[Trial]) -> list[tuple[int, list[int]]]:
 def _peak(lines: Sequence[Line] | Unknown, trials: Sequence[Trial], wanted: int) -> int | None:
     """Bytes that the asked size takes: by the lines, or as the next larger one that was tried."""
     if not isinstance(lines, Unknown):
-        return highest(lines, wanted)
+        return peak_on_lines(lines, wanted)
     return next((max(peaks) for size, peaks in _peaks(trials) if size >= wanted), None)
 
 
 def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
-    """What the trials say instead of what the asked size takes."""
+    """The error for trials that don't show what the wanted size takes."""
     axis = measured.largest.axis
     failed = min((t for t in measured.trials if t.verdict != "fits"), key=lambda t: t.size, default=None)
     if failed is None:
@@ -331,51 +332,16 @@ def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
 def _largest_on_lines(lines: Sequence[Line] | Unknown, budget: int, axis: Axis) -> Largest | Unknown:
     if isinstance(lines, Unknown):
         return lines
-    fits = last(lines, budget)
+    fits = largest_on_lines(lines, budget)
     return Largest(axis, fits, fits + 1 if fits < LARGEST_ON_LINE else None, exact=fits < LARGEST_ON_LINE)
 
 
-def _taken(built: Built, asked: Question, peak: int) -> Taken:
+def _taken(built: Built, question: Question, peak: int) -> Taken:
     """A peak divided: weights, gradients and the optimizer's state by the modules, activations the rest."""
-    training = asked.task == "training"
+    training = question.task == "training"
     known = Taken(
         weights=built.weights,
         gradients=built.trained if training else 0,
-        optimizer=STATES[asked.optimizer] * built.trained if training else 0,
+        optimizer=STATES[question.optimizer] * built.trained if training else 0,
     )
     return replace(known, activations=max(peak - known.total, 0))
-
-
-MOST_BYTES: Final = 16 << 20
-FAMILY: Final = FIT_SCHEMA.rpartition("/")[0] + "/"  # of any version
-
-
-def is_fit(path: Path) -> bool:
-    """Whether a file holds an answer of `fit`, of any version; a file that can't be read doesn't."""
-    return bool(word_under(path, "schema", FAMILY, most_bytes=MOST_BYTES))
-
-
-def named_fit(path: Path, *, name: Path | None = None) -> tuple[FitReport, str]:
-    """The answer in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
-    with reading(name or path, f"make one: {probe_command()} fit MODEL --json FILE"):
-        text = files.read_text(path, most_bytes=MOST_BYTES)
-        value = json_of(text)
-        version = value.get("schema") if isinstance(value, dict) else None
-        if version != FIT_SCHEMA:
-            raise ReportError(
-                f"its schema is {shown(version)}, this program reads {FIT_SCHEMA}",
-                "read it with the Weir that wrote it",
-            )
-        check_figures(value)
-        return decode(FitReport, value, "answer"), text
-
-
-def fit_schema() -> str:
-    """The JSON Schema of answers."""
-    return document(
-        FitReport,
-        title="Weir fit",
-        description="What a model takes in a pass or a training step, and the largest batch and longest "
-        "sequence within a budget. What is under `measured` comes from trials; all else is predicted.",
-        versions={"schema": (FIT_SCHEMA,)},
-    )

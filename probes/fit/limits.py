@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from probes.core.unknown import Unknown
-from probes.fit.question import Verdict
-from probes.hardware.kfd import is_there
+from probes.fit.report import Verdict
+from probes.hardware.host import oom_kills_in, process_bytes
+from probes.hardware.sysfs import is_there
 
+_PROCESS: Final = Path("/proc/self")
 # <malloc.h>: parameters of glibc's allocator
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
@@ -59,64 +61,49 @@ def prepare() -> None:
             mallopt(parameter, value)
 
 
-def limit_data(budget: int, proc: Path = Path("/proc/self")) -> Callable[[], None]:
+def limit_data(budget: int) -> Callable[[], None]:
     """Allow this process so many bytes more than it has. Returns what lifts that limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = data_bytes(proc) + budget
+    most = _status_bytes("VmData") + budget  # what RLIMIT_DATA counts
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     return partial(resource.setrlimit, resource.RLIMIT_DATA, (hard, hard))
 
 
-def data_bytes(proc: Path = Path("/proc/self")) -> int:
-    """Bytes that RLIMIT_DATA counts."""
-    return _status(proc, "VmData")
-
-
-def forget_peak(proc: Path = Path("/proc/self")) -> int:
+def forget_peak() -> int:
     """Begin a new peak of resident memory; returns what is resident now, without pages of files."""
     with suppress(OSError):  # without it the peak is that since the start
-        (proc / "clear_refs").write_text("5", encoding="ascii")
-    return _status(proc, "VmRSS") - _status(proc, "RssFile")
+        (_PROCESS / "clear_refs").write_text("5", encoding="ascii")
+    return _status_bytes("VmRSS") - _status_bytes("RssFile")
 
 
-def peak_bytes(proc: Path = Path("/proc/self")) -> int:
+def peak_bytes() -> int:
     """The peak of resident memory, without pages of files: libraries' code stays once it was read."""
-    return _status(proc, "VmHWM") - _status(proc, "RssFile")
+    return _status_bytes("VmHWM") - _status_bytes("RssFile")
 
 
-def _status(proc: Path, name: str) -> int:
-    text = (proc / "status").read_text(encoding="utf-8")
-    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+def _status_bytes(key: str) -> int:
+    n_bytes = process_bytes(Path("/"), key)
+    return 0 if isinstance(n_bytes, Unknown) else n_bytes
 
 
-def prefer_to_kill_this(proc: Path = Path("/proc/self")) -> None:
+def prefer_to_kill_this() -> None:
     """Where a cgroup's limit kills, let it be this process and not the one that reports."""
     with suppress(OSError):
-        (proc / "oom_score_adj").write_text("1000", encoding="ascii")
-
-
-def kills(root: Path = Path("/")) -> int | Unknown:
-    """How many processes of this cgroup were killed for its limit so far: cgroup v2, then v1."""
-    group = root / "sys/fs/cgroup"
-    for path in (group / "memory.events", group / "memory/memory.oom_control"):
-        with suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)
-            if found:
-                return int(found[1])
-    return Unknown("no memory cgroup is visible")
+        (_PROCESS / "oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def verdict_of(kind: str, message: str) -> Verdict:
-    """What an exception of a step means, by its class's name and its message."""
+    """The verdict of a step that raised, by the exception's class name and message."""
     if kind == "OutOfMemoryError" or ("out of memory" in message and ("CUDA" in message or "HIP" in message)):
         return "gpu_out_of_memory"
     if kind == "MemoryError":
         return "memory_error"
     return "allocation_refused" if _REFUSED.search(message) else "crashed"
 
+
+# ---- a cgroup for each trial ---------------------------------------------------------------------------
 
 NAME: Final = "weir-fit"
 _OURS: Final = re.compile(rf"{NAME}-(\d+)-\d+")
@@ -157,22 +144,18 @@ class Group:
 
     def kills(self) -> int:
         """How many of its processes were killed for its limit."""
-        with suppress(OSError):
-            text = (self.path / self.files.kills).read_text(encoding="ascii")
-            found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-            return int(found[1]) if found else 0
-        return 0
+        return oom_kills_in(self.path / self.files.kills) or 0
 
 
 def parent(root: Path = Path("/")) -> Parent | Unknown:
     """Where groups with a limit can be made, tried out by making one."""
-    found = _v2(root) or _v1(root)
-    if found is None:
+    below = _v2(root) or _v1(root)
+    if below is None:
         return Unknown("no memory cgroup is visible")
-    _sweep(found.path)
+    _sweep(below.path)
     try:
-        with group(found, 1 << 30, 0):
-            return found
+        with group(below, 1 << 30, 0):
+            return below
     except OSError as error:
         return Unknown(f"no memory cgroup can be made here: {error.strerror or error}")
 
@@ -238,7 +221,7 @@ def _sweep(directory: Path) -> None:
     """Remove groups of searches that were killed."""
     with suppress(OSError):
         for path in directory.glob(f"{NAME}-*"):
-            found = _OURS.fullmatch(path.name)
-            if found and not Path("/proc", found[1]).exists():
+            match = _OURS.fullmatch(path.name)
+            if match and not Path("/proc", match[1]).exists():
                 with suppress(OSError):
                     path.rmdir()

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final
 
-from probes.fit import question
-from probes.fit.question import Axis, Largest
+from probes.fit.report import Axis, Largest
 
 FAR: Final = 4  # one more try is at least this share (a quarter) beyond the largest size that fits
 TIMES: Final = 3  # tries at each side of the edge: one that moves in half of them shows in 2 of 3 searches
@@ -21,6 +20,54 @@ MOST_CONTRADICTIONS: Final = 3  # then the edge is known to be none, and the sea
 APART: Final = 10  # two sizes measure a rise if they are at least this share (a tenth) apart
 TRUSTED: Final = 3  # tries between two bounds by the line, before they are halved
 DOWN: Final = (16, 2)  # first guess too large: a sixteenth less, then half, then 1
+
+
+# ---- lines through measured peaks ----------------------------------------------------------------------
+
+LARGEST_ON_LINE: Final = 10**9  # of a size: where a line rises by next to nothing
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes at size 0, and for each step of the size."""
+
+    start: float
+    rise: float
+
+    def at(self, size: int) -> float:
+        """Bytes at a size."""
+        return self.start + self.rise * size
+
+    def last(self, budget: int) -> int:
+        """The largest size at which it is within a budget; 0 where there is none."""
+        if self.rise <= 0:
+            return LARGEST_ON_LINE if self.start <= budget else 0
+        return max(min(int((budget - self.start) // self.rise), LARGEST_ON_LINE), 0)
+
+
+def lines_through(
+    low: int, low_peaks: Sequence[int], high: int, high_peaks: Sequence[int]
+) -> tuple[Line, ...]:
+    """The lines through the peaks at two sizes, phase by phase. None falls."""
+    return tuple(_line(low, before, high, after) for before, after in zip(low_peaks, high_peaks, strict=True))
+
+
+def _line(low: int, before: int, high: int, after: int) -> Line:
+    rise = max((after - before) / (high - low), 0.0)
+    return Line(after - rise * high, rise)
+
+
+def largest_on_lines(lines: Sequence[Line], budget: int) -> int:
+    """The largest size at which every phase is within a budget."""
+    return min(line.last(budget) for line in lines)
+
+
+def peak_on_lines(lines: Sequence[Line], size: int) -> int:
+    """Bytes that a size takes."""
+    return round(max(line.at(size) for line in lines))
+
+
+# ---- the search ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -45,20 +92,19 @@ class Hint:
 def search(fits: Try, hint: Hint, axis: Axis, *, most: int, budget: int) -> Largest:
     """The largest size from 1 to `most` that fits.
 
-    The search takes it that every size up to the largest fits and none beyond. It then looks whether that
-    holds: at a size further on, twice more at both sides of the edge, and where steps are small at some sizes
-    below. What fits in one try at or above a size that fails in another is a contradiction: the answer
-    is then the largest size below which nothing failed, and isn't exact.
+    Assumes that fit is monotonic in size, and then checks it: at a size further on, twice more at both sides
+    of the edge, and where steps are small at some sizes below. A size that fits at or above one that fails is
+    a contradiction: the answer is then the largest size below which nothing failed, and isn't exact.
     """
     tries: list[tuple[int, Tried]] = []
     while True:
         known = _known(tries)
         size = _next(known, hint, most=most, budget=budget)
         size = _doubtful(tries, known, most) if size is None else size
-        found = None if size is None else fits(size)
-        if size is None or found is None:
+        tried = None if size is None else fits(size)
+        if size is None or tried is None:
             return summary([(size, tried.fits) for size, tried in tries], axis, most=most)
-        tries.append((size, found))
+        tries.append((size, tried))
 
 
 def _known(tries: Sequence[tuple[int, Tried]]) -> dict[int, Tried]:
@@ -120,7 +166,7 @@ def _along(known: Mapping[int, Tried], hint: Hint, budget: int) -> int | None:
         return None
     below = [size for size in peaks if size <= low - max(low // APART, 1)]
     if below and len(peaks[max(below)]) == len(peaks[low]):
-        return question.last(question.through(max(below), peaks[max(below)], low, peaks[low]), budget)
+        return largest_on_lines(lines_through(max(below), peaks[max(below)], low, peaks[low]), budget)
     return low + (budget - max(peaks[low])) // hint.rise if hint.rise else None
 
 
@@ -136,11 +182,11 @@ def _low(known: Mapping[int, Tried]) -> int:
 
 
 def summary(tries: Sequence[tuple[int, bool]], axis: Axis, *, most: int) -> Largest:
-    """What a set of answers says: each size that was tried, and whether it fitted."""
+    """The result of a set of tries: each size that was tried, and whether it fitted."""
     known = _known([(size, Tried(fits)) for size, fits in tries])
-    low, high, found = _low(known), _high(known), _contradictions(tries)
+    low, high, contradictory = _low(known), _high(known), _contradictions(tries)
     edge = (high is not None and high - low == 1) or (high is None and low == most)
-    return Largest(axis, low, high, exact=edge and not found, contradictions=found)
+    return Largest(axis, low, high, exact=edge and not contradictory, contradictions=contradictory)
 
 
 def _contradictions(tries: Sequence[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from probes.core.errors import LibraryMissing, ModelUnknown, UsageError
-from probes.fit.question import Built, Question
+from probes.fit.report import Built, Question
 from probes.fit.tape import LAYER_TARGETS
 from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
 
@@ -52,19 +52,19 @@ class Made:
     takes: Inputs
 
 
-def prepare(config: Mapping[str, Any], asked: Question, device: str) -> Prepared:
+def prepare(config: Mapping[str, Any], question: Question, device: str) -> Prepared:
     """The model of a config.json with random weights. Raises LibraryMissing, ModelUnknown, UsageError."""
-    return ready(make(config, asked, device), asked, device)
+    return ready(make(config, question, device), question, device)
 
 
-def make(config: Mapping[str, Any], asked: Question, device: str) -> Made:
+def make(config: Mapping[str, Any], question: Question, device: str) -> Made:
     """The model alone, with its adapters. Raises what `prepare` raises."""
-    module, has_head = _built(config, asked, device)
+    module, has_head = _built(config, question, device)
     takes = _inputs(module, has_head=has_head)
-    module.train(asked.task == "training")
-    if asked.checkpointing:
+    module.train(question.task == "training")
+    if question.checkpointing:
         _checkpoint(module)
-    return Made(_adapted(module, asked) if asked.lora_rank else module, takes)
+    return Made(_adapted(module, question) if question.lora_rank else module, takes)
 
 
 def built(made: Made) -> Built:
@@ -77,7 +77,7 @@ def built(made: Made) -> Built:
 
 
 def _inputs(module: Any, *, has_head: bool) -> Inputs:
-    """What a model of transformers takes. Raises ModelUnknown for sound and the like."""
+    """The inputs of a model of transformers. Raises ModelUnknown for sound and the like."""
     config, name = module.config.get_text_config(), str(module.main_input_name)
     if name == "input_ids" and type(getattr(config, "vocab_size", None)) is int:
         return Inputs(has_head, config.vocab_size, decodes=bool(module.config.is_encoder_decoder))
@@ -100,16 +100,18 @@ def _checkpoint(module: Any) -> None:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
-def ready(made: Made, asked: Question, device: str) -> Prepared:
+def ready(made: Made, question: Question, device: str) -> Prepared:
     """A model with the optimizer that trains it, if it is trained."""
     trained = [p for p in made.module.parameters() if p.requires_grad]
     optimizer = (
-        _optimizer(trained, asked, foreach=device.startswith("cuda")) if asked.task == "training" else None
+        _optimizer(trained, question, foreach=device.startswith("cuda"))
+        if question.task == "training"
+        else None
     )
     return Prepared(made.module, optimizer, device, made.takes)
 
 
-def _built(config: Mapping[str, Any], asked: Question, device: str) -> tuple[Any, bool]:
+def _built(config: Mapping[str, Any], question: Question, device: str) -> tuple[Any, bool]:
     transformers = import_transformers()
     named = config.get("architectures")
     kind = str(named[0]) if isinstance(named, list) and named else ""
@@ -124,20 +126,23 @@ def _built(config: Mapping[str, Any], asked: Question, device: str) -> tuple[Any
         elif kind.endswith(("ForCausalLM", "LMHeadModel")):
             maker = transformers.AutoModelForCausalLM
         with torch.device(device):
-            module = maker.from_config(made, dtype=DTYPES[asked.precision])
+            module = maker.from_config(made, dtype=DTYPES[question.precision])
             return module, maker is not transformers.AutoModel
 
 
-def _adapted(module: Any, asked: Question) -> Any:
+def _adapted(module: Any, question: Question) -> Any:
     try:
         import peft
     except ImportError as error:
         raise LibraryMissing(f"LoRA needs peft: {error}", "pip install peft") from error
     present = {name.rpartition(".")[2] for name, _ in module.named_modules()}
-    targets = asked.lora_targets or tuple(name for name in LAYER_TARGETS if name in present)
+    targets = question.lora_targets or tuple(name for name in LAYER_TARGETS if name in present)
     try:
         adapters = peft.LoraConfig(
-            r=asked.lora_rank, lora_alpha=2 * asked.lora_rank, lora_dropout=0.0, target_modules=list(targets)
+            r=question.lora_rank,
+            lora_alpha=2 * question.lora_rank,
+            lora_dropout=0.0,
+            target_modules=list(targets),
         )
         return peft.get_peft_model(module, adapters)
     except ValueError as error:
@@ -146,26 +151,28 @@ def _adapted(module: Any, asked: Question) -> Any:
         ) from error
 
 
-def _optimizer(trained: list[torch.nn.Parameter], asked: Question, *, foreach: bool) -> torch.optim.Optimizer:
-    """As torch itself would make it; `foreach` is its default on a GPU, which a trace doesn't show."""
-    if asked.optimizer == "adamw":
+def _optimizer(
+    trained: list[torch.nn.Parameter], question: Question, *, foreach: bool
+) -> torch.optim.Optimizer:
+    """The optimizer with torch's defaults; `foreach` is one on a GPU, which a trace doesn't show."""
+    if question.optimizer == "adamw":
         return torch.optim.AdamW(trained, lr=RATE, foreach=foreach)
-    momentum = 0.9 if asked.optimizer == "momentum" else 0.0
+    momentum = 0.9 if question.optimizer == "momentum" else 0.0
     return torch.optim.SGD(trained, lr=RATE, momentum=momentum, foreach=foreach)
 
 
-def run(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
+def run(ready: Prepared, question: Question, begins: Callable[[str], None]) -> None:
     """Do all that decides the peak: two steps of training, or two tokens. `begins` takes a phase's name."""
     if ready.optimizer is None:
-        _infer(ready, asked, begins)
+        _infer(ready, question, begins)
         return
     with _quarters(ready.module, begins) as backward:
         for number in (1, 2):  # from the second on, the optimizer has its state
-            for _ in range(asked.accumulate):
+            for _ in range(question.accumulate):
                 begins(f"step {number}: forward")
-                loss = _loss(ready, asked)
+                loss = _loss(ready, question)
                 backward(number)
-                (loss / asked.accumulate).backward()
+                (loss / question.accumulate).backward()
                 del loss
             begins(f"step {number}: optimizer")
             ready.optimizer.step()
@@ -202,52 +209,52 @@ def _quarters(module: Any, begins: Callable[[str], None]) -> Iterator[Callable[[
             hook.remove()
 
 
-def _loss(ready: Prepared, asked: Question) -> torch.Tensor:
-    given = _given(ready, asked)
-    with _autocast(ready, asked):
+def _loss(ready: Prepared, question: Question) -> torch.Tensor:
+    given = _given(ready, question)
+    with _autocast(ready, question):
         if ready.takes.has_head:
             more = {} if ready.takes.decodes else {"use_cache": False}
-            found: torch.Tensor = ready.module(**given, labels=given["input_ids"], **more).loss
-            return found
+            loss: torch.Tensor = ready.module(**given, labels=given["input_ids"], **more).loss
+            return loss
         return _first(ready.module(**given)).float().pow(2).mean()
 
 
 def _first(outputs: Any) -> torch.Tensor:
     """The last hidden states, or whatever a model without them says first."""
-    found: torch.Tensor = getattr(outputs, "last_hidden_state", None)
-    return outputs[0] if found is None else found
+    hidden: torch.Tensor = getattr(outputs, "last_hidden_state", None)
+    return outputs[0] if hidden is None else hidden
 
 
-def _autocast(ready: Prepared, asked: Question) -> AbstractContextManager[Any]:
-    half = HALVES.get(asked.precision)
+def _autocast(ready: Prepared, question: Question) -> AbstractContextManager[Any]:
+    half = HALVES.get(question.precision)
     return nullcontext() if half is None else torch.autocast(ready.device.partition(":")[0], dtype=half)
 
 
-def _given(ready: Prepared, asked: Question) -> dict[str, torch.Tensor]:
+def _given(ready: Prepared, question: Question) -> dict[str, torch.Tensor]:
     """Token ids, all kinds of them, or images, under the names that the model has for them."""
     takes = ready.takes
     if takes.image is not None:
-        dtype = DTYPES[asked.precision]
-        return {"pixel_values": torch.zeros(asked.batch, *takes.image, device=ready.device, dtype=dtype)}
-    count = torch.arange(asked.batch * asked.tokens, device=ready.device)
-    tokens = count.remainder_(takes.vocabulary).view(asked.batch, asked.tokens)
+        dtype = DTYPES[question.precision]
+        return {"pixel_values": torch.zeros(question.batch, *takes.image, device=ready.device, dtype=dtype)}
+    count = torch.arange(question.batch * question.tokens, device=ready.device)
+    tokens = count.remainder_(takes.vocabulary).view(question.batch, question.tokens)
     if takes.decodes and not (takes.has_head and ready.optimizer):
         return {"input_ids": tokens, "decoder_input_ids": tokens}
     return {"input_ids": tokens}
 
 
-def _infer(ready: Prepared, asked: Question, begins: Callable[[str], None]) -> None:
+def _infer(ready: Prepared, question: Question, begins: Callable[[str], None]) -> None:
     """The prompt with keys and values kept, then one more token; of what doesn't generate one pass."""
     with torch.no_grad():
         begins("prompt")
-        given = _given(ready, asked)
+        given = _given(ready, question)
         if not ready.takes.has_head or ready.takes.decodes:
             ready.module(**given)
             return
-        found = ready.module(**given, use_cache=True, logits_to_keep=1)
-        chosen = found.logits[:, -1:].argmax(-1)
-        cache = getattr(found, "past_key_values", None)
-        del found
+        outputs = ready.module(**given, use_cache=True, logits_to_keep=1)
+        chosen = outputs.logits[:, -1:].argmax(-1)
+        cache = getattr(outputs, "past_key_values", None)
+        del outputs
         if cache is not None:  # a state of another kind goes by another name
             begins("next token")
             ready.module(input_ids=chosen, past_key_values=cache, use_cache=True, logits_to_keep=1)

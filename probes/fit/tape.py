@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from probes.core.errors import ModelUnknown, UsageError
-from probes.fit.question import Question
+from probes.fit.report import Question
 from probes.placement.models.description import ModelDescription
 
 ALIGNMENT: Final = 512  # bytes: torch's allocator on a GPU rounds every request up to this
@@ -40,7 +40,7 @@ class Ledger:
             self.moment_of_highest = self.moment
 
     def give(self, kind: str, n_bytes: int) -> None:
-        """They are no longer."""
+        """Count bytes that are no longer alive."""
         self.alive[kind] -= n_bytes
         self.sum -= n_bytes
 
@@ -189,7 +189,7 @@ class Tape:
         return self.op(numbers, width, (a, b), saved=saved, work=summed)
 
     def cast(self, tensor: Tensor, width: int) -> Tensor:
-        """In another width: itself where it has that already."""
+        """The tensor in another width: itself where it has that already."""
         return tensor if tensor.width == width else self.op(tensor.numbers, width, (tensor,))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, outputs: int, rows: int) -> Tensor:
@@ -213,7 +213,7 @@ class Tape:
         return self._casts[id(weight)]
 
     def forget_casts(self) -> None:
-        """What autocast does at the end of its block."""
+        """Release the casts of weights, as autocast does at the end of its block."""
         self._casts.clear()
 
     def checkpoint(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -248,15 +248,15 @@ class Tape:
             self._recompute(node.frame)
         given, node.pending = node.pending, None
         work = Storage(self.ledger, node.work) if node.work else None
-        found = []
+        gradients = []
         for target, n_bytes in node.edges:
             stays = isinstance(target, Leaf) and target.grad is None  # a second one is added to the first
             kind = "gradients" if stays else "activations"
             passed = given if node.passes and isinstance(target, Node) else None
-            found.append((target, passed or Storage(self.ledger, n_bytes, kind)))
+            gradients.append((target, passed or Storage(self.ledger, n_bytes, kind)))
         del work
         node.saved = ()
-        return found
+        return gradients
 
     def _recompute(self, frame: Frame) -> None:
         """Run a checkpointed part again and give its nodes what they would have saved."""
@@ -277,7 +277,9 @@ class Tape:
         self.ledger.moment = before
 
 
-Attending = Literal["fused", "math"]
+# ---- weights and layers of models ---------------------------------------------------------------------
+
+AttentionKind = Literal["fused", "math"]
 LAYER_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query", "key", "value")
 FULL: Final = 4  # bytes of float32, in which norms, softmax and adapters compute
 
@@ -296,37 +298,37 @@ class Linear:
 class Weights:
     """All parameters of a model on a tape, by name; those that are trained have a place for a gradient."""
 
-    def __init__(self, tape: Tape, model: ModelDescription, asked: Question) -> None:
-        self._tape, self._asked = tape, asked
+    def __init__(self, tape: Tape, model: ModelDescription, question: Question) -> None:
+        self._tape, self._question = tape, question
         self._names = {tied: group[0] for group in model.tied for tied in group}
-        full = asked.task == "training" and not asked.lora_rank
+        full = question.task == "training" and not question.lora_rank
         self._shapes = {t.name: t.shape for block in model.blocks for t in block.tensors}
         self.tensors = {
-            t.name: tape.weight(t.numbers, asked.width, trained=full)
+            t.name: tape.weight(t.numbers, question.width, trained=full)
             for block in model.blocks
             for t in block.tensors
         }
         self.trained = dict(self.tensors) if full else {}
-        self._adapters = self._adapted() if asked.task == "training" and asked.lora_rank else {}
+        self._adapters = self._adapted() if question.task == "training" and question.lora_rank else {}
 
     def _adapted(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        targets = self._asked.lora_targets or LAYER_TARGETS
-        found = {}
+        targets = self._question.lora_targets or LAYER_TARGETS
+        adapters = {}
         for name, shape in self._shapes.items():
             module = name.removesuffix(".weight")
             if module != name and len(shape) == 2 and module.rpartition(".")[2] in targets:
                 pair = tuple(
-                    self._tape.weight(self._asked.lora_rank * side, FULL, trained=True)
+                    self._tape.weight(self._question.lora_rank * side, FULL, trained=True)
                     for side in (shape[1], shape[0])
                 )
-                found[module] = (pair[0], pair[1])
+                adapters[module] = (pair[0], pair[1])
                 self.trained[f"{module}.lora_A"], self.trained[f"{module}.lora_B"] = pair
-        if not found:
+        if not adapters:
             raise UsageError(
                 f"no linear layer of this model is named {', '.join(targets)[:120]}",
                 "name others: --targets q_proj,v_proj",
             )
-        return found
+        return adapters
 
     def one(self, name: str) -> Tensor | None:
         """A parameter, under any of its names."""
@@ -334,15 +336,15 @@ class Weights:
 
     def sure(self, name: str) -> Tensor:
         """A parameter that the program can't do without. Raises ModelUnknown."""
-        found = self.one(name)
-        if found is None:
+        tensor = self.one(name)
+        if tensor is None:
             raise ModelUnknown(
                 f"the model has no {name[:120]}, which its architecture has", "give its config.json"
             )
-        return found
+        return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a parameter."""
+        """The shape of a parameter."""
         self.sure(name)
         return self._shapes[self._names.get(name, name)]
 
@@ -356,7 +358,7 @@ class Weights:
             self.one(f"{name}.bias"),
             shape[1 if inputs_first else 0],
             (adapter[1], adapter[0]) if adapter and inputs_first else adapter,
-            self._asked.lora_rank,
+            self._question.lora_rank,
         )
 
 
@@ -366,14 +368,14 @@ class Pass:
 
     tape: Tape
     weights: Weights
-    asked: Question
-    attending: Attending
+    question: Question
+    attending: AttentionKind
     cache: list[Tensor] | None = None  # keys and values that are kept, for generating
 
     @property
     def rows(self) -> int:
         """Tokens of all sequences."""
-        return self.asked.batch * self.asked.tokens
+        return self.question.batch * self.question.tokens
 
     def apply(self, linear: Linear, x: Tensor) -> Tensor:
         """A linear layer of x, with its adapter as peft computes it: in float32."""
@@ -403,24 +405,24 @@ class Pass:
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """A layer norm; under autocast in float32."""
         tape = self.tape
-        x = tape.cast(x, FULL) if self.asked.is_mixed else x
+        x = tape.cast(x, FULL) if self.question.is_mixed else x
         moments = tape.fresh(2 * self.rows, FULL)
         saved = (x, moments) if x.source or weight.source else ()
         return tape.op(x.numbers, x.width, (x, weight, bias), saved=saved)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
         """Scaled dot product attention. Keys and values are kept from here on where there is a cache."""
-        found = self._attended(q, k, v, heads)
+        attended = self._attended(q, k, v, heads)
         if self.cache is not None:
             self.cache.append(self.tape.fresh(k.numbers + v.numbers, k.width, "kv_cache"))
-        return found
+        return attended
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-        tape, asked = self.tape, self.asked
-        if asked.is_mixed:
+        tape, question = self.tape, self.question
+        if question.is_mixed:
             q, k, v = (tape.cast(x, 2) for x in (q, k, v))
         if self.attending == "fused":
-            sums = tape.fresh(asked.batch * heads * asked.tokens, FULL)
+            sums = tape.fresh(question.batch * heads * question.tokens, FULL)
             work = 3 * q.numbers * FULL if q.width < FULL else 0
             return tape.op(q.numbers, q.width, (q, k, v), saved=(q, k, v, sums), saves_result=True, work=work)
         width = q.width
@@ -428,7 +430,7 @@ class Pass:
         if k.numbers < q.numbers:
             k, v = (tape.op(q.numbers, FULL, (x,)) for x in (k, v))
         q, k = (tape.op(q.numbers, FULL, (x,)) for x in (q, k))  # each scaled
-        pairs = asked.batch * heads * asked.tokens * asked.tokens
+        pairs = question.batch * heads * question.tokens * question.tokens
         scores = tape.op(pairs, FULL, (q, k), saved=(q, k))
         chances = tape.op(pairs, FULL, (scores,), saves_result=True)
         del scores

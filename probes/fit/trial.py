@@ -1,4 +1,7 @@
-"""One size tried for real in this process, under a cap: what became of it, and what it took at its peak."""
+"""One size tried for real in this process, under a cap, or traced by torch without its bytes.
+
+The trial says what became of the size and what it took at its peak; the trace says what took the bytes.
+"""
 
 import gc
 import sys
@@ -20,9 +23,9 @@ from probes.core.unknown import Unknown
 from probes.fit import limits, step
 from probes.fit.forecast import libraries
 from probes.fit.limits import Group
-from probes.fit.question import Axis, Built, Parts, Phase, Question, Taken, Trial, Verdict
+from probes.fit.report import Axis, Built, Parts, Phase, Question, Taken, Trial, Verdict
+from probes.hardware.host import cpu_name
 from probes.hardware.nvml import open_nvml
-from probes.hardware.sysfs import read_text
 
 ALIGNMENT: Final = {"cuda": 512, "cpu": 64}  # bytes that torch's allocators round to
 
@@ -71,25 +74,25 @@ class Counter(TorchDispatchMode):  # type: ignore[misc]
         return sum(self._seen.get(storage, 0) for storage in storages.values())
 
 
-def trace(config: Mapping[str, Any], asked: Question, device: str) -> Taken:
-    """The bytes at the peak of a question's steps, by a trace. Raises what `onestep.prepare` raises."""
-    made = step.make(config, asked, "meta")
+def trace(config: Mapping[str, Any], question: Question, device: str) -> Taken:
+    """The bytes at the peak of a question's steps, by a trace. Raises what `step.prepare` raises."""
+    made = step.make(config, question, "meta")
     with _no_packed_sequences(), FakeTensorMode(), Counter(device) as counter:
         _fill(made.module, device)
-        ready = step.ready(made, asked, device)
+        ready = step.ready(made, question, device)
         taken = [_divided(counter, ready)]
 
         def note() -> None:
             taken[0] = _divided(counter, ready)
 
         counter.at_highest = note
-        step.run(ready, asked, lambda _: None)
+        step.run(ready, question, lambda _: None)
         return taken[0]
 
 
 @contextmanager
 def _no_packed_sequences() -> Iterator[None]:
-    """Say for transformers that a batch has whole sequences: it sees that by values, which aren't there.
+    """Tell transformers that a batch has whole sequences: it looks at values for that, and a trace has none.
 
     Otherwise it makes a mask, and repeats keys and values, that a real step does without.
     """
@@ -123,7 +126,7 @@ def _fill(module: torch.nn.Module, device: str) -> None:
 
 
 def _divided(counter: Counter, ready: step.Prepared) -> Taken:
-    """What is alive now, by what it is."""
+    """The bytes that are alive now, by what they are."""
     weights = counter.bytes_of(ready.module.parameters())
     gradients = counter.bytes_of(p.grad for p in ready.module.parameters() if p.grad is not None)
     state = ready.optimizer.state.values() if ready.optimizer else ()
@@ -143,34 +146,34 @@ _FITS: Final[Verdict] = "fits"
 
 def run(
     config: Mapping[str, Any],
-    asked: Question,
+    question: Question,
     device: Device,
     *,
     budget: int,
     size: int,
     group: Group | None = None,
 ) -> Trial:
-    """Build the model and do its steps under the cap. Raises what `onestep.prepare` raises.
+    """Build the model and do its steps under the cap. Raises what `step.prepare` raises.
 
     `group` is a cgroup with the budget as its limit; without one, this process's own limit is the cap.
     """
     began = time.monotonic()
     torch.manual_seed(0)
     gauge = _on_cpu(budget, group) if device == "cpu" else _on_gpu(budget)
-    said, verdict, ready = "", _FITS, None  # until an error says otherwise
+    message, verdict, ready = "", _FITS, None  # until an error says otherwise
     phases = Phases(gauge.peak)
     try:
-        ready = step.prepare(config, asked, TORCH_NAMES[device])
-        step.run(ready, asked, phases.begin)
+        ready = step.prepare(config, question, TORCH_NAMES[device])
+        step.run(ready, question, phases.begin)
     except ProbeError:
         raise
     except Exception as error:  # transformers' and torch's own, of any kind
         gauge.lift()  # there may be no memory left to say so
-        said = str(error)[:MOST_WORDS]
+        message = str(error)[:MOST_WORDS]
         verdict = limits.verdict_of(type(error).__name__, str(error))
     phases.begin("")
     highest = max(phase.peak_bytes for phase in phases.ended)
-    trial = Trial(size, verdict, time.monotonic() - began, highest, *gauge.held(), said)
+    trial = Trial(size, verdict, time.monotonic() - began, highest, *gauge.held(), message)
     return replace(trial, parts=_parts(ready, phases.ended)) if ready and verdict == _FITS else trial
 
 
@@ -201,30 +204,32 @@ def _parts(ready: step.Prepared, phases: tuple[Phase, ...]) -> Parts:
     return Parts(weights, kept, max(peak - weights - kept, 0), phases)
 
 
-def warm(config: Mapping[str, Any], asked: Question, axis: Axis = "batch") -> tuple[Built, tuple[str, ...]]:
+def warm(
+    config: Mapping[str, Any], question: Question, axis: Axis = "batch"
+) -> tuple[Built, tuple[str, ...]]:
     """Import what the model and its step need, so that a trial's budget isn't spent on Python's modules.
 
     Nothing is allocated for the model itself. Returns what its modules say, and what to note.
-    Raises what `onestep.prepare` raises, UsageError for an axis that the model doesn't have.
+    Raises what `step.prepare` raises, UsageError for an axis that the model doesn't have.
     """
     try:
-        made = step.make(config, asked, "meta")
-        step.ready(made, asked, "meta")
+        made = step.make(config, question, "meta")
+        step.ready(made, question, "meta")
     except ProbeError:
         raise
     except Exception as error:  # transformers' and torch's own, such as for sizes beyond 64 bits
-        said = f"can't build this model: {str(error)[:MOST_WORDS]}"
-        raise ModelUnknown(said, "give the model's own config.json") from error
-    found, image = step.built(made), made.takes.image
+        message = f"can't build this model: {str(error)[:MOST_WORDS]}"
+        raise ModelUnknown(message, "give the model's own config.json") from error
+    built, image = step.built(made), made.takes.image
     del made
     gc.collect()
     gc.freeze()  # a collection in a fork would write to every object's page
     if image is None:
-        return found, ()
+        return built, ()
     takes = f"it takes images of {' x '.join(map(str, image))}"
     if axis == "tokens":
         raise UsageError(f"{takes}, so there are no sequences to make longer", "measure --axis batch")
-    return found, (f"{takes}: the number of tokens says nothing about it",)
+    return built, (f"{takes}: the number of tokens says nothing about it",)
 
 
 @dataclass(frozen=True)
@@ -294,21 +299,18 @@ def _used_by_all() -> int | Unknown:
     return cards[0].vram_used_bytes if cards else Unknown("NVML shows no card")
 
 
-def traced(config: Mapping[str, Any], asked: Question, device: Device) -> Taken | Unknown:
-    """The same, traced without its bytes. On a CPU with what libraries take besides."""
+def traced(config: Mapping[str, Any], question: Question, device: Device) -> Taken | Unknown:
+    """The peak of a question's steps by a trace; on a CPU with what libraries take besides."""
     try:
-        taken = trace(config, asked, TORCH_NAMES[device])
-        return taken if device == "gpu" else replace(taken, workspace=libraries(asked))
+        taken = trace(config, question, TORCH_NAMES[device])
+        return taken if device == "gpu" else replace(taken, workspace=libraries(question))
     except Exception as error:  # not every operation can be traced
         return Unknown(f"torch can't trace it: {str(error)[:MOST_WORDS]}")
 
 
 def device_name(device: Device, root: Path = Path("/")) -> str:
-    """What it ran on."""
+    """The name of the device that trials run on."""
     if device == "gpu":
         return str(torch.cuda.get_device_name(0))
-    text = read_text(root / "proc/cpuinfo")
-    for line in text.splitlines() if isinstance(text, str) else ():
-        if line.startswith("model name"):
-            return f"the CPU ({line.partition(':')[2].strip()})"
-    return "the CPU"
+    name = cpu_name(root)
+    return "the CPU" if isinstance(name, Unknown) else f"the CPU ({name})"

@@ -104,8 +104,8 @@ def _amd_apu(machine: Machine) -> Expectation:
 
 
 def _kernel(machine: Machine) -> tuple[int, int] | None:
-    found = None if isinstance(machine.kernel, Unknown) else re.match(r"(\d+)\.(\d+)", machine.kernel)
-    return (int(found[1]), int(found[2])) if found else None
+    match = None if isinstance(machine.kernel, Unknown) else re.match(r"(\d+)\.(\d+)", machine.kernel)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _small_gtt(machine: Machine) -> bool:

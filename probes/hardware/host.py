@@ -1,23 +1,22 @@
-"""Reads what this process runs in and what it is allowed: container, limits, device files."""
+"""Reads the host as the kernel shows it to this process: container, limits, memory, processors, disks.
 
-import ctypes
+Functions take the root of the file tree, so that tests can construct one. What can't be read is Unknown.
+"""
+
 import os
-import platform
 import re
 import resource
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from probes.core.errors import DeviceUnusable
 from probes.core.unknown import Unknown
-from probes.hardware.kfd import is_there
-from probes.hardware.sysfs import read_text
-from probes.records.facts import DeviceFile, DeviceMemoryLimit, Machine, NumaNode, Surroundings
-from probes.records.rows import NumaPlaces
+from probes.hardware.sysfs import is_there, read_int, read_text
+from probes.records.facts import DeviceFile, DeviceMemoryLimit, Surroundings
 
-DEVICE_FILES = ("dev/kfd", "dev/dri/renderD*", "dev/dxg", "dev/nvidiactl", "dev/nvidia[0-9]*")
+# ---- container and limits ------------------------------------------------------------------------------
+
 NOT_SEEN = "none seen"
+_DEVICE_FILES = ("dev/kfd", "dev/dri/renderD*", "dev/dxg", "dev/nvidiactl", "dev/nvidia[0-9]*")
 _MARKS = (
     ("var/run/secrets/kubernetes.io", "kubernetes"),
     (".dockerenv", "docker"),
@@ -31,22 +30,22 @@ _TRACES = (
 )
 
 
-def describe(root: Path) -> Surroundings:
-    """The surroundings of this process."""
+def surroundings(root: Path) -> Surroundings:
+    """The container of this process, its user, its limits and the GPU device files that it may use."""
     return Surroundings(
         container=container_kind(root),
         user=os.getuid(),
         groups=tuple(sorted(os.getgroups())),
         cpu_limit=cpu_limit(root),
         pids_limit=_limit(root / "sys/fs/cgroup/pids.max", root / "sys/fs/cgroup/pids/pids.max"),
-        locked_limit_bytes=locked_limit_bytes(),
+        locked_limit_bytes=_locked_limit_bytes(),
         files=tuple(_device_file(root, path) for path in device_files(root)),
-        device_memory=device_memory(root),
+        device_memory=_device_memory(root),
     )
 
 
 def container_kind(root: Path) -> str:
-    """What kind of container this is, by the marks that each leaves; `none seen` where there is none."""
+    """The kind of container, by the marks that each kind leaves; NOT_SEEN where there are none."""
     marked = next((kind for mark, kind in _MARKS if is_there(root / mark)), None)
     return marked or _declared_kind(root) or _mounted_kind(root) or NOT_SEEN
 
@@ -57,8 +56,8 @@ def _declared_kind(root: Path) -> str | None:
     if isinstance(declared, str) and declared:
         return declared
     environment = read_text(root / "proc/1/environ")
-    found = re.search(r"(?:^|\0)container=([\w-]+)", environment) if isinstance(environment, str) else None
-    return found.group(1) if found else None
+    match = re.search(r"(?:^|\0)container=([\w-]+)", environment) if isinstance(environment, str) else None
+    return match.group(1) if match else None
 
 
 def _mounted_kind(root: Path) -> str | None:
@@ -84,15 +83,16 @@ def cpu_limit(root: Path) -> float | Unknown:
     return Unknown("no limit is set")
 
 
-def _limit(*places: Path) -> int | Unknown:
-    texts = [read_text(place) for place in places]
-    known = next((text for text in texts if isinstance(text, str)), None)
-    if known is None:
-        return Unknown(f"no {places[0].name} is visible")
-    return int(known) if known.isdecimal() else Unknown("no limit is set")
+def _limit(*paths: Path) -> int | Unknown:
+    """The limit in the first of these files that can be read."""
+    texts = [read_text(path) for path in paths]
+    text = next((text for text in texts if isinstance(text, str)), None)
+    if text is None:
+        return Unknown(f"no {paths[0].name} is visible")
+    return int(text) if text.isdecimal() else Unknown("no limit is set")
 
 
-def locked_limit_bytes() -> int | Unknown:
+def _locked_limit_bytes() -> int | Unknown:
     """How much memory this process may lock; CUDA and HIP pin through the driver, which counts apart."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Unknown("no limit is set") if soft == resource.RLIM_INFINITY else soft
@@ -100,8 +100,8 @@ def locked_limit_bytes() -> int | Unknown:
 
 def device_files(root: Path) -> tuple[str, ...]:
     """The GPU device files that this container or host can see, as absolute paths."""
-    found = [path for pattern in DEVICE_FILES for path in sorted(root.glob(pattern))]
-    return tuple(f"/{path.relative_to(root)}" for path in found)
+    paths = [path for pattern in _DEVICE_FILES for path in sorted(root.glob(pattern))]
+    return tuple(f"/{path.relative_to(root)}" for path in paths)
 
 
 def _device_file(root: Path, path: str) -> DeviceFile:
@@ -115,7 +115,7 @@ def _device_file(root: Path, path: str) -> DeviceFile:
     return DeviceFile(path, status.st_gid, mode, usable=os.access(place, os.R_OK | os.W_OK))
 
 
-def device_memory(root: Path) -> tuple[DeviceMemoryLimit, ...]:
+def _device_memory(root: Path) -> tuple[DeviceMemoryLimit, ...]:
     """The regions of the dmem controller; amdgpu registers VRAM only, and not GTT."""
     group = root / "sys/fs/cgroup"
     capacity, limit, used = (_regions(group / f"dmem.{name}") for name in ("capacity", "max", "current"))
@@ -130,9 +130,9 @@ def device_memory(root: Path) -> tuple[DeviceMemoryLimit, ...]:
     )
 
 
-def _regions(place: Path) -> dict[str, int | Unknown]:
+def _regions(path: Path) -> dict[str, int | Unknown]:
     """Lines of `drm/0000:08:00.0/vram 17095983104`, or `max` for the figure."""
-    text = read_text(place)
+    text = read_text(path)
     lines = [line.split() for line in text.splitlines()] if isinstance(text, str) else []
     return {
         words[0]: int(words[1]) if words[1].isdecimal() else Unknown("no limit is set")
@@ -141,112 +141,103 @@ def _regions(place: Path) -> dict[str, int | Unknown]:
     }
 
 
-# <asm/unistd.h>: set_mempolicy, get_mempolicy
-CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
-MPOL_BIND = 2  # <linux/mempolicy.h>
-MPOL_F_NODE, MPOL_F_ADDR = 1, 2
-MASK_BITS = 1024  # nodes that a mask can name
+# ---- memory --------------------------------------------------------------------------------------------
+
+LEAST_FLOOR = 2 * 2**30  # bytes
 
 
-def cpus_of(text: str) -> frozenset[int]:
-    """The processors in one of the kernel's lists: `0-3,8`. Raises ValueError for anything else."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+@dataclass(frozen=True)
+class _Cgroup:
+    """Where a version of the kernel's memory controller keeps its figures."""
+
+    limit: str
+    used: str
+    stat: str
+    cache_key: str
 
 
-def nodes(root: Path) -> tuple[NumaNode, ...]:
-    """The NUMA nodes by sysfs, in order; none where the kernel shows none."""
-    found = []
-    for place in (root / "sys/devices/system/node").glob("node*"):
-        cpus = read_text(place / "cpulist")
-        if not place.name[4:].isdecimal() or isinstance(cpus, Unknown):
-            continue
-        memory = read_text(place / "meminfo")
-        total = re.search(r"MemTotal:\s+(\d+) kB", memory) if isinstance(memory, str) else None
-        size = int(total.group(1)) * 1024 if total else Unknown("no MemTotal in the node's meminfo")
-        found.append(NumaNode(int(place.name[4:]), cpus, size))
-    return tuple(sorted(found, key=lambda node: node.node))
+# version 2 first; under version 1 the container sees its own controller at the mount's top
+_CGROUPS = (
+    _Cgroup("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    _Cgroup(
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+_UNLIMITED = 1 << 60  # version 1 says "no limit" by a number near 2^63
 
 
-def gpu_node(root: Path, pci_id: str | Unknown, known: Collection[NumaNode]) -> int | Unknown:
-    """The node that a PCI device is attached to. On a machine of one node it is that one."""
-    if isinstance(pci_id, Unknown):
-        return pci_id
-    said = read_text(root / "sys/bus/pci/devices" / pci_id / "numa_node")
-    if isinstance(said, str) and said.isdecimal():
-        return int(said)
-    if len(known) == 1:
-        return next(iter(known)).node
-    return said if isinstance(said, Unknown) else Unknown(f"the firmware doesn't say (numa_node is {said})")
+def meminfo_bytes(root: Path, key: str) -> int | Unknown:
+    """A figure of /proc/meminfo."""
+    text = read_text(root / "proc/meminfo")
+    return text if isinstance(text, Unknown) else memory_bytes(text, key)
 
 
-def described(machine: Machine, root: Path, pci_id: str | Unknown) -> Machine:
-    """The machine with its nodes and that of the GPU."""
-    known = nodes(root)
-    return replace(machine, numa_nodes=known, gpu_numa_node=gpu_node(root, pci_id, known))
+def memory_bytes(meminfo: str, key: str) -> int | Unknown:
+    """A figure of the text of /proc/meminfo, which counts in KiB (and writes kB)."""
+    match = re.search(rf"^{key}:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    return int(match[1]) * 1024 if match else Unknown(f"no {key} in /proc/meminfo")
 
 
-def processors(known: Collection[NumaNode], cpus: Collection[int]) -> tuple[int, ...]:
-    """The nodes to which any of these processors belong. Pure."""
-    return tuple(node.node for node in known if cpus_of(node.cpus) & frozenset(cpus))
+def cgroup_limit_bytes(root: Path) -> int | Unknown:
+    """The container's memory limit, cgroup v2 then v1."""
+    texts = (read_text(root / "sys/fs/cgroup" / group.limit) for group in _CGROUPS)
+    limit = next((text for text in texts if isinstance(text, str)), None)
+    if limit is None:
+        return Unknown("no memory cgroup is visible")
+    if not limit.isdecimal() or int(limit) >= _UNLIMITED:  # version 2 says "max"
+        return Unknown("no limit is set")
+    return int(limit)
 
 
-def hold_to_gpu(machine: Machine) -> None:
-    """Bind this process to the processors and the host memory of the GPU's node.
-
-    Existing threads and memory stay where they are. Raises DeviceUnusable where the node isn't known, has
-    no processor that this process may use, or the kernel refuses.
-    """
-    node = machine.gpu_numa_node
-    if isinstance(node, Unknown):
-        raise DeviceUnusable(f"the GPU's NUMA node is unknown: {node.reason}", "run without --numa gpu")
-    mine = next((cpus_of(one.cpus) for one in machine.numa_nodes if one.node == node), frozenset())
-    allowed = mine & os.sched_getaffinity(0)
-    if not allowed:
-        raise DeviceUnusable(
-            f"this process may use no processor of the GPU's NUMA node {node}",
-            "run without --numa gpu, or give the container that node's processors",
-        )
-    os.sched_setaffinity(0, allowed)
-    mask = (ctypes.c_ulong * (MASK_BITS // 64))()
-    mask[node // 64] = 1 << node % 64
-    failed = _call(0, MPOL_BIND, ctypes.byref(mask), MASK_BITS)
-    if failed:
-        raise DeviceUnusable(
-            f"host memory can't be held to NUMA node {node}: {failed}",
-            "run without --numa gpu, or give the container the capability CAP_SYS_NICE",
-        )
+def available_bytes(root: Path) -> int | Unknown:
+    """MemAvailable, or what the container's limit leaves, whichever is less."""
+    kernel = meminfo_bytes(root, "MemAvailable")
+    limit = cgroup_limit_bytes(root)
+    used = next((u for u in (_cgroup_used_bytes(root, group) for group in _CGROUPS) if u is not None), None)
+    if isinstance(kernel, Unknown) or isinstance(limit, Unknown) or used is None:
+        return kernel
+    return min(kernel, max(limit - used, 0))
 
 
-def node_of(address: int) -> int | Unknown:
-    """The node of the page at an address of this process, which must have been touched."""
-    found = ctypes.c_int(-1)
-    failed = _call(
-        1, ctypes.byref(found), None, 0, ctypes.c_void_p(address), ctypes.c_ulong(MPOL_F_NODE | MPOL_F_ADDR)
-    )
-    return Unknown(failed) if failed else found.value
+def _cgroup_used_bytes(root: Path, group: _Cgroup) -> int | None:
+    """Memory that counts against the limit and can't be reclaimed under pressure, unlike idle page cache."""
+    used = read_int(root / "sys/fs/cgroup" / group.used)
+    if isinstance(used, Unknown):
+        return None
+    stat = read_text(root / "sys/fs/cgroup" / group.stat)
+    match = re.search(rf"^{group.cache_key} (\d+)$", stat, re.MULTILINE) if isinstance(stat, str) else None
+    return used - (int(match.group(1)) if match else 0)
 
 
-def _call(which: int, *args: object) -> str:
-    """The reason why the call failed; empty when it succeeded."""
-    numbers = CALLS.get(platform.machine())
-    if numbers is None:
-        return f"the system call's number on {platform.machine()} isn't known"
-    library = ctypes.CDLL(None, use_errno=True)
-    ctypes.set_errno(0)
-    if library.syscall(ctypes.c_long(numbers[which]), *args) == 0:
-        return ""
-    return os.strerror(ctypes.get_errno())
+def floor_bytes(available: int) -> int:
+    """The host memory that no probe may touch: 2 GiB or a tenth of what is available, whichever is more."""
+    return max(LEAST_FLOOR, available // 10)
 
 
-def places(machine: Machine, *, pinned: int | Unknown, pageable: int | Unknown, held: bool) -> NumaPlaces:
-    """The nodes on which this process measures, at this moment."""
-    mine = processors(machine.numa_nodes, os.sched_getaffinity(0))
-    return NumaPlaces(machine.gpu_numa_node, mine, pinned, pageable, held)
+def spendable_bytes(available: int | Unknown, floor: int) -> int:
+    """The memory above the floor; 0 where it isn't known how much is available."""
+    return 0 if isinstance(available, Unknown) else max(available - floor, 0)
 
+
+def oom_kills(root: Path) -> int | Unknown:
+    """How many processes of this cgroup were killed for its memory limit so far: cgroup v2, then v1."""
+    group = root / "sys/fs/cgroup"
+    counts = (oom_kills_in(path) for path in (group / "memory.events", group / "memory/memory.oom_control"))
+    known = next((count for count in counts if count is not None), None)
+    return Unknown("no memory cgroup is visible") if known is None else known
+
+
+def oom_kills_in(path: Path) -> int | None:
+    """The count of kills in a cgroup's `memory.events` or `memory.oom_control`; None where it has none."""
+    text = read_text(path)
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) if isinstance(text, str) else None
+    return int(match[1]) if match else None
+
+
+# ---- processors, disks, processes ----------------------------------------------------------------------
 
 SECTOR = 512  # bytes, in /proc/diskstats whatever the device's own sectors are
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -256,19 +247,46 @@ _NOT_WHOLE = re.compile(
 )
 
 
+def cpu_name(root: Path) -> str | Unknown:
+    """The first processor's name."""
+    text = read_text(root / "proc/cpuinfo")
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE) if isinstance(text, str) else None
+    return match.group(1).strip() if match else Unknown("no model name in /proc/cpuinfo")
+
+
+def machine_cpu_s(root: Path) -> float | Unknown:
+    """Processor seconds that the whole machine has spent on programs and the kernel since its start."""
+    text = read_text(root / "proc/stat")
+    return text if isinstance(text, Unknown) else busy_cpu_s(text)
+
+
 def busy_cpu_s(stat: str) -> float | Unknown:
-    """Processor seconds spent on programs and the kernel since the start, by the text of /proc/stat."""
-    found = re.match(r"cpu +((?:\d+ ?)+)", stat)
-    if not found:
+    """The figure of `machine_cpu_s` in the text of /proc/stat."""
+    match = re.match(r"cpu +((?:\d+ ?)+)", stat)
+    if not match:
         return Unknown("no processor times in /proc/stat")
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = [*map(int, found[1].split()), *[0] * 7]
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = [*map(int, match[1].split()), *[0] * 7]
     return (user + nice + system + irq + softirq) / _TICKS
 
 
-def memory_bytes(meminfo: str, key: str) -> int | Unknown:
-    """A figure of the text of /proc/meminfo, which counts in KiB (and writes kB)."""
-    found = re.search(rf"^{key}:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    return int(found[1]) * 1024 if found else Unknown(f"no {key} in /proc/meminfo")
+def process_cpu_s(root: Path, pid: int) -> float:
+    """Processor seconds that a process has spent; 0 where it can't be read."""
+    text = read_text(root / f"proc/{pid}/stat")
+    fields = text.rpartition(")")[2].split() if isinstance(text, str) else []
+    # of proc(5)'s fields those 14 and 15, of which the first two are before the bracket
+    return sum(map(int, fields[11:13])) / _TICKS
+
+
+def process_bytes(root: Path, key: str) -> int | Unknown:
+    """A figure of this process's /proc/self/status, such as VmHWM, its largest resident set so far."""
+    text = read_text(root / "proc/self/status")
+    match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE) if isinstance(text, str) else None
+    return int(match[1]) * 1024 if match else Unknown(f"no {key} in /proc/self/status")
+
+
+def threads(root: Path) -> int:
+    """How many threads this process has."""
+    return sum(1 for _ in (root / "proc/self/task").iterdir())
 
 
 def disk_bytes(diskstats: str) -> tuple[int, int] | Unknown:

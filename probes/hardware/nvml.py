@@ -1,8 +1,7 @@
-"""The gate to NVML, NVIDIA's management library, through ctypes; needs no package.
+"""NVML, NVIDIA's management library, through ctypes; needs no package.
 
-What it refuses is unknown.
-
-Names, structures and codes: NVML API reference. Handles are looked up by PCI id, 0000:03:00.0.
+A reading is a figure, or Unknown with NVML's own words. Names, structures and codes are those of the NVML API
+reference; cards are found by PCI id, 0000:03:00.0.
 """
 
 import ctypes
@@ -23,6 +22,15 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t
+# NVML_FI_DEV_*
+MEMORY_CELSIUS, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 186, 197, 198
+COUNTED_BYTES = 2**32  # by the fields SENT_BYTES and RECEIVED_BYTES, which begin again then
+SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
+MOST_PROCESSES = 128
+_MEMORY_V2 = 2 << 24
+_VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
+_NO_FIGURE = 0xFFFFFFFFFFFFFFFF
 
 
 class _PciInfo(Structure):
@@ -39,6 +47,49 @@ class _PciInfo(Structure):
 
 class _Memory(Structure):
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _Memory2(Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    )
+
+
+class _Utilization(Structure):
+    _fields_ = (("gpu", c_uint), ("memory", c_uint))
+
+
+class _Field(Structure):
+    _fields_ = (
+        ("field", c_uint),
+        ("scope", c_uint),
+        ("at_us", c_longlong),
+        ("latency_us", c_longlong),
+        ("kind", c_uint),
+        ("code", c_int),
+        ("value", ctypes.c_ubyte * 8),
+    )
+
+
+class _ProcessInfo(Structure):
+    """What one process holds of a card, as NVML writes it."""
+
+    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
+
+
+class _Use(Structure):
+    _fields_ = (
+        ("pid", c_uint),
+        ("time_us", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
+    )
 
 
 class Nvml:
@@ -130,78 +181,14 @@ class Nvml:
         return Unknown(f"NVML: {(text(code) or b'?').decode(errors='replace')}")
 
 
-def open_nvml() -> Nvml | Unknown:
-    """NVML, initialised for the life of this process; unknown where there is none."""
-    try:
-        library = ctypes.CDLL(LIBRARY)
-    except OSError:
-        return Unknown(f"no {LIBRARY} here")
-    nvml = Nvml(library)
-    return nvml.call("nvmlInit_v2") or nvml
-
-
-NOT_FOUND, INSUFFICIENT_SIZE = 6, 7  # nvmlReturn_t
-# NVML_FI_DEV_*
-MEMORY_CELSIUS, POWER_MW, SENT_BYTES, RECEIVED_BYTES = 82, 186, 197, 198
-COUNTED_BYTES = 2**32  # by the fields SENT_BYTES and RECEIVED_BYTES, which begin again then
-SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
-MOST_PROCESSES = 128
-_MEMORY_V2 = 2 << 24
-_VALUE_KINDS = {0: "d", 1: "I", 2: "Q", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t as struct's codes
-_NO_FIGURE = 0xFFFFFFFFFFFFFFFF
-
-
-class _ProcessInfo(Structure):
-    """What one process holds of a card, as NVML writes it."""
-
-    _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute", c_uint))
-
-
-class _Use(Structure):
-    _fields_ = (
-        ("pid", c_uint),
-        ("time_us", c_ulonglong),
-        ("sm", c_uint),
-        ("memory", c_uint),
-        ("encoder", c_uint),
-        ("decoder", c_uint),
-    )
-
-
 @dataclass(frozen=True)
-class ProcessUse:
+class ProcessUtilization:
     """How much one process used a card in a sampling period, in percent of the period."""
 
     pid: int
     time_us: int
     sm_percent: int
     memory_percent: int
-
-
-class _Utilization(Structure):
-    _fields_ = (("gpu", c_uint), ("memory", c_uint))
-
-
-class _Memory2(Structure):
-    _fields_ = (
-        ("version", c_uint),
-        ("total", c_ulonglong),
-        ("reserved", c_ulonglong),
-        ("free", c_ulonglong),
-        ("used", c_ulonglong),
-    )
-
-
-class _Field(Structure):
-    _fields_ = (
-        ("field", c_uint),
-        ("scope", c_uint),
-        ("at_us", c_longlong),
-        ("latency_us", c_longlong),
-        ("kind", c_uint),
-        ("code", c_int),
-        ("value", ctypes.c_ubyte * 8),
-    )
 
 
 class NvmlCard:
@@ -222,13 +209,13 @@ class NvmlCard:
 
     def utilization(self) -> tuple[int, int] | Unknown:
         """Percent of the driver's sampling period in which a kernel ran, and in which memory was accessed."""
-        found = _Utilization()
-        return self._ask("nvmlDeviceGetUtilizationRates", byref(found)) or (int(found.gpu), int(found.memory))
+        rates = _Utilization()
+        return self._ask("nvmlDeviceGetUtilizationRates", byref(rates)) or (int(rates.gpu), int(rates.memory))
 
     def used_bytes(self) -> int | Unknown:
         """VRAM in use, without what the driver keeps for itself, as nvidia-smi shows it."""
-        found = _Memory2(version=ctypes.sizeof(_Memory2) | _MEMORY_V2)
-        return self._ask("nvmlDeviceGetMemoryInfo_v2", byref(found)) or int(found.used)
+        memory = _Memory2(version=ctypes.sizeof(_Memory2) | _MEMORY_V2)
+        return self._ask("nvmlDeviceGetMemoryInfo_v2", byref(memory)) or int(memory.used)
 
     def mhz(self, clock: int) -> int | Unknown:
         """A clock at this moment."""
@@ -248,8 +235,8 @@ class NvmlCard:
 
     def energy_mj(self) -> int | Unknown:
         """The energy since the driver was loaded."""
-        found = c_ulonglong()
-        return self._ask("nvmlDeviceGetTotalEnergyConsumption", byref(found)) or int(found.value)
+        counted = c_ulonglong()
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption", byref(counted)) or int(counted.value)
 
     def memory_bytes_per_s(self) -> float | Unknown:
         """What the memory can move at its highest clock: two transfers a cycle on each line of the bus."""
@@ -271,22 +258,22 @@ class NvmlCard:
 
     def link_bytes_per_s(self, *, up: bool) -> int | Unknown:
         """The traffic on the card's link in one direction (`up`: towards the host); takes 20 ms."""
-        found = self._number("nvmlDeviceGetPcieThroughput", c_uint(0 if up else 1))  # NVML_PCIE_UTIL_*_BYTES
-        return found if isinstance(found, Unknown) else found * 1000  # it counts in KB/s
+        rate = self._number("nvmlDeviceGetPcieThroughput", c_uint(0 if up else 1))  # NVML_PCIE_UTIL_*_BYTES
+        return rate if isinstance(rate, Unknown) else rate * 1000  # it counts in KB/s
 
     def fields(self, ids: Sequence[int]) -> dict[int, float | Unknown]:
         """Values by field id, in one call."""
-        asked = (_Field * len(ids))(*(_Field(field=one) for one in ids))
-        failed = self._ask("nvmlDeviceGetFieldValues", c_int(len(ids)), asked)
-        return {int(one.field): failed or self._value(one) for one in asked}
+        values = (_Field * len(ids))(*(_Field(field=item) for item in ids))
+        failed = self._ask("nvmlDeviceGetFieldValues", c_int(len(ids)), values)
+        return {int(item.field): failed or self._value(item) for item in values}
 
-    def _value(self, one: _Field) -> float | Unknown:
-        if one.code:
-            return self._nvml.words(int(one.code))
-        kind = _VALUE_KINDS.get(int(one.kind))
+    def _value(self, field: _Field) -> float | Unknown:
+        if field.code:
+            return self._nvml.words(int(field.code))
+        kind = _VALUE_KINDS.get(int(field.kind))
         if kind is None:
-            return Unknown(f"NVML: a value of kind {one.kind}")
-        (value,) = struct.unpack_from(f"={kind}", bytes(one.value))
+            return Unknown(f"NVML: a value of kind {field.kind}")
+        (value,) = struct.unpack_from(f"={kind}", bytes(field.value))
         return float(value)
 
     def _number(self, name: str, *before: object) -> int | Unknown:
@@ -299,20 +286,22 @@ class NvmlCard:
 
     def processes(self) -> tuple[tuple[int, int | Unknown], ...] | Unknown:
         """Process ids (the host's, also in a container) with the bytes that each holds, graphics included."""
-        found, drawing = self.computing(), self._running("Graphics")
-        if isinstance(found, Unknown):
-            return found
-        return tuple(sorted((found | ({} if isinstance(drawing, Unknown) else drawing)).items()))
+        computing, drawing = self.computing(), self._running("Graphics")
+        if isinstance(computing, Unknown):
+            return computing
+        return tuple(sorted((computing | ({} if isinstance(drawing, Unknown) else drawing)).items()))
 
     def _running(self, kind: str) -> dict[int, int | Unknown] | Unknown:
         count, each = c_uint(MOST_PROCESSES), (_ProcessInfo * MOST_PROCESSES)()
         failed = self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", byref(count), each)
         return failed or {
-            int(one.pid): Unknown("hidden by the driver") if one.used == _NO_FIGURE else int(one.used)
-            for one in each[: count.value]
+            int(process.pid): Unknown("hidden by the driver")
+            if process.used == _NO_FIGURE
+            else int(process.used)
+            for process in each[: count.value]
         }
 
-    def uses(self, since_us: int) -> tuple[ProcessUse, ...] | Unknown:
+    def uses(self, since_us: int) -> tuple[ProcessUtilization, ...] | Unknown:
         """What processes did on the card since the time stamp of an earlier reading (0: since the first)."""
         handle = self._found()
         if isinstance(handle, Unknown):
@@ -325,10 +314,20 @@ class NvmlCard:
         if isinstance(code, Unknown) or code not in (0, NOT_FOUND):
             return code if isinstance(code, Unknown) else self._nvml.words(code)
         return tuple(
-            ProcessUse(int(one.pid), int(one.time_us), int(one.sm), int(one.memory))
-            for one in each[: 0 if code else count.value]
-            if one.time_us > since_us
+            ProcessUtilization(int(sample.pid), int(sample.time_us), int(sample.sm), int(sample.memory))
+            for sample in each[: 0 if code else count.value]
+            if sample.time_us > since_us
         )
+
+
+def open_nvml() -> Nvml | Unknown:
+    """NVML, initialised for the life of this process; unknown where there is none."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return Unknown(f"no {LIBRARY} here")
+    nvml = Nvml(library)
+    return nvml.call("nvmlInit_v2") or nvml
 
 
 def open_card(pci_id: str | Unknown) -> NvmlCard | Unknown:

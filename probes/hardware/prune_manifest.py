@@ -6,7 +6,7 @@ from typing import Any
 
 from probes.core import files
 from probes.core.codec import load
-from probes.hardware import kfd
+from probes.hardware import sysfs
 
 MANIFEST = Path("/opt/weir/weir-prune.json")
 MOST_BYTES = 64 << 20  # of the manifest, as the pruner has it; that of a whole ROCm tree has 1 MB
@@ -17,11 +17,11 @@ def foreign_card(root: Path, env: Mapping[str, str], manifest: Path = MANIFEST) 
 
     With HSA_OVERRIDE_GFX_VERSION set, cards count as the target that it names.
     """
-    cards = list(kfd.targets(root))
+    cards = list(sysfs.kfd_targets(root))
     override = env.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
     if cards and len(override) == 3 and all(part.isdecimal() for part in override):
         major, minor, step = map(int, override)
-        cards = [kfd.gfx_target(major * 10000 + minor * 100 + step)]
+        cards = [sysfs.gfx_target(major * 10000 + minor * 100 + step)]
     return mismatch(held_targets(manifest), cards)
 
 
@@ -44,7 +44,7 @@ def mismatch(held: Sequence[str], cards: Sequence[str]) -> str:
 def held_targets(manifest: Path) -> tuple[str, ...]:
     """AMD targets that a prune kept, by its manifest; none for an image that wasn't pruned."""
     try:
-        found: Any = load(files.read_text(manifest, most_bytes=MOST_BYTES))
-        return tuple(name for name in found["targets"] if name.startswith("gfx"))
+        document: Any = load(files.read_text(manifest, most_bytes=MOST_BYTES))
+        return tuple(name for name in document["targets"] if name.startswith("gfx"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return ()

@@ -3,24 +3,20 @@
 import os
 import re
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.hardware import host
-from probes.hardware.kfd import is_there
-from probes.hardware.sysfs import PCI_ID, read_cards, read_int, read_kfd_nodes, read_text
+from probes.hardware.host import available_bytes, cgroup_limit_bytes, meminfo_bytes
+from probes.hardware.sysfs import PCI_ID, is_there, read_cards, read_kfd_nodes, read_text
 from probes.records.facts import Card, Gpu, KfdNode, Link, Machine, NvidiaCard, Surroundings, TorchFacts
-
-GIB = 2**30
-LEAST_FLOOR = 2 * GIB
 
 
 def describe(root: Path, torch: TorchFacts | Unknown, nvidia: tuple[NvidiaCard, ...] = ()) -> Machine:
     """The snapshot of this machine; the facts from torch and NVML are passed in."""
     kernel = read_text(root / "proc/sys/kernel/osrelease")
-    around = host.describe(root)
+    around = host.surroundings(root)
     files = tuple(file.path for file in around.files)
     limit = cgroup_limit_bytes(root)
     return Machine(
@@ -54,84 +50,18 @@ def gpu_driver(root: Path) -> str | Unknown:
     return Unknown("neither nvidia nor amdgpu is loaded, or their files are hidden here")
 
 
-def meminfo_bytes(root: Path, key: str) -> int | Unknown:
-    """A figure of /proc/meminfo."""
-    text = read_text(root / "proc/meminfo")
-    return text if isinstance(text, Unknown) else host.memory_bytes(text, key)
-
-
-@dataclass(frozen=True)
-class _Cgroup:
-    """Where a version of the kernel's memory controller keeps its figures."""
-
-    limit: str
-    used: str
-    stat: str
-    cache_key: str
-
-
-# version 2 first; under version 1 the container sees its own controller at the mount's top
-_CGROUPS = (
-    _Cgroup("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    _Cgroup(
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
-_UNLIMITED = 1 << 60  # version 1 says "no limit" by a number near 2^63
-
-
-def cgroup_limit_bytes(root: Path) -> int | Unknown:
-    """The container's memory limit, cgroup v2 then v1."""
-    texts = (read_text(root / "sys/fs/cgroup" / group.limit) for group in _CGROUPS)
-    limit = next((text for text in texts if isinstance(text, str)), None)
-    if limit is None:
-        return Unknown("no memory cgroup is visible")
-    if not limit.isdecimal() or int(limit) >= _UNLIMITED:  # version 2 says "max"
-        return Unknown("no limit is set")
-    return int(limit)
-
-
-def available_bytes(root: Path) -> int | Unknown:
-    """MemAvailable, or what the container's limit leaves, whichever is less."""
-    kernel = meminfo_bytes(root, "MemAvailable")
-    limit = cgroup_limit_bytes(root)
-    used = next((u for u in (_cgroup_used_bytes(root, group) for group in _CGROUPS) if u is not None), None)
-    if isinstance(kernel, Unknown) or isinstance(limit, Unknown) or used is None:
-        return kernel
-    return min(kernel, max(limit - used, 0))
-
-
-def _cgroup_used_bytes(root: Path, group: _Cgroup) -> int | None:
-    """Memory that counts against the limit and can't be reclaimed under pressure, unlike idle page cache."""
-    used = read_int(root / "sys/fs/cgroup" / group.used)
-    if isinstance(used, Unknown):
-        return None
-    stat = read_text(root / "sys/fs/cgroup" / group.stat)
-    found = re.search(rf"^{group.cache_key} (\d+)$", stat, re.MULTILINE) if isinstance(stat, str) else None
-    return used - (int(found.group(1)) if found else 0)
-
-
-def floor_bytes(available: int) -> int:
-    """The host memory that no probe may touch: 2 GiB or a tenth of what is available, whichever is more."""
-    return max(LEAST_FLOOR, available // 10)
-
-
-def spendable_bytes(available: int | Unknown, floor: int) -> int:
-    """The memory above the floor; 0 where it isn't known how much is available."""
-    return 0 if isinstance(available, Unknown) else max(available - floor, 0)
-
-
 def pci_id_of_first_gpu(torch: TorchFacts, cards: tuple[Card, ...], root: Path) -> str | Unknown:
     """The PCI id of torch's first GPU: by torch, else the only candidate in the files."""
     if torch.gpus and isinstance(torch.gpus[0].pci_id, str):
         return torch.gpus[0].pci_id
     nvidia = [path.name for path in (root / "proc/driver/nvidia/gpus").glob("*") if PCI_ID.match(path.name)]
     amd = [card.pci_id for card in cards if card.driver == "amdgpu" and isinstance(card.pci_id, str)]
-    found = amd if torch.api == "hip" else nvidia
-    return found[0] if len(found) == 1 else Unknown(f"{len(found)} cards could be torch's first GPU")
+    candidates = amd if torch.api == "hip" else nvidia
+    return (
+        candidates[0]
+        if len(candidates) == 1
+        else Unknown(f"{len(candidates)} cards could be torch's first GPU")
+    )
 
 
 def machine_lines(machine: Machine) -> list[str]:
@@ -207,9 +137,9 @@ def _surroundings_lines(around: Surroundings) -> list[str]:
             group = f": join its group, --group-add {file.group}" if isinstance(file.group, int) else ""
             lines.append(f"{file.path} (mode {file.mode}) can't be used by user {around.user}{group}")
     lines += [
-        f"device memory {one.region}: limit {bytes_or_why(one.limit_bytes)}, "
-        f"{bytes_or_why(one.used_bytes)} used of {bytes_or_why(one.capacity_bytes)}"
-        for one in around.device_memory
+        f"device memory {memory.region}: limit {bytes_or_why(memory.limit_bytes)}, "
+        f"{bytes_or_why(memory.used_bytes)} used of {bytes_or_why(memory.capacity_bytes)}"
+        for memory in around.device_memory
     ]
     return lines
 

@@ -1,178 +1,23 @@
-"""Reads where memory is from the kernel's files. Every reader takes the root of the file tree; all in bytes.
+"""Reads the kernel's files about cards: sysfs, the KFD topology, and fdinfo of DRM clients.
 
-Formats: Linux Documentation/gpu/drm-usage-stats.rst, amdgpu sysfs (mem_info_*), KFD topology.
+Functions take the root of the file tree, so that tests can construct one. Sizes are in bytes; what can't be
+read is Unknown, with the reason. Formats: Linux Documentation/gpu/drm-usage-stats.rst, amdgpu's sysfs
+(mem_info_*), drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
 """
 
+import os
 import re
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from probes.core.unknown import Unknown
-from probes.hardware.kfd import decimal, gfx_target, gpu_nodes, listed, properties
+from probes.hardware.gpu_metrics import parse, slowdowns_between
 from probes.records.facts import Card, KfdNode, Link
 from probes.records.rows import Reading
 
-HEADER = 4  # bytes: size, format, content
-JOULES_PER_COUNT = 2.0**-16  # of the energy counters of tables 1.4 and later
-_ABSENT = {"H": 0xFFFF, "I": 0xFFFFFFFF, "Q": 0xFFFFFFFFFFFFFFFF}  # what firmware writes where it has nothing
-
-_Layout = Mapping[str, tuple[int, str]]  # field -> offset, form
-_V1_1: _Layout = {
-    "edge": (4, "H"),
-    "hotspot": (6, "H"),
-    "memory": (8, "H"),
-    "power": (22, "H"),
-    "core": (54, "H"),
-    "clock": (58, "H"),
-    "status": (68, "I"),
-}
-_MI300: _Layout = {"hotspot": (4, "H"), "memory": (6, "H"), "power": (10, "H")}
-_MI300_BITS = ("hardware hot", "power cap", "socket hot", "voltage regulator hot", "memory hot")
-
-
-def _counted(at: int) -> _Layout:
-    """The firmware's ticks, and after them those of each of MI300's throttlers."""
-    return {field: (at + 4 * place, "I") for place, field in enumerate(("ticks", *_MI300_BITS))}
-
-
-_V1_7: _Layout = {**_MI300, "energy": (24, "Q"), "core": (296, "H"), "clock": (336, "H"), **_counted(40)}
-_V2_1: _Layout = {"core": (76, "H"), "clock": (80, "H"), "status": (108, "I")}
-_LAYOUTS: Mapping[tuple[int, int], _Layout] = {
-    (1, 0): {**_V1_1, "edge": (16, "H"), "hotspot": (18, "H"), "memory": (20, "H"), "power": (34, "H")},
-    (1, 1): _V1_1,
-    (1, 2): _V1_1,
-    (1, 3): {**_V1_1, "independent": (112, "Q")},
-    (1, 4): {**_MI300, "energy": (24, "Q"), "core": (240, "H"), "clock": (280, "H"), "status": (40, "I")},
-    (1, 5): {**_MI300, "energy": (56, "Q"), "core": (280, "H"), "clock": (320, "H"), "status": (72, "I")},
-    (1, 6): {**_MI300, "energy": (16, "Q"), "core": (264, "H"), "clock": (304, "H"), **_counted(32)},
-    (1, 7): _V1_7,
-    (1, 8): _V1_7,
-    (2, 0): {"core": (80, "H"), "clock": (84, "H"), "status": (112, "I")},
-    (2, 1): _V2_1,
-    (2, 2): {**_V2_1, "independent": (120, "Q")},
-    (2, 3): {**_V2_1, "independent": (120, "Q")},
-    (2, 4): {**_V2_1, "independent": (120, "Q")},
-    (3, 0): {
-        "core": (174, "H"),
-        "clock": (186, "H"),
-        "hardware hot": (228, "I"),
-        "power cap": (232, "I"),
-        "fast power cap": (236, "I"),
-        "slow power cap": (240, "I"),
-        "CPU cores hot": (244, "I"),
-        "GPU hot": (248, "I"),
-        "SoC hot": (252, "I"),
-    },
-}
-# fields that count how long each throttler was active; all others are no residencies
-_PLAIN = {"edge", "hotspot", "memory", "power", "energy", "core", "clock", "status", "independent", "ticks"}
-_INDEPENDENT = (
-    (range(8), "power cap"),
-    (range(16, 21), "current limit"),
-    (range(21, 23), "peak current limit"),
-    (range(23, 24), "current limit"),
-    (range(32, 34), "hot"),
-    (range(34, 35), "memory hot"),
-    (range(35, 38), "hot"),
-    (range(38, 42), "voltage regulator hot"),
-    (range(42, 44), "liquid hot"),
-    (range(44, 46), "voltage regulator hot"),
-    (range(46, 48), "hardware hot"),
-)
-_GAUGES = {  # field -> gauge and the factor that makes the gauge's unit of it
-    "edge": ("edge_celsius", 1.0),
-    "hotspot": ("hotspot_celsius", 1.0),
-    "memory": ("memory_celsius", 1.0),
-    "power": ("power_w", 1.0),
-    "core": ("core_mhz", 1.0),
-    "clock": ("memory_mhz", 1.0),
-    "energy": ("energy_j", JOULES_PER_COUNT),
-}
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """One table: gauges by name, and what it says about throttling."""
-
-    form: tuple[int, int]
-    values: Mapping[str, float]
-    status: tuple[str, ...] | Unknown  # at this moment
-    residencies: Mapping[str, int]  # time in each throttler since the driver started, in the firmware's unit
-
-
-def parse(data: bytes) -> Metrics | Unknown:
-    """A whole table; unknown for a form that isn't in our list, or one that is cut short."""
-    form = (data[2], data[3]) if len(data) >= HEADER else (0, 0)
-    layout = _LAYOUTS.get(form)
-    if layout is None or len(data) < max(at + struct.calcsize(how) for at, how in layout.values()):
-        return Unknown(f"gpu_metrics of form {form[0]}.{form[1]} isn't known here")
-    found = {}
-    for field, (at, how) in layout.items():
-        (figure,) = struct.unpack_from(f"<{how}", data, at)
-        if figure != _ABSENT[how]:
-            found[field] = figure
-    return Metrics(
-        form=form,
-        values={_GAUGES[k][0]: v * _GAUGES[k][1] for k, v in found.items() if k in _GAUGES},
-        status=_status(form, found, layout),
-        residencies={field: figure for field, figure in found.items() if field not in _PLAIN},
-    )
-
-
-def _status(form: tuple[int, int], found: Mapping[str, int], layout: _Layout) -> tuple[str, ...] | Unknown:
-    if "status" not in layout:
-        return Unknown("this table counts residencies: two readings show what was active between them")
-    if found.get("independent"):
-        return _independent(found["independent"])
-    if "status" not in found:
-        return Unknown("the card's firmware doesn't report its throttle status")
-    status = found["status"]
-    if form in ((1, 4), (1, 5)):
-        return tuple(word for bit, word in enumerate(_MI300_BITS) if status >> bit & 1) or _bare(status)
-    return _bare(status)
-
-
-def _bare(status: int) -> tuple[str, ...]:
-    """Bits whose meaning depends on the chip."""
-    return (f"status {status:#x}",) if status else ()
-
-
-def _independent(status: int) -> tuple[str, ...]:
-    words = [word for bits, word in _INDEPENDENT if any(status >> bit & 1 for bit in bits)]
-    return tuple(dict.fromkeys(words)) or _bare(status)
-
-
-def slowdowns_between(before: Metrics | None, now: Metrics) -> tuple[str, ...] | Unknown:
-    """Why the card was slowed down: at this moment, or since `before` where the table counts residencies."""
-    if not now.residencies:
-        return now.status
-    if before is None or before.form != now.form:
-        return Unknown("the first reading of a counter says nothing of now")
-    return tuple(
-        word for word, ticks in now.residencies.items() if ticks > before.residencies.get(word, ticks)
-    )
-
-
-FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
-# the newer kernels' name first; the older is an alias of it, so never both
-RESIDENT_KEYS = ("drm-resident-", "drm-memory-")
-# transfers per second to the generation of PCI Express, as the kernel writes them
-LINK_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-LOCAL_HEAPS = (1, 2)  # frame buffer, public and private (HSA_MEM_HEAP_TYPE in kfd_crat.h)
-PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client of one card, by fdinfo: memory of each region ("vram", "gtt", "cpu") in bytes."""
-
-    pci_id: str
-    client_id: str
-    resident_bytes: tuple[tuple[str, int], ...]
-    evicted_vram_bytes: int | Unknown
+# ---- files and directories ---------------------------------------------------------------------------
 
 
 def read_text(path: Path) -> str | Unknown:
@@ -193,6 +38,31 @@ def read_int(path: Path) -> int | Unknown:
     return int(text) if text.isdecimal() else Unknown(f"{path.name} says {text[:40]!r}")
 
 
+def listed(folder: Path) -> list[Path]:
+    """What a directory holds, in order; nothing where it can't be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has this name, as far as this process may look."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises where a folder on the way can't be searched
+
+
+def decimal(text: str | None) -> int:
+    """A decimal figure; 0 for anything else."""
+    return int(text) if text and text.strip().isdecimal() else 0
+
+
+# ---- cards -------------------------------------------------------------------------------------------
+
+PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# transfers per second to the generation of PCI Express, as the kernel writes them
+_LINK_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+
+
 def read_cards(root: Path) -> tuple[Card, ...]:
     """The graphics and compute cards under /sys/class/drm, connectors and render nodes left out."""
     places = [p for p in listed(root / "sys/class/drm") if re.fullmatch(r"card\d+", p.name)]
@@ -203,7 +73,7 @@ def read_cards(root: Path) -> tuple[Card, ...]:
 def _card(place: Path, nodes: Sequence[KfdNode]) -> Card:
     device = place / "device"
     pci_id = _uevent(device, "PCI_SLOT_NAME") or Unknown("not a PCI device")
-    mine = [node for node in nodes if isinstance(pci_id, str) and node.pci_id == pci_id]
+    kfd = next((node for node in nodes if isinstance(pci_id, str) and node.pci_id == pci_id), None)
     unlisted = Unknown("no KFD node has this card's PCI id")
     return Card(
         name=place.name,
@@ -218,11 +88,17 @@ def _card(place: Path, nodes: Sequence[KfdNode]) -> Card:
         max_link_speed=read_text(device / "max_link_speed"),
         max_link_width=read_int(device / "max_link_width"),
         visible_vram_bytes=read_int(device / "mem_info_vis_vram_total"),
-        target=mine[0].target if mine else unlisted,
-        apu=mine[0].apu if mine else unlisted,
+        target=kfd.target if kfd else unlisted,
+        apu=kfd.apu if kfd else unlisted,
         partition=read_text(device / "current_compute_partition"),
         product=(_uevent(device, "PCI_ID") or "").lower() or Unknown("no PCI_ID in uevent"),
     )
+
+
+def _uevent(device: Path, key: str) -> str | None:
+    text = read_text(device / "uevent")
+    lines = [] if isinstance(text, Unknown) else text.splitlines()
+    return next((line[len(key) + 1 :] for line in lines if line.startswith(f"{key}=")), None)
 
 
 def read_link(root: Path, pci_id: str, which: Literal["current", "max"] = "current") -> Link | Unknown:
@@ -233,39 +109,58 @@ def read_link(root: Path, pci_id: str, which: Literal["current", "max"] = "curre
         return speed
     if isinstance(lanes, Unknown):
         return lanes
-    generation = LINK_GENERATIONS.get(speed.split()[0] if speed else "")
+    generation = _LINK_GENERATIONS.get(speed.split()[0] if speed else "")
     return Link(generation, lanes) if generation else Unknown(f"{which}_link_speed says {speed!r}")
 
 
-def _uevent(device: Path, key: str) -> str | None:
-    text = read_text(device / "uevent")
-    lines = [] if isinstance(text, Unknown) else text.splitlines()
-    return next((line[len(key) + 1 :] for line in lines if line.startswith(f"{key}=")), None)
+def used_bytes(root: Path, pci_id: str | Unknown, region: Literal["vram", "gtt"]) -> int | Unknown:
+    """VRAM in use on the card, or system memory mapped for it (amdgpu's spill indicator), all processes."""
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    return read_int(root / "sys/bus/pci/devices" / pci_id / f"mem_info_{region}_used")
+
+
+def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
+    """Why an AMD card throttles at this moment, by its gpu_metrics; empty when it doesn't."""
+    if isinstance(pci_id, Unknown):
+        return pci_id
+    try:
+        data = (root / "sys/bus/pci/devices" / pci_id / "gpu_metrics").read_bytes()
+    except OSError as error:
+        return Unknown(f"gpu_metrics: {error.strerror}")
+    metrics = parse(data)
+    return metrics if isinstance(metrics, Unknown) else slowdowns_between(None, metrics)
+
+
+# ---- the KFD topology: GPUs that AMD's compute driver knows ------------------------------------------
+
+UNKNOWN_TARGET = "unknown"  # old kernels print no gfx_target_version
+_LOCAL_HEAPS = (1, 2)  # frame buffer, public and private (HSA_MEM_HEAP_TYPE in kfd_crat.h)
 
 
 def read_kfd_nodes(root: Path) -> tuple[KfdNode, ...]:
     """The GPUs of the KFD topology."""
     nodes = []
-    for place, found in gpu_nodes(root):
-        minor = decimal(found.get("drm_render_minor"))
+    for place, words in kfd_gpus(root):
+        minor = decimal(words.get("drm_render_minor"))
         nodes.append(
             KfdNode(
                 node=int(place.name),
-                target=gfx_target(decimal(found.get("gfx_target_version"))),
+                target=gfx_target(decimal(words.get("gfx_target_version"))),
                 render_minor=minor if minor else Unknown("no drm_render_minor in the topology"),
-                apu=decimal(found.get("cpu_cores_count")) > 0,
-                pci_id=_kfd_pci_id(found),
+                apu=decimal(words.get("cpu_cores_count")) > 0,
+                pci_id=_kfd_pci_id(words),
                 local_bytes=_local_bytes(place),
             )
         )
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 
-def _kfd_pci_id(found: Mapping[str, str]) -> str | Unknown:
+def _kfd_pci_id(words: Mapping[str, str]) -> str | Unknown:
     """KFD's location_id holds bus, device and function as PCI packs them."""
-    if "location_id" not in found:
+    if "location_id" not in words:
         return Unknown("no location_id in the topology")
-    domain, location = decimal(found.get("domain")), decimal(found["location_id"])
+    domain, location = decimal(words.get("domain")), decimal(words["location_id"])
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
@@ -273,10 +168,57 @@ def _local_bytes(node: Path) -> int | Unknown:
     """The node's own memory by its banks; `local_mem_size` is useless: some kernels print 0 there."""
     total = 0
     for bank in listed(node / "mem_banks"):
-        found = properties(bank)
-        if decimal(found.get("heap_type")) in LOCAL_HEAPS:
-            total += decimal(found.get("size_in_bytes"))
+        words = properties(bank)
+        if decimal(words.get("heap_type")) in _LOCAL_HEAPS:
+            total += decimal(words.get("size_in_bytes"))
     return total or Unknown("no local memory bank in the topology")
+
+
+def kfd_gpus(root: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """The directory and the properties of each GPU; nodes without SIMD units are processors."""
+    for place in listed(root / "sys/class/kfd/kfd/topology/nodes"):
+        words = properties(place)
+        if place.name.isdecimal() and decimal(words.get("simd_count")):
+            yield place, words
+
+
+def kfd_targets(root: Path) -> tuple[str, ...]:
+    """The targets of this machine's AMD GPUs, each once and in order, as far as the kernel names them."""
+    names = {gfx_target(decimal(words.get("gfx_target_version"))) for _, words in kfd_gpus(root)}
+    return tuple(sorted(names - {UNKNOWN_TARGET}))
+
+
+def gfx_target(version: int) -> str:
+    """KFD's major*10000 + minor*100 + step as LLVM writes it: 80003 -> gfx803, 90010 -> gfx90a."""
+    if version <= 0:
+        return UNKNOWN_TARGET
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def properties(place: Path) -> Mapping[str, str]:
+    """The words of the file `properties` in a directory of the topology; none where it can't be read."""
+    try:
+        text = (place / "properties").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (line.strip().partition(" ") for line in text.splitlines())}
+
+
+# ---- fdinfo: what a process holds on each card -------------------------------------------------------
+
+_FDINFO_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
+# the newer kernels' name first; the older is an alias of it, so never both
+_RESIDENT_KEYS = ("drm-resident-", "drm-memory-")
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of one card, by fdinfo: memory of each region ("vram", "gtt", "cpu") in bytes."""
+
+    pci_id: str
+    client_id: str
+    resident_bytes: tuple[tuple[str, int], ...]
+    evicted_vram_bytes: int | Unknown
 
 
 def read_clients(root: Path, pid: str = "self") -> tuple[Client, ...]:
@@ -297,10 +239,11 @@ def parse_fdinfo(text: str) -> Client | None:
         return None
     figures = {key: _quantity(value) for key, value in keys.items()}
     resident: dict[str, int] = {}
-    for prefix in RESIDENT_KEYS:
-        found = {k[len(prefix) :]: v for k, v in figures.items() if k.startswith(prefix) and v is not None}
-        if found and not resident:
-            resident = found
+    for prefix in _RESIDENT_KEYS:
+        if not resident:
+            resident = {
+                k[len(prefix) :]: v for k, v in figures.items() if k.startswith(prefix) and v is not None
+            }
     evicted = figures.get("amd-evicted-vram")
     return Client(
         pci_id=keys["drm-pdev"].strip(),
@@ -314,44 +257,28 @@ def _quantity(text: str) -> int | None:
     """`1024 KiB`, `7 MiB` or `0`, in bytes; None for anything else."""
     words = text.split()
     unit = words[1] if len(words) == 2 else ""
-    if not words or len(words) > 2 or not words[0].isdecimal() or unit not in FDINFO_UNITS:
+    if not words or len(words) > 2 or not words[0].isdecimal() or unit not in _FDINFO_UNITS:
         return None
-    return int(words[0]) * FDINFO_UNITS[unit]
+    return int(words[0]) * _FDINFO_UNITS[unit]
 
 
-def used_bytes(root: Path, pci_id: str | Unknown, region: Literal["vram", "gtt"]) -> int | Unknown:
-    """VRAM in use on the card, or system memory mapped for it (amdgpu's spill indicator), all processes."""
-    if isinstance(pci_id, Unknown):
-        return pci_id
-    return read_int(root / "sys/bus/pci/devices" / pci_id / f"mem_info_{region}_used")
-
-
-def slowdowns(root: Path, pci_id: str | Unknown) -> tuple[str, ...] | Unknown:
-    """Why an AMD card throttles at this moment, by its gpu_metrics; empty when it doesn't."""
-    if isinstance(pci_id, Unknown):
-        return pci_id
-    try:
-        data = (root / "sys/bus/pci/devices" / pci_id / "gpu_metrics").read_bytes()
-    except OSError as error:
-        return Unknown(f"gpu_metrics: {error.strerror}")
-    found = parse(data)
-    return found if isinstance(found, Unknown) else slowdowns_between(None, found)
+# ---- gauges of the spill probe -----------------------------------------------------------------------
 
 
 def readings(root: Path, pci_id: str | Unknown, moment: str) -> tuple[Reading, ...]:
     """Every gauge of the card and of this process that the kernel offers, with its source."""
-    found = [
+    rows = [
         Reading(moment, "sysfs mem_info_vram_used", used_bytes(root, pci_id, "vram")),
         Reading(moment, "sysfs mem_info_gtt_used", used_bytes(root, pci_id, "gtt")),
     ]
-    mine = [client for client in read_clients(root) if client.pci_id == pci_id]
+    clients = [client for client in read_clients(root) if client.pci_id == pci_id]
     for region in ("vram", "gtt"):
-        sizes = [dict(client.resident_bytes).get(region) for client in mine]
+        sizes = [dict(client.resident_bytes).get(region) for client in clients]
         known = [size for size in sizes if size is not None]
         value = sum(known) if known else Unknown(f"no fdinfo of this process has {region}")
-        found.append(Reading(moment, f"fdinfo resident {region}", value))
-    evicted = [client.evicted_vram_bytes for client in mine]
+        rows.append(Reading(moment, f"fdinfo resident {region}", value))
+    evicted = [client.evicted_vram_bytes for client in clients]
     amounts = [amount for amount in evicted if isinstance(amount, int)]
     lost = sum(amounts) if amounts else Unknown("no amd-evicted-vram in this process's fdinfo")
-    found.append(Reading(moment, "fdinfo evicted vram", lost))
-    return tuple(found)
+    rows.append(Reading(moment, "fdinfo evicted vram", lost))
+    return tuple(rows)

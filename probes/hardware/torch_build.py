@@ -93,11 +93,11 @@ def _link_under_load(pci_id: str | Unknown) -> Link | Unknown:
         device = torch.empty_like(host, device="cuda")
         for _ in range(LOAD_COPIES):
             device.copy_(host, non_blocking=True)
-        found = read_link(Path("/"), pci_id) if isinstance(card, Unknown) else card.link()
+        link = read_link(Path("/"), pci_id) if isinstance(card, Unknown) else card.link()
         torch.cuda.synchronize()
     except RuntimeError as error:
         return Unknown(first_line(error))
-    return found
+    return link
 
 
 def first_line(error: BaseException) -> str:
@@ -170,14 +170,14 @@ def _copy() -> tuple[bool, str]:
 
 def _product(dtype: torch.dtype) -> tuple[bool, str]:
     left, right = (torch.randn(SIDE, SIDE, dtype=torch.float32) for _ in range(2))
-    found = (left.to(DEVICE, dtype) @ right.to(DEVICE, dtype)).to("cpu", torch.float32)
-    error = float((found - left @ right).abs().max())
+    product = (left.to(DEVICE, dtype) @ right.to(DEVICE, dtype)).to("cpu", torch.float32)
+    error = float((product - left @ right).abs().max())
     most = TOLERANCE[dtype]
     return error <= most, f"largest error {error:.2g} against the CPU, {most:g} accepted"
 
 
 def _convolution() -> tuple[bool, str]:
     images, weights = torch.randn(1, 3, 32, 32), torch.randn(4, 3, 3, 3)
-    found = torch.conv2d(images.to(DEVICE), weights.to(DEVICE)).to("cpu")
-    error = float((found - torch.conv2d(images, weights)).abs().max())
+    result = torch.conv2d(images.to(DEVICE), weights.to(DEVICE)).to("cpu")
+    error = float((result - torch.conv2d(images, weights)).abs().max())
     return error <= 1e-2, f"largest error {error:.2g} against the CPU, 0.01 accepted"

@@ -1,4 +1,7 @@
-"""Observes what else goes on between measurements: processor time, the GPU's other users, its clocks."""
+"""Background load: what else uses the GPU and the host while a row is measured, and throttling.
+
+The machine is observed before and after a row, while this process leaves the GPU idle.
+"""
 
 import os
 import time
@@ -19,10 +22,12 @@ IDLE_LINK_BYTES_PER_S = 100 * 10**6  # an idle link carries a few MB/s
 DRIFT_BYTES = 256 * 2**20  # our own libraries load kernels lazily, which takes tens of MiB
 BUSY_SHARE = 0.25  # of the processors, used by others
 SHORTEST_S = 0.1  # the kernel counts processor time in steps of 10 ms
+LINK_EVERY_S = 0.4  # a reading of the link's traffic costs 20 ms
+MICROSECONDS = 10**6
 
 
 @dataclass(frozen=True)
-class Look:
+class Observation:
     """The machine at a moment at which this process leaves the GPU idle."""
 
     at_s: float  # of a clock that only goes forward
@@ -38,7 +43,7 @@ class Look:
     copy_s: float | Unknown
 
 
-def judge(before: Look, after: Look) -> Noise:
+def judge(before: Observation, after: Observation) -> Noise:
     """Every disturbance that the two observations show, and the signals that were missing."""
     flags = [*_foreign(before, after), *_host(before, after), *_throttled(before, after)]
     missing = [
@@ -57,18 +62,23 @@ def judge(before: Look, after: Look) -> Noise:
     return Noise(tuple(flags), tuple(missing))
 
 
-def _foreign(before: Look, after: Look) -> list[str]:
-    looks = (before, after)
+def _foreign(before: Observation, after: Observation) -> list[str]:
+    observations = (before, after)
     flags = []
-    others = max((look.gpu_processes for look in looks if isinstance(look.gpu_processes, int)), default=1) - 1
+    others = max((x.gpu_processes for x in observations if isinstance(x.gpu_processes, int)), default=1) - 1
     if others > 0:
         flags.append(f"foreign: {others} more process{'es' if others > 1 else ''} on the GPU")
     if isinstance(after.foreign_percent, int) and after.foreign_percent > 0:
         flags.append(f"foreign: another process used {after.foreign_percent}% of the GPU")
-    traffic = max((x.link_bytes_per_s for x in looks if isinstance(x.link_bytes_per_s, int)), default=0)
+    traffic = max(
+        (x.link_bytes_per_s for x in observations if isinstance(x.link_bytes_per_s, int)), default=0
+    )
     if traffic > IDLE_LINK_BYTES_PER_S:
         flags.append(f"foreign: {traffic / 1e9:.1f} GB/s on the link while this process was idle")
-    for what, waits in (("kernel", [x.kernel_s for x in looks]), ("copy", [x.copy_s for x in looks])):
+    for what, waits in (
+        ("kernel", [x.kernel_s for x in observations]),
+        ("copy", [x.copy_s for x in observations]),
+    ):
         longest = max((wait for wait in waits if isinstance(wait, float)), default=0.0)
         if longest > WAITED_S:
             flags.append(f"foreign: a small {what} had to wait {longest * 1e3:.1f} ms")
@@ -78,7 +88,7 @@ def _foreign(before: Look, after: Look) -> list[str]:
     return flags
 
 
-def _host(before: Look, after: Look) -> list[str]:
+def _host(before: Observation, after: Observation) -> list[str]:
     took = after.at_s - before.at_s
     if isinstance(before.busy_cpu_s, Unknown) or isinstance(after.busy_cpu_s, Unknown) or took < SHORTEST_S:
         return []
@@ -88,17 +98,13 @@ def _host(before: Look, after: Look) -> list[str]:
     return [f"host: other programs used {others:.1f} of {after.cpus} CPUs"]
 
 
-def _throttled(before: Look, after: Look) -> list[str]:
-    found = {word for look in (before, after) if isinstance(look.slowdowns, tuple) for word in look.slowdowns}
-    return [f"throttled: {word}" for word in sorted(found)]
+def _throttled(before: Observation, after: Observation) -> list[str]:
+    slowdowns = {word for x in (before, after) if isinstance(x.slowdowns, tuple) for word in x.slowdowns}
+    return [f"throttled: {word}" for word in sorted(slowdowns)]
 
 
-MICROSECONDS = 10**6
-LINK_EVERY_S = 0.4
-
-
-class Bystanders:
-    """Observes one GPU and its host. Without a GPU only the host is watched.
+class BackgroundLoad:
+    """Observes one GPU and its host. Without a GPU only the host is observed.
 
     `beside` is the process of the other side of a run in turns, which isn't foreign; 0 for none.
     """
@@ -113,39 +119,33 @@ class Bystanders:
         self._link: int | Unknown = Unknown("not read yet")
         self._link_at_s = -LINK_EVERY_S
 
-    def look(self) -> Look:
+    def observe(self) -> Observation:
         """The machine at this moment, while this process leaves the GPU idle."""
-        pulse = self._bench.pulse()
-        kernel_s, copy_s = pulse or (Unknown("no GPU"), Unknown("no GPU"))
-        return Look(
+        latencies = self._bench.small_latencies_s()
+        kernel_s, copy_s = latencies or (Unknown("no GPU"), Unknown("no GPU"))
+        return Observation(
             at_s=time.monotonic(),
             cpus=os.cpu_count() or 1,
-            busy_cpu_s=busy_cpu_s(self._root),
-            own_cpu_s=sum(os.times()[:2]) + self._beside_cpu_s(),
+            busy_cpu_s=host.machine_cpu_s(self._root),
+            own_cpu_s=sum(os.times()[:2]) + self._other_side_cpu_s(),
             gpu_processes=self._processes(),
             foreign_percent=self._foreign_percent(),
             link_bytes_per_s=self._link_bytes_per_s(),
-            foreign_vram_bytes=self._foreign_vram_bytes() if pulse else Unknown("no GPU"),
+            foreign_vram_bytes=self._foreign_vram_bytes() if latencies else Unknown("no GPU"),
             slowdowns=self._slowdowns(),
             kernel_s=kernel_s,
             copy_s=copy_s,
         )
 
-    def _beside_cpu_s(self) -> float:
-        """Processor seconds of the other side of a run in turns, which isn't foreign; 0 without one."""
-        if not self._beside:
-            return 0.0
-        text = sysfs.read_text(self._root / f"proc/{self._beside}/stat")
-        fields = text.rpartition(")")[2].split() if isinstance(text, str) else []
-        # of proc(5)'s fields those 14 and 15, of which the first two are before the bracket
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    def _other_side_cpu_s(self) -> float:
+        return host.process_cpu_s(self._root, self._beside) if self._beside else 0.0
 
     def _processes(self) -> int | Unknown:
-        found = self._card if isinstance(self._card, Unknown) else self._card.computing()
-        if isinstance(found, Unknown):
-            return found
-        mine = 2 if self._beside and len(found) > 1 else 1
-        return len(found) - mine + 1 if found else Unknown("NVML doesn't even show this process")
+        running = self._card if isinstance(self._card, Unknown) else self._card.computing()
+        if isinstance(running, Unknown):
+            return running
+        ours = 2 if self._beside and len(running) > 1 else 1
+        return len(running) - ours + 1 if running else Unknown("NVML doesn't even show this process")
 
     def _foreign_vram_bytes(self) -> int | Unknown:
         if self._beside:
@@ -156,8 +156,8 @@ class Bystanders:
         """By process ids; a container with its own ids can't distinguish other processes from this one."""
         if isinstance(self._card, Unknown):
             return self._card
-        mine, uses = self._card.computing(), self._card.uses(self._seen_us)
-        if isinstance(mine, Unknown) or os.getpid() not in mine:
+        running, uses = self._card.computing(), self._card.uses(self._seen_us)
+        if isinstance(running, Unknown) or os.getpid() not in running:
             return Unknown("the driver's process ids aren't this container's")
         if isinstance(uses, Unknown):
             return uses
@@ -181,9 +181,3 @@ class Bystanders:
         if not isinstance(self._card, Unknown):
             return self._card.slowdowns()
         return sysfs.slowdowns(self._root, self._pci_id)
-
-
-def busy_cpu_s(root: Path) -> float | Unknown:
-    """Processor seconds that the whole machine has spent on programs and the kernel since its start."""
-    text = sysfs.read_text(root / "proc/stat")
-    return text if isinstance(text, Unknown) else host.busy_cpu_s(text)

@@ -30,7 +30,7 @@ def run(
 
     Raises ContentMismatch when a sum is wrong, OutOfMemory when a buffer is refused.
     """
-    sizes, counts, effort = _asked(settings)
+    sizes, counts, effort = _sizes_reads_effort(settings)
     arena = arena_bytes(
         max(sizes) * 2, host_available_bytes=host_available_bytes, vram_free_bytes=bench.vram_free_bytes()
     )
@@ -58,7 +58,7 @@ def run(
 
 def planned(settings: Settings) -> tuple[tuple[str, float], ...]:
     """Every case with its approximate seconds on an ordinary machine. Pure."""
-    sizes, counts, effort = _asked(settings)
+    sizes, counts, effort = _sizes_reads_effort(settings)
     return tuple(
         (
             case_name(way, reads, n_bytes),
@@ -70,7 +70,7 @@ def planned(settings: Settings) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _asked(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...], sampling.Effort]:
+def _sizes_reads_effort(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...], sampling.Effort]:
     """Sizes, counts of reads, and the effort for each case."""
     if settings.quick:
         return QUICK_SIZES, QUICK_READS, QUICK_EFFORT

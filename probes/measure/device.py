@@ -1,4 +1,4 @@
-"""The gate to torch: buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
+"""The workbench of probes by torch: buffers by kind, operations, clocks. Works for CUDA, HIP and the CPU.
 
 On ROCm torch calls the GPU "cuda" too; nothing below differs.
 """
@@ -15,7 +15,7 @@ import torch
 from probes.core.errors import ProbeError, Unsupported
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.hardware import host as numa
+from probes.hardware import numa
 from probes.hardware.torch_build import first_line, refusals
 from probes.measure import sampling
 from probes.measure.placement_row import LayerStack
@@ -124,15 +124,15 @@ BEATS, BEAT_WORDS = 5, 2**13  # 64 KiB
 class TorchWorkbench:
     """`probes.measure.workbench.Workbench` on torch's first GPU, or on the CPU without one."""
 
-    def __init__(self, *, has_gpu: bool, hand_over: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, has_gpu: bool, yield_turn: Callable[[], None] | None = None) -> None:
         self.has_gpu = has_gpu
-        self._hand_over = hand_over
-        self._pulse: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._yield_turn = yield_turn
+        self._small: tuple[torch.Tensor, torch.Tensor] | None = None
         self.ticks_per_s = 0.0
         if has_gpu:
             torch.cuda.init()
             host = torch.zeros(BEAT_WORDS, dtype=torch.int64, pin_memory=True)
-            self._pulse = host, host.to("cuda")
+            self._small = host, host.to("cuda")
             self.ticks_per_s = sampling.ticks_per_s(_timed_sleep)
 
     @contextmanager
@@ -233,12 +233,12 @@ class TorchWorkbench:
     @property
     def in_turns(self) -> bool:
         """Whether a rest is the other side's turn to measure."""
-        return self._hand_over is not None
+        return self._yield_turn is not None
 
     def rest(self, seconds: float) -> None:
         """Do nothing for a while, or let the other side measure."""
-        if self._hand_over:
-            self._hand_over()
+        if self._yield_turn:
+            self._yield_turn()
         else:
             time.sleep(seconds)
 
@@ -254,7 +254,7 @@ class TorchWorkbench:
     def numa_nodes(self) -> tuple[int | Unknown, int | Unknown]:
         """The NUMA nodes on which a page of pinned and a page of pageable memory are placed."""
         pageable = torch.ones(BEAT_WORDS, dtype=torch.int64)
-        pinned = self._pulse[0].data_ptr() if self._pulse else None
+        pinned = self._small[0].data_ptr() if self._small else None
         return (
             Unknown("no GPU to pin memory for") if pinned is None else numa.node_of(pinned),
             numa.node_of(pageable.data_ptr()),
@@ -269,14 +269,14 @@ class TorchWorkbench:
         free, total = torch.cuda.mem_get_info()
         return int(total) - int(free) - int(torch.cuda.memory_reserved())
 
-    def pulse(self) -> tuple[float, float] | None:
+    def small_latencies_s(self) -> tuple[float, float] | None:
         """Seconds from call to end of a small kernel and of a small copy, the middle one of a few each."""
-        if self._pulse is None:
+        if self._small is None:
             return None
-        host, device = self._pulse
+        host, device = self._small
         kernel, copy = partial(device.add_, 1), partial(device.copy_, host, non_blocking=True)
-        found = [median([self.wall_s([one]) for _ in range(BEATS)]) for one in (kernel, copy)]
-        return found[0], found[1]
+        medians = [median([self.wall_s([operation]) for _ in range(BEATS)]) for operation in (kernel, copy)]
+        return medians[0], medians[1]
 
     def small(self, name: SmallWork) -> Operation:
         """Small work on the GPU, ready to be repeated. Raises Unsupported where torch can't do it."""
@@ -294,7 +294,7 @@ class TorchWorkbench:
         torch.cuda.set_per_process_memory_fraction(min(n_bytes / total, 1.0))
 
     def shape(self, model: str, *, dtype: str, width: int) -> Shape:
-        """What the plan needs to know about a model. Raises Unsupported when this image can't build it."""
+        """A model's shape, for the plan. Raises Unsupported when this image can't build it."""
         return architectures.shape(model, dtype=dtype, width=width)
 
     @contextmanager

@@ -1,5 +1,7 @@
-"""Two processes that measure the same in turns: each waits at every pause and record until the other has come
-as far. What slows a machine down for a while then slows both.
+"""Runs two worker processes that measure the same cases in turns.
+
+Each waits at every pause and record until the other has come as far: what slows a machine down for a while
+then slows both.
 """
 
 import threading
@@ -9,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import probes
-from probes.measure import supervisor
-from probes.measure.supervisor import Command, Ended, Spare
-from probes.measure.worker import Job, Told, Turn
+from probes.measure import probe_worker, supervisor
+from probes.measure.probe_worker import Job, ProbeMessage, Turn
+from probes.measure.supervisor import Command, JobResult, WorkerProcess
 
 SIDES = (0, 1)
 
 
-def running_in(python: Path) -> Command:
+def python_command(python: Path) -> Command:
     """The worker's command line with another Python: its own libraries, and of ours this program alone."""
     folder = Path(probes.__file__).parent
     start = (
@@ -24,12 +26,12 @@ def running_in(python: Path) -> Command:
         f"s = u.spec_from_file_location('probes', {str(folder / '__init__.py')!r}, "
         f"submodule_search_locations=[{str(folder)!r}]); m = u.module_from_spec(s); "
         "sys.modules['probes'] = m; s.loader.exec_module(m); "
-        "runpy.run_module('probes.measure.worker', None, '__main__', 1)"
+        f"runpy.run_module({probe_worker.MODULE!r}, None, '__main__', 1)"
     )
 
     def command(descriptor: int) -> list[str]:
-        ours = supervisor.command(descriptor)
-        return [str(python), "-P", "-c", start, *ours[-2:]]
+        usual = probe_worker.worker_command(descriptor)
+        return [str(python), "-P", "-c", start, *usual[-2:]]
 
     return command
 
@@ -78,48 +80,50 @@ class Side:
 
     job: Job
     command: Command
-    heard: Callable[[Told], None]
-    spare: Spare | None = None  # a worker that was started ahead
+    on_record: Callable[[ProbeMessage], None]
+    worker: WorkerProcess | None = None  # that was started ahead
 
 
-def both(sides: tuple[Side, Side], *, first: int, limit_s: float) -> tuple[Ended[Told], Ended[Told]]:
+def run_both(
+    sides: tuple[Side, Side], *, first: int, limit_s: float
+) -> tuple[JobResult[ProbeMessage], JobResult[ProbeMessage]]:
     """Run two jobs in turns, each for at most `limit_s` of its own; `first` begins.
 
     Raises KeyboardInterrupt when interrupted: what was measured of these two is lost.
     """
     baton = Baton(first)
     # here, not in the threads: the kernel ends a worker with the thread that has started it
-    spares: list[Spare] = []
+    workers: list[WorkerProcess] = []
     try:
         for side in sides:
-            spares.append(side.spare or supervisor.start(side.command))
+            workers.append(side.worker or supervisor.start(side.command))
     except BaseException:
-        _kill(spares)
+        _kill(workers)
         raise
 
-    def one(number: int) -> Ended[Told]:
-        def heard(message: Told) -> None:
+    def run_side(number: int) -> JobResult[ProbeMessage]:
+        def on_record(message: ProbeMessage) -> None:
             is_row = not isinstance(message, Turn)
             if is_row:
-                sides[number].heard(message)
+                sides[number].on_record(message)
             baton.pass_on(number, row=is_row)
 
-        job = replace(sides[number].job, beside=spares[1 - number].process.pid)
+        job = replace(sides[number].job, beside=workers[1 - number].process.pid)
         try:
-            return supervisor.run(job, limit_s=2 * limit_s, heard=heard, spare=spares[number])
+            return probe_worker.run_job(job, limit_s=2 * limit_s, on_record=on_record, worker=workers[number])
         finally:
             baton.leave(number)
 
     with ThreadPoolExecutor(len(SIDES)) as pool:
-        running = [pool.submit(one, number) for number in SIDES]
+        running = [pool.submit(run_side, number) for number in SIDES]
         try:
             wait(running)
         except BaseException:
-            _kill(spares)
+            _kill(workers)
             raise
     return running[0].result(), running[1].result()
 
 
-def _kill(spares: Sequence[Spare]) -> None:
-    for spare in spares:
-        spare.process.kill()
+def _kill(workers: Sequence[WorkerProcess]) -> None:
+    for worker in workers:
+        worker.process.kill()

@@ -21,35 +21,6 @@ from probes.records.files import writing
 from probes.records.rows import Record
 from probes.records.schema import MOST_BYTES, WRITABLE, ProbeReport
 
-
-@contextmanager
-def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
-    """Hold the GPU's lock in a folder that all runs share (the reports', also when they are in containers).
-
-    The kernel releases it no matter how the holder ends. Raises DeviceBusy when another run holds it,
-    ReportError when the folder can't be written.
-    """
-    path = folder / f".gpu-{pci_id.replace(':', '-')}.lock"
-    busy = DeviceBusy(f"another run is measuring GPU {pci_id}", f"wait for it to end (it holds {path})")
-    # reading is enough for flock, so that another user's file will do
-    with held(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644, busy=busy):
-        yield
-
-
-@contextmanager
-def held(path: Path, flags: int, mode: int, *, busy: DeviceBusy) -> Iterator[int]:
-    """An open and locked file, in a folder that is made if need be. Raises `busy` or ReportError."""
-    with writing(path, WRITABLE):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, mode)
-    try:
-        if not lock_now(descriptor):
-            raise busy
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 SUFFIX = ".journal"
 # Its name follows from the report's, so a symbolic link there must not be followed.
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -66,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Past:
-    """What a journal holds: the run as it was begun, and what it has measured."""
+    """The content of a journal: the run as it was begun, and what it has measured."""
 
     begun: ProbeReport
     entries: tuple[Entry, ...]
@@ -134,7 +105,7 @@ def open_journal(report: Path) -> Iterator[Journal]:
 
 
 def read(report: Path) -> Past | None:
-    """What the journal of a report holds; None for one that hadn't received its first line.
+    """The content of a report's journal; None for one that hadn't received its first line.
 
     Raises ReportError when there is no journal, or a line other than the last is broken.
     """
@@ -190,5 +161,33 @@ def _begun(journal: Path) -> bool | None:
         return b"\n" in os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     except OSError:  # it is locked, or there are no locks here and nobody can know
         return None
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def gpu_lock(folder: Path, pci_id: str) -> Iterator[None]:
+    """Hold the GPU's lock in a folder that all runs share (the reports', also when they are in containers).
+
+    The kernel releases it no matter how the holder ends. Raises DeviceBusy when another run holds it,
+    ReportError when the folder can't be written.
+    """
+    path = folder / f".gpu-{pci_id.replace(':', '-')}.lock"
+    busy = DeviceBusy(f"another run is measuring GPU {pci_id}", f"wait for it to end (it holds {path})")
+    # reading is enough for flock, so that another user's file will do
+    with held(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644, busy=busy):
+        yield
+
+
+@contextmanager
+def held(path: Path, flags: int, mode: int, *, busy: DeviceBusy) -> Iterator[int]:
+    """An open and locked file, in a folder that is made if need be. Raises `busy` or ReportError."""
+    with writing(path, WRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, mode)
+    try:
+        if not lock_now(descriptor):
+            raise busy
+        yield descriptor
     finally:
         os.close(descriptor)

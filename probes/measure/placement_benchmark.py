@@ -21,7 +21,7 @@ from probes.core.errors import LibraryMissing, PlacementError, Unsupported, Usag
 from probes.core.output import progress
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
-from probes.hardware.snapshot import available_bytes, floor_bytes, spendable_bytes
+from probes.hardware.host import available_bytes, floor_bytes, spendable_bytes
 from probes.hardware.torch_build import refusals
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load

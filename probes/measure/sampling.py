@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from probes.core.unknown import Unknown
 from probes.measure.workbench import Clocked, Operation, Workbench
-from probes.records.samples import Clock
+from probes.records.rows import Clock
 from probes.records.stats import median
 
 WARMUPS = 3
@@ -103,12 +103,12 @@ def sample(
     now: Callable[[], float] = time.perf_counter,
 ) -> Samples:
     """Time the operations, in rotation. `queued`: they can be handed over before they run (not pageable)."""
-    turns = _Turns(operations)
+    rotation = _Rotation(operations)
     if bench.in_turns:  # pairs of processes say more than long ones
         effort = replace(effort, budget_s=effort.budget_s / 2)
     with no_collection():
-        _warm_up(bench, turns)
-        clock = _DeviceClock(bench, turns, _queue_s(bench, turns) if queued else 0.0, queued=queued)
+        _warm_up(bench, rotation)
+        clock = _DeviceClock(bench, rotation, _queue_s(bench, rotation) if queued else 0.0, queued=queued)
         if queued:
             clock.choose_batch()
         clock.read()  # the first sample after the warm-up pays for the batch's first use
@@ -117,7 +117,7 @@ def sample(
         device_s = _repeat(clock.read, effort=by_device, now=now, pause=bench.rest, in_turns=bench.in_turns)
         behind = clock.behind > FEW_BEHIND * len(device_s)
         wall_s = _repeat(
-            lambda: bench.wall_s(turns.take(1)),
+            lambda: bench.wall_s(rotation.take(1)),
             effort=by_wall if device_s else effort,
             now=now,
             pause=bench.rest,
@@ -128,20 +128,20 @@ def sample(
         device_s=device_s or Unknown("this device has no clock"),
         wall_s=wall_s,
         host_bound=bool(device_s) and queued and behind,
-        taken=turns.taken,
+        taken=rotation.taken,
     )
 
 
-class _Turns:
+class _Rotation:
     """The operations one after another, again and again, counted."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        self._rotation = itertools.cycle(operations)
+        self._operations = itertools.cycle(operations)
         self.taken = 0
 
     def take(self, count: int) -> list[Operation]:
         self.taken += count
-        return list(itertools.islice(self._rotation, count))
+        return list(itertools.islice(self._operations, count))
 
 
 def ticks_per_s(timed_sleep: Callable[[int], float]) -> float:
@@ -169,22 +169,22 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _warm_up(bench: Workbench, turns: _Turns) -> None:
+def _warm_up(bench: Workbench, rotation: _Rotation) -> None:
     """Repeat until an operation is about as fast as the fastest so far; clocks and caches have settled."""
-    taken = [bench.wall_s(turns.take(1)) for _ in range(WARMUPS)]
+    taken = [bench.wall_s(rotation.take(1)) for _ in range(WARMUPS)]
     while taken[-1] > STEADY * min(taken) and len(taken) < MOST_WARMUPS:
-        taken.append(bench.wall_s(turns.take(1)))
+        taken.append(bench.wall_s(rotation.take(1)))
 
 
-def _queue_s(bench: Workbench, turns: _Turns) -> float:
-    return LEAD_MARGIN * median([bench.queue_s(turns.take(1)[0]) for _ in range(TRIALS)])
+def _queue_s(bench: Workbench, rotation: _Rotation) -> float:
+    return LEAD_MARGIN * median([bench.queue_s(rotation.take(1)[0]) for _ in range(TRIALS)])
 
 
 class _DeviceClock:
     """Samples by the device's clock, behind a wait that is made longer where the device ran out of work."""
 
-    def __init__(self, bench: Workbench, turns: _Turns, queue_s: float, *, queued: bool) -> None:
-        self._bench, self._turns, self._queue_s, self._queued = bench, turns, queue_s, queued
+    def __init__(self, bench: Workbench, rotation: _Rotation, queue_s: float, *, queued: bool) -> None:
+        self._bench, self._rotation, self._queue_s, self._queued = bench, rotation, queue_s, queued
         self._longer = 1.0
         self.batch = 1
         self.behind = 0  # samples in which the device ran out of work
@@ -208,16 +208,16 @@ class _DeviceClock:
     def read(self) -> float | None:
         """Seconds per operation; None where the device has no clock. Repeated while a longer wait helps."""
         while True:
-            found = self._once()
-            if found is None:
+            reading = self._once()
+            if reading is None:
                 return None
-            if found.ahead or not self._queued:
+            if reading.ahead or not self._queued:
                 break
             if self._longer >= MOST_LEAD:
                 self.behind += 1
                 break
             self._longer *= 2
-        return found.seconds / self.batch
+        return reading.seconds / self.batch
 
     def _once(self) -> Clocked | None:
         if not self._bench.has_gpu:
@@ -225,7 +225,7 @@ class _DeviceClock:
         # a wait that has not helped at its longest isn't worth its time
         longer = self._longer if self._longer < MOST_LEAD else 1.0
         lead_s = self._queue_s * self.batch * longer
-        return self._bench.device_s(self._turns.take(self.batch), lead_s=lead_s)
+        return self._bench.device_s(self._rotation.take(self.batch), lead_s=lead_s)
 
 
 def _repeat(

@@ -49,7 +49,7 @@ TOLERANCES = {"float32": 0.001, "float16": 0.02, "bfloat16": 0.1}
 
 @dataclass(frozen=True)
 class Room:
-    """What the models may take, bytes."""
+    """The memory that models may take, in bytes."""
 
     vram_free_bytes: int
     host_spendable_bytes: int
@@ -102,15 +102,15 @@ def run(
     Raises ContentMismatch when an output differs from the reference's. A model that can't be built is a
     gap; when none can, its error is raised.
     """
-    asked = _asked(settings)
-    for model, dtype in asked:
+    models = _models_and_dtypes(settings)
+    for model, dtype in models:
         room = Room(bench.vram_free_bytes(), host_spendable_bytes)
         try:
             shape = bench.shape(model, dtype=dtype, width=linear_width(settings, room))
             chosen = plan(settings, room, shape)
             yield from _model(bench, chosen, settings=settings, done=done)
         except DeviceUnusable as lacking:
-            if len(asked) == 1:
+            if len(models) == 1:
                 raise
             yield Gap(f"{model} {dtype}", 0, lacking.message)
 
@@ -124,14 +124,14 @@ def planned(settings: Settings, *, has_transformers: bool) -> tuple[tuple[str, f
     plain = ("mlp", "transformer")
     return tuple(
         (case_name(model, dtype, scenario, rows), cost * (2 if scenario == "resident" else 1))
-        for model, dtype in _asked(settings)
+        for model, dtype in _models_and_dtypes(settings)
         if has_transformers or model in plain
         for rows in (ROWS if model == "mlp" else TOKEN_ROWS)
         for scenario in SCENARIOS
     )
 
 
-def _asked(settings: Settings) -> list[tuple[str, str]]:
+def _models_and_dtypes(settings: Settings) -> list[tuple[str, str]]:
     models = settings.models or (QUICK_MODELS if settings.quick else FULL_MODELS)
     return [(model, dtype) for model in models for dtype in settings.dtypes or DTYPES]
 

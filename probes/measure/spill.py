@@ -12,61 +12,8 @@ from probes.core.errors import ContentMismatch, OutOfMemory, Unsupported
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.measure.workbench import WORD_BYTES, Kind, Memory, Pattern, Span, Workbench
-from probes.records.rows import Asked, Block, Expectation, Gap, Reading, Record, Request, Stop
+from probes.records.rows import Block, BlockKind, Expectation, Gap, Reading, Record, Request, Stop
 from probes.records.schema import Settings
-
-KINDS: tuple[Kind, ...] = ("vram", "pinned", "pageable")
-FACTORS = (0.9, 1.5)  # of the limit
-CONTENT = Pattern(start=0x0DDBA11)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Around which sizes to ask. Bytes."""
-
-    vram_bytes: int
-    host_bytes: int
-    cap_bytes: int | None  # of torch's allocator, where the probe has set one
-
-
-def force(
-    bench: Workbench, limits: Limits, *, count: int, seed: int, host_spendable_bytes: Callable[[], int]
-) -> Iterator[Request]:
-    """Ask `count` times for 0.9 to 1.5 of a limit, each kind of memory in turn; what is granted is touched.
-
-    A request that could take the host below its floor isn't made, and is recorded as such.
-    """
-    draw = random.Random(seed)
-    for turn in range(count):
-        kind = KINDS[turn % len(KINDS)]
-        limit = limits.vram_bytes if kind == "vram" else limits.host_bytes
-        asked = int(limit * draw.uniform(*FACTORS)) // ALIGNMENT * ALIGNMENT
-        yield _ask(bench, limits, kind=kind, asked=asked, spendable=host_spendable_bytes())
-
-
-def _ask(bench: Workbench, limits: Limits, *, kind: Kind, asked: int, spendable: int) -> Request:
-    free = bench.vram_free_bytes()
-
-    def answer(message: str, *, granted: bool = False, declined: bool = False) -> Request:
-        cap = limits.cap_bytes if kind == "vram" else None
-        return Request("forced", asked, 0, free, cap, granted, message, kind, declined)
-
-    if host_bytes(kind, asked, vram_free_bytes=free) > spendable:
-        return answer("it could take the host below its memory floor", declined=True)
-    try:
-        with bench.memory(kind, asked) as memory:
-            bench.fill(memory.span(0, asked), CONTENT)
-    except OutOfMemory as refusal:
-        return answer(refusal.message)
-    return answer("", granted=True)
-
-
-def host_bytes(kind: Kind, asked: int, *, vram_free_bytes: int) -> int:
-    """The most host memory that a request can take: torch pins powers of two; a driver may spill VRAM."""
-    if kind == "vram":
-        return max(asked - vram_free_bytes, 0)
-    return 1 << (asked - 1).bit_length() if kind == "pinned" else asked
-
 
 MIB, GIB = 2**20, 2**30
 BLOCK_RANGE = (64 * MIB, GIB)
@@ -172,7 +119,7 @@ def run(
         for held in state.held:
             yield _reread(bench, held, word)
     limits = Limits(chosen.limit_bytes, HOST_LIMIT, chosen.cap_bytes)
-    yield from force(
+    yield from ask_around_limits(
         bench,
         limits,
         count=QUICK_FORCED if settings.quick else FULL_FORCED,
@@ -190,10 +137,10 @@ def _ask_oversize(bench: Workbench, gauges: Gauges) -> Request | None:
     free = bench.vram_free_bytes()
     if gauges.host_spendable_bytes() < OVERSIZE_MARGIN * 2:
         return None
-    asked = (free + OVERSIZE_MARGIN) // ALIGNMENT * ALIGNMENT
-    request = Request("oversize", asked, 0, free, None, granted=True, message="")
+    n_bytes = (free + OVERSIZE_MARGIN) // ALIGNMENT * ALIGNMENT
+    request = Request("oversize", n_bytes, 0, free, None, granted=True, message="")
     try:
-        with bench.memory("vram", asked):
+        with bench.memory("vram", n_bytes):
             return request
     except OutOfMemory as refusal:
         return replace(request, granted=False, message=refusal.message)
@@ -241,17 +188,17 @@ def _request(state: _Run) -> Request:
     return Request("block", state.plan.block_bytes, held, free, state.plan.cap_bytes, granted, message)
 
 
-def _add(state: _Run, asked: Asked, *, control: bool) -> None:
+def _add(state: _Run, kind: BlockKind, *, control: bool) -> None:
     """Allocate and touch one block, noting what the driver's accounts did meanwhile."""
     bench, n_bytes = state.bench, state.plan.block_bytes
     free, gtt = bench.vram_free_bytes(), state.gauges.gtt_used_bytes()
-    memory = state.stack.enter_context(bench.memory(asked, n_bytes))
+    memory = state.stack.enter_context(bench.memory(kind, n_bytes))
     index = len(state.held)
     bench.fill(memory.span(0, n_bytes), pattern_of(index))
     drop = free - bench.vram_free_bytes()
     gtt_now = state.gauges.gtt_used_bytes()
     growth = gtt if isinstance(gtt, Unknown) else gtt_now if isinstance(gtt_now, Unknown) else gtt_now - gtt
-    block = Block(index, asked, control, n_bytes, read_s=(), vram_drop_bytes=drop, gtt_growth_bytes=growth)
+    block = Block(index, kind, control, n_bytes, read_s=(), vram_drop_bytes=drop, gtt_growth_bytes=growth)
     state.held.append(_Held(memory, block))
 
 
@@ -262,8 +209,8 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
     read = bench.operation("read", result, span)
 
     def timed() -> float:
-        found = bench.device_s([read], lead_s=LEAD_S)
-        return bench.wall_s([read]) if found is None else found.seconds
+        clocked = bench.device_s([read], lead_s=LEAD_S)
+        return bench.wall_s([read]) if clocked is None else clocked.seconds
 
     first = timed()
     times = tuple(timed() for _ in range(READS))
@@ -274,3 +221,62 @@ def _reread(bench: Workbench, held: _Held, result: Span) -> Block:
             "the memory or the driver is faulty; see the kernel's log (dmesg)",
         )
     return replace(held.block, read_s=times, first_read_s=first)
+
+
+# ---- requests around a limit -------------------------------------------------------------------------
+
+KINDS: tuple[Kind, ...] = ("vram", "pinned", "pageable")
+FACTORS = (0.9, 1.5)  # of the limit
+CONTENT = Pattern(start=0x0DDBA11)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Around which sizes to ask. Bytes."""
+
+    vram_bytes: int
+    host_bytes: int
+    cap_bytes: int | None  # of torch's allocator, where the probe has set one
+
+
+def ask_around_limits(
+    bench: Workbench, limits: Limits, *, count: int, seed: int, host_spendable_bytes: Callable[[], int]
+) -> Iterator[Request]:
+    """Ask `count` times for 0.9 to 1.5 of a limit, each kind of memory in turn; what is granted is touched.
+
+    A request that could take the host below its floor isn't made, and is recorded as such.
+    """
+    draw = random.Random(seed)
+    for turn in range(count):
+        kind = KINDS[turn % len(KINDS)]
+        limit = limits.vram_bytes if kind == "vram" else limits.host_bytes
+        n_bytes = int(limit * draw.uniform(*FACTORS)) // ALIGNMENT * ALIGNMENT
+        yield _request_around_limit(
+            bench, limits, kind=kind, n_bytes=n_bytes, spendable=host_spendable_bytes()
+        )
+
+
+def _request_around_limit(
+    bench: Workbench, limits: Limits, *, kind: Kind, n_bytes: int, spendable: int
+) -> Request:
+    free = bench.vram_free_bytes()
+
+    def answer(message: str, *, granted: bool = False, declined: bool = False) -> Request:
+        cap = limits.cap_bytes if kind == "vram" else None
+        return Request("forced", n_bytes, 0, free, cap, granted, message, kind, declined)
+
+    if host_bytes(kind, n_bytes, vram_free_bytes=free) > spendable:
+        return answer("it could take the host below its memory floor", declined=True)
+    try:
+        with bench.memory(kind, n_bytes) as memory:
+            bench.fill(memory.span(0, n_bytes), CONTENT)
+    except OutOfMemory as refusal:
+        return answer(refusal.message)
+    return answer("", granted=True)
+
+
+def host_bytes(kind: Kind, n_bytes: int, *, vram_free_bytes: int) -> int:
+    """The most host memory that a request can take: torch pins powers of two; a driver may spill VRAM."""
+    if kind == "vram":
+        return max(n_bytes - vram_free_bytes, 0)
+    return 1 << (n_bytes - 1).bit_length() if kind == "pinned" else n_bytes

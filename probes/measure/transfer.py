@@ -24,8 +24,7 @@ from probes.measure.workbench import (
     Workbench,
     mismatch,
 )
-from probes.records.rows import Gap, Measurement, Record, Small, SmallWork, case_name
-from probes.records.samples import Clock
+from probes.records.rows import Clock, Gap, Measurement, Record, Small, SmallWork, case_name
 from probes.records.schema import Settings
 
 KIB, MIB = 2**10, 2**20
@@ -172,8 +171,8 @@ def small(bench: Workbench, settings: Settings) -> Iterator[Small]:
         except Unsupported:
             continue
         leads: Clock = "wall" if name == "layers" else "device"
-        found = sampling.sample(bench, [operation], effort=SMALL_EFFORT, queued=True, leads=leads)
-        yield Small(name, found.device_s, found.wall_s)
+        samples = sampling.sample(bench, [operation], effort=SMALL_EFFORT, queued=True, leads=leads)
+        yield Small(name, samples.device_s, samples.wall_s)
 
 
 def _effort(settings: Settings, path: Path, *, has_gpu: bool) -> sampling.Effort:
@@ -282,7 +281,7 @@ def _verify(bench: Workbench, path: Path, buffers: _Buffers, *, used: int) -> No
         expected = {"kernel_copy": SOURCE.plus(1), "write": WRITTEN}.get(path.action, SOURCE)
         right = bench.matches(buffers.grid.all_of(buffers.target, used), expected)
     else:
-        found = bench.words(buffers.target.span(0, used * WORD_BYTES))
-        right = found == buffers.grid.sums(SOURCE, used)
+        sums = bench.words(buffers.target.span(0, used * WORD_BYTES))
+        right = sums == buffers.grid.sums(SOURCE, used)
     if not right:
         raise mismatch(path.name, buffers.grid.n_bytes)

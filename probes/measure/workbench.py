@@ -1,4 +1,8 @@
-"""What a probe can ask of a device. Torch's answer is `probes.measure.device`; tests simulate one."""
+"""The protocol of a device under measurement: buffers by kind, operations on them, clocks.
+
+`probes.measure.device` implements it with torch; tests simulate one. Words are 64-bit integers, whose
+content is an arithmetic progression, so that what arrived can be compared without a copy of what was sent.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -172,7 +176,7 @@ class Workbench(Protocol):
     def foreign_vram_bytes(self) -> int:
         """VRAM in use that isn't this process's: other programs', and what its context takes."""
 
-    def pulse(self) -> tuple[float, float] | None:
+    def small_latencies_s(self) -> tuple[float, float] | None:
         """Seconds from call to end of a small kernel and of a small copy, the middle one of a few each.
 
         None without a GPU.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probes.core.errors import CheckpointUnreadable, PlacementError, PlanImpossible, ProbeError
-    from probes.hardware.snapshot import available_bytes
+    from probes.hardware.host import available_bytes
     from probes.placement.checkpoint import Checkpoint, open_checkpoint
     from probes.placement.loading import load
     from probes.placement.plan_file import read_plan
@@ -39,7 +39,7 @@ _MODULES = {  # where each public name is defined
     "Plan": "probes.placement.types",
     "PlanImpossible": "probes.core.errors",
     "ProbeError": "probes.core.errors",
-    "available_bytes": "probes.hardware.snapshot",
+    "available_bytes": "probes.hardware.host",
     "load": "probes.placement.loading",
     "open_checkpoint": "probes.placement.checkpoint",
     "place": "probes.placement.runtime.place",

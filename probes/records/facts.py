@@ -6,8 +6,6 @@ from typing import ClassVar, Literal
 from probes.core.unknown import Unknown
 
 Api = Literal["cuda", "hip", "none"]
-
-
 UNREAD = Unknown("not read")
 
 

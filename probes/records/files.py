@@ -1,4 +1,4 @@
-"""What files of all kinds of reports have in common: how they are distinguished, refused by name, written."""
+"""Reads and writes files of all kinds of reports: tells them apart, and names the file in every refusal."""
 
 import errno
 import json
@@ -18,7 +18,10 @@ _REASONS = {
 
 
 def word_under(path: Path, key: str, start: str, *, most_bytes: int) -> str:
-    """What a file's JSON object has under the key, if that begins so; empty, also if it can't be read."""
+    """The text under a key of a file's JSON object if it begins with `start`; empty otherwise.
+
+    Empty also for a file that can't be read.
+    """
     try:
         text = files.read_text(path, most_bytes=most_bytes)
         # most files are of another kind: they are not parsed for this alone

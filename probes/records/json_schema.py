@@ -99,5 +99,5 @@ def _of_class(shape: type, defs: dict[str, Json]) -> Json:
 
 def _of_field(name: str, hint: object, defs: dict[str, Json]) -> Json:
     unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), None)
-    found = _of_hint(hint, defs)
-    return {"description": unit, **found} if unit and isinstance(found, dict) else found
+    schema = _of_hint(hint, defs)
+    return {"description": unit, **schema} if unit and isinstance(schema, dict) else schema

@@ -1,4 +1,4 @@
-"""The rounds of a report put together: each case once, with what every process measured of it. Pure.
+"""Puts the rounds of a report together: each case once, with what every process measured of it. Pure.
 
 Each round measures in fresh processes, because a figure that is steady within one process can differ between
 two: memory is elsewhere, clocks and libraries have settled differently.
@@ -31,7 +31,7 @@ def _one_run(runs: Sequence[ProbeRun]) -> ProbeRun:
         seconds=sum(run.seconds for run in runs),
         records=tuple(_one_each(record for run in runs for record in run.records)),
         processes=sum(run.processes for run in runs),
-        small=tuple(one for run in runs for one in run.small),
+        small=tuple(small for run in runs for small in run.small),
     )
 
 
@@ -57,9 +57,9 @@ def _one_each(records: Iterable[Record]) -> list[Record]:
 def _one_record(group: Sequence[Record]) -> Record:
     first = group[0]
     if isinstance(first, Pass):
-        passes = [one for one in group if isinstance(one, Pass)]
-        splits = [one.split for one in passes if isinstance(one.split, Split)]
-        difference = max(one.difference for one in passes)
+        passes = [row for row in group if isinstance(row, Pass)]
+        splits = [row.split for row in passes if isinstance(row.split, Split)]
+        difference = max(row.difference for row in passes)
         first = replace(first, difference=difference, split=splits[0] if splits else first.split)
     return _one_row(first, cast(Sequence[Any], group)) if isinstance(first, Timed) else first
 
@@ -68,12 +68,12 @@ def _one_row(first: Row, group: Sequence[Row]) -> Row:
     """The first process's row, which carries the others."""
     if len(group) == 1:
         return first
-    each = [one for row in group for one in _processes(row)]
+    each = [process for row in group for process in _processes(row)]
     return replace(
         first,
         repeats=tuple(each[1:]),
-        noise=_noise([one.noise for one in each]),
-        host_bound=any(one.host_bound for one in each),
+        noise=_noise([process.noise for process in each]),
+        host_bound=any(process.host_bound for process in each),
     )
 
 

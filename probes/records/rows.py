@@ -1,22 +1,28 @@
-"""The records that probes make: what was measured, asked for, seen, and why something was not."""
+"""The records that probes make: timings, memory requests and their answers, gauges, gaps. Pure.
+
+Their docstrings are the descriptions in the JSON Schema of reports. Times are in seconds.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from probes.core.codec import DERIVED, shown
 from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
-from probes.records.samples import Clock, Repeated, Samples
 
 Label = Literal["vram", "host", "paged", "unclear"]
-Asked = Literal["vram", "zero_copy"]
+BlockKind = Literal["vram", "zero_copy"]
 Behaviour = Literal["refuses", "spills", "uses_gtt", "unknown"]
 Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed", "placed"]
 Way = Literal["copy_first", "in_place"]
 Purpose = Literal["block", "oversize", "forced"]
 SmallWork = Literal["layers", "product", "unpack"]
+SMALL_LAYERS: Final = 8  # of the work "layers"
+SMALL_WIDTH: Final = 768  # of the works "product" and "unpack"
+Clock = Literal["device", "wall"]
+Samples = tuple[float, ...]  # seconds
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,34 @@ UNWATCHED = Unknown("nothing was watched")
 def case_name(*parts: object) -> str:
     """The name of one case of a probe, by which a resumed run knows what is done."""
     return " ".join(map(str, parts))
+
+
+class Repeated:
+    """A case that several processes measured: `repeats` are what the later ones did."""
+
+    device_s: Samples | Unknown
+    wall_s: Samples
+    repeats: tuple[Any, ...]
+
+    @property
+    def leading(self) -> Clock:
+        """The clock behind the figure that is shown: the device's, the wall's where there is no other."""
+        return "device" if isinstance(self.device_s, tuple) else "wall"
+
+    @property
+    def samples_s(self) -> Samples:
+        """This process's samples by the leading clock, seconds per operation."""
+        return self.device_s if isinstance(self.device_s, tuple) and self.leading == "device" else self.wall_s
+
+    @property
+    def times_s(self) -> tuple[Samples, ...]:
+        """The samples by the leading clock, of each process."""
+        return tuple(process.samples_s for process in (self, *self.repeats))
+
+    @property
+    def walls_s(self) -> tuple[Samples, ...]:
+        """The samples by the wall clock, of each process."""
+        return tuple(process.wall_s for process in (self, *self.repeats))
 
 
 @dataclass(frozen=True)
@@ -154,7 +188,7 @@ class Block:
 
     tag: ClassVar[str] = "block"
     index: int
-    asked: Asked  # zero_copy blocks are controls: known to be in host memory
+    asked: BlockKind  # zero_copy blocks are controls: known to be in host memory
     control: bool
     n_bytes: int
     read_s: tuple[float, ...]
@@ -225,7 +259,9 @@ class Pass(Repeated):
     @property
     def devices_s(self) -> tuple[Samples, ...] | Unknown:
         """The samples by the device's clock, of each process that has one."""
-        known = tuple(one.device_s for one in (self, *self.repeats) if isinstance(one.device_s, tuple))
+        known = tuple(
+            process.device_s for process in (self, *self.repeats) if isinstance(process.device_s, tuple)
+        )
         return known or Unknown("no device clock")
 
 
@@ -239,10 +275,6 @@ class NumaPlaces:
     pinned_buffer: int | Unknown  # where a page of pinned memory is
     pageable_buffer: int | Unknown
     held: bool  # to the GPU's node, by --numa gpu
-
-
-SMALL_LAYERS: Final = 8
-SMALL_WIDTH: Final = 768
 
 
 @dataclass(frozen=True)
@@ -263,6 +295,7 @@ Timed = Measurement | Reads | Pass  # rows with samples, which every round measu
 Case = Measurement | Gap | Reads | Pass  # records of their own; a resumed run keeps them
 Record = Measurement | Gap | Reads | Reading | Expectation | Request | Block | Stop | Pass | NumaPlaces
 
+# ---- what files from outside may not hold ------------------------------------------------------------
 
 _TIMES = ("wall_s", "device_s", "read_s")
 _LONGEST_S = 1e9  # 30 years

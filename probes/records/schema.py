@@ -17,13 +17,7 @@ from probes.core.invocation import probe_command
 from probes.core.quoting import command
 from probes.records.facts import Machine
 from probes.records.files import json_of, reading, writing
-from probes.records.rows import (
-    Record,
-    Small,
-    require_possible,
-)
-
-# fmt: on
+from probes.records.rows import Record, Small, require_possible
 
 SCHEMA_VERSION = 2
 READABLE = (1, 2)

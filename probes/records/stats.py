@@ -19,13 +19,12 @@ from itertools import pairwise
 FEW_SAMPLES = 10
 WIDE_ERROR = 0.02  # of the figure: above it a difference of a few percent can't be seen
 CORRELATED = 0.5  # lag 1: above it a process's samples mostly repeat each other
+MOST_CORRELATED = 0.999  # lag 1 that is counted at most
 LONG_TAIL = 1.5  # p95 over median
 # The median of R normal values errs by SPREAD[R] s, two times in three, where s is their own standard
 # deviation: Student's t for the few values behind s, and what a median loses against a mean. By simulation;
 # tests/unit/probes/records/test_probe_stats.py holds the coverage.
 SPREAD = {2: 1.30, 3: 0.87, 4: 0.65, 5: 0.61}
-
-
 # Of normal values with a well known deviation the median of so many errs by this share of it.
 MEDIAN_ERROR = {2: 0.707, 3: 0.670, 4: 0.546, 5: 0.536}
 AIM = 0.01  # of the figure: where its error is less, no more processes are needed to see a difference of 5 %
@@ -80,13 +79,20 @@ def lag1(samples: Sequence[float]) -> float | None:
     return math.fsum(a * b for a, b in pairwise(away)) / spread
 
 
+def effective_n(samples: Sequence[float]) -> float:
+    """How many independent samples say as much as these, which are in order of time: n (1 - r) / (1 + r).
+
+    r is their autocorrelation at lag 1, where it is positive. At least 1.
+    """
+    r = min(max(lag1(samples) or 0.0, 0.0), MOST_CORRELATED)
+    return max(len(samples) * (1 - r) / (1 + r), 1.0)
+
+
 def error_of_median(samples: Sequence[float]) -> float | None:
     """The standard error of the median of one process's samples; None for a single one."""
     if len(samples) < 2:
         return None
-    r = max(lag1(samples) or 0.0, 0.0)
-    n = max(len(samples) * (1 - r) / (1 + r), 1.0)
-    ordered, half = sorted(samples), 0.5 / math.sqrt(n)
+    ordered, half = sorted(samples), 0.5 / math.sqrt(effective_n(samples))
     return (_quantile(ordered, 0.5 + half) - _quantile(ordered, 0.5 - half)) / 2
 
 
@@ -96,12 +102,15 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def median_errs(processes: int, few: Mapping[int, float]) -> float:
-    """By how much the median of so many processes errs, in deviations; `few` has those of small counts."""
+    """The standard error of the median of so many processes, in their standard deviations.
+
+    `few` has those of small counts; beyond, sqrt(pi / 2) / sqrt(n), as of normal values.
+    """
     return few.get(processes, 1.2533 / math.sqrt(processes))
 
 
 def summarize(times: Sequence[Sequence[float]]) -> Summary:
-    """All figures of a row: the samples of each process, in order of measurement.
+    """All figures of a row. `times` holds the samples of each process, in order of measurement.
 
     Raises ValueError where a process has no samples, or there is none.
     """
@@ -114,7 +123,7 @@ def _summary(times: tuple[tuple[float, ...], ...]) -> Summary:
     middle = median(medians)
     ordered = sorted(sample for samples in times for sample in samples)
     errors = [error for error in map(error_of_median, times) if error is not None]
-    lags = [found for found in map(lag1, times) if found is not None]
+    lags = [lag for lag in map(lag1, times) if lag is not None]
     within, between = median(errors) if errors else None, deviation(medians)
     return Summary(
         n=len(ordered),
@@ -157,12 +166,12 @@ def _logs(a: Sequence[float], b: Sequence[float]) -> list[float]:
 
 def scatters(times: Times) -> bool:
     """Whether a row's error is too wide for a small difference to be seen: more processes help."""
-    found = summarize(times)
-    return found.error is None or found.error > AIM * found.median
+    summary = summarize(times)
+    return summary.error is None or summary.error > AIM * summary.median
 
 
 def pairs_scatter(a: Times, b: Times) -> bool:
-    """The same of a row that two sides have measured in turns."""
+    """Whether the ratio of two sides, measured in turns, errs too much for a small difference to be seen."""
     ratios = [ratio for ratio, _ in pair_ratios(a, b)]
     apart = deviation(ratios)
     return apart is None or median_errs(len(ratios), SPREAD) * apart > AIM
@@ -183,20 +192,20 @@ HOST_BOUND = Doubt(
 
 def doubts(summary: Summary, *, host_bound: bool = False) -> tuple[Doubt, ...]:
     """Every doubt that the figures raise about themselves; `host_bound` as in a report's rows."""
-    found = [HOST_BOUND] if host_bound else []
+    raised = [HOST_BOUND] if host_bound else []
     if summary.n < FEW_SAMPLES:
-        found.append(Doubt(f"n={summary.n}", "few samples: run without --quick"))
+        raised.append(Doubt(f"n={summary.n}", "few samples: run without --quick"))
     if summary.processes == 1:
-        found.append(
+        raised.append(
             Doubt("one process", "another process may differ by more than the error: repeat the run")
         )
     if summary.error is not None and summary.error > WIDE_ERROR * summary.median:
         wide = f"error {summary.error / summary.median:.1%}"
-        found.append(Doubt(wide, "wide error: end other programs, repeat"))
+        raised.append(Doubt(wide, "wide error: end other programs, repeat"))
     if summary.n >= FEW_SAMPLES and summary.lag1 is not None and summary.lag1 > CORRELATED:
         remedy = "successive samples correlate: they carry less information than their number suggests"
-        found.append(Doubt(f"lag1 {summary.lag1:.2f}", remedy))
+        raised.append(Doubt(f"lag1 {summary.lag1:.2f}", remedy))
     if summary.p95 > LONG_TAIL * summary.median:
         remedy = "long tail: something else ran; the median stays close"
-        found.append(Doubt(f"p95 {summary.p95 / summary.median:.1f}x", remedy))
-    return tuple(found)
+        raised.append(Doubt(f"p95 {summary.p95 / summary.median:.1f}x", remedy))
+    return tuple(raised)

@@ -6,7 +6,7 @@ from typing import Final
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
-from probes.fit.question import VERDICTS, FitReport, Largest, Measured, Parts, Taken
+from probes.fit.report import VERDICTS, FitReport, Largest, Measured, Parts, Taken
 from probes.reports.document import Document, PageSection, Table
 from probes.reports.text import draw_grid
 

@@ -14,13 +14,12 @@ from typing import Any, Final, Generic, TypeVar
 from probes.core import files
 from probes.core.errors import LibraryMissing, ReportError
 from probes.core.invocation import probe_command
-from probes.fit.answer import fit_schema, is_fit, named_fit
-from probes.fit.question import FitReport
+from probes.fit.report import FitReport, fit_schema, is_fit, named_fit
 from probes.placement.plan_file import cards_schema, plan_schema
 from probes.records.files import reading
 from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport, named_report
-from probes.records.watched import WatchReport, watch_schema
+from probes.records.watch import WatchReport, watch_schema
 from probes.reports.document import Document, Plot
 from probes.reports.fit import fit_document
 from probes.reports.html import render_page

@@ -5,7 +5,7 @@ from typing import Final
 
 from probes.core.quoting import html
 from probes.core.units import binary_bytes, duration
-from probes.fit.question import FitReport
+from probes.fit.report import FitReport
 from probes.placement.planner.simulation import Lane, Span, Timeline
 from probes.placement.types import TIERS, Plan, Tier
 from probes.reports.document import Plot

@@ -19,11 +19,11 @@ from probes.records.rows import (
     Reads,
     Record,
     Request,
+    Samples,
     Split,
     Stop,
     Timed,
 )
-from probes.records.samples import Samples
 from probes.records.schema import ProbeRun
 from probes.records.stats import Doubt, doubts, median, summarize
 from probes.reports import crossover, run_findings

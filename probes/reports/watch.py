@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
-from probes.records.samples import GAUGES
-from probes.records.watched import (
+from probes.records.watch import (
+    GAUGES,
     Allocator,
     CardWatch,
     Ended,

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 
 from probes.core.quoting import terminal
 from probes.core.unknown import Unknown
-from probes.records.samples import GAUGES
-from probes.records.watched import Track, WatchReport
+from probes.records.watch import GAUGES, Track, WatchReport
 from probes.reports.canvas import legend_below, panels_of, plot_of
 from probes.reports.document import Plot
 from probes.reports.palette import light

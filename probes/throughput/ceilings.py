@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from probes.core.errors import OutOfMemory
 from probes.core.unknown import Unknown
-from probes.records.samples import Clock
+from probes.records.rows import Clock
 from probes.records.stats import error_of_median, median
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]

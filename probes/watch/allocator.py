@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from probes.core.codec import decode, load
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
-from probes.records.watched import Allocator
+from probes.records.watch import Allocator
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 _JOINED = re.compile(r"-[bBdEhiIOPqsSuvVx]*[cm].*", re.DOTALL)  # -Ic CODE, -mMODULE

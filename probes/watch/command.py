@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from probes.core.errors import CommandMissing, Exit
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.records.watched import Ended
+from probes.records.watch import Ended
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGTERM, signal.SIGHUP)

@@ -10,13 +10,13 @@ from ctypes import Structure, byref, c_char_p, c_double, c_int, c_uint, c_void_p
 from pathlib import Path
 
 from probes.core.unknown import Unknown
+from probes.hardware import gpu_metrics
 from probes.hardware import nvml as nvmlcard
-from probes.hardware import sysfs
-from probes.hardware.kfd import is_there, listed
+from probes.hardware.gpu_metrics import Metrics
 from probes.hardware.nvml import Nvml, NvmlCard
-from probes.hardware.sysfs import Metrics, read_text
+from probes.hardware.sysfs import is_there, listed, read_text
 from probes.records.facts import Card, NvidiaCard
-from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
+from probes.records.watch import CARD_GAUGES, CardSample, ProcessUse, WatchedCard, gathered
 from probes.watch.readers import KeptFile, Rate
 
 METRICS_BYTES = 4096  # the largest table known has 3,360
@@ -79,9 +79,9 @@ class AmdCard:
             gauge: file.scaled(factor) for gauge, (file, factor) in self._files.items()
         }
         table = self._table.read()
-        metrics = table if isinstance(table, Unknown) else sysfs.parse(table)
+        metrics = table if isinstance(table, Unknown) else gpu_metrics.parse(table)
         if isinstance(metrics, Metrics):
-            slow = sysfs.slowdowns_between(self._last, metrics)
+            slow = gpu_metrics.slowdowns_between(self._last, metrics)
             self._last = metrics
             found = {**metrics.values, **{k: v for k, v in found.items() if not isinstance(v, Unknown)}}
         else:

@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias, cast
 from probes.core.errors import UsageError
 from probes.core.quoting import prometheus
 from probes.core.unknown import Unknown
-from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, Gauge, Look, Sample, Subject
+from probes.records.watch import CARD_GAUGES, MACHINE_GAUGES, Gauge, Look, Sample, Subject
 
 # gauge's unit -> Prometheus' base unit in the metric's name, and the factor between them
 _UNITS = {"%": ("ratio", 0.01), "MHz": ("hertz", 1e6), "C": ("celsius", 1.0), "W": ("watts", 1.0)}

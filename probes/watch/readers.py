@@ -8,9 +8,8 @@ from typing import Protocol
 
 from probes.core.unknown import Unknown
 from probes.hardware import host
-from probes.hardware.kfd import is_there, listed
-from probes.hardware.sysfs import Client, parse_fdinfo, read_text
-from probes.records.samples import CardSample, Look, ProcessUse, WatchedCard, gathered
+from probes.hardware.sysfs import Client, is_there, listed, parse_fdinfo, read_text
+from probes.records.watch import CardSample, Look, ProcessUse, WatchedCard, gathered
 
 
 class CardReader(Protocol):

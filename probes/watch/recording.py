@@ -22,17 +22,21 @@ from probes.core.invocation import probe_command, tool_version
 from probes.core.output import error
 from probes.core.unknown import Unknown
 from probes.records.files import reading, reason
-from probes.records.samples import (
+from probes.records.watch import (
     CARD_GAUGES,
     MACHINE_GAUGES,
+    MOST_BYTES,
+    WATCH_KIND,
+    WATCH_VERSION,
     CardSample,
     Look,
     ProcessUse,
     Sample,
     Subject,
+    WatchReport,
     subject_from,
+    watch_from_json,
 )
-from probes.records.watched import KIND, MOST_BYTES, VERSION, WatchReport, from_json
 from probes.watch.totals import WatchTotals
 
 FORM = "weir watch samples 1"  # of the first line
@@ -300,7 +304,7 @@ def is_watch_file(path: Path) -> bool:
             head = file.read(_HEAD).decode("utf-8", "replace")
     except OSError:
         return False
-    return f'"kind": "{KIND}"' in head or FORM in head
+    return f'"kind": "{WATCH_KIND}"' in head or FORM in head
 
 
 def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, str]:
@@ -312,7 +316,7 @@ def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, s
             if subject:
                 return _report_from(subject, lines), ""
         text = files.read_text(path, most_bytes=MOST_BYTES)
-        return from_json(text), text
+        return watch_from_json(text), text
 
 
 def _lines(file: TextIO) -> Iterator[str]:
@@ -333,8 +337,8 @@ def _report_from(subject: Subject, lines: Iterator[str]) -> WatchReport:
 def report_of(subject: Subject, totals: WatchTotals) -> WatchReport:
     """A report of what the samples alone say."""
     return WatchReport(
-        kind=KIND,
-        schema_version=VERSION,
+        kind=WATCH_KIND,
+        schema_version=WATCH_VERSION,
         tool_version=tool_version(),
         subject=subject,
         duration_s=totals.duration_s,

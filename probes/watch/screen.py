@@ -8,7 +8,7 @@ from probes.core.output import can_redraw, echo
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, decimal_bytes, duration
 from probes.core.unknown import Unknown
-from probes.records.samples import CARD_GAUGES, GAUGES, MACHINE_GAUGES, CardSample, Sample, Subject
+from probes.records.watch import CARD_GAUGES, GAUGES, MACHINE_GAUGES, CardSample, Sample, Subject
 
 if TYPE_CHECKING:
     from rich.table import Table

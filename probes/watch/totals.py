@@ -10,8 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from probes.core.unknown import Unknown
-from probes.records.samples import CARD_GAUGES, MACHINE_GAUGES, CardSample, Look, ProcessUse, Sample
-from probes.records.watched import CardWatch, Energy, Pace, Slowdown, Slowdowns, Track
+from probes.records.watch import (
+    CARD_GAUGES,
+    MACHINE_GAUGES,
+    CardSample,
+    CardWatch,
+    Energy,
+    Look,
+    Pace,
+    ProcessUse,
+    Sample,
+    Slowdown,
+    Slowdowns,
+    Track,
+)
 
 MOST_STEPS = 600
 ERROR_STEP_S = 1e-4  # of the histogram: a tenth of the smallest bar

@@ -17,8 +17,17 @@ from probes.core.output import OutputLost, echo, error
 from probes.core.unknown import Unknown
 from probes.hardware.nvml import Nvml, open_nvml
 from probes.hardware.sysfs import read_cards
-from probes.records.samples import ProcessUse, Sample, Subject, WatchedCard
-from probes.records.watched import Allocator, CardWatch, Ended, Saturation, WatchReport
+from probes.records.watch import (
+    Allocator,
+    CardWatch,
+    Ended,
+    ProcessUse,
+    Sample,
+    Saturation,
+    Subject,
+    WatchedCard,
+    WatchReport,
+)
 from probes.watch import allocator_hook
 from probes.watch.allocator import AllocatorTotals, with_hook
 from probes.watch.command import Command, program_of

@@ -21,7 +21,7 @@ from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, opt, qwen, run, train, vit
 
 from probes.fit.limits import CGROUP_LIMIT
-from probes.fit.question import Question
+from probes.fit.report import Question
 
 SMALL = qwen(256, 4)
 WIDER = qwen(384, 3)

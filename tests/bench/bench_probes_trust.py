@@ -24,8 +24,8 @@ from board import Board, tell
 from probes.core.codec import encode
 from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
-from probes.measure import catalog, journal, session, supervisor
-from probes.measure.worker import Job, Line
+from probes.measure import catalog, journal, probe_worker, session
+from probes.measure.probe_worker import Job, Line
 from probes.records.facts import Gpu, TorchFacts
 from probes.records.rows import Gap, Measurement
 from probes.records.schema import Done, Failed, Settings, read_report
@@ -98,10 +98,10 @@ def misbehave(
     recorded, longest, kept = 0, 0.0, 0
     for turn in range(count):
         body = bodies[turn % len(bodies)]
-        ended = supervisor.run(
+        ended = probe_worker.run_job(
             Job("transfer", SETTINGS, None),
             limit_s=limit_s,
-            heard=lambda _: None,
+            on_record=lambda _: None,
             command=python(intro + body),
             grace_s=GRACE_S,
         )
@@ -139,7 +139,7 @@ class Killing:
             return child
         code = 1
         try:
-            supervisor.run = partial(supervisor.run, command=self.command)  # type: ignore[assignment]
+            probe_worker.run_job = partial(probe_worker.run_job, command=self.command)  # type: ignore[assignment]
             silent = session.Listener()
             if begun:
                 session.resume(begun[0], listener=silent)

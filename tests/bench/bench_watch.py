@@ -29,7 +29,7 @@ from board import Board, tell  # noqa: E402
 from watch_samples import amd_tree  # noqa: E402
 
 from probes.core.unknown import Unknown  # noqa: E402
-from probes.records.watched import Energy  # noqa: E402
+from probes.records.watch import Energy  # noqa: E402
 from probes.watch.recording import named_watch  # noqa: E402
 from probes.watch.totals import EnergyTotal  # noqa: E402
 
@@ -40,7 +40,7 @@ WATCH = """
 import sys, time
 from pathlib import Path
 from probes.watch.watcher import Asked, Watching
-from probes.records.watched import write_watch
+from probes.records.watch import write_watch
 tree, folder, seconds = sys.argv[1:]
 asked = Asked(0.25, float(seconds), (), Path(folder, "a.jsonl"), None, None, True, False)
 watch = Watching(asked, Path(tree))

@@ -10,10 +10,10 @@ from contextlib import nullcontext, redirect_stdout
 
 from probes.core.codec import decode
 from probes.fit import limits
-from probes.fit import trial as onetrial
+from probes.fit import trial as trial_module
 from probes.fit.forecast import with_size
-from probes.fit.question import Question
-from probes.fit.worker import Answer, forked, preload
+from probes.fit.report import Question
+from probes.fit.worker import ForkAnswer, preload, run_in_fork
 
 PATIENCE_S = 120.0
 
@@ -23,7 +23,7 @@ def main() -> int:
     preload()
     asked = decode(Question, job["question"], "question")
     if job["device"] == "cpu":
-        onetrial.warm(job["config"], asked)
+        trial_module.warm(job["config"], asked)
     below = limits.parent() if job["in_cgroup"] else None
     fitting = []
     with redirect_stdout(sys.stderr):
@@ -38,8 +38,8 @@ def main() -> int:
 
                 def work(
                     question: Question = question, size: int = size, group: limits.Group | None = group
-                ) -> Answer:
-                    trial = onetrial.run(
+                ) -> ForkAnswer:
+                    trial = trial_module.run(
                         job["config"],
                         question,
                         job["device"],
@@ -47,9 +47,9 @@ def main() -> int:
                         size=size,
                         group=group,
                     )
-                    return Answer(trial=trial)
+                    return ForkAnswer(trial=trial)
 
-                ended = forked(work, PATIENCE_S)
+                ended = run_in_fork(work, PATIENCE_S)
                 killed = group is not None and group.kills() > 0
             trial = ended.answer.trial if ended.answer else None
             if trial is None and not killed:

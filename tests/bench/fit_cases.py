@@ -13,12 +13,12 @@ from board import tell
 from probes.cli.fit import MOST_TRIED, guided
 from probes.core.codec import encode
 from probes.core.errors import ModelUnknown
-from probes.fit.answer import answer, by_trials, compared, on_cpu
+from probes.fit.answer import answer, by_trials, compared, cpu_constants
 from probes.fit.forecast import libraries
 from probes.fit.limits import CGROUP_LIMIT
-from probes.fit.question import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
+from probes.fit.report import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
 from probes.fit.search import Hint
-from probes.fit.worker import Ask, measure
+from probes.fit.worker import SearchRequest, measure
 from probes.placement.models.reading import from_config
 from probes.placement.planner.machine import Constants
 
@@ -145,9 +145,9 @@ def train(**changed: object) -> Question:
 def run(case: Case, device: str, machine: Constants | None = None, *, limit_s: float = 110.0) -> Seen:
     """Search, predict and brute-force one case. `seconds` are those of what `weir probe fit` does."""
     began = time.monotonic()
-    place = machine or on_cpu()
-    ask = Ask(
-        case.config,
+    place = machine or cpu_constants()
+    ask = SearchRequest(
+        json.dumps(dict(case.config)),
         case.asked,
         device,  # type: ignore[arg-type]
         case.axis,

@@ -146,12 +146,12 @@ def errors(board: Board) -> None:
     found: list[tuple[str, Throughput]] = []
     for model, way, batches in SCANS:
         tell(f"{model}, {way.label}")
-        ended = supervisor.oversee(
+        ended = supervisor.run_job(
             job(model, way, batches),
             worker.parse,
             limit_s=LONGEST_S * len(batches),
-            heard=lambda _: None,
-            command=supervisor.running(worker.__name__),
+            on_record=lambda _: None,
+            command=supervisor.module_command(worker.__name__),
         )
         name = f"{model} {way.backend} {way.precision}"
         found += [(f"{name} {row.batch}", throughput(row)) for row in measured(ended.records)]

@@ -15,9 +15,9 @@ from board import Board, tell
 from fit_cases import MIB, Case, Seen, bert, gpt2, qwen, run, train
 
 from probes.core.errors import ProbeError
-from probes.fit.question import Question
+from probes.fit.report import Question
 from probes.fit.search import Hint
-from probes.fit.worker import Ask, measure
+from probes.fit.worker import SearchRequest, measure
 from probes.placement.planner.machine import profile
 
 MODEL = qwen(1024, 8, heads=16, vocabulary=16000)
@@ -47,7 +47,9 @@ CASES = (
 def measure_alone() -> int | None:
     """Bytes of the driver's context, of a search that has the GPU to itself."""
     case = CASES[2]
-    ask = Ask(case.config, case.asked, "gpu", "batch", case.budget, Hint(1), 2, 60.0)
+    ask = SearchRequest(
+        json.dumps(dict(case.config)), case.asked, "gpu", "batch", case.budget, Hint(1), 2, 60.0
+    )
     contexts = [t.context_bytes for t in measure(ask, lambda trial: None).trials]
     return max((n for n in contexts if isinstance(n, int)), default=None)
 

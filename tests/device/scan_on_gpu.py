@@ -13,6 +13,7 @@ from board import Board, tell
 
 from probes.core.unknown import Unknown
 from probes.hardware import snapshot
+from probes.hardware.energy import AmdGauges, NvidiaGauges
 from probes.hardware.torch_build import describe
 from probes.measure.device import TorchWorkbench
 from probes.records.stats import median
@@ -23,7 +24,6 @@ from probes.throughput.direct.models import SPECS, Spec
 from probes.throughput.direct.results import BatchRow, Inputs, Mode, Way
 from probes.throughput.direct.torch_runner import TorchRunner
 from probes.throughput.direct.trials import Repeats, SeriesEnd, rows
-from probes.throughput.direct.worker import AmdGauges, NvidiaGauges
 
 TRIALS, LONGEST_S = 100, 20.0
 SPIN_S = 5e-3

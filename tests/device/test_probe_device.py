@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from probes.core.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E402
 from probes.core.unknown import Unknown  # noqa: E402
-from probes.hardware import snapshot  # noqa: E402
+from probes.hardware import host  # noqa: E402
 from probes.hardware.torch_build import describe  # noqa: E402
 from probes.measure import scenarios, spill  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
@@ -244,24 +244,26 @@ def test_streaming_never_overtakes_compute(bar: Bar, bench: TorchWorkbench) -> N
 def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: TorchWorkbench) -> None:
     """VRAM under a cap; the host as if it had 2 GiB to spend, so that requests run into its floor."""
     root, cap, spend, count = Path("/"), 2 * 2**30, 2 * 2**30, 200
-    start = snapshot.available_bytes(root)
+    start = host.available_bytes(root)
     assert isinstance(start, int)
     floor, least = start - spend, start
     offered: list[int] = []  # grows beyond `spend` where other programs free memory meanwhile
 
     def spendable() -> int:
         nonlocal least
-        now = snapshot.available_bytes(root)
+        now = host.available_bytes(root)
         assert isinstance(now, int)
         least = min(least, now)
-        offered.append(snapshot.spendable_bytes(now, floor))
+        offered.append(host.spendable_bytes(now, floor))
         return offered[-1]
 
     limits = spill.Limits(cap, spend, cap)
     try:
         bench.cap_vram(cap)
         found = []
-        for request in spill.force(bench, limits, count=count, seed=5, host_spendable_bytes=spendable):
+        for request in spill.ask_around_limits(
+            bench, limits, count=count, seed=5, host_spendable_bytes=spendable
+        ):
             found.append((request, offered[-1]))
             spendable()
     finally:
@@ -278,9 +280,9 @@ def test_forced_requests_all_end_in_records_and_keep_the_floor(bar: Bar, bench: 
     within = [r for r in vram if r.asked_bytes < 0.98 * cap]  # torch keeps a little for itself
     refused = sum(not r.granted for r in within)
     bar("VRAM requests within the cap that were refused", refused, limit=0, of=len(within))
-    host = [(r, most) for r, most in found if r.kind != "vram" and r.granted]
+    granted = [(r, most) for r, most in found if r.kind != "vram" and r.granted]
     beyond_floor = [
-        r for r, most in host if spill.host_bytes(r.kind, r.asked_bytes, vram_free_bytes=0) > most
+        r for r, most in granted if spill.host_bytes(r.kind, r.asked_bytes, vram_free_bytes=0) > most
     ]
     assert beyond_floor == []
     assert host

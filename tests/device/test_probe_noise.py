@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 
 from probes.core.unknown import Unknown  # noqa: E402
 from probes.hardware.torch_build import describe  # noqa: E402
-from probes.measure.background_load import Bystanders  # noqa: E402
+from probes.measure.background_load import BackgroundLoad  # noqa: E402
 from probes.measure.device import TorchWorkbench  # noqa: E402
+from probes.measure.probe_worker import with_noise  # noqa: E402
 from probes.measure.sampling import Effort, sample  # noqa: E402
 from probes.measure.workbench import Pattern  # noqa: E402
-from probes.measure.worker import watched  # noqa: E402
 from probes.records.rows import Measurement, Noise  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -51,21 +51,21 @@ def rows(bench: TorchWorkbench) -> Iterator[Measurement]:
             yield Measurement("vram_read", 1, 1, found.batch, "device", found.device_s, found.wall_s)
 
 
-def flagged(watch: Bystanders, bench: TorchWorkbench) -> int:
-    noises = [row.noise for row in watched(rows(bench), watch) if isinstance(row, Measurement)]
+def flagged(watch: BackgroundLoad, bench: TorchWorkbench) -> int:
+    noises = [row.noise for row in with_noise(rows(bench), watch) if isinstance(row, Measurement)]
     known = [noise for noise in noises if isinstance(noise, Noise)]
     return sum(any(flag.startswith("foreign") for flag in noise.flags) for noise in known)
 
 
 def test_a_hog_is_flagged_and_its_absence_is_not(bar: Bar) -> None:
     bench = TorchWorkbench(has_gpu=True)
-    watch = Bystanders(bench, Path("/"), describe().gpus[0].pci_id)
+    watch = BackgroundLoad(bench, Path("/"), describe().gpus[0].pci_id)
     hold_bars(bar, watch, bench, how="")
     watch._card = Unknown("taken away by the test")
     hold_bars(bar, watch, bench, how=", by timing alone")
 
 
-def hold_bars(bar: Bar, watch: Bystanders, bench: TorchWorkbench, *, how: str) -> None:
+def hold_bars(bar: Bar, watch: BackgroundLoad, bench: TorchWorkbench, *, how: str) -> None:
     bar(f"rows flagged with no hog{how}", flagged(watch, bench), limit=1, unit="rows", rows=ROWS)
     for kind in ("copy", "vram", "compute"):
         with hog(kind):

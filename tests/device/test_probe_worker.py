@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from probes.core.codec import encode
-from probes.measure import supervisor
-from probes.measure.worker import Job, Line
+from probes.measure import probe_worker, supervisor
+from probes.measure.probe_worker import Job, Line
 from probes.records.rows import Gap
 from probes.records.schema import Done, Failed, Settings
 
@@ -30,11 +30,13 @@ def says(body: str) -> Callable[[int], Sequence[str]]:
     return lambda fd: [sys.executable, "-c", head + opened + textwrap.dedent(body), str(fd)]
 
 
-def run(body: str, *, limit_s: float = 20.0) -> supervisor.Ended:
-    return supervisor.run(JOB, limit_s=limit_s, heard=lambda _: None, command=says(body), grace_s=0.5)
+def run(body: str, *, limit_s: float = 20.0) -> supervisor.JobResult:
+    return probe_worker.run_job(
+        JOB, limit_s=limit_s, on_record=lambda _: None, command=says(body), grace_s=0.5
+    )
 
 
-def failure(ended: supervisor.Ended) -> Failed:
+def failure(ended: supervisor.JobResult) -> Failed:
     assert isinstance(ended.outcome, Failed), ended
     return ended.outcome
 
@@ -124,8 +126,8 @@ def test_an_interrupt_ends_the_worker_and_keeps_its_records() -> None:
     def interrupt(record: object) -> None:
         raise KeyboardInterrupt
 
-    ended = supervisor.run(
-        JOB, limit_s=20, heard=interrupt, command=says("out.write(record)\ntime.sleep(60)"), grace_s=0.5
+    ended = probe_worker.run_job(
+        JOB, limit_s=20, on_record=interrupt, command=says("out.write(record)\ntime.sleep(60)"), grace_s=0.5
     )
     assert failure(ended).exit_code == 130
     assert ended.records == (GAP,)

@@ -313,6 +313,7 @@ def test_callers_who_hang_up_or_never_finish_leave_no_traceback_and_do_not_keep_
     import socket
 
     from probes.records.samples import Subject
+
     from probes.watch.metrics_server import MOST_CALLERS, MetricsServer
 
     endpoint = MetricsServer(Subject("2026-11-21T23:00:00Z", "made", 0.25, (), ()), "::1", 0)

@@ -12,7 +12,7 @@ from waiting import PATIENCE_S
 from buildtool.build import wheels
 from probes.measure import in_turns as inturns
 from probes.measure import supervisor, this_machine
-from probes.measure.worker import Job
+from probes.measure.probe_worker import Job
 from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
 
@@ -59,10 +59,11 @@ COUNTS_AND_ENDS = """
 import atexit, gc, sys
 from probes.records.schema import Failed
 from probes.measure import worker as child
+from probes.measure.probe_worker import Job
 def messages(job, tell):
     yield Failed(str(gc.get_freeze_count()), "", 4, wedged=False)
 atexit.register(print, "the end of a library")
-child.end(child.work(sys.argv[1:], child.Job, messages, preload=lambda: print("said")))
+child.exit_now(child.work(sys.argv[1:], Job, messages, preload=lambda: print("said")))
 """
 
 
@@ -102,7 +103,7 @@ def in_turns(log: Path, dies: tuple[str, str] = ("", "")) -> tuple[object, ...]:
 
         return inturns.Side(Job("transfer"), command, lambda _: None)
 
-    found = inturns.both((side(0), side(1)), first=1, limit_s=PATIENCE_S)
+    found = inturns.run_both((side(0), side(1)), first=1, limit_s=PATIENCE_S)
     return tuple(one.outcome for one in found)
 
 
@@ -119,7 +120,7 @@ def test_of_two_processes_in_turns_one_that_dies_keeps_the_other_from_nothing(tm
 
 
 def test_an_interrupt_ends_both_processes_of_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[supervisor.Spare] = []
+    begun: list[supervisor.WorkerProcess] = []
     start = supervisor.start
     monkeypatch.setattr(supervisor, "start", lambda command: begun.append(start(command)) or begun[-1])
 
@@ -134,5 +135,5 @@ def test_an_interrupt_ends_both_processes_of_a_pair(tmp_path: Path, monkeypatch:
 
 
 def test_a_worker_runs_in_another_python_with_this_program_alone() -> None:
-    facts = this_machine.look(inturns.running_in(Path(sys.executable))).torch
+    facts = this_machine.describe(inturns.python_command(Path(sys.executable))).torch
     assert isinstance(facts, TorchFacts) or facts.reason.startswith("torch can't be imported")

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from probes.fit import trial
 from probes.fit.forecast import CPU, forecast
-from probes.fit.question import Question
+from probes.fit.report import Question
 from probes.fit.tape import Tape, Tensor
 from probes.placement.models.reading import from_config
 

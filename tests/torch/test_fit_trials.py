@@ -13,11 +13,19 @@ import pytest
 from probes.core.errors import DeviceUnusable
 from probes.core.unknown import Unknown
 from probes.fit import step
-from probes.fit import trial as onetrial
+from probes.fit import trial as trial_module
 from probes.fit.limits import V2, Group, parent
-from probes.fit.question import Cap, Question, Taken, Trial
+from probes.fit.report import Cap, Question, Taken, Trial
 from probes.fit.search import Hint
-from probes.fit.worker import Answer, Ask, Found, Hunt, Searcher, _without_answer, forked, measure
+from probes.fit.worker import (
+    ForkAnswer,
+    Searcher,
+    SearchMessage,
+    SearchRequest,
+    _without_answer,
+    measure,
+    run_in_fork,
+)
 
 MIB = 2**20
 PATIENCE_S = 120.0
@@ -34,36 +42,36 @@ TINY = {
 }
 
 
-def end_by(number: int) -> Answer:
+def end_by(number: int) -> ForkAnswer:
     faulthandler.disable()  # pytest's would print where that was
     os.kill(os.getpid(), number)
-    return Answer()
+    return ForkAnswer()
 
 
-def hang() -> Answer:
+def hang() -> ForkAnswer:
     time.sleep(600)
-    return Answer()
+    return ForkAnswer()
 
 
 def test_a_fork_answers_and_its_parent_is_unchanged() -> None:
-    ended = forked(lambda: Answer(name=str(os.getpid())), PATIENCE_S)
+    ended = run_in_fork(lambda: ForkAnswer(name=str(os.getpid())), PATIENCE_S)
     assert ended.answer is not None
     assert ended.answer.name != str(os.getpid())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_fork_that_is_killed_is_known_by_its_signal(number: signal.Signals) -> None:
-    ended = forked(lambda: end_by(number), PATIENCE_S)
+    ended = run_in_fork(lambda: end_by(number), PATIENCE_S)
     assert (ended.answer, ended.code) == (None, -number)
 
 
 def test_a_fork_that_hangs_is_ended_when_its_time_is_up() -> None:
-    ended = forked(hang, 0.2)
+    ended = run_in_fork(hang, 0.2)
     assert (ended.answer, ended.code) == (None, None)
 
 
 def test_a_fork_that_exits_without_an_answer_was_ended_by_no_signal() -> None:
-    ended = forked(lambda: os._exit(7), PATIENCE_S)
+    ended = run_in_fork(lambda: os._exit(7), PATIENCE_S)
     assert (ended.answer, ended.code) == (None, 7)
     assert _without_answer(ended, 1, 0.1, by_cgroup=False).said == "ended by exit code 7"
 
@@ -83,10 +91,10 @@ def test_a_process_that_used_up_its_limit_still_says_so(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(step, "prepare", use_up)
 
-    def work() -> Answer:
-        return Answer(trial=onetrial.run(TINY, Question("m"), "cpu", budget=8 * MIB, size=1))
+    def work() -> ForkAnswer:
+        return ForkAnswer(trial=trial_module.run(TINY, Question("m"), "cpu", budget=8 * MIB, size=1))
 
-    ended = forked(work, PATIENCE_S)
+    ended = run_in_fork(work, PATIENCE_S)
     assert ended.answer is not None, ended
     assert ended.answer.trial is not None
     assert ended.answer.trial.verdict == "allocation_refused"
@@ -95,10 +103,12 @@ def test_a_process_that_used_up_its_limit_still_says_so(monkeypatch: pytest.Monk
 def test_a_group_that_cannot_be_joined_is_no_crash_of_the_model(tmp_path: Path) -> None:
     closed = Group(tmp_path / "group", V2)
 
-    def work() -> Answer:
-        return Answer(trial=onetrial.run(TINY, Question("m"), "cpu", budget=MIB, size=1, group=closed))
+    def work() -> ForkAnswer:
+        return ForkAnswer(
+            trial=trial_module.run(TINY, Question("m"), "cpu", budget=MIB, size=1, group=closed)
+        )
 
-    ended = forked(work, PATIENCE_S)
+    ended = run_in_fork(work, PATIENCE_S)
     assert ended.answer is not None, ended
     assert ended.answer.refused is not None
     assert "can't join the memory cgroup" in ended.answer.refused.reason
@@ -106,16 +116,16 @@ def test_a_group_that_cannot_be_joined_is_no_crash_of_the_model(tmp_path: Path) 
 
 
 def test_a_refusal_in_a_fork_is_an_answer() -> None:
-    def refuse() -> Answer:
+    def refuse() -> ForkAnswer:
         raise DeviceUnusable("no GPU", "use another")
 
-    ended = forked(refuse, PATIENCE_S)
+    ended = run_in_fork(refuse, PATIENCE_S)
     assert ended.answer is not None
     assert ended.answer.refused is not None
     assert ended.answer.refused.exit_code == 3
 
 
-def fail_by(error: BaseException) -> Answer:
+def fail_by(error: BaseException) -> ForkAnswer:
     raise error
 
 
@@ -133,15 +143,17 @@ def test_an_error_that_no_trial_expects_is_its_cause_and_no_good_end(
 ) -> None:
     """It ended as exit code 0, and nobody learned why."""
     said = f"{type(error).__name__}: {error}"
-    ended = forked(lambda: fail_by(error), PATIENCE_S)
+    ended = run_in_fork(lambda: fail_by(error), PATIENCE_S)
     assert ended.answer is not None
     assert ended.answer.failed == said
 
-    told: list[Found] = []
-    hunt = Hunt(json.dumps(TINY), Question("m"), "cpu", "batch", MIB, Hint(1), 1, PATIENCE_S, "process")
-    searcher = Searcher(hunt, told.append)
+    told: list[SearchMessage] = []
+    request = SearchRequest(
+        json.dumps(TINY), Question("m"), "cpu", "batch", MIB, Hint(1), 1, PATIENCE_S, "process"
+    )
+    searcher = Searcher(request, told.append)
     for name in ("run", "traced", "warm"):
-        monkeypatch.setattr(onetrial, name, lambda *_, **__: fail_by(error))
+        monkeypatch.setattr(trial_module, name, lambda *_, **__: fail_by(error))
     trial = searcher._tried(1, PATIENCE_S, None, lambda: 0)
     assert (trial.verdict, trial.said) == (verdict, said)
     built, _ = searcher._built()
@@ -151,10 +163,10 @@ def test_an_error_that_no_trial_expects_is_its_cause_and_no_good_end(
 
 
 def test_an_answer_that_cannot_be_sent_and_an_interruption_are_no_good_ends() -> None:
-    ended = forked(lambda: Answer(name=object()), PATIENCE_S)  # type: ignore[arg-type]
+    ended = run_in_fork(lambda: ForkAnswer(name=object()), PATIENCE_S)  # type: ignore[arg-type]
     assert ended.answer is not None
     assert "object" in ended.answer.failed
-    assert forked(lambda: fail_by(KeyboardInterrupt()), PATIENCE_S).code == 1
+    assert run_in_fork(lambda: fail_by(KeyboardInterrupt()), PATIENCE_S).code == 1
 
 
 @pytest.mark.parametrize(
@@ -169,7 +181,9 @@ def test_a_search_on_the_cpu_finds_an_edge_and_trials_on_both_sides_of_it_agree_
         pytest.skip(why.reason)
     asked = Question("m", "training", tokens=256, precision="fp32", optimizer="sgd")
     seen: list[Trial] = []
-    ask = Ask(TINY, asked, "cpu", "batch", 100 * MIB, Hint(8), most=1000, limit_s=900.0, cap=cap)
+    ask = SearchRequest(
+        json.dumps(TINY), asked, "cpu", "batch", 100 * MIB, Hint(8), most=1000, limit_s=900.0, cap=cap
+    )
     found = measure(ask, seen.append, root=Path("/"))
     assert found.largest.ended
     assert found.largest.fits > 1
@@ -186,7 +200,7 @@ def test_a_search_on_the_cpu_finds_an_edge_and_trials_on_both_sides_of_it_agree_
 
 def test_the_budget_of_a_trial_is_not_spent_on_importing_the_models_code() -> None:
     asked = Question("m", tokens=64, precision="fp32")
-    ask = Ask(TINY, asked, "cpu", "batch", 100 * MIB, Hint(64), most=64, limit_s=900.0)
+    ask = SearchRequest(json.dumps(TINY), asked, "cpu", "batch", 100 * MIB, Hint(64), most=64, limit_s=900.0)
     found = measure(ask, lambda _: None, root=Path("/"))
     assert found.largest.fits == 64
     assert isinstance(found.at_size, Taken)
@@ -196,7 +210,7 @@ def test_the_budget_of_a_trial_is_not_spent_on_importing_the_models_code() -> No
 
 
 def test_a_cpu_whose_name_is_hidden_is_the_cpu(tmp_path):
-    assert onetrial.device_name("cpu", tmp_path) == "the CPU"
+    assert trial_module.device_name("cpu", tmp_path) == "the CPU"
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_bytes(b"model name\t: an \xff old one\n")
-    assert onetrial.device_name("cpu", tmp_path) == "the CPU (an \N{REPLACEMENT CHARACTER} old one)"
+    assert trial_module.device_name("cpu", tmp_path) == "the CPU (an \N{REPLACEMENT CHARACTER} old one)"

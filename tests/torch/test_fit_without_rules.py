@@ -10,9 +10,9 @@ from probes.core.codec import decode, load
 from probes.core.errors import ProbeError
 from probes.core.unknown import Unknown
 from probes.fit import step, trial
-from probes.fit.question import Built, FitReport, Largest, Measured, Question, Taken
+from probes.fit.report import Built, FitReport, Largest, Measured, Question, Taken
 from probes.fit.search import Hint
-from probes.fit.worker import Found, Hunt, Searcher
+from probes.fit.worker import Searcher, SearchMessage, SearchRequest
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500}
 CONFIGS: dict[str, dict[str, object]] = {
@@ -56,20 +56,20 @@ def test_any_architecture_of_text_or_images_runs_its_step(kind: str, task: str) 
     assert ("step 2: optimizer" in phases) == (task == "training")
 
 
-def search(kind: str, device: str, axis: str) -> list[Found]:
+def search(kind: str, device: str, axis: str) -> list[SearchMessage]:
     asked = Question("m", batch=1, tokens=16, precision="fp32")
     config = json.dumps({**CONFIGS[kind], "model_type": kind})
-    told: list[Found] = []
-    hunt = Hunt(config, asked, device, axis, 64 << 20, Hint(), 4, 30.0, "process")  # type: ignore[arg-type]
-    Searcher(hunt, told.append)._begin()
+    told: list[SearchMessage] = []
+    request = SearchRequest(config, asked, device, axis, 64 << 20, Hint(), 4, 30.0, "process")  # type: ignore[arg-type]
+    Searcher(request, told.append)._begin()
     return told
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_the_sequences_of_a_model_of_images_are_not_made_longer(device: str) -> None:
     (told,) = search("vit", device, "batch")
-    assert told.began is not None
-    assert told.began.notes[0].startswith("it takes images of 3 x 32 x 32")
+    assert told.start is not None
+    assert told.start.notes[0].startswith("it takes images of 3 x 32 x 32")
     with pytest.raises(ProbeError, match="no sequences to make longer") as refused:
         search("vit", device, "tokens")
     assert "--axis batch" in refused.value.hint
@@ -77,10 +77,10 @@ def test_the_sequences_of_a_model_of_images_are_not_made_longer(device: str) -> 
 
 def test_the_weights_are_known_also_where_trials_are_on_a_gpu() -> None:
     (on_gpu,), (on_cpu,) = search("opt", "gpu", "batch"), search("opt", "cpu", "batch")
-    assert on_gpu.began
-    assert on_cpu.began
-    assert isinstance(on_gpu.began.built, Built)
-    assert on_gpu.began.built == on_cpu.began.built
+    assert on_gpu.start
+    assert on_cpu.start
+    assert isinstance(on_gpu.start.built, Built)
+    assert on_gpu.start.built == on_cpu.start.built
 
 
 def test_a_model_of_sound_is_refused_with_what_is_tried_here() -> None:

@@ -356,9 +356,13 @@ def job(way: Way | None, **other: object) -> worker.ScanJob:
     return replace(made, **other)  # type: ignore[arg-type]
 
 
-def oversee(one: worker.ScanJob) -> supervisor.Ended[worker.Message]:
-    return supervisor.oversee(
-        one, worker.parse, limit_s=600.0, heard=lambda _: None, command=supervisor.running(worker.__name__)
+def oversee(one: worker.ScanJob) -> supervisor.JobResult[worker.Message]:
+    return supervisor.run_job(
+        one,
+        worker.parse,
+        limit_s=600.0,
+        heard=lambda _: None,
+        command=supervisor.module_command(worker.__name__),
     )
 
 

@@ -20,7 +20,7 @@ FLOORS = {
     "buildtool.image": ("probes.core", "buildtool.core", "buildtool.gpucode"),
     "buildtool": ("probes.core", "probes.records", "probes.hardware", "probes.cli"),
     "probes": (),
-    "service": ("probes.core", "probes.hardware", "probes.placement"),
+    "service": ("probes.placement",),
 }
 # a library and the only files that may import it ("dir/": every module below)
 LIBRARIES = {
@@ -43,7 +43,6 @@ WRITERS = {
     "probes/core/files.py",  # the mechanism, and lock files without content
     "buildtool/core/files.py",
     "probes/fit/limits.py",  # files of /proc and of a cgroup
-    "probes/fit/worker.py",  # a pipe to the parent process
     "probes/measure/journal.py",  # appends to a file that it holds locked; a lock file without content
     "probes/measure/worker.py",  # a pipe to the parent process
     "probes/watch/recording.py",  # appends to files that were asked for, a line at a time

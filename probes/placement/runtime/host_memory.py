@@ -12,7 +12,7 @@ import torch
 from probes.core.errors import PlacementError, Unsupported
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.hardware import host
+from probes.hardware import numa
 from probes.hardware.torch_build import first_line
 from probes.placement.packing.format import aligned
 
@@ -170,7 +170,7 @@ def _on_node(node: int | Unknown) -> Iterator[None]:
     """The calling thread runs on the node's processors meanwhile, where that is possible."""
     before = os.sched_getaffinity(0)
     cpus = {
-        cpu for info in host.nodes(Path("/")) if info.node == node for cpu in host.cpus_of(info.cpus)
+        cpu for info in numa.nodes(Path("/")) if info.node == node for cpu in numa.cpus_of(info.cpus)
     } & before
     if not cpus or cpus == before:
         yield
@@ -190,7 +190,7 @@ def node_of_gpu(device: torch.device) -> int | Unknown:
     if not hasattr(facts, "pci_bus_id"):
         return Unknown("this torch doesn't say where on the bus the GPU is")
     pci_id = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
-    return host.gpu_node(Path("/"), pci_id, host.nodes(Path("/")))
+    return numa.gpu_node(Path("/"), pci_id, numa.nodes(Path("/")))
 
 
 def zero_copy(pinned: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
-from probes.records.stats import deviation, lag1, median, quantile
+from probes.records.stats import deviation, effective_n, lag1, median, quantile
 from probes.throughput.ceilings import Device
 
 Mode = Literal["fp32", "tf32", "fp16", "bf16", "autocast"]
@@ -133,12 +133,10 @@ def of_trials(batch: int, wall_s: Sequence[float]) -> Throughput:
     """Inputs per second of at least one trial."""
     rates = [batch / seconds for seconds in wall_s]
     mean = math.fsum(rates) / len(rates)
-    spread, correlated = deviation(rates), lag1(rates)
+    spread = deviation(rates)
     if spread is None:
         return Throughput(len(rates), mean, None, None)
-    r = max(correlated or 0.0, 0.0)
-    independent = max(len(rates) * (1 - r) / (1 + r), 1.0)
-    return Throughput(len(rates), mean, spread / math.sqrt(independent), correlated)
+    return Throughput(len(rates), mean, spread / math.sqrt(effective_n(rates)), lag1(rates))
 
 
 def error_share(batch: int, wall_s: Sequence[float]) -> float:

@@ -1,6 +1,5 @@
 """Runs the direct half of a scan: the ceilings, then every way in a fresh process; saved after each row."""
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,8 +9,7 @@ from typing import get_args
 
 from probes.core.errors import DeviceUnusable, Exit
 from probes.core.unknown import Unknown
-from probes.hardware import snapshot
-from probes.hardware.sysfs import read_text
+from probes.hardware import host, snapshot
 from probes.measure import session, supervisor, this_machine
 from probes.records.facts import Machine, TorchFacts
 from probes.records.schema import Failed
@@ -116,12 +114,12 @@ class ScanRequest:
     longest_s: float  # of a batch size's trials
 
 
-Oversee = Callable[..., supervisor.Ended[worker.Message]]
+Oversee = Callable[..., supervisor.JobResult[worker.Message]]
 
 
 def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     """A report without figures yet. Raises DeviceUnusable where torch is missing."""
-    machine = this_machine.look()
+    machine = this_machine.describe()
     listener.machine(machine)
     if isinstance(machine.torch, Unknown):
         raise DeviceUnusable(
@@ -135,7 +133,7 @@ def direct(
     asked: ScanRequest,
     folder: Path,
     listener: Listener,
-    oversee: Oversee = supervisor.oversee,
+    oversee: Oversee = supervisor.run_job,
 ) -> tuple[ThroughputReport, Path]:
     """The report with its direct half, and its file in `folder`: written at once, then after each row.
 
@@ -203,7 +201,7 @@ class _Scan:
         limit_s = START_LIMIT_S + each_s * len(self._asked.settings.batches)
         so_far: list[worker.Message] = []
 
-        def heard(message: worker.Message) -> None:
+        def on_record(message: worker.Message) -> None:
             so_far.append(message)
             if isinstance(message, BatchRow):
                 # the worker waits meanwhile: what is shown is kept, whatever kills this process later
@@ -211,7 +209,7 @@ class _Scan:
                 write_scan(self._with(partly, so_far), self._path)
                 self._listener.row(message)
 
-        ended = self._work(way, (way.device,), limit_s, heard)
+        ended = self._work(way, (way.device,), limit_s, on_record)
         return series_of(way, ended), ended.records
 
     def _work(
@@ -219,10 +217,11 @@ class _Scan:
         way: Way | None,
         on: tuple[Device, ...],
         limit_s: float,
-        heard: Callable[[worker.Message], None] = lambda _message: None,
-    ) -> supervisor.Ended[worker.Message]:
+        on_record: Callable[[worker.Message], None] = lambda _message: None,
+    ) -> supervisor.JobResult[worker.Message]:
         machine, settings = self._report.machine, self._asked.settings
         assert isinstance(machine.torch, TorchFacts)
+        cpu = host.cpu_name(ROOT)
         job = worker.ScanJob(
             way=way,
             devices=on,
@@ -236,14 +235,18 @@ class _Scan:
             threads=settings.threads,
             pci_id=snapshot.pci_id_of_first_gpu(machine.torch, machine.cards, ROOT),
             amd=machine.torch.api == "hip",
-            cpu_name=cpu_name(ROOT),
+            cpu_name="CPU" if isinstance(cpu, Unknown) else cpu,
         )
         return self._oversee(
-            job, worker.parse, limit_s=limit_s, heard=heard, command=supervisor.running(worker.__name__)
+            job,
+            worker.parse,
+            limit_s=limit_s,
+            on_record=on_record,
+            command=supervisor.module_command(worker.__name__),
         )
 
 
-def series_of(way: Way, ended: supervisor.Ended[worker.Message]) -> Series:
+def series_of(way: Way, ended: supervisor.JobResult[worker.Message]) -> Series:
     """A way's rows and how it ended, by its worker's messages and end. Pure."""
     rows, named = _rows(ended.records), _named(way, ended.records)
     last = next((one for one in ended.records if isinstance(one, SeriesEnd)), None)
@@ -270,13 +273,6 @@ def lacking(machine: Machine, device: Device) -> str:
     if device == "cpu" or (isinstance(facts, TorchFacts) and facts.gpus):
         return ""
     return facts.reason if isinstance(facts, Unknown) else facts.obstacle or "torch sees no GPU"
-
-
-def cpu_name(root: Path) -> str:
-    """The processor's name by the kernel."""
-    text = read_text(root / "proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE) if isinstance(text, str) else None
-    return found.group(1).strip() if found else "CPU"
 
 
 def report_name(report: ThroughputReport) -> str:

@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.core.errors import ModelFails, OutOfMemory
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.hardware.snapshot import available_bytes, floor_bytes, spendable_bytes
-from probes.hardware.sysfs import read_text
+from probes.hardware.host import available_bytes, floor_bytes, process_bytes, spendable_bytes
 from probes.hardware.torch_build import first_line, refusals
 from probes.measure.device import TorchWorkbench
 from probes.placement.runtime.host_memory import zero_copy
@@ -204,10 +203,7 @@ class HostMemory:
 
     def peak_bytes(self) -> int | Unknown:
         """The most that this process has taken so far."""
-        text = read_text(self.root / "proc/self/status")
-        lines = [] if isinstance(text, Unknown) else text.splitlines()
-        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return int(found[0]) * 1024 if found else Unknown("no VmHWM in /proc/self/status")
+        return process_bytes(self.root, "VmHWM")
 
     @contextmanager
     def batch(self, batch: int) -> Iterator[None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
-from probes.records.stats import deviation, lag1, quantile
+from probes.records.stats import deviation, effective_n, quantile
 
 Loop = Literal["closed", "open"]
 
@@ -139,16 +139,10 @@ class Percentile:
     high: float | Unknown
 
 
-def independent(samples: Sequence[float]) -> float:
-    """How many independent samples would say as much as these, which are in order of time; at least 1."""
-    r = min(max(lag1(samples) or 0.0, 0.0), 0.999)
-    return max(len(samples) * (1 - r) / (1 + r), 1.0)
-
-
 def percentile(samples: Sequence[float], share: float) -> Percentile:
     """The quantile of samples in order of time. Raises ValueError for none."""
     ordered = sorted(samples)
-    n = max(1, math.floor(independent(samples)))
+    n = max(1, math.floor(effective_n(samples)))
     low, high = ranks(n, share)
     few = Unknown(f"too few samples: as many as {n} independent ones")
     scale = len(ordered) / n

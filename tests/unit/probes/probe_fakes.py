@@ -217,7 +217,7 @@ class FakeBench:
     def numa_nodes(self) -> tuple[int | Unknown, int | Unknown]:
         return 0, 0
 
-    def pulse(self) -> tuple[float, float] | None:
+    def small_latencies_s(self) -> tuple[float, float] | None:
         return (2e-5, 3e-5) if self.has_gpu else None
 
     def shape(self, model: str, *, dtype: str, width: int) -> Shape:

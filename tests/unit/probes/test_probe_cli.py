@@ -16,9 +16,18 @@ from probes.cli import program
 from probes.core.errors import DeviceBusy, Exit, UsageError
 from probes.core.units import parse_bytes
 from probes.core.unknown import Unknown
-from probes.measure import catalog, scenarios, session, spill, supervisor, this_machine, transfer
+from probes.measure import (
+    catalog,
+    probe_worker,
+    scenarios,
+    session,
+    spill,
+    supervisor,
+    this_machine,
+    transfer,
+)
 from probes.measure.journal import gpu_lock
-from probes.measure.worker import DESCRIBE, Job
+from probes.measure.probe_worker import DESCRIBE, Job
 from probes.records.facts import TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import Expectation, Gap, Measurement, Small, Stop
@@ -175,7 +184,7 @@ def test_a_hostile_report_holds_no_link_or_tag_as_markdown(
         assert not [pair for pair in attributes if pair[0] != "align"]
 
 
-Play = Callable[[Job], supervisor.Ended]
+Play = Callable[[Job], supervisor.JobResult]
 
 
 @pytest.fixture
@@ -186,24 +195,24 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[str]]:
         seen: list[str] = []
 
         def run(
-            job: Job, *, limit_s: float, heard: object, spare: object = None, command: object = None
-        ) -> supervisor.Ended:
+            job: Job, *, limit_s: float, on_record: object, worker: object = None, command: object = None
+        ) -> supervisor.JobResult:
             seen.append(job.probe)
             assert limit_s > 0
             return play(job)
 
-        monkeypatch.setattr(supervisor, "run", run)
-        monkeypatch.setattr(session, "spares", lambda *_: 0)
+        monkeypatch.setattr(probe_worker, "run_job", run)
+        monkeypatch.setattr(session, "workers_ahead", lambda *_: 0)
         return seen
 
     return install
 
 
-def ended(*records: object, outcome: object = None) -> supervisor.Ended:
-    return supervisor.Ended(outcome or Done(), records, 0.5)  # type: ignore[arg-type]
+def ended(*records: object, outcome: object = None) -> supervisor.JobResult:
+    return supervisor.JobResult(outcome or Done(), records, 0.5)  # type: ignore[arg-type]
 
 
-def with_torch(facts: TorchFacts, then: supervisor.Ended) -> Play:
+def with_torch(facts: TorchFacts, then: supervisor.JobResult) -> Play:
     return lambda job: ended(facts) if job.probe == DESCRIBE else then
 
 
@@ -265,8 +274,8 @@ def test_the_page_of_a_report_in_a_container_is_not_named_by_a_path_that_the_hos
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    look = this_machine.look
-    monkeypatch.setattr(this_machine, "look", lambda *_: replace(look(), container=container))
+    describe = this_machine.describe
+    monkeypatch.setattr(this_machine, "describe", lambda *_: replace(describe(), container=container))
     workers(with_torch(CPU_TORCH, ended()))
     assert program.main(["run", "--out", str(tmp_path)]) == Exit.OK
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "weir probe html" in line]
@@ -282,7 +291,7 @@ def test_rows_that_scatter_are_measured_by_further_processes_while_there_is_time
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def play(job: Job) -> supervisor.Ended:
+    def play(job: Job) -> supervisor.JobResult:
         if job.probe == DESCRIBE:
             return ended(CPU_TORCH)
         asked.append(job.done)
@@ -325,7 +334,7 @@ def test_after_a_wedge_nothing_more_is_started(
 def test_an_interrupt_keeps_what_was_measured_and_names_it(
     tmp_path: Path, workers: Callable[[Play], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def play(job: Job) -> supervisor.Ended:
+    def play(job: Job) -> supervisor.JobResult:
         if job.probe == "spill":
             return ended(Stop("floor", 0, "a test"), outcome=Failed("interrupted", "", 130, wedged=False))
         return ended(CUDA_TORCH) if job.probe == DESCRIBE else ended()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from probes.fit.question import Largest
+from probes.fit.report import Largest
 from probes.fit.search import Hint, Tried, search, summary
 
 RISE, WEIGHTS = 1000, 100_000  # bytes: what a size takes is a straight line

@@ -9,9 +9,9 @@ import pytest
 
 from probes.core.codec import decode, load, to_json
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
-from probes.fit.answer import answer, fit_schema
+from probes.fit.answer import answer
 from probes.fit.forecast import CPU, forecast, largest, place_of
-from probes.fit.question import STATES, FitReport, Question
+from probes.fit.report import STATES, FitReport, Question, fit_schema
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.reading import from_config
 from probes.placement.planner.machine import profile, profile_names

@@ -6,7 +6,7 @@ import pytest
 
 from probes.fit.answer import LORA_RANK, changes
 from probes.fit.forecast import CPU, place_of
-from probes.fit.question import Question, Task
+from probes.fit.report import Question, Task
 from probes.placement.models.reading import describe
 from probes.placement.planner.machine import profile
 

@@ -14,11 +14,18 @@ from probes.core.codec import decode, load, to_json
 from probes.core.errors import DeviceUnusable, ProbeError
 from probes.core.output import OutputLost
 from probes.core.unknown import Unknown
-from probes.fit.answer import by_trials, on_cpu
+from probes.fit.answer import by_trials, cpu_constants
 from probes.fit.limits import verdict_of
-from probes.fit.question import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
+from probes.fit.report import Built, FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
 from probes.fit.search import Hint
-from probes.fit.worker import NOT_BEGUN, Ask, Began, Found, assembled, refuse_what_the_host_lacks
+from probes.fit.worker import (
+    NOT_BEGUN,
+    SearchMessage,
+    SearchRequest,
+    SearchStart,
+    assemble,
+    refuse_what_the_host_lacks,
+)
 from probes.reports.fit import lines
 from probes.reports.kinds import FIT
 from probes.reports.pictures import draw_fit
@@ -189,9 +196,9 @@ def test_kinds_of_missing_memory_are_told_apart(kind: str, message: str, verdict
     assert verdict_of(kind, message) == verdict
 
 
-def ask(**changed: object) -> Ask:
+def ask(**changed: object) -> SearchRequest:
     given = {"hint": Hint(4), "most": 100, "limit_s": 120.0, **changed}
-    return Ask({}, Question("m"), "cpu", "batch", 1 << 30, **given)  # type: ignore[arg-type]
+    return SearchRequest("{}", Question("m"), "cpu", "batch", 1 << 30, **given)  # type: ignore[arg-type]
 
 
 def trial(size: int, *, fits: bool) -> Trial:
@@ -199,7 +206,7 @@ def trial(size: int, *, fits: bool) -> Trial:
 
 
 def test_an_interrupted_search_keeps_what_it_found() -> None:
-    found = assembled(
+    found = assemble(
         ask(), [trial(4, fits=True), trial(8, fits=False)], None, NOT_BEGUN, seconds=3.0, why="interrupted"
     )
     assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, 8, False)
@@ -209,8 +216,8 @@ def test_an_interrupted_search_keeps_what_it_found() -> None:
 
 def test_a_finished_search_says_peak_and_trace_of_the_largest() -> None:
     tried = [trial(4, fits=True), trial(5, fits=False)]
-    found = assembled(
-        ask(), tried, Found(taken=Taken(weights=390), device="x"), NOT_BEGUN, seconds=3.0, why=""
+    found = assemble(
+        ask(), tried, SearchMessage(taken=Taken(weights=390), device="x"), NOT_BEGUN, seconds=3.0, why=""
     )
     assert (found.largest.fits, found.largest.exact, found.ended) == (4, True, "")
     assert isinstance(found.at_size, Taken)
@@ -218,7 +225,7 @@ def test_a_finished_search_says_peak_and_trace_of_the_largest() -> None:
 
 def test_a_trial_out_of_time_is_neither_a_fit_nor_a_failure() -> None:
     late = Trial(9, "out_of_time", 60.0, NO, NO, NO)
-    found = assembled(ask(), [trial(4, fits=True), late], None, NOT_BEGUN, seconds=120.0, why="")
+    found = assemble(ask(), [trial(4, fits=True), late], None, NOT_BEGUN, seconds=120.0, why="")
     assert (found.largest.fits, found.largest.fails, found.largest.exact) == (4, None, False)
     assert "limit" in found.ended
 
@@ -255,8 +262,8 @@ def test_a_config_with_thousands_of_layers_does_not_keep_a_processor_busy_for_mi
 def test_what_trials_left_open_is_not_answered_with_it_does_not_fit(
     tried: tuple[Trial, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(asked: Ask, _heard: object) -> Measured:
-        return assembled(
+    def measure(asked: SearchRequest, _heard: object) -> Measured:
+        return assemble(
             asked, list(tried), None, NOT_BEGUN, seconds=3.0, why="the worker was killed by SIGKILL"
         )
 
@@ -307,8 +314,8 @@ def test_a_page_has_predicted_and_measured_in_columns_of_their_own() -> None:
     parts = Parts(100 * MIB, 200 * MIB, 50 * MIB, (Phase("step 2: backward", 350 * MIB),))
     tried = (replace(trial(4, fits=True), parts=parts), trial(5, fits=False))
     taken = Taken(weights=100 * MIB, optimizer=200 * MIB, activations=40 * MIB)
-    began = Began(Built(100 * MIB, 100 * MIB), "a cap")
-    found = assembled(ask(), list(tried), Found(taken=taken), began, seconds=3.0, why="")
+    began = SearchStart(Built(100 * MIB, 100 * MIB), "a cap")
+    found = assemble(ask(), list(tried), SearchMessage(taken=taken), began, seconds=3.0, why="")
     report = replace(_report(), measured=found, predicted_at_largest=taken)
     page = FIT.page(report, raw="{}", name="fit.json")
     for text in (lines(report), page):
@@ -416,8 +423,8 @@ def small(size: int, rise: int = 30 * MIB) -> Trial:
 
 
 def tried(*trials: Trial, why: str = "") -> Measured:
-    began = Began(Built(50 * MIB, 50 * MIB), "a cap")
-    return assembled(ask(), list(trials), None, began, seconds=1.0, why=why)
+    began = SearchStart(Built(50 * MIB, 50 * MIB), "a cap")
+    return assemble(ask(), list(trials), None, began, seconds=1.0, why=why)
 
 
 TWENTY = Question("m", "training", batch=20)
@@ -426,7 +433,7 @@ GIB = 1 << 30
 
 def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
     found = tried(small(1), small(2), small(9), trial(31, fits=False))
-    report = by_trials(TWENTY, on_cpu(), 1000 * MIB, found)
+    report = by_trials(TWENTY, cpu_constants(), 1000 * MIB, found)
     taken = report.predicted
     assert taken.total == 700 * MIB
     assert (taken.weights, taken.gradients, taken.optimizer) == (50 * MIB, 50 * MIB, 100 * MIB)
@@ -438,24 +445,24 @@ def test_two_small_trials_say_what_a_larger_one_takes_phase_by_phase() -> None:
 
 def test_trials_that_take_the_same_are_not_extrapolated() -> None:
     alike = (small(1, rise=0), small(2, rise=4096), small(20, rise=4096))
-    report = by_trials(TWENTY, on_cpu(), GIB, tried(*alike))
+    report = by_trials(TWENTY, cpu_constants(), GIB, tried(*alike))
     assert isinstance(report.predicted_largest_batch, Unknown)
     assert report.predicted.total == 300 * MIB
     assert "at least 1000000000" not in lines(report)
     further = by_trials(
-        TWENTY, on_cpu(), GIB, tried(small(1, rise=0), small(2, rise=0), small(40, rise=12 * MIB))
+        TWENTY, cpu_constants(), GIB, tried(small(1, rise=0), small(2, rise=0), small(40, rise=12 * MIB))
     )
     assert isinstance(further.predicted_largest_batch, Largest), "a trial further on says how steep it is"
 
 
 def test_trials_with_parts_that_few_tokens_do_not_reach_are_compared_as_a_whole() -> None:
     first = replace(small(1), parts=Parts(0, 0, 0, (Phase("all", 310 * MIB),)))
-    report = by_trials(TWENTY, on_cpu(), GIB, tried(first, small(10)))
+    report = by_trials(TWENTY, cpu_constants(), GIB, tried(first, small(10)))
     assert report.predicted.total == 500 * MIB
 
 
 def test_the_one_size_that_fits_is_an_answer_too() -> None:
-    report = by_trials(replace(TWENTY, batch=1), on_cpu(), GIB, tried(small(1), trial(2, fits=False)))
+    report = by_trials(replace(TWENTY, batch=1), cpu_constants(), GIB, tried(small(1), trial(2, fits=False)))
     assert report.fits
     assert report.predicted.total == 300 * MIB
     assert "largest batch 1 (2 trials" in lines(report)
@@ -479,7 +486,7 @@ def test_trials_without_an_answer_say_what_became_of_them(
     trials: tuple[Trial, ...], code: int, said: str
 ) -> None:
     with pytest.raises(ProbeError, match=said) as raised:
-        by_trials(TWENTY, on_cpu(), GIB, tried(*trials))
+        by_trials(TWENTY, cpu_constants(), GIB, tried(*trials))
     assert raised.value.exit_code == code
 
 
@@ -488,7 +495,7 @@ def test_an_interrupt_before_two_trials_is_an_interrupt(
 ) -> None:
     monkeypatch.setattr(
         "probes.fit.worker.measure",
-        lambda asked, _heard: assembled(asked, [], None, NOT_BEGUN, seconds=1.0, why="interrupted"),
+        lambda asked, _heard: assemble(asked, [], None, NOT_BEGUN, seconds=1.0, why="interrupted"),
     )
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**GPT2, "model_type": "blenderbot"}), encoding="utf-8")

@@ -153,7 +153,9 @@ def test_requests_go_round_the_kinds_within_their_range_and_repeat_with_the_seed
 
     def requests(seed: int, spendable: int = 1 << 40):  # type: ignore[no-untyped-def]
         return list(
-            spill.force(FakeBench(), limits, count=7, seed=seed, host_spendable_bytes=lambda: spendable)
+            spill.ask_around_limits(
+                FakeBench(), limits, count=7, seed=seed, host_spendable_bytes=lambda: spendable
+            )
         )
 
     found = requests(1)
@@ -178,7 +180,7 @@ def test_request_is_reported_with_the_cap_of_its_memory_and_declined_above_the_f
     monkeypatch.setattr(spill, "FACTORS", (1.0, 1.0))
     limits = spill.Limits(vram_bytes=64 * MIB, host_bytes=32 * MIB, cap_bytes=77)
     bench = FakeBench()
-    vram, pinned, pageable = spill.force(
+    vram, pinned, pageable = spill.ask_around_limits(
         bench, limits, count=3, seed=1, host_spendable_bytes=lambda: spendable
     )
     message = pinned.message

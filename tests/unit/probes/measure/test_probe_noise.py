@@ -9,14 +9,14 @@ from probe_samples import done, report
 from probe_trees import lay
 
 from probes.core.unknown import Unknown
-from probes.hardware import nvml
+from probes.hardware import host, nvml
 from probes.measure import background_load
-from probes.measure.background_load import Look, judge
-from probes.measure.worker import watched
+from probes.measure.background_load import Observation, judge
+from probes.measure.probe_worker import with_noise
 from probes.records.rows import Gap, Measurement, Noise
 from probes.reports.kinds import RUN
 
-CALM = Look(
+CALM = Observation(
     at_s=0.0,
     cpus=16,
     busy_cpu_s=100.0,
@@ -87,10 +87,10 @@ def test_every_row_gets_its_noise_and_other_records_pass() -> None:
     looks = iter([CALM, replace(LATER, gpu_processes=3), LATER])
 
     class Watching:
-        def look(self) -> Look:
+        def observe(self) -> Observation:
             return next(looks)
 
-    rows = list(watched(iter([ROW, Gap("x", 1, "y"), ROW]), Watching()))  # type: ignore[arg-type]
+    rows = list(with_noise(iter([ROW, Gap("x", 1, "y"), ROW]), Watching()))  # type: ignore[arg-type]
     assert [getattr(row, "noise", None) and len(row.noise.flags) for row in rows] == [1, None, 1]  # type: ignore[union-attr]
 
 
@@ -103,13 +103,13 @@ def test_flags_are_doubts_in_the_table_and_counted_below() -> None:
 
 def test_processor_time_is_read_without_idle_and_waiting(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  100 20 30 9999 888 7 3 0 0 0\ncpu0 1 2 3 4\n"})
-    assert background_load.busy_cpu_s(tmp_path) == pytest.approx(160 / 100)
-    assert isinstance(background_load.busy_cpu_s(tmp_path / "none"), Unknown)
+    assert host.machine_cpu_s(tmp_path) == pytest.approx(160 / 100)
+    assert isinstance(host.machine_cpu_s(tmp_path / "none"), Unknown)
 
 
 def test_without_a_gpu_only_the_host_is_watched(tmp_path: Path) -> None:
     lay(tmp_path, {"proc/stat": "cpu  1 1 1 1 1 1 1\n"})
-    look = background_load.Bystanders(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").look()
+    look = background_load.BackgroundLoad(FakeBench(has_gpu=False), tmp_path, "0000:03:00.0").observe()
     assert isinstance(look.kernel_s, Unknown)
     assert isinstance(look.busy_cpu_s, float)
 
@@ -158,8 +158,10 @@ class OfProcesses(NoLibrary):
 
 def test_what_processes_did_since_the_last_reading_is_theirs_alone() -> None:
     card = nvml.NvmlCard(nvml.Nvml(OfProcesses()), "x")  # type: ignore[arg-type]
-    assert card.uses(0) == tuple(nvml.ProcessUse(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000)))
-    assert card.uses(1_000) == (nvml.ProcessUse(8, 2_000, 40, 5),)
+    assert card.uses(0) == tuple(
+        nvml.ProcessUtilization(pid, at, 40, 5) for pid, at in ((7, 1_000), (8, 2_000))
+    )
+    assert card.uses(1_000) == (nvml.ProcessUtilization(8, 2_000, 40, 5),)
     idle = nvml.NvmlCard(nvml.Nvml(OfProcesses(nvml.NOT_FOUND)), "x")  # type: ignore[arg-type]
     assert idle.uses(0) == ()
 
@@ -171,7 +173,7 @@ def test_the_other_side_of_a_run_in_turns_is_no_foreign_load(tmp_path: Path) -> 
     stat = tmp_path / "proc/77/stat"
     stat.write_text(f"77 (a (b) c) S {'0 ' * 10}{300 * ticks} {100 * ticks} 0 0\n")
     alone, beside = (
-        background_load.Bystanders(FakeBench(), tmp_path, "0000:03:00.0", beside=pid).look()
+        background_load.BackgroundLoad(FakeBench(), tmp_path, "0000:03:00.0", beside=pid).observe()
         for pid in (0, 77)
     )
     assert beside.own_cpu_s - alone.own_cpu_s == pytest.approx(400, abs=5)

@@ -235,7 +235,7 @@ def test_without_zero_copy_controls_nothing_is_labelled_by_timing_and_that_is_re
 def force(bench: FakeBench, count: int, *, cap: int | None = None) -> list[Request]:
     limits = spill.Limits(cap or bench.vram_bytes, GIB, cap)
     spendable = gauges(bench).host_spendable_bytes
-    return list(spill.force(bench, limits, count=count, seed=3, host_spendable_bytes=spendable))
+    return list(spill.ask_around_limits(bench, limits, count=count, seed=3, host_spendable_bytes=spendable))
 
 
 def test_each_request_around_the_limit_ends_in_a_record_and_is_given_back() -> None:

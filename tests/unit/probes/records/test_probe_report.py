@@ -11,7 +11,7 @@ from probe_samples import done, failed, report, waived
 from probes.core.codec import Misfit, decode, encode, to_json
 from probes.core.errors import Exit, ReportError
 from probes.core.unknown import Unknown
-from probes.measure.worker import Job, Line
+from probes.measure.probe_worker import Job, Line
 from probes.records.rows import Block, Gap, Measurement, Pass, Reading, Request, Stop
 from probes.records.schema import from_json, read_report, write_report
 

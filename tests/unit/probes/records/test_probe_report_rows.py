@@ -11,8 +11,7 @@ from probes.core import files
 from probes.core.codec import to_json
 from probes.core.errors import ReportError
 from probes.core.unknown import Unknown
-from probes.records.rows import Block, Expectation, Gap, Measurement, Pass, Reads, Request, Split
-from probes.records.samples import Clock
+from probes.records.rows import Block, Clock, Expectation, Gap, Measurement, Pass, Reads, Request, Split
 from probes.records.schema import Settings, from_json, read_report
 
 NONE = Unknown("none")

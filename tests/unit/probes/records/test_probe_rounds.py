@@ -9,7 +9,7 @@ from probe_samples import SETTINGS, TIMES, passes, report
 
 from probes.core.codec import to_json
 from probes.core.unknown import Unknown
-from probes.measure import catalog
+from probes.measure import catalog, schedule
 from probes.records.rounds import FULL_ROUNDS, QUICK_ROUNDS, merged
 from probes.records.rows import Gap, Measurement, Noise, Reads, Split, Stop
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Settings, from_json
@@ -113,7 +113,7 @@ def test_a_report_of_the_first_schema_is_read_as_one_process() -> None:
 
 def test_rounds_alternate_so_that_those_of_a_case_are_apart_in_time() -> None:
     for mode, count in ((SETTINGS, QUICK_ROUNDS), (FULL, FULL_ROUNDS)):
-        order = [(probe.name, turn) for probe, turn in catalog.schedule(catalog.PROBES, mode)]
+        order = [(probe.name, turn) for probe, turn in schedule.schedule(catalog.PROBES, mode)]
         assert order[:4] == [("transfer", 0), ("breakeven", 0), ("spill", 0), ("scenarios", 0)]
         assert order[4:6] == [("transfer", 1), ("breakeven", 1)]
         turns = {name: [turn for each, turn in order if each == name] for name, _ in order}

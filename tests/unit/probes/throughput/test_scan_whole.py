@@ -14,7 +14,7 @@ from probes.cli import program, throughput
 from probes.core.errors import Exit
 from probes.core.unknown import Unknown
 from probes.hardware import host
-from probes.measure.supervisor import Ended
+from probes.measure.supervisor import JobResult
 from probes.records.facts import TorchFacts
 from probes.records.schema import Done, Failed
 from probes.reports.kinds import THROUGHPUT
@@ -27,15 +27,15 @@ from probes.throughput.report import named_scan
 TORCH = TorchFacts("2.13", "none", "", 2, (), "this torch is a CPU build")
 CPU = replace(make.machine(), torch=TORCH)
 ROWS = make.direct().series[0].rows
-Play = Callable[[worker.ScanJob], Ended[worker.Message]]
+Play = Callable[[worker.ScanJob], JobResult[worker.Message]]
 
 
-def good(job: worker.ScanJob) -> Ended[worker.Message]:
+def good(job: worker.ScanJob) -> JobResult[worker.Message]:
     if job.way is None:
-        return Ended(Done(), (make.ceilings(),), 0.1)
+        return JobResult(Done(), (make.ceilings(),), 0.1)
     facts = make.direct().model
     assert not isinstance(facts, Unknown)
-    return Ended(Done(), (facts, *ROWS, SeriesEnd("finished")), 0.1)
+    return JobResult(Done(), (facts, *ROWS, SeriesEnd("finished")), 0.1)
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], None]:
     def replace_with(play: Play) -> None:
         def oversee(
             job: worker.ScanJob, parse: object, **how: Callable[[object], None]
-        ) -> Ended[worker.Message]:
+        ) -> JobResult[worker.Message]:
             ended = play(job)
             for record in ended.records:
-                how["heard"](record)
+                how["on_record"](record)
             return ended
 
-        monkeypatch.setattr(scan.this_machine, "look", lambda: CPU)
-        monkeypatch.setattr(scan.supervisor, "oversee", oversee)
+        monkeypatch.setattr(scan.this_machine, "describe", lambda: CPU)
+        monkeypatch.setattr(scan.supervisor, "run_job", oversee)
         monkeypatch.setattr(scan, "direct", partial(scan.direct, oversee=oversee))
 
     return replace_with
@@ -84,9 +84,9 @@ def test_a_scan_prints_its_answer_and_keeps_every_trial(played, tmp_path, capsys
 
 
 def test_a_backend_that_is_missing_is_unknown_with_what_to_install(played, tmp_path, capsys) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Message]:
+    def play(job: worker.ScanJob) -> JobResult[worker.Message]:
         if job.way and job.way.backend == "onnxruntime":
-            return Ended(Done(), (SeriesEnd("absent", "no onnxruntime", "pip install onnxruntime"),), 0.1)
+            return JobResult(Done(), (SeriesEnd("absent", "no onnxruntime", "pip install onnxruntime"),), 0.1)
         return good(job)
 
     played(play)
@@ -97,7 +97,7 @@ def test_a_backend_that_is_missing_is_unknown_with_what_to_install(played, tmp_p
 def test_a_gpu_that_is_not_there_is_absent_and_no_worker_is_started_for_it(played, tmp_path) -> None:
     jobs = []
 
-    def play(job: worker.ScanJob) -> Ended[worker.Message]:
+    def play(job: worker.ScanJob) -> JobResult[worker.Message]:
         jobs.append(job)
         return good(job)
 
@@ -108,10 +108,10 @@ def test_a_gpu_that_is_not_there_is_absent_and_no_worker_is_started_for_it(playe
 
 
 def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, capsys) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Message]:
+    def play(job: worker.ScanJob) -> JobResult[worker.Message]:
         if job.way is None:
             return good(job)
-        return Ended(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), ROWS[:2], 0.1)
+        return JobResult(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), ROWS[:2], 0.1)
 
     played(play)
     assert run("", tmp_path) == Exit.INTERRUPTED
@@ -122,7 +122,7 @@ def test_an_interrupted_way_keeps_its_rows_and_ends_the_scan(played, tmp_path, c
 
 
 def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys) -> None:
-    played(lambda _job: Ended(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), (), 0.1))
+    played(lambda _job: JobResult(Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), (), 0.1))
     assert run("", tmp_path) == Exit.INTERRUPTED
     (file,) = tmp_path.glob("*.json")
     assert f"report: {file}, written after every row" in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_a_scan_that_ended_before_its_first_row_says_so(played, tmp_path, capsys
 def test_a_cpu_limit_that_holds_the_scan_back_is_in_the_answer(
     limit: float | Unknown, said: bool, tmp_path: Path
 ) -> None:
-    around = replace(host.describe(tmp_path), cpu_limit=limit)
+    around = replace(host.surroundings(tmp_path), cpu_limit=limit)
     report = replace(make.report(), machine=replace(CPU, surroundings=around))
     found = "A CPU limit of 0.5 of 2 processors holds this container back" in THROUGHPUT.text(report)
     assert found == said
@@ -156,9 +156,9 @@ def test_a_row_is_in_the_file_before_it_is_shown(played, tmp_path, monkeypatch) 
 
 
 def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Message]:
+    def play(job: worker.ScanJob) -> JobResult[worker.Message]:
         if job.way and job.way.precision == "fp32":
-            return Ended(Failed("the worker was killed by SIGKILL", "", 4, wedged=False), ROWS[:1], 0.1)
+            return JobResult(Failed("the worker was killed by SIGKILL", "", 4, wedged=False), ROWS[:1], 0.1)
         return good(job)
 
     played(play)
@@ -168,16 +168,16 @@ def test_a_broken_way_does_not_end_the_others(played, tmp_path) -> None:
 
 def test_without_torch_nothing_is_measured(played, tmp_path, monkeypatch, capsys) -> None:
     played(good)
-    monkeypatch.setattr(scan.this_machine, "look", make.machine)
+    monkeypatch.setattr(scan.this_machine, "describe", make.machine)
     assert run("", tmp_path) == Exit.DEVICE
     assert "runs a model in torch" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_ceilings_that_cannot_be_measured_leave_shares_unknown(played, tmp_path, capsys) -> None:
-    def play(job: worker.ScanJob) -> Ended[worker.Message]:
+    def play(job: worker.ScanJob) -> JobResult[worker.Message]:
         if job.way is None:
-            return Ended(Failed("no end within 300 s; it was stopped", "", 4, wedged=False), (), 300.0)
+            return JobResult(Failed("no end within 300 s; it was stopped", "", 4, wedged=False), (), 300.0)
         return good(job)
 
     played(play)

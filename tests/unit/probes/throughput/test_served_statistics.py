@@ -8,6 +8,7 @@ import pytest
 
 from probes.core.codec import decode, encode
 from probes.core.unknown import Unknown
+from probes.records.stats import effective_n
 from probes.throughput.served import level as stability
 from probes.throughput.served import results
 from probes.throughput.served.results import (
@@ -79,7 +80,7 @@ def test_correlated_samples_have_a_wider_interval() -> None:
     repeated = [value for value in alone[:100] for _ in range(4)]
     wide, narrow = results.percentile(repeated, 0.5), results.percentile(alone, 0.5)
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)  # type: ignore[operator]
-    assert 40 < results.independent(repeated) < 140
+    assert 40 < effective_n(repeated) < 140
 
 
 def test_a_sample_too_small_for_p99_has_no_upper_end() -> None:

@@ -7,8 +7,8 @@ from probe_trees import metrics
 from watch_samples import table_1_3
 
 from probes.core.unknown import Unknown
-from probes.hardware import sysfs
-from probes.hardware.sysfs import Metrics, parse, slowdowns_between
+from probes.hardware import gpu_metrics
+from probes.hardware.gpu_metrics import Metrics, parse, slowdowns_between
 
 # form -> (bytes of the structure, where its 32 bits of throttle_status are), by the kernel's header
 STATUS = {
@@ -55,7 +55,7 @@ def test_a_residency_that_grew_is_a_slowdown(form: tuple[int, int]) -> None:
 
 
 def test_every_form_is_tested() -> None:
-    assert set(sysfs._LAYOUTS) == set(STATUS) | set(RESIDENCIES)
+    assert set(gpu_metrics._LAYOUTS) == set(STATUS) | set(RESIDENCIES)
 
 
 def test_fields_that_firmware_leaves_out_are_missing_and_not_65535() -> None:

@@ -11,8 +11,7 @@ from watch_samples import NONE, SUBJECT, sample
 
 from probes.core.codec import to_json
 from probes.core.errors import ReportError
-from probes.records.samples import Subject
-from probes.records.watched import Saturation
+from probes.records.watch import Saturation, Subject
 from probes.reports.watch import report_lines, saturation_text
 from probes.watch import recording
 from probes.watch.recording import named_watch, report_of

@@ -9,7 +9,7 @@ from watch_samples import FakeNvml, amd_tree
 
 from probes.core.unknown import Unknown
 from probes.hardware.nvml import Nvml
-from probes.records.samples import CARD_GAUGES, CardSample, ProcessUse
+from probes.records.watch import CARD_GAUGES, CardSample, ProcessUse
 from probes.watch.readers import CommandTree, KeptFile, Rate
 from probes.watch.watcher import Readers
 

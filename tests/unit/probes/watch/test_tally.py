@@ -6,8 +6,7 @@ import pytest
 from watch_samples import sample
 
 from probes.core.unknown import Unknown
-from probes.records.samples import ProcessUse
-from probes.records.watched import Energy, Slowdowns, Track
+from probes.records.watch import Energy, ProcessUse, Slowdowns, Track
 from probes.watch.totals import MOST_STEPS, EnergyTotal, Intervals, WatchTotals
 from probes.watch.watcher import Deadlines
 

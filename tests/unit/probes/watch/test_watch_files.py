@@ -14,8 +14,7 @@ from probes.cli.program import main
 from probes.core.codec import encode, to_json
 from probes.core.errors import ReportError, UsageError
 from probes.core.unknown import Unknown
-from probes.records.samples import ProcessUse, Sample
-from probes.records.watched import from_json, watch_schema, write_watch
+from probes.records.watch import ProcessUse, Sample, watch_from_json, watch_schema, write_watch
 from probes.reports.watch import report_lines
 from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.watch import recording
@@ -74,7 +73,7 @@ def test_a_broken_line_within_is_an_error_with_the_files_name(tmp_path: Path) ->
 
 def test_a_report_can_be_read_back_and_fits_its_schema(tmp_path: Path) -> None:
     report, _ = named_watch(write(tmp_path / "a.jsonl", lines(SAMPLES)))
-    assert from_json(to_json(report)) == report
+    assert watch_from_json(to_json(report)) == report
     Draft202012Validator(json.loads(watch_schema())).validate(encode(report))
     write_watch(report, tmp_path / "a.json")
     assert named_watch(tmp_path / "a.json")[0] == report

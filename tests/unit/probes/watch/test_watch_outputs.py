@@ -12,7 +12,7 @@ from probes.cli.program import main
 from probes.core.errors import ReportError, UsageError
 from probes.core.output import OutputLost
 from probes.records.files import reserving
-from probes.records.samples import Sample
+from probes.records.watch import Sample
 from probes.watch import recording
 from probes.watch.recording import Recorder, named_watch, open_recorders
 from probes.watch.watcher import Readers, require_distinct

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from probe_trees import GIB, HOST, WX4100, Tree, card, fdinfo, gpu_node, lay
 
 from probes.core.unknown import Unknown
-from probes.records.samples import CardSample, Look, ProcessUse, Sample, Subject, WatchedCard
+from probes.records.watch import CardSample, Look, ProcessUse, Sample, Subject, WatchedCard
 
 NONE = Unknown("not here")
 WATCHED = WatchedCard("Radeon \x1b[31m<b>", "amdgpu", WX4100, 4 * GIB, NONE)

@@ -15,7 +15,8 @@ import made_reports as make
 import pytest
 
 from probes.core.unknown import Unknown
-from probes.measure.session import MOST, PAIRS
+from probes.measure.schedule import MOST_PROCESSES
+from probes.measure.session import PAIRS
 from probes.records.rows import Measurement, Noise, Pass, Reads
 from probes.records.schema import ProbeReport, ProbeRun
 from probes.records.stats import pairs_scatter
@@ -129,7 +130,7 @@ def in_turns(seed: int, own_share: float, slowdown: float) -> tuple[list[bool], 
         for i in range(count):
             own = min(spread, spread * own_share)
             pairs = [pair(draw, spread, own) for _ in range(PAIRS)]
-            for _ in range(MOST - PAIRS):
+            for _ in range(MOST_PROCESSES - PAIRS):
                 if pairs_scatter([p[0] for p in pairs], [p[1] for p in pairs]):
                     pairs.append(pair(draw, spread, own))
             a, b = tuple(p[0] for p in pairs), tuple(tuple(t * slowdown for t in p[1]) for p in pairs)

@@ -67,7 +67,7 @@ def test_a_machine_with_nothing_gives_reasons_everywhere(tmp_path: Path) -> None
     assert not found.wsl
     assert isinstance(found.ram_available_bytes, Unknown)
     assert isinstance(found.gpu_driver, Unknown)
-    assert snapshot.spendable_bytes(found.ram_available_bytes, 0) == 0
+    assert host.spendable_bytes(found.ram_available_bytes, 0) == 0
 
 
 def test_wsl_is_known_by_its_device_and_by_its_kernel(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_device_files_are_listed_as_the_container_sees_them(tmp_path: Path) -> N
 
 def test_available_memory_is_the_kernels_without_a_limit(tmp_path: Path) -> None:
     lay(tmp_path, {**HOST, "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"})
-    assert snapshot.available_bytes(tmp_path) == 8192000 * 1024
-    assert snapshot.cgroup_limit_bytes(tmp_path) == Unknown("no limit is set")
+    assert host.available_bytes(tmp_path) == 8192000 * 1024
+    assert host.cgroup_limit_bytes(tmp_path) == Unknown("no limit is set")
 
 
 def test_a_nearer_container_limit_counts_and_page_cache_is_given_back(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_a_nearer_container_limit_counts_and_page_cache_is_given_back(tmp_path: 
         f"{group}.current": f"{GIB}\n",
         f"{group}.stat": f"anon 1\ninactive_file {GIB // 2}\nactive_file 3\n",
     }
-    assert snapshot.available_bytes(lay(tmp_path, limited)) == 2 * GIB - GIB // 2
+    assert host.available_bytes(lay(tmp_path, limited)) == 2 * GIB - GIB // 2
 
 
 @pytest.mark.parametrize(("text", "limit"), [("1073741824\n", GIB), ("9223372036854771712\n", None)])
 def test_the_older_cgroup_is_read_too(tmp_path: Path, text: str, limit: int | None) -> None:
     lay(tmp_path, {"sys/fs/cgroup/memory/memory.limit_in_bytes": text})
-    found = snapshot.cgroup_limit_bytes(tmp_path)
+    found = host.cgroup_limit_bytes(tmp_path)
     assert found == limit if limit else isinstance(found, Unknown)
 
 
@@ -115,7 +115,7 @@ def test_a_limit_of_the_older_cgroup_counts_too(tmp_path: Path) -> None:
         f"{group}.usage_in_bytes": f"{GIB}\n",
         f"{group}.stat": f"cache 1\ninactive_file 5\ntotal_inactive_file {GIB // 2}\n",
     }
-    assert snapshot.available_bytes(lay(tmp_path, limited)) == 2 * GIB - GIB // 2
+    assert host.available_bytes(lay(tmp_path, limited)) == 2 * GIB - GIB // 2
 
 
 def test_drivers_are_named_with_their_version(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_drivers_are_named_with_their_version(tmp_path: Path) -> None:
 
 @given(st.integers(0, 2**45))
 def test_the_floor_is_two_gib_or_a_tenth(available: int) -> None:
-    floor = snapshot.floor_bytes(available)
+    floor = host.floor_bytes(available)
     assert floor >= 2 * GIB
     assert floor >= available // 10
-    assert 0 <= snapshot.spendable_bytes(available, floor) <= available
+    assert 0 <= host.spendable_bytes(available, floor) <= available
 
 
 @pytest.mark.parametrize(

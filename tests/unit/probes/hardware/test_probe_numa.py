@@ -8,7 +8,7 @@ from probe_samples import SETTINGS, done, machine, report
 
 from probes.core.errors import DeviceUnusable
 from probes.core.unknown import Unknown
-from probes.hardware import host
+from probes.hardware import numa
 from probes.hardware.snapshot import machine_lines
 from probes.records.facts import NumaNode
 from probes.records.rows import NumaPlaces
@@ -32,15 +32,15 @@ def tree(root: Path, nodes: dict[int, str], gpu: str | None) -> Path:
 
 
 def test_nodes_are_read_in_order_with_their_memory(tmp_path: Path) -> None:
-    found = host.nodes(tree(tmp_path, {1: "4-7", 0: "0-3,8", 10: ""}, None))
+    found = numa.nodes(tree(tmp_path, {1: "4-7", 0: "0-3,8", 10: ""}, None))
     assert found == (
         NumaNode(0, "0-3,8", 2**20),
         NumaNode(1, "4-7", 2**20),
         NumaNode(10, "", 2**20),
     )
-    assert host.processors(found, {3, 4}) == (0, 1)
-    assert host.processors(found, {8}) == (0,)
-    assert host.nodes(tmp_path / "nothing") == ()
+    assert numa.nodes_of_cpus(found, {3, 4}) == (0, 1)
+    assert numa.nodes_of_cpus(found, {8}) == (0,)
+    assert numa.nodes(tmp_path / "nothing") == ()
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_the_gpus_node_is_what_the_kernel_says_or_unknown(
     tmp_path: Path, nodes: dict[int, str], said: str | None, node: int | str
 ) -> None:
     root = tree(tmp_path, nodes, said)
-    found = host.described(machine(), root, PCI_ID).gpu_numa_node
+    found = numa.with_nodes(machine(), root, PCI_ID).gpu_numa_node
     assert found == node or (isinstance(found, Unknown) and str(node) in found.reason)
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("", set()), ("0", {0}), ("0-2,5,7-8", {0, 1, 2, 5, 7, 8})])
 def test_lists_of_processors_are_read(text: str, cpus: set[int]) -> None:
-    assert host.cpus_of(text) == cpus
+    assert numa.cpus_of(text) == cpus
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_node_that_cannot_be_held_to_is_refused_before_anything_is_measured(
     changes: dict[str, object], why: str
 ) -> None:
     with pytest.raises(DeviceUnusable, match=why) as refused:
-        host.hold_to_gpu(replace(machine(), **changes))  # type: ignore[arg-type]
+        numa.hold_to_gpu(replace(machine(), **changes))  # type: ignore[arg-type]
     assert "without --numa gpu" in refused.value.hint
 
 

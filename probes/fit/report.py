@@ -1,11 +1,20 @@
-"""What is asked of `fit` and what it answers, which is what `fit --json` writes. Pure."""
+"""What `fit` is asked and what it answers: the classes of `fit --json`, and how such a file is read.
+
+Their docstrings are the descriptions in its JSON Schema. Sizes are in bytes.
+"""
 
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
+from probes.core import files
+from probes.core.codec import check_figures, decode, shown
+from probes.core.errors import ReportError
+from probes.core.invocation import probe_command
 from probes.core.unknown import Unknown
+from probes.records.files import json_of, reading, word_under
+from probes.records.json_schema import document
 
 Task = Literal["inference", "training"]
 Optimizer = Literal["sgd", "momentum", "adamw"]
@@ -205,42 +214,38 @@ class FitReport:
     schema: str = FIT_SCHEMA
 
 
-LARGEST_ON_LINE: Final = 10**9  # of a size: where a line rises by next to nothing
+# ---- the file -----------------------------------------------------------------------------------------
+
+MOST_BYTES: Final = 16 << 20
+FAMILY: Final = FIT_SCHEMA.rpartition("/")[0] + "/"  # of any version
 
 
-@dataclass(frozen=True)
-class Line:
-    """Bytes at size 0, and for each step of the size."""
-
-    start: float
-    rise: float
-
-    def at(self, size: int) -> float:
-        """Bytes at a size."""
-        return self.start + self.rise * size
-
-    def last(self, budget: int) -> int:
-        """The largest size at which it is within a budget; 0 where there is none."""
-        if self.rise <= 0:
-            return LARGEST_ON_LINE if self.start <= budget else 0
-        return max(min(int((budget - self.start) // self.rise), LARGEST_ON_LINE), 0)
+def is_fit(path: Path) -> bool:
+    """Whether a file holds an answer of `fit`, of any version; a file that can't be read doesn't."""
+    return bool(word_under(path, "schema", FAMILY, most_bytes=MOST_BYTES))
 
 
-def through(low: int, low_peaks: Sequence[int], high: int, high_peaks: Sequence[int]) -> tuple[Line, ...]:
-    """The lines through the peaks at two sizes, phase by phase. None falls."""
-    return tuple(_line(low, before, high, after) for before, after in zip(low_peaks, high_peaks, strict=True))
+def named_fit(path: Path, *, name: Path | None = None) -> tuple[FitReport, str]:
+    """The answer in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
+    with reading(name or path, f"make one: {probe_command()} fit MODEL --json FILE"):
+        text = files.read_text(path, most_bytes=MOST_BYTES)
+        value = json_of(text)
+        version = value.get("schema") if isinstance(value, dict) else None
+        if version != FIT_SCHEMA:
+            raise ReportError(
+                f"its schema is {shown(version)}, this program reads {FIT_SCHEMA}",
+                "read it with the Weir that wrote it",
+            )
+        check_figures(value)
+        return decode(FitReport, value, "answer"), text
 
 
-def _line(low: int, before: int, high: int, after: int) -> Line:
-    rise = max((after - before) / (high - low), 0.0)
-    return Line(after - rise * high, rise)
-
-
-def last(lines: Sequence[Line], budget: int) -> int:
-    """The largest size at which every phase is within a budget."""
-    return min(line.last(budget) for line in lines)
-
-
-def highest(lines: Sequence[Line], size: int) -> int:
-    """Bytes that a size takes."""
-    return round(max(line.at(size) for line in lines))
+def fit_schema() -> str:
+    """The JSON Schema of answers."""
+    return document(
+        FitReport,
+        title="Weir fit",
+        description="What a model takes in a pass or a training step, and the largest batch and longest "
+        "sequence within a budget. What is under `measured` comes from trials; all else is predicted.",
+        versions={"schema": (FIT_SCHEMA,)},
+    )

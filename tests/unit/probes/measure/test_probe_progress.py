@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_samples import CPU_TORCH, CUDA_TORCH, SETTINGS, done, machine
 
-from probes.cli import program
-from probes.measure import breakeven, catalog, scenarios, transfer
-from probes.measure.catalog import BEGINNING, Planned, progress, sentence
+from probes.cli import run
+from probes.measure import breakeven, catalog, scenarios, schedule, transfer
+from probes.measure.schedule import BEGINNING, PlannedCase, progress, sentence
 from probes.records.rounds import QUICK_ROUNDS
 from probes.records.rows import Gap
 from probes.records.schema import Settings
@@ -14,8 +14,8 @@ FULL = Settings(quick=False, seed=1, vram_cap_bytes=None)
 costs = st.lists(st.floats(0.1, 10), min_size=2, max_size=30)
 
 
-def plan_of(cost_s: list[float]) -> list[Planned]:
-    return [Planned("transfer", str(i), cost) for i, cost in enumerate(cost_s)]
+def plan_of(cost_s: list[float]) -> list[PlannedCase]:
+    return [PlannedCase("transfer", str(i), cost) for i, cost in enumerate(cost_s)]
 
 
 @given(costs, st.floats(0.2, 5), st.data())
@@ -42,7 +42,11 @@ def test_a_machine_of_half_the_speed_takes_twice_as_long() -> None:
 
 
 def test_a_probe_that_ended_early_is_no_longer_waited_for() -> None:
-    plan = [Planned("transfer", "a", 5.0), Planned("spill", BEGINNING, 1.0), Planned("spill", "spill", 9.0)]
+    plan = [
+        PlannedCase("transfer", "a", 5.0),
+        PlannedCase("spill", BEGINNING, 1.0),
+        PlannedCase("spill", "spill", 9.0),
+    ]
     at = progress(plan, {("transfer", 0, "a")}, {("spill", 0)}, elapsed_s=5)
     assert at.left_s == 0
     assert (at.done, at.total) == (2, 2)  # a start is no case
@@ -61,7 +65,7 @@ def test_the_time_left_is_reported_as_roughly_as_it_is_known(left_s: float, word
 def test_a_plan_names_exactly_the_cases_that_are_measured() -> None:
     """By the names under which the journal has them."""
     here = machine(torch=CUDA_TORCH)
-    plan = catalog.plan((), SETTINGS, here, has_transformers=False)
+    plan = schedule.plan((), SETTINGS, here, has_transformers=False)
     names = {name for name, _ in transfer.planned(SETTINGS, has_gpu=True)}
     assert Gap("h2d_pinned", 4096, "").case in names
     assert len(names) == len(transfer.GPU_PATHS) * len(transfer.QUICK_SIZES)
@@ -76,16 +80,16 @@ def test_a_plan_names_exactly_the_cases_that_are_measured() -> None:
 def test_models_that_this_image_lacks_and_probes_that_dont_apply_are_not_planned() -> None:
     without = scenarios.planned(FULL, has_transformers=False)
     assert {name.split()[0] for name, _ in without} == {"mlp", "transformer"}
-    plan = catalog.plan((), FULL, machine(torch=CPU_TORCH), has_transformers=True)
+    plan = schedule.plan((), FULL, machine(torch=CPU_TORCH), has_transformers=True)
     assert {one.probe for one in plan} == {"transfer"}
     here = machine(torch=CUDA_TORCH)
-    assert 200 < sum(p.cost_s for p in catalog.plan((), FULL, here, has_transformers=True)) < 600
+    assert 200 < sum(p.cost_s for p in schedule.plan((), FULL, here, has_transformers=True)) < 600
 
 
 def test_a_run_prints_now_and_then_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
     clock = [0.0]
-    printer = program.ProgressPrinter(now=lambda: clock[0])
-    printer.planned(tuple(Planned("transfer", f"x {i}", 2.0) for i in range(10)))
+    printer = run.ProgressPrinter(now=lambda: clock[0])
+    printer.planned(tuple(PlannedCase("transfer", f"x {i}", 2.0) for i in range(10)))
     printer.started(catalog.select(("transfer",))[0], 0)
     for i in range(9):
         clock[0] += 2.0

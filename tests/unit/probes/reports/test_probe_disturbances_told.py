@@ -6,12 +6,12 @@ import pytest
 from probe_samples import done, report
 
 from probes.core.unknown import Unknown
-from probes.measure.background_load import Look, judge
+from probes.measure.background_load import Observation, judge
 from probes.records.rows import Expectation, Record, Request, Stop
 from probes.reports import run_findings, run_headline
 
 MIB, GIB = 2**20, 2**30
-BEFORE = Look(
+BEFORE = Observation(
     at_s=100.0,
     cpus=16,
     busy_cpu_s=100.0,
@@ -27,7 +27,7 @@ BEFORE = Look(
 AFTER = replace(BEFORE, at_s=102.0, busy_cpu_s=102.0, own_cpu_s=12.0)
 
 
-def flags(before: Look, after: Look) -> list[str]:
+def flags(before: Observation, after: Observation) -> list[str]:
     return list(judge(before, after).flags)
 
 

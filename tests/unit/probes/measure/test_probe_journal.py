@@ -12,8 +12,8 @@ from probes.cli import program
 from probes.core import files
 from probes.core.errors import DeviceBusy, Exit, ReportError
 from probes.core.unknown import Unknown
-from probes.measure import journal, session, supervisor, this_machine
-from probes.measure.worker import DESCRIBE, Job
+from probes.measure import journal, probe_worker, session, supervisor, this_machine
+from probes.measure.probe_worker import DESCRIBE, Job
 from probes.records.rounds import FULL_ROUNDS, merged
 from probes.records.rows import Measurement, Stop
 from probes.records.schema import Done, Failed, ProbeReport, read_report
@@ -102,7 +102,7 @@ def test_what_the_dead_left_is_swept_and_what_can_go_on_is_named(tmp_path: Path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.json.journal"]
 
 
-Play = Callable[[Job, Callable[[object], None]], supervisor.Ended]
+Play = Callable[[Job, Callable[[object], None]], supervisor.JobResult]
 
 
 @pytest.fixture
@@ -116,30 +116,30 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Play], list[Job]]:
             job: Job,
             *,
             limit_s: float,
-            heard: Callable[[object], None],
-            spare: object = None,
+            on_record: Callable[[object], None],
+            worker: object = None,
             command: object = None,
-        ) -> supervisor.Ended:
+        ) -> supervisor.JobResult:
             if job.probe == DESCRIBE:
-                return supervisor.Ended(Done(), (CPU_TORCH,), 0.1)
+                return supervisor.JobResult(Done(), (CPU_TORCH,), 0.1)
             seen.append(job)
-            return play(job, heard)
+            return play(job, on_record)
 
-        monkeypatch.setattr(supervisor, "run", run)
-        monkeypatch.setattr(session, "spares", lambda *_: 0)
+        monkeypatch.setattr(probe_worker, "run_job", run)
+        monkeypatch.setattr(session, "workers_ahead", lambda *_: 0)
         return seen
 
     return install
 
 
 def tells(*sizes: int, then: type[BaseException] | None = None) -> Play:
-    def play(job: Job, heard: Callable[[object], None]) -> supervisor.Ended:
+    def play(job: Job, on_record: Callable[[object], None]) -> supervisor.JobResult:
         found = tuple(row(size) for size in sizes if row(size).case not in job.done)
         for record in found:
-            heard(record)
+            on_record(record)
         if then:
             raise then
-        return supervisor.Ended(Done(), found, 0.1)
+        return supervisor.JobResult(Done(), found, 0.1)
 
     return play
 
@@ -182,9 +182,9 @@ def test_a_run_goes_on_in_the_round_in_which_it_was_cut(
     """What earlier rounds measured is kept; of the round that was cut only what is missing is measured."""
     jobs: list[Job] = []
 
-    def play(job: Job, heard: Callable[[object], None]) -> supervisor.Ended:
+    def play(job: Job, on_record: Callable[[object], None]) -> supervisor.JobResult:
         jobs.append(job)
-        return tells(1, 2, then=PowerCut if len(jobs) == 2 else None)(job, heard)
+        return tells(1, 2, then=PowerCut if len(jobs) == 2 else None)(job, on_record)
 
     workers(play)
     with pytest.raises(PowerCut):
@@ -212,7 +212,7 @@ def test_a_probe_that_failed_or_was_waived_is_not_tried_again_in_later_rounds(
     tmp_path: Path, workers: Callable[[Play], list[Job]]
 ) -> None:
     broken = Failed("it broke", "", int(Exit.BROKEN), wedged=False)
-    seen = workers(lambda _job, _heard: supervisor.Ended(broken, (), 0.1))
+    seen = workers(lambda _job, _heard: supervisor.JobResult(broken, (), 0.1))
     assert program.main(["run", "transfer", "--out", str(tmp_path)]) == Exit.BROKEN
     assert len(seen) == 1
 
@@ -243,8 +243,8 @@ def test_a_finished_run_leaves_the_report_alone(tmp_path: Path, workers: Callabl
 def test_parts_of_a_whole_are_measured_again(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
     """A Stop alone means nothing: the probe that sent it starts over."""
 
-    def play(job: Job, heard: Callable[[object], None]) -> supervisor.Ended:
-        heard(Stop("floor", 0, "a test"))
+    def play(job: Job, on_record: Callable[[object], None]) -> supervisor.JobResult:
+        on_record(Stop("floor", 0, "a test"))
         raise PowerCut
 
     workers(play)
@@ -283,9 +283,9 @@ def test_resume_takes_no_other_wishes(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_interrupted_probe_goes_on_too(tmp_path: Path, workers: Callable[[Play], list[Job]]) -> None:
-    def play(job: Job, heard: Callable[[object], None]) -> supervisor.Ended:
-        heard(row(1))
-        return supervisor.Ended(
+    def play(job: Job, on_record: Callable[[object], None]) -> supervisor.JobResult:
+        on_record(row(1))
+        return supervisor.JobResult(
             Failed("interrupted", "", int(Exit.INTERRUPTED), wedged=False), (row(1),), 0.1
         )
 

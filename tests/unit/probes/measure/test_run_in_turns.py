@@ -33,12 +33,12 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
                 for name, at in (("steady", 1.0), ("wild", wild if number else 1.0))
                 if f"{name} 4096" not in sides[number].job.done
             ]
-            found.append(supervisor.Ended(Done(), tuple(records), 1.0))
+            found.append(supervisor.JobResult(Done(), tuple(records), 1.0))
         return tuple(found)
 
-    monkeypatch.setattr(in_turns, "both", both)
-    monkeypatch.setattr(session, "spares", lambda *_: 0)
-    monkeypatch.setattr(this_machine, "look", lambda *_: replace(machine(), torch=CPU_TORCH))
+    monkeypatch.setattr(in_turns, "run_both", both)
+    monkeypatch.setattr(session, "workers_ahead", lambda *_: 0)
+    monkeypatch.setattr(this_machine, "describe", lambda *_: replace(machine(), torch=CPU_TORCH))
     return asked
 
 
@@ -65,14 +65,14 @@ def test_a_python_that_is_not_there_is_a_message_before_anything_begins(
 def test_a_side_that_breaks_leaves_both_reports_with_what_was_measured(
     sides: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = in_turns.both
+    good = in_turns.run_both
     broken = Failed("the worker was killed by SIGSEGV", "", int(Exit.BROKEN), wedged=False)
 
     def breaks(two: tuple[Side, Side], *, first: int, limit_s: float) -> object:
         a, b = good(two, first=first, limit_s=limit_s)
         return a, replace(b, outcome=broken) if len(sides) == 2 else b
 
-    monkeypatch.setattr(in_turns, "both", breaks)
+    monkeypatch.setattr(in_turns, "run_both", breaks)
     assert program.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.BROKEN
     assert len(sides) == 2
     assert all(len(read_report(path).runs) == 2 for path in tmp_path.glob("*.json"))
@@ -84,14 +84,14 @@ def test_an_interrupt_in_a_pair_keeps_the_pairs_before_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    good = in_turns.both
+    good = in_turns.run_both
 
     def interrupted(two: tuple[Side, Side], *, first: int, limit_s: float) -> object:
         if len(sides) == 2:
             raise KeyboardInterrupt
         return good(two, first=first, limit_s=limit_s)
 
-    monkeypatch.setattr(in_turns, "both", interrupted)
+    monkeypatch.setattr(in_turns, "run_both", interrupted)
     assert program.main(["run", "transfer", "--out", str(tmp_path), "--against", PYTHON]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == (
         f"interrupted; the two reports in {tmp_path} hold the pairs that were measured\n"
