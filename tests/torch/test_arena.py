@@ -140,7 +140,7 @@ def test_pages_are_provided_on_the_processors_of_the_gpus_node(monkeypatch):
     mine = sorted(os.sched_getaffinity(0))
     seen = []
     nodes = (SimpleNamespace(node=0, cpus=str(mine[0])), SimpleNamespace(node=1, cpus="99999"))
-    monkeypatch.setattr(host_memory.host, "nodes", lambda _root: nodes)
+    monkeypatch.setattr(host_memory.numa, "nodes", lambda _root: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: seen.append(set(cpus)))
     HostArena(MIB, 0).take(MIB)
     assert seen == ([{mine[0]}, set(mine)] if len(mine) > 1 else [])
