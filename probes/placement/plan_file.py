@@ -14,6 +14,7 @@ from probes.core.units import binary_bytes
 from probes.placement.models.reading import named_path
 from probes.placement.types import (
     CARDS_SCHEMA,
+    IN_HOST,
     IN_VRAM,
     MOVING,
     PACKED,
@@ -28,7 +29,6 @@ from probes.records.files import reading
 from probes.records.json_schema import document
 
 MOST_BYTES: Final = 64 << 20  # of a file; that of 100 blocks has 30 kB
-IN_HOST: Final = ("streamed", "streamed_packed", "in_place", "cpu")
 MOST_BUFFERS: Final = 1_000  # of a pool: planners use a few
 MOST: Final = 2**63  # bytes, and any other whole number: what a machine's word holds
 

@@ -1,6 +1,7 @@
 """What a placement plan holds: the value between planner and runtime, and what `plan --json` writes. Pure."""
 
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,12 +28,43 @@ LOADING_BYTES: Final = 64 << 20
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
 
 
+@dataclass(frozen=True)
+class TierFacts:
+    """What a tier is: where its weights are between passes, and how they reach what computes with them."""
+
+    memory: Literal["VRAM", "host memory", "disk"]
+    description: str
+    colour: str  # in pictures, a name of `probes.reports.palette`
+    packed: bool = False  # without loss; unpacked in VRAM
+    moves: bool = False  # copied through staging buffers of VRAM in each pass
+    pinned: bool = False  # in host memory that the GPU reads
+
+
+# The one place that says what a tier is. planner/tiers.py says what each costs, runtime/builder.py places it.
+TIER_FACTS: Final[Mapping[Tier, TierFacts]] = {
+    "resident": TierFacts("VRAM", "in VRAM as they are", "blue"),
+    "packed": TierFacts("VRAM", "in VRAM, packed without loss", "green", packed=True),
+    "streamed_packed": TierFacts(
+        "host memory",
+        "in host memory, packed; copied and unpacked in each pass",
+        "amber",
+        packed=True,
+        moves=True,
+        pinned=True,
+    ),
+    "streamed": TierFacts(
+        "host memory", "in host memory; copied in each pass", "vermillion", moves=True, pinned=True
+    ),
+    "in_place": TierFacts("host memory", "in host memory; the GPU reads them there", "purple", pinned=True),
+    "cpu": TierFacts("host memory", "in host memory; the CPU computes with them", "muted"),
+    "disk": TierFacts("disk", "on disk; read and copied in each pass", "ink", moves=True),
+}
 TIERS: Final = typing.get_args(Tier)
-
-
-IN_VRAM: Final = ("resident", "packed")  # weights stay in VRAM
-PACKED: Final = ("packed", "streamed_packed")
-MOVING: Final = ("streamed", "streamed_packed", "disk")  # weights pass through staging buffers
+IN_VRAM: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.memory == "VRAM")
+IN_HOST: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.memory == "host memory")
+PINNED: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.pinned)
+PACKED: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.packed)
+MOVING: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.moves)
 
 
 OBJECTIVES: Final = typing.get_args(Objective)

@@ -7,7 +7,7 @@ from probes.core.quoting import html
 from probes.core.units import binary_bytes, duration
 from probes.fit.report import FitReport
 from probes.placement.planner.simulation import Lane, Span, Timeline
-from probes.placement.types import TIERS, Plan, Tier
+from probes.placement.types import TIER_FACTS, TIERS, Plan, Tier
 from probes.reports.document import Plot
 from probes.reports.fit import PARTS, described, shares
 from probes.reports.palette import GREY, PALETTE, light
@@ -38,15 +38,6 @@ LANE_WORDS: Final[dict[Lane, str]] = {  # from above
     "unpack": "unpack",
     "compute": "GPU",
     "cpu": "CPU",
-}
-TIER_COLOURS: Final[dict[Tier, str]] = {
-    "resident": light("blue"),
-    "packed": light("green"),
-    "streamed_packed": light("amber"),
-    "streamed": light("vermillion"),
-    "in_place": light("purple"),
-    "cpu": light("muted"),
-    "disk": light("ink"),
 }
 (INK, DARK_INK), (PAPER, DARK_PAPER) = PALETTE["ink"], PALETTE["paper"]
 PLAN_STYLE: Final = (
@@ -87,7 +78,7 @@ def _plan_legend(plan: Plan) -> Iterator[str]:
     for tier in _tiers(plan):
         n_bytes = sum(block.weight_bytes for block in plan.blocks if block.tier == tier)
         words = f"{tier} {binary_bytes(n_bytes)}"
-        yield from _key(x, 40, fill=TIER_COLOURS[tier], words=words)
+        yield from _key(x, 40, fill=light(TIER_FACTS[tier].colour), words=words)
         x += 34 + 8 * len(words)
 
 
@@ -126,7 +117,7 @@ def _span(plan: Plan, span: Span, seconds: float, top: float) -> Iterator[str]:
 
 
 def _mark(x: float, y: float, *, width: float, tier: Tier, words: str) -> str:
-    fill = TIER_COLOURS[tier]
+    fill = light(TIER_FACTS[tier].colour)
     return _bar(x, float(y), width=width, height=LANE, fill=fill, words=words, css_class="mark")
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, counted, duration
 from probes.placement.planner.multi_gpu import STAGE_MARK
-from probes.placement.types import TIERS, BlockPlan, CardsPlan, Plan, Tier
+from probes.placement.types import TIER_FACTS, TIERS, BlockPlan, CardsPlan, Plan, Tier
 from probes.reports.text import draw_grid
 
 BOUND_WORDS: Final = {
@@ -16,15 +16,6 @@ BOUND_WORDS: Final = {
     "compute": "arithmetic on the GPU",
     "launch": "Python, which launches the kernels",
     "host": "the CPU or the disk",
-}
-TIER_WORDS: Final[dict[Tier, str]] = {
-    "resident": "in VRAM as they are",
-    "packed": "in VRAM, packed without loss",
-    "streamed_packed": "in host memory, packed; copied and unpacked in each pass",
-    "streamed": "in host memory; copied in each pass",
-    "in_place": "in host memory; the GPU reads them there",
-    "cpu": "in host memory; the CPU computes with them",
-    "disk": "on disk; read and copied in each pass",
 }
 TABLE_WORDS: Final = "as a table: packed; lookups and products unpack only what they need"
 OBJECTIVE_WORDS: Final = {
@@ -103,7 +94,7 @@ def _by_tier(plan: Plan) -> str:
     rows = [_tier_row(plan, ways[way]) for way in ordered]
     headers = ["tier", "blocks", "weights", "VRAM", "host memory", "over the link, each pass", "which blocks"]
     used = dict.fromkeys(tier for tier, *_ in ordered)
-    words = [f"{tier}: {TIER_WORDS[tier]}" for tier in used]
+    words = [f"{tier}: {TIER_FACTS[tier].description}" for tier in used]
     words += [TABLE_WORDS] if any(block.table for block in plan.blocks) else []
     return "\n".join([draw_grid(headers, rows), *words])
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from math import prod
-from typing import Final
 
 import torch
 from torch import nn
@@ -53,9 +52,7 @@ from probes.placement.runtime.weight_sources import (
     require_entry_range,
     require_packed_range,
 )
-from probes.placement.types import IN_VRAM, MOVING, PACKED, TIERS, CardsPlan, Plan, PrefetchPool, Tier
-
-IN_HOST_ARENA: Final = ("streamed", "streamed_packed", "in_place")
+from probes.placement.types import IN_VRAM, MOVING, PACKED, PINNED, TIERS, CardsPlan, Plan, PrefetchPool, Tier
 
 # What can be placed
 
@@ -320,9 +317,7 @@ class Builder:
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Pack what is packed, and bring what streams into the host's arena."""
         compared = self.storage.is_compared
-        room = sum(
-            unpacked_bytes(block) for block, tier in blocks if tier in IN_HOST_ARENA or compared(block)
-        )
+        room = sum(unpacked_bytes(block) for block, tier in blocks if tier in PINNED or compared(block))
         self.host = HostArena(room, node_of_gpu(self.streams.device))
         for block, tier in blocks:
             original = self._original(block) if compared(block) else None
@@ -334,7 +329,7 @@ class Builder:
                 self._filler.leave_on_disk(block)
             elif tier == "cpu":
                 self._filler.keep_on_host(block)
-            elif tier in IN_HOST_ARENA:
+            elif tier in PINNED:
                 self._stream(placement)
 
     def _pack(self, block: Block, tier: Tier) -> BlockPlacement:
