@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes"))
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "machine"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "probes" / "hardware"))
 import test_probe_trees
 from board import Board, tell
 

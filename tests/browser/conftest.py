@@ -14,7 +14,7 @@ from browser_pipe import Browser
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "report"))  # made reports, in one place
+sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "reports"))  # made reports, in one place
 sys.path.append(str(ROOT / "tests" / "docker"))
 
 from debian_packages import apt_get  # noqa: E402

@@ -361,7 +361,7 @@ def oversee(one: worker.ScanJob) -> supervisor.JobResult[worker.Message]:
         one,
         worker.parse,
         limit_s=600.0,
-        heard=lambda _: None,
+        on_record=lambda _: None,
         command=supervisor.module_command(worker.__name__),
     )
 
