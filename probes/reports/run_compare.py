@@ -17,7 +17,7 @@ from probes.reports.formats import figure, size, text, with_error
 from probes.reports.run_findings import all_records, disturbed, pick
 from probes.reports.text import plain_grid
 
-# Chosen by simulation (tests/unit/probes/report/test_ratio.py), held by an H200 (docs/probes.md): two runs
+# Chosen by simulation (tests/unit/probes/reports/test_ratio.py), held by an H200 (docs/probes.md): two runs
 # of one machine differ in 2 % of rows at most, and a slowdown of 5 % is found in 95 % of those from 1 MiB on.
 CLEAR = 2.25  # standard errors
 NOTABLE = 0.025  # below it a difference may be the machine's own from one hour to the next
