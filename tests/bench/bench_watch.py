@@ -39,11 +39,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 WATCH = """
 import sys, time
 from pathlib import Path
-from probes.watch.watcher import Asked, Watching
+from probes.watch.watcher import WatchOptions, Watch
 from probes.records.watch import write_watch
 tree, folder, seconds = sys.argv[1:]
-asked = Asked(0.25, float(seconds), (), Path(folder, "a.jsonl"), None, None, True, False)
-watch = Watching(asked, Path(tree))
+asked = WatchOptions(0.25, float(seconds), (), Path(folder, "a.jsonl"), None, None, True, False)
+watch = Watch(asked, Path(tree))
 Path(folder, "begun").write_text(str(time.monotonic()))
 write_watch(watch.run(), Path(folder, "a.json"))
 """

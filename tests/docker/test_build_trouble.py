@@ -179,13 +179,13 @@ def test_a_second_signal_does_not_end_the_clean_up_after_the_first(shop: Shop, p
 
 STOPPABLE = """
 from functools import partial
-from buildtool.core import command, progress
+from buildtool.core import command, parallel
 from probes.core.entry import interruptible
 
 programs = [["sh", "-c", f"echo $$ > {i}.part; mv {i}.part {i}; sleep 300 & sleep 300"] for i in range(5)]
 tasks = [partial(command.run, words) for words in programs]
 with interruptible():
-    progress.at_once(tasks, workers=2, stop=command.stop_children)
+    parallel.run_parallel(tasks, workers=2, stop=command.stop_children)
 """
 
 

@@ -312,8 +312,7 @@ def test_the_hook_runs_modules_and_code_as_python_does(words: list[str]) -> None
 def test_callers_who_hang_up_or_never_finish_leave_no_traceback_and_do_not_keep_others_out() -> None:
     import socket
 
-    from probes.records.samples import Subject
-
+    from probes.records.watch import Subject
     from probes.watch.metrics_server import MOST_CALLERS, MetricsServer
 
     endpoint = MetricsServer(Subject("2026-11-21T23:00:00Z", "made", 0.25, (), ()), "::1", 0)

@@ -79,8 +79,8 @@ class Candidate:
 class CandidateSearch:
     """Candidates of different counts. `ranked` has them, the quickest first."""
 
-    def __init__(self, kinds: Sequence[Kind], limits: Limits) -> None:
-        self._kinds, self._limits = kinds, limits
+    def __init__(self, kinds: Sequence[Kind], limits: Limits, most_sizes: int) -> None:
+        self._kinds, self._limits, self._most_sizes = kinds, limits, most_sizes
         self.ranked: list[Candidate] = []
         self.bound = math.inf  # no counts take less than this, by the programs
         self._answers: dict[tuple[PrefetchPool, float], list[_Answer]] = {}
@@ -106,7 +106,7 @@ class CandidateSearch:
                 seen.add((restriction.pool, problem.slot_sizes))
                 heapq.heappush(waiting, (problem.search.promise, next(ticket), problem))
 
-        for pool in pools_tried(self._kinds, self._limits):
+        for pool in pools_tried(self._kinds, self._limits, self._most_sizes):
             enqueue(Restriction(pool))
         self.bound = waiting[0][0] if waiting else math.inf
         for _ in range(MOST_PROGRAMS):

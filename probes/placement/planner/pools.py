@@ -19,7 +19,9 @@ SLOT_COUNTS: Final = (1, 2, 3, 4)  # numbers of slots to simulate an assignment 
 PIECE_SLOT_COUNTS: Final = (1, 2, 3, 4, 6)  # and where a slot holds a piece of a block
 SCRATCH_COUNTS: Final = (1, 2)  # likewise of scratch buffers
 Chosen: TypeAlias = tuple[Option, ...]
-MOST_SIZES: Final = 9  # of slots, and of scratch buffers, that are tried
+FEW_SIZES: Final = 7  # of slots, and of scratch buffers, that are tried at first
+MOST_SIZES: Final = 9  # that are tried as well where a model has few blocks
+FEW_BLOCKS: Final = 64
 ALIKE: Final = 1.1  # ratio up to which sizes count as alike: the largest of them is tried
 COUNTED_SLOTS: Final = (1, 2, 4)  # numbers of slots to count blocks with
 SMALL_POOL: Final = 0.002  # share of VRAM: where the largest pool takes less, no other sizes are tried
@@ -105,15 +107,15 @@ def _windows(assignment: Assignment) -> list[Assignment]:
     return [Assignment(chosen[at : at + WINDOW]) for at in starts]
 
 
-def pools_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[PrefetchPool]:
+def pools_tried(kinds: Sequence[Kind], limits: Limits, most_sizes: int) -> Iterator[PrefetchPool]:
     """The pools that counts are looked for with: some numbers of slots in each size."""
-    for slot, scratch in sizes_tried(kinds, limits):
+    for slot, scratch in sizes_tried(kinds, limits, most_sizes):
         for slots in COUNTED_SLOTS if notable(slot, scratch, limits) else COUNTED_SLOTS[-1:]:
             yield with_sizes(PrefetchPool(slots), slot, scratch)
 
 
-def sizes_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
-    """Sizes of slots and scratch buffers to try, each of them the size that some option needs.
+def sizes_tried(kinds: Sequence[Kind], limits: Limits, most: int) -> Iterator[tuple[int, int]]:
+    """Sizes of slots and scratch buffers to try, at most `most` of each: sizes that some option needs.
 
     Where the largest take next to nothing of VRAM, smaller ones would save nothing. Where some block has no
     option, no size is of use.
@@ -125,7 +127,9 @@ def sizes_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, in
     if not notable(slot, scratch, limits):
         yield from dict.fromkeys(((0, 0), (slot, scratch)))
         return
-    slots, scratches = _few({o.slot_bytes for o in options}), _few({o.scratch_bytes for o in options})
+    slots, scratches = (
+        _few({getattr(option, size) for option in options}, most) for size in ("slot_bytes", "scratch_bytes")
+    )
     sizes = {(o.slot_bytes, o.scratch_bytes) for o in options}
     yield from dict.fromkeys(_needed(sizes, slot, scratch) for slot in slots for scratch in scratches)
 
@@ -146,7 +150,7 @@ def _needed(sizes: Collection[tuple[int, int]], slot: int, scratch: int) -> tupl
     return max(slot for slot, _ in fitting), max(scratch for _, scratch in fitting)
 
 
-def _few(sizes: set[int], most: int = MOST_SIZES) -> list[int]:
+def _few(sizes: set[int], most: int) -> list[int]:
     """0, the largest, and some in between: at most `most`."""
     ordered = sorted({0} | {size for size in sizes if size >= SMALL * max(sizes)})
     ordered = [
