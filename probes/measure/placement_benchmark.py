@@ -427,7 +427,7 @@ def free() -> None:
 def wall_s(run_pass: Callable[[], object]) -> float:
     """Median seconds of a pass: several in a row, then a wait for the device, divided.
 
-    `one` has been called before. The longer it takes, the less often it is called: at least once.
+    `run_pass` has been called before. The longer it takes, the less often it is called: at least once.
     """
     first = _timed(run_pass, 1)
     if first < LONG_S:

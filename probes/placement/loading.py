@@ -39,11 +39,10 @@ from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.runtime.weight_sources import WeightSource, conversion_error, given_values
 from probes.placement.tensor_reading import convert_into, torch_dtype
-from probes.placement.types import LOADING_BYTES, CardsPlan, Plan
+from probes.placement.types import DISK_BUFFERS, LOADING_BYTES, CardsPlan, Plan
 
 Factory = Callable[[], nn.Module]
 SHOWN = 4  # names of each kind in a message
-STAGED = 3  # buffers of blocks that are read ahead: one is copied, one is full, one is read
 REORDERED = 1 << 17  # numbers that are read at once to be brought into another order
 COMPARED_BYTES = 16 << 20  # of two tensors, that are compared at once
 
@@ -505,7 +504,8 @@ class CheckpointWeights:
     def _staging(self, least: int) -> list[ReadBuffer]:
         size = max(self._largest, least)
         return [
-            ReadBuffer(host_buffer(size, pinned=self._pinned), self._streams.event()) for _ in range(STAGED)
+            ReadBuffer(host_buffer(size, pinned=self._pinned), self._streams.event())
+            for _ in range(DISK_BUFFERS)
         ]
 
     def _fill(self, stored: StoredBlock, memory: torch.Tensor) -> None:

@@ -23,6 +23,9 @@ PLAN_SCHEMA: Final = "weir-placement-plan/1"
 # What loading takes in host memory beside what it brings there: buffers of 24 MiB that pieces of files pass
 # through, and less than 40 MiB for packing on the host and what is noted of each tensor.
 LOADING_BYTES: Final = 64 << 20
+# Pinned buffers that blocks on disk are read into, each as large as the largest block: one is copied, one is
+# full, one is read.
+DISK_BUFFERS: Final = 3
 
 
 CARDS_SCHEMA: Final = "weir-placement-cards/1"

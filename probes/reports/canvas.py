@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from probes.core.unknown import Unknown
 from probes.reports.document import Plot
-from probes.reports.formats import size
+from probes.reports.figures import size
 from probes.reports.palette import light
 from probes.reports.svg import embed
 

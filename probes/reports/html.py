@@ -10,7 +10,7 @@ from probes.core.unknown import Unknown
 from probes.hardware.snapshot import limit_text
 from probes.records.facts import Link, Machine, TorchFacts
 from probes.reports.document import Document, PageSection, Plot, Section, Table
-from probes.reports.formats import facts, size, text
+from probes.reports.figures import facts, size, text
 from probes.reports.palette import css_variables
 
 # nothing but what is in the file; browsers enforce it

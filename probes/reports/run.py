@@ -28,7 +28,7 @@ from probes.records.rows import (
 from probes.records.schema import Done, Failed, ProbeReport, ProbeRun, Waived
 from probes.reports import run_findings as residency
 from probes.reports.document import Document, Section, Table
-from probes.reports.formats import size
+from probes.reports.figures import size
 from probes.reports.run_findings import all_records, figure_text, findings, pick
 from probes.reports.run_headline import headline
 from probes.reports.run_tables import doubts_of, page_tables, row_doubts, run_tables

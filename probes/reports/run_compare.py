@@ -13,7 +13,7 @@ from probes.records.schema import ProbeReport
 from probes.records.stats import MEDIAN_ERROR, Times, median, median_errs, pair_ratios, summarize
 from probes.reports import run_findings
 from probes.reports.compare import Difference, Key, differences, heading, listed, only_in_one, refuse_unlike
-from probes.reports.formats import figure, size, text, with_error
+from probes.reports.figures import figure, size, text, with_error
 from probes.reports.run_findings import all_records, disturbed, pick
 from probes.reports.text import plain_grid
 

@@ -11,7 +11,7 @@ from probes.records.rows import Block, Expectation, Pass, Record, Request, Scena
 from probes.records.schema import Failed, ProbeReport, Waived
 from probes.reports import run_findings
 from probes.reports.crossover import BreakEven
-from probes.reports.formats import size
+from probes.reports.figures import size
 from probes.reports.run_findings import (
     COMPARED,
     all_records,

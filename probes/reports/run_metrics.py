@@ -9,7 +9,7 @@ from probes.records.rows import Block, Measurement, Pass, Reading, Reads, Record
 from probes.records.schema import ProbeReport
 from probes.records.stats import median, summarize
 from probes.reports import crossover, run_findings
-from probes.reports.formats import rate
+from probes.reports.figures import rate
 from probes.reports.prometheus import Metric, if_known, render_metrics
 from probes.reports.run_findings import all_records, device_time_s, pick
 

@@ -29,7 +29,7 @@ from probes.records.stats import Doubt, doubts, median, summarize
 from probes.reports import crossover, run_findings
 from probes.reports.crossover import Fit, fit, points_of
 from probes.reports.document import Table
-from probes.reports.formats import field_text, figure, rate, size, span, text, with_error
+from probes.reports.figures import field_text, figure, rate, size, span, text, with_error
 from probes.reports.run_findings import pick
 
 OWN = (Measurement, Reads, Block, Pass)  # have a table of their own; all others are listed field by field

@@ -8,7 +8,7 @@ from probes.core.unknown import Unknown
 from probes.records.facts import Surroundings
 from probes.records.stats import median
 from probes.reports.document import Document, Section, Table
-from probes.reports.formats import span, with_error
+from probes.reports.figures import span, with_error
 from probes.reports.run import moment, subject_of
 from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.knee import (

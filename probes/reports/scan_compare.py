@@ -8,7 +8,7 @@ from probes.core.quoting import markdown
 from probes.core.unknown import Unknown
 from probes.records.facts import TorchFacts
 from probes.reports.compare import Difference, differences, heading, only_in_one, refuse_unlike
-from probes.reports.formats import span, text, with_error
+from probes.reports.figures import span, text, with_error
 from probes.reports.run_compare import NOTABLE
 from probes.reports.scan import callers
 from probes.reports.text import plain_grid

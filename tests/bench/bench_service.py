@@ -31,7 +31,12 @@ from service_quiet import Meter, spent_by
 from service_servers import EXTRAS, Bare, Server, server
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "images"))
+
+from service.settings import Limits  # noqa: E402
+
 ROUNDS = 3
+SLOTS = Limits().max_in_flight  # as many callers fit
 TURNS = 40  # of a lone caller's measurements: many short ones, so that other programs disturb all alike
 PROFILES = {
     "batched": "device: cpu\n",
@@ -143,9 +148,9 @@ def overload(board: Board, meter: Meter, here: Server, seconds: float) -> None:
     seen: list[tuple[Watched, Watched]] = []
 
     def turn(_number: int) -> tuple[Result, Result]:
-        fits = closed_loop(here.port, 64, seconds / (3 * ROUNDS), token_ids(12))
+        fits = closed_loop(here.port, SLOTS, seconds / (3 * ROUNDS), token_ids(12))
         full, before = asyncio.run(beside(fits, here.port))
-        work = at_rate(here.port, 10 * full.rate, seconds / ROUNDS, token_ids(12), n_callers=192)
+        work = at_rate(here.port, 10 * full.rate, seconds / ROUNDS, token_ids(12), n_callers=3 * SLOTS)
         result, after = asyncio.run(beside(work, here.port))
         seen.append((before, after))
         return full, result
@@ -162,7 +167,7 @@ def overload(board: Board, meter: Meter, here: Server, seconds: float) -> None:
     ratio = statistics.median(
         quantile(over.ok, 0.99) / quantile(fits.ok, 0.99) for fits, over in zip(full, result, strict=True)
     )
-    turns.bar(board, "overload-admitted-p99", ratio, 1.5, "x of the p99 of 64 callers, none refused",
+    turns.bar(board, "overload-admitted-p99", ratio, 1.5, f"x of the p99 of {SLOTS} callers, none refused",
               unloaded_s=_quantiles(full), admitted_s=_quantiles(result))  # fmt: skip
     refused = [each for one in result for each in one.seconds.get(429, [])]
     for share in (0.5, 0.99):

@@ -18,12 +18,12 @@ from torch import nn
 from probes.core.errors import CheckpointUnreadable, PlacementError, UsageError
 from probes.placement import loading as placed_loading
 from probes.placement.checkpoint import Checkpoint
-from probes.placement.loading import STAGED, _require_room, load
+from probes.placement.loading import _require_room, load
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing import cache
 from probes.placement.read_ahead import ReadAhead
 from probes.placement.runtime.origins import ParameterOrigins
-from probes.placement.types import LOADING_BYTES, Tier
+from probes.placement.types import DISK_BUFFERS, LOADING_BYTES, Tier
 
 TIERS: tuple[Tier, ...] = ("resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk")
 
@@ -269,7 +269,7 @@ def test_reading_ahead_that_is_interrupted_as_often_as_there_are_buffers_begins_
 
     with torch.inference_mode():
         want = model(ids)
-        for _ in range(2 * STAGED):
+        for _ in range(2 * DISK_BUFFERS):
             with monkeypatch.context() as patch:
                 patch.setattr(ReadAhead, "_begin", interrupted)
                 with pytest.raises(KeyboardInterrupt):

@@ -28,7 +28,7 @@ from probes.placement.planner.pools import (
 )
 from probes.placement.planner.simulation import ARRIVAL_S, RELEASE_S, Assignment
 from probes.placement.stacks import spread
-from probes.placement.types import PrefetchPool, Tier
+from probes.placement.types import DISK_BUFFERS, PrefetchPool, Tier
 
 MOST_PROGRAMS: Final = 60  # that are solved at first, the most promising ones
 WORTH_IMPROVING: Final = (
@@ -243,7 +243,9 @@ def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, lon
         )
         for kind in kinds
     )
-    staging = 2 * pool.slot_bytes if any(o.tier == "disk" for kind in kinds for o in kind.options) else 0
+    staging = (
+        DISK_BUFFERS * pool.slot_bytes if any(o.tier == "disk" for kind in kinds for o in kind.options) else 0
+    )
     room = (limits.vram - pool_bytes(pool), limits.host - staging, limits.pinned - staging)
     return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from probes.placement.planner.costs import Option
 from probes.placement.planner.kinds import Kind
 from probes.placement.planner.simulation import Assignment, pass_seconds
-from probes.placement.types import PrefetchPool
+from probes.placement.types import DISK_BUFFERS, PrefetchPool
 
 GAIN: Final = 1e-4  # share of the time that a change must save to be taken
 MANY_BLOCKS: Final = 4_096  # above which placements are compared by WINDOWS windows of WINDOW blocks
@@ -54,7 +54,7 @@ def pool_bytes(pool: PrefetchPool) -> int:
 
 def disk_buffer_bytes(used: Iterable[Option], slot: int) -> int:
     """Bytes of the pinned buffers through which weights come from the disk."""
-    return 2 * slot if any(option.tier == "disk" for option in used) else 0
+    return DISK_BUFFERS * slot if any(option.tier == "disk" for option in used) else 0
 
 
 def pool_room(used: Mapping[Option, int], limits: Limits) -> tuple[int, int, int] | None:

@@ -121,7 +121,7 @@ LOOKUP_OPERATIONS_WITHOUT_TRITON: Final = 25  # and by torch operations
 
 
 def as_table(costs: BlockCosts) -> Option | None:
-    """A lookup table packed in VRAM and never unpacked as a whole; None where the block isn't costs."""
+    """A lookup table packed in VRAM and never unpacked as a whole; None where the block isn't one."""
     machine, (tensor, *others) = costs.machine, costs.block.tensors
     looked_up = costs.block.looked_up or costs.block.lookups_only
     if others or costs.converts or not looked_up or not is_table(tensor.shape, tensor.dtype):

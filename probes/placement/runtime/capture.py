@@ -186,14 +186,14 @@ def _parts(thing: Any, depth: int) -> Iterator[Hashable]:
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    """An object's attributes by name, those in staging buffers too."""
+    """An object's attributes by name, those in slots too."""
     yield from getattr(thing, "__dict__", {}).items()
     for kind in type(thing).__mro__:
         if "__slots__" in vars(kind):
-            for name, staging_buffer in vars(kind).items():
-                with suppress(AttributeError):  # a staging buffer that is empty
-                    if isinstance(staging_buffer, MemberDescriptorType):
-                        yield name, staging_buffer.__get__(thing)
+            for name, slot in vars(kind).items():
+                with suppress(AttributeError):  # a slot that is empty
+                    if isinstance(slot, MemberDescriptorType):
+                        yield name, slot.__get__(thing)
 
 
 def _identity(thing: Any) -> Hashable:

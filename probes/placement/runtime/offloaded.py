@@ -104,7 +104,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
             )
         _HAVE_NO_ADDRESS(parameter)
         parameter.access = access
-        parameter.__dict__ = access.attributes  # type: ignore[misc]  # a tensor has both this and staging buffers
+        parameter.__dict__ = access.attributes  # type: ignore[misc]  # a tensor has both this and slots
         return parameter
 
     @classmethod

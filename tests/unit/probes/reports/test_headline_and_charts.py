@@ -8,7 +8,7 @@ import pytest
 from probes.core.unknown import Unknown
 from probes.records.rows import Request, Stop
 from probes.records.stats import summarize
-from probes.reports.formats import rate, span, with_error
+from probes.reports.figures import rate, span, with_error
 from probes.reports.run_charts import charts
 from probes.reports.run_headline import headline
 

@@ -11,7 +11,7 @@ from probes.records.rows import Measurement
 from probes.records.schema import ProbeRun
 from probes.records.stats import summarize
 from probes.reports.document import Plot, Table
-from probes.reports.formats import facts, rate, span
+from probes.reports.figures import facts, rate, span
 from probes.reports.html import render_page
 from probes.reports.kinds import RUN
 from probes.reports.palette import PALETTE
