@@ -181,3 +181,33 @@ def test_load_refuses_a_plan_of_a_model_in_memory_that_has_no_room_for_loading(t
     with torch.inference_mode():
         assert torch.equal(loaded(x), model(x))
     loaded.placement.remove()
+
+
+def test_blocks_that_cannot_compute_on_the_cpu_of_a_machine_with_a_gpu_are_known():
+    """Hooks run before a call, on the GPU, and parameters of other blocks are there."""
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        normed = nn.Sequential(nn.utils.weight_norm(nn.Linear(64, 64)), nn.Linear(64, 64))
+    logged = nn.Linear(64, 64)
+    logged.register_forward_pre_hook(lambda _module, _args: None)
+    assert [block.gpu_only for block in describe_module(normed).blocks] == [True, False]
+    assert not describe_module(nn.Sequential(logged)).blocks[0].gpu_only
+
+
+class Inner(nn.Module):
+    """As GPT-Neo's: one module is called as a whole, and its table of words is the head's weight as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.layer = nn.Embedding(50, 64), nn.Linear(64, 64)
+
+    def forward(self, ids):
+        return self.layer(self.words(ids))
+
+
+def test_a_block_that_calls_another_block_cannot_compute_on_the_cpu_of_a_machine_with_a_gpu():
+    model = nn.ModuleDict({"inner": Inner(), "head": nn.Linear(64, 50, bias=False)})
+    model["head"].weight = model["inner"].words.weight
+    assert {block.name: block.gpu_only for block in describe_module(model).blocks} == {
+        "inner": True,
+        "inner.words.weight": False,
+    }

@@ -142,6 +142,7 @@ class BlockDescription:
     anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
     # each module in it that holds tensors is called by itself, so it can be a block too
     divisible: bool = False
+    gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
 
     @property
     def weight_bytes(self) -> int:
@@ -163,7 +164,7 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        return shapes, facts, self.kernels, self.touched_numbers, self.around
+        return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The block with its bfloat16 tensors converted to `dtype` for computing; empty: as it is."""

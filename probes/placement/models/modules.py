@@ -7,7 +7,7 @@ below it. A parameter that several such modules hold is a block of its own, name
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -122,6 +122,35 @@ def _writes(module: nn.Module) -> bool:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return module.max_norm is not None  # longer rows are shortened where they are
     return type(module).__name__ == "_LearnableFakeQuantize"
+
+
+def why_gpu_only(blocks: Sequence[Block]) -> dict[str, str]:
+    """The blocks that can't compute on the CPU of a machine with a GPU, by name, and why.
+
+    A hook that computes a weight before each call, as those of `weight_norm` and pruning do, reads parameters
+    on the GPU. Parameters of another block, which a call uses, are on the GPU too.
+    """
+    owned: dict[int, set[str]] = defaultdict(set)
+    for block in blocks:
+        for entry in block.entries:
+            for owner, _ in entry.owners:
+                owned[id(owner)].add(block.name)
+    reasons = {}
+    for block in blocks:
+        inside = {key for module in block.modules for key in inside_order(module)}
+        others = sorted(set().union(*(owned.get(key, ()) for key in inside)) - {block.name})
+        if others:
+            reasons[block.name] = f"its calls use {others[0]}, which is another block"
+        elif computed := next(filter(None, map(_computed_by_a_hook, block.modules)), ""):
+            reasons[block.name] = f"a hook computes its {computed} before each call, on the GPU"
+    return reasons
+
+
+def _computed_by_a_hook(module: nn.Module) -> str:
+    """The name of a tensor of the module that its hooks probably compute before a call. Empty: none."""
+    if not module._forward_pre_hooks:
+        return ""
+    return next((name for name, value in vars(module).items() if isinstance(value, torch.Tensor)), "")
 
 
 def is_divisible(block: Block) -> bool:
@@ -307,7 +336,9 @@ def describe_module(model: Module) -> ModelDescription:
 
     Raises PlacementError for parameters that can't be placed.
     """
-    blocks = tuple(_block(block) for block in find_blocks(model))
+    parts = find_blocks(model)
+    gpu_only = why_gpu_only(parts)
+    blocks = tuple(_block(part, gpu_only=part.name in gpu_only) for part in parts)
     name = type(model).__name__
     known = _config_description(model, name)
     if known is not None:
@@ -342,7 +373,7 @@ def _ranges(values: torch.Tensor, name: str) -> Ranges:
     )
 
 
-def _block(block: Block) -> BlockDescription:
+def _block(block: Block, *, gpu_only: bool) -> BlockDescription:
     tensors = tuple(_tensor(entry) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
@@ -355,6 +386,7 @@ def _block(block: Block) -> BlockDescription:
         looked_up=looked_up,
         anytime=not block.called or bool(block.written),
         divisible=is_divisible(block),
+        gpu_only=gpu_only,
     )
 
 
@@ -405,7 +437,8 @@ def _with_config_facts(
             else tensor
             for tensor in sorted(block.tensors, key=lambda tensor: order.get(tensor.name, len(order)))
         )
-        result.append(replace(fact, tensors=tensors, anytime=block.anytime, divisible=block.divisible))
+        own = {name: getattr(block, name) for name in ("anytime", "divisible", "gpu_only")}
+        result.append(replace(fact, tensors=tensors, **own))
     return tuple(result)
 
 

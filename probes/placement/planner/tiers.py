@@ -181,7 +181,7 @@ def _options(costs: BlockCosts) -> Iterator[Option]:
         return
     if machine.has_gpu:
         yield from (option for option in _on_gpu(costs) if not (work.captured and option.tier == "disk"))
-    if machine.has_gpu and (block.anytime or work.captured):
+    if machine.has_gpu and (block.anytime or block.gpu_only or work.captured):
         return
     if not machine.has_gpu or block.lookups_only or work.objective == "fast":
         yield _on_cpu(costs)

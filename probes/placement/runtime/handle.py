@@ -18,7 +18,7 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
-from probes.placement.models.modules import Block
+from probes.placement.models.modules import Block, why_gpu_only
 from probes.placement.runtime.buffers import StorageOptions
 from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse
 from probes.placement.runtime.capture import Captured, Recorder
@@ -140,11 +140,14 @@ class Handle:
         """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
         self._builder.take_over(blocks, self._engine)
         moving = {id(block.stored.block): block for block in self._engine.moving}
+        gpu_only = why_gpu_only([block for block, _ in blocks]) if self.device.type != "cpu" else {}
         for block, tier in blocks:
             make: Callable[..., ForwardHook] | None = None
             if id(block) in moving:
                 make = partial(BlockHook, engine=self._engine, block=moving[id(block)])
             elif tier == "cpu":
+                if why := gpu_only.get(block.name):
+                    raise PlacementError(f"{block.name} can't compute on the CPU: {why}", "plan again")
                 make = partial(CpuBlockHook, engine=self._engine, block=self._engine.add_cpu_block(block))
             if make is not None:
                 for module in block.modules:
