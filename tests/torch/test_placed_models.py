@@ -296,6 +296,19 @@ def test_a_failure_while_placing_gives_the_model_back(model, x, monkeypatch):
         assert torch.equal(model(x), want)
 
 
+def test_buffers_for_which_there_is_no_vram_give_the_model_back_with_an_error_of_ours(model, x, monkeypatch):
+    with torch.no_grad():
+        want = model(x)
+    monkeypatch.setattr(
+        "probes.placement.runtime.origins.ParameterOrigins.move_buffers",
+        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("tried to allocate 1 GiB")),
+    )
+    with pytest.raises(PlacementError, match="VRAM was refused"):
+        placed(model, "streamed")
+    with torch.no_grad():
+        assert torch.equal(model(x), want)
+
+
 def test_placing_twice_is_refused(model):
     placed(model, "streamed")
     with pytest.raises(PlacementError, match="placed already"):

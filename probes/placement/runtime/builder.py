@@ -310,7 +310,7 @@ class Builder:
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
             )
-        with _explained(self.streams.device):
+        with memory_refusals(self.streams.device):
             self._into_vram()
         self._move(engine)
 
@@ -622,7 +622,7 @@ class Builder:
 
 
 @contextmanager
-def _explained(device: torch.device) -> Iterator[None]:
+def memory_refusals(device: torch.device) -> Iterator[None]:
     """Let an allocation that torch refuses say what is free, and what to do."""
     try:
         yield

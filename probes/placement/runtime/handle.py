@@ -20,7 +20,7 @@ from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
 from probes.placement.models.modules import Block, why_gpu_only
 from probes.placement.runtime.buffers import StorageOptions
-from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse
+from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse, memory_refusals
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, Turns
 from probes.placement.runtime.hooks import (
@@ -167,8 +167,9 @@ class Handle:
                 self._origins.add_hook(module, partial(InputConversionHook, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
-        """Move the buffers of all modules but these to the device."""
-        self._origins.move_buffers(model, self.device, staying)
+        """Move the buffers of all modules but these to the device. Raises PlacementError for want of VRAM."""
+        with memory_refusals(self.device):
+            self._origins.move_buffers(model, self.device, staying)
 
     def record_passes(self) -> None:
         """From now on whole passes become graphs. Raises PlacementError where that can't be."""
