@@ -1,15 +1,17 @@
-"""What tests/groups.py wants to know of a run: how many tests there were, and which failed.
+"""What tests/groups.py wants to know of a run: how many tests there were, which failed, which took longest.
 
 Not in tests/: pytest puts a conftest's folder on the path, where tests/torch would pass for a torch.
 """
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 WANTED = "WEIR_TEST_OUTCOME"
+SLOWEST = 20  # tests whose seconds are kept, with those of their fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,7 +24,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if file := session.config.stash[_file]:
         stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
         failed = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())]
-        found = {"tests": session.testscollected, "failed": list(dict.fromkeys(failed))}
+        seconds: Counter[str] = Counter()
+        for report in (report for reports in stats.values() for report in reports):
+            seconds[getattr(report, "nodeid", "")] += getattr(report, "duration", 0)
+        found = {
+            "tests": session.testscollected,
+            "failed": list(dict.fromkeys(failed)),
+            "slowest": [(name, round(took, 1)) for name, took in seconds.most_common(SLOWEST)],
+        }
         Path(file).write_text(json.dumps(found))
 
 

@@ -3,7 +3,7 @@
     groups.py GROUP PYTEST-ARGUMENT...    run one, by the Python that runs this
     groups.py GROUP... --outcome          a line for each, then the tests that failed: the end of `make test`
 
-What became of a group is kept in .weir/tests/GROUP.json.
+What became of a group is kept in .weir/tests/GROUP.json, with its slowest tests.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +30,7 @@ class Outcome:
     tests: int
     seconds: float
     failed: list[str]
+    slowest: list[tuple[str, float]] = field(default_factory=list)  # tests and their seconds
 
     def line(self) -> str:
         if self.code is None:
