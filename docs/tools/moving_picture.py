@@ -1,8 +1,8 @@
 """Draws README's moving picture: real commands with their real output, and the map of an image.
 
 Run after `make images`, in the repository root: `.venv/bin/python docs/tools/moving_picture.py`. It types
-the commands of SCENES, keeps the first lines of what each prints, and writes docs/first-minute.svg, which moves
-by CSS alone and stands still for readers who asked their system for less motion.
+the commands of SCENES, keeps the first lines of what each prints, and writes docs/first-minute.svg. That
+moves by CSS alone, and stands still for readers who asked their system for less motion.
 """
 
 import base64
