@@ -51,6 +51,7 @@ def attacked(board: Board, made: Front, names: tuple[str, ...], seconds: float) 
         made.secure("127.0.1.100") as kept,
         ProcessPoolExecutor(len(names), mp_context=get_context("spawn")) as pool,
     ):
+        before = answered(kept)  # from then on nginx keeps it open between requests
         running = [
             pool.submit(attack, made, source, first, count, tls=tls, until_s=until_s)
             for source, first, count, tls in (ATTACKS[name] for name in names)
@@ -59,7 +60,7 @@ def attacked(board: Board, made: Front, names: tuple[str, ...], seconds: float) 
         pause_s = seconds / 2 / PROBES
         failed = sum(_after(pause_s, made, f"127.0.1.{1 + at % 10}") for at in range(PROBES))
         same = sum(not probe(made, ATTACKS[names[0]][0]) for _ in range(10))
-        kept_on = answered(kept)
+        kept_on = before and answered(kept)
         closed = sum(each.result() for each in running)
     board.bar(f"{title}-probes", failed, 0, f"of {PROBES} failed", connections_closed=closed)
     board.bar(f"{title}-kept", int(not kept_on), 0, "callers failed who were connected before")
