@@ -135,6 +135,16 @@ def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Consta
         )
 
 
+def torch_note(machine: str) -> str:
+    """Where to ask whether a torch runs on a profile's card; empty for a report, which torch has written."""
+    from probes.placement.planner.machine import profile, profile_name, profile_names
+
+    name = profile_name(machine)
+    if name not in profile_names():
+        return ""
+    return f"whether a torch runs on this card: {command('weir', 'doctor', '--card', profile(name).target)}"
+
+
 def write_file(path: Path, text: str, *, place: Path | None = None) -> None:
     """Write an answer, at a place that was reserved for it if any, and say so. Raises ReportError."""
     with writing(path, PLACE):

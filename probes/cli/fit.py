@@ -17,6 +17,7 @@ from probes.cli.arguments import (
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    torch_note,
     whole,
     write_file,
 )
@@ -98,8 +99,9 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="number format of weights; amp: float32 weights, products in 16 bits (default: bf16; for "
-        "training without --lora, amp-bf16)",
+        help="number format of weights; amp: float32 weights, products in 16 bits (default: the model's own, "
+        "or float32 where that is bfloat16 and the card has no units for it; for training without --lora, "
+        "amp-bf16, or amp-fp16 on such a card)",
     )
     fit.add_argument(
         "--optimizer",
@@ -124,7 +126,7 @@ def _fit(args: argparse.Namespace) -> Exit:
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
         report = _report(args, question)
         try:
-            _say(report, as_json=args.json == Path("-"))
+            _say(report, as_json=args.json == Path("-"), machine=args.machine if not args.measure else "")
         finally:  # trials take minutes: a lost output doesn't cost the files
             if kept:
                 write_file(args.json, to_json(report), place=kept)
@@ -133,19 +135,21 @@ def _fit(args: argparse.Namespace) -> Exit:
     return _exit(report)
 
 
-def _say(report: "FitReport", *, as_json: bool) -> None:
+def _say(report: "FitReport", *, as_json: bool, machine: str) -> None:
     from probes.reports.fit import lines
 
     if as_json:
         write(to_json(report))
     else:
-        echo(lines(report))
+        echo("\n\n".join(filter(None, (lines(report), torch_note(machine)))))
 
 
 def _report(args: argparse.Namespace, question: Question) -> "FitReport":
     """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
     from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants
     from probes.fit.forecast import CPU, most_of
+    from probes.fit.placed import with_placement
+    from probes.fit.precision import default_precision
     from probes.placement.models.reading import config_of
     from probes.placement.planner.api import resolve_machine, resolve_model
 
@@ -155,6 +159,8 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
         model = resolve_model(args.model)
         if args.tokens is None:
             question = replace(question, tokens=min(TOKENS, most_of(model, "tokens")))
+        if args.precision is None:
+            question = replace(question, precision=default_precision(model, machine, question))
         report = answer(model, question, machine, budget=args.budget)
     except ModelUnknown as unknown:
         if not args.measure:
@@ -170,7 +176,7 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
                 raise KeyboardInterrupt from None
             raise
     if not args.measure:
-        return report
+        return with_placement(report, model, machine, named=args.machine)
     request = _request(args, config_of(args.model), question, report.budget_bytes)
     measured = _measured(guided(request, report, model, machine))
     return compared(report, model, machine, measured)

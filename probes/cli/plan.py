@@ -16,6 +16,7 @@ from probes.cli.arguments import (
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    torch_note,
     whole,
     write_file,
 )
@@ -100,7 +101,7 @@ def _plan(args: argparse.Namespace) -> Exit:
     if printed:
         write(document())
     else:
-        echo(text)
+        echo("\n\n".join(filter(None, (text, torch_note(args.machine)))))
     if args.json and not printed:
         write_file(args.json, document())
     if args.picture:

@@ -63,6 +63,7 @@ class Constants:
     host_bytes: int | None = None  # of memory, if known
     spread: float = PROFILE_SPREAD
     notes: tuple[str, ...] = ()
+    target: str = ""  # of its GPU: gfx906, sm_90; empty without one
 
     @property
     def has_gpu(self) -> bool:
@@ -73,6 +74,14 @@ class Constants:
     def converts(self) -> bool:
         """Whether bfloat16 weights have to be converted, because the GPU has no units for them."""
         return self.has_gpu and not self.bfloat16
+
+    def fuses_attention(self, *, halves: bool, grouped: bool) -> bool:
+        """Whether torch has a kernel that attends without keeping the scores.
+
+        `halves`: in 16 bits; `grouped`: with fewer heads of keys than of queries. Such kernels need units for
+        halves; of grouped heads also halves.
+        """
+        return self.triton and self.bfloat16 and (halves or not grouped)
 
     def rate_of_products(self, dtype: str) -> float:
         """Operations/s in a dtype; a dtype without an entry runs at float32's rate."""
@@ -219,6 +228,7 @@ class _Profile:
             pinned_share=self._value("pinned_share") if amd else 1.0,
             spread=PROFILE_SPREAD,
             notes=("nothing here was measured on an AMD card",) if amd else (),
+            target=target,
         )
 
     def _at_most(self, rate: float, key: str) -> float:
@@ -279,7 +289,8 @@ def from_report(report: ProbeReport, *, name: str) -> Constants:
         spread=REPORT_SPREAD,
     )
     if gpu is None:
-        return replace(machine, vram_bytes=0, notes=("the report has no GPU: all blocks go to the CPU",))
+        note = "the report has no GPU: all blocks go to the CPU"
+        return replace(machine, vram_bytes=0, notes=(note,), target="")
     machine = _with_launches(machine, rows, small)
     missing = [] if small else ["Python's time for an operation", "small kernels"]
     return _with_measurements(machine, gpu, rows, passes, profile=nearest, missing=missing)
@@ -289,7 +300,7 @@ def without_gpu(cpus: int) -> Constants:
     """A machine with `cpus` processors and no GPU: the profiles' CPU, scaled by its number of cores."""
     base, share = profile("h200"), cpus / CORES
     rate = base.cpu_rate * min(share, 1.0)
-    return replace(base, name="CPU", vram_bytes=0, cpu_rate=rate, cpu_flops=base.cpu_flops * share)
+    return replace(base, name="CPU", vram_bytes=0, cpu_rate=rate, cpu_flops=base.cpu_flops * share, target="")
 
 
 def _gpu(report: ProbeReport) -> Gpu | None:
@@ -331,6 +342,7 @@ def _with_measurements(
         zero_copy_rate=rate("zero_copy_read", machine.zero_copy_rate),
         flops={key: flops.get(key, value) for key, value in machine.flops.items()},
         unified=gpu.integrated is True,
+        target=gpu.target.partition(":")[0],
     )
     missing += [] if flops else ["products at batch 256"]
     always = ["context", "workspace", "unpacking", *missing]

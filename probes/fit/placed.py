@@ -1,0 +1,53 @@
+"""The plan that answers the same question as `fit`: where a model goes that doesn't fit as a whole. Pure."""
+
+from dataclasses import replace
+
+from probes.core.errors import PlanImpossible, UsageError
+from probes.core.invocation import probe_line
+from probes.core.units import binary_bytes, typed_bytes
+from probes.fit.report import FitReport
+from probes.placement.models.description import ModelDescription
+from probes.placement.planner.machine import Constants
+from probes.placement.planner.plan import make_plan
+from probes.placement.types import Workload
+
+
+def workload_of(report: FitReport) -> Workload:
+    """The pass that a plan is for: a prompt and room for it in the KV cache, if the model has one."""
+    question = report.question
+    context = question.tokens if report.predicted.kv_cache else 0
+    return Workload(question.batch, question.tokens, context)
+
+
+def plan_line(report: FitReport, machine: str) -> str:
+    """The command that plans the report's question. `machine`: as the user names it."""
+    work = workload_of(report)
+    words = [report.question.model, "--machine", machine, "--vram", typed_bytes(report.budget_bytes)]
+    sizes = {"--batch": work.batch, "--tokens": work.tokens, "--context": work.context_tokens}
+    words += [word for name, n in sizes.items() if n not in (0, 1) for word in (name, str(n))]
+    return probe_line("plan", *words)
+
+
+def with_placement(
+    report: FitReport, model: ModelDescription, machine: Constants, *, named: str
+) -> FitReport:
+    """The report; where inference doesn't fit but runs when placed, with a note that names the command.
+
+    `named`: the machine, as the user names it.
+    """
+    if report.fits or report.question.task != "inference" or not machine.has_gpu:
+        return report
+    try:
+        made = make_plan(
+            model,
+            machine,
+            vram=report.budget_bytes,
+            host=None,
+            workload=workload_of(report),
+            objective="exact",
+        ).plan
+    except (PlanImpossible, UsageError):
+        return report
+    outside = binary_bytes(made.host.pinned + made.host.pageable + made.host.disk)
+    note = f"placed, it runs, with {outside} outside the VRAM: {plan_line(report, named)}"
+    return replace(report, notes=(*report.notes, note))
