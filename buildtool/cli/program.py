@@ -19,6 +19,7 @@ VERBS = {
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
+    "fits": "answer whether a model runs on a card: which torch, how much memory, how fast, and what helps",
     "completion": "print a script that completes verbs, options and paths in bash or zsh",
 }
 

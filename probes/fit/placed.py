@@ -1,6 +1,7 @@
 """The plan that answers the same question as `fit`: where a model goes that doesn't fit as a whole. Pure."""
 
 from dataclasses import replace
+from typing import Final
 
 from probes.core.errors import PlanImpossible, UsageError
 from probes.core.invocation import probe_line
@@ -11,6 +12,8 @@ from probes.placement.planner.machine import Constants
 from probes.placement.planner.plan import make_plan
 from probes.placement.types import Workload
 
+MIB: Final = 1 << 20
+
 
 def workload_of(report: FitReport) -> Workload:
     """The pass that a plan is for: a prompt and room for it in the KV cache, if the model has one."""
@@ -19,10 +22,15 @@ def workload_of(report: FitReport) -> Workload:
     return Workload(question.batch, question.tokens, context)
 
 
-def plan_line(report: FitReport, machine: str) -> str:
-    """The command that plans the report's question. `machine`: as the user names it."""
-    work = workload_of(report)
-    words = [report.question.model, "--machine", machine, "--vram", typed_bytes(report.budget_bytes)]
+def whole_mib(n_bytes: int) -> int:
+    """Bytes rounded down to MiB, which is how a command names a budget."""
+    return n_bytes // MIB * MIB
+
+
+def plan_line(model: str, machine: str, vram: int, work: Workload, *, host: int | None = None) -> str:
+    """The command that plans a pass. `machine`: as the user names it; `vram` and `host` in bytes."""
+    words = [model, "--machine", machine, "--vram", typed_bytes(vram)]
+    words += ["--host", typed_bytes(host)] if host is not None else []
     sizes = {"--batch": work.batch, "--tokens": work.tokens, "--context": work.context_tokens}
     words += [word for name, n in sizes.items() if n not in (0, 1) for word in (name, str(n))]
     return probe_line("plan", *words)
@@ -37,17 +45,12 @@ def with_placement(
     """
     if report.fits or report.question.task != "inference" or not machine.has_gpu:
         return report
+    work, vram = workload_of(report), whole_mib(report.budget_bytes)
     try:
-        made = make_plan(
-            model,
-            machine,
-            vram=report.budget_bytes,
-            host=None,
-            workload=workload_of(report),
-            objective="exact",
-        ).plan
+        made = make_plan(model, machine, vram=vram, host=None, workload=work, objective="exact").plan
     except (PlanImpossible, UsageError):
         return report
     outside = binary_bytes(made.host.pinned + made.host.pageable + made.host.disk)
-    note = f"placed, it runs, with {outside} outside the VRAM: {plan_line(report, named)}"
+    line = plan_line(report.question.model, named, vram, work)
+    note = f"placed, it runs, with {outside} outside the VRAM: {line}"
     return replace(report, notes=(*report.notes, note))
