@@ -42,6 +42,7 @@ class Card:
     profile: str | Unknown  # in probes/placement/planner/profiles.toml
     pci_ids: tuple[str, ...]  # 1002:744c
     kinds: tuple[str, ...]  # of memory, where they tell cards of one name apart: hbm3
+    host_sizes: tuple[int, ...]  # that the maker's name says, of the host's memory
     target_source: str
     memory_source: str
 
@@ -160,6 +161,7 @@ def _card(row: Mapping[str, Any]) -> Card:
         profile=row.get("profile", NO_PROFILE),
         pci_ids=tuple(f"{_VENDOR_IDS[maker]}:{number}" for number in row.get("pci", ())),
         kinds=tuple(kind.lower() for kind in row.get("kinds", ())),
+        host_sizes=tuple(size * GIB for size in row.get("host_gib", ())),
         target_source=row["target_source"],
         memory_source=row["memory_source"],
     )
@@ -168,7 +170,6 @@ def _card(row: Mapping[str, Any]) -> Card:
 Words = tuple[str, ...]
 # Words that a maker's product line has and people leave out
 _BRANDS: Final = frozenset({"radeon", "instinct", "geforce", "tesla", "quadro", "pro"})
-_SAME: Final = {"mobile": "laptop"}
 
 
 @cache
@@ -209,7 +210,12 @@ def _names() -> _Names:
                 words.append((_pieces(left), card))
         if "usual" in row:
             usual["".join(_split(row["usual"]))] = card
-    chips = {(_split(name), family["chip"]) for family in _table()["family"] for name in _chip_names(family)}
+    chips = {
+        (words, family["chip"])
+        for family in _table()["family"]
+        for name in (family["chip"], *family.get("also", ()))
+        for words in (_split(name), ("".join(_split(name)),))  # Polaris 10 and Polaris10
+    }
     return _Names(
         {key: tuple(cards) for key, cards in full.items()},
         {key: tuple(cards) for key, cards in short.items()},
@@ -217,10 +223,6 @@ def _names() -> _Names:
         tuple(dict.fromkeys(words)),
         tuple(sorted(chips, key=lambda chip: (-len(chip[0]), chip))),
     )
-
-
-def _chip_names(family: Mapping[str, Any]) -> Iterable[str]:
-    return (family["chip"], *family.get("also", ()))
 
 
 def _shortened(name: Words) -> Iterable[Words]:
@@ -236,9 +238,7 @@ def _shortened(name: Words) -> Iterable[Words]:
 
 def _split(text: str) -> Words:
     """The words of a text, in lower case."""
-    return tuple(
-        _SAME.get(word, word) for word in re.findall(r"[a-z0-9]+", text.lower().replace("max-q", "maxq"))
-    )
+    return tuple(re.findall(r"[a-z0-9]+", text.lower().replace("max-q", "maxq")))
 
 
 def _pieces(words: Words) -> Words:
@@ -286,6 +286,8 @@ class _Asked:
             (match for match in _PCI.finditer(lower) if match[1] in _VENDOR_IDS.values()), _PCI.search(lower)
         )
         named = _product(_REMARK.sub(" ", lower))
+        for phrase, same in _table()["words"]["phrases"].items():
+            named = named.replace(phrase, same)
         size, reported, kind = _SIZE.search(named), _SIZE_MIB.search(named), _KIND.search(named)
         named = _KIND.sub(" ", _SIZE_MIB.sub(" ", _SIZE.sub(" ", named)))
         memory = int(size[1]) * GIB if size else int(reported[1]) << 20 if reported else None
@@ -315,7 +317,8 @@ class _Asked:
     def _agrees(self, card: Card) -> bool:
         """Whether the card has the memory that the text says, if it says any."""
         kinds = not self.kind or not card.kinds or self.kind in card.kinds
-        return kinds and (self.memory is None or self.memory_of(card) is not None)
+        known = self.memory is None or self.memory in card.host_sizes or self.memory_of(card) is not None
+        return kinds and known
 
     def memory_of(self, card: Card) -> int | None:
         """The card's size of memory that the text says."""
@@ -352,12 +355,23 @@ def _named(words: Words) -> _Found:
         found = _by_key(name) if name else _Found()
         if found.cards:
             return found
+    if "series" in plain:
+        return _series(tuple(word for word in plain if word != "series"))
     by_chip = _by_chip(plain)
-    if by_chip.cards:
-        return by_chip
-    begun = _pieces(plain)
+    return by_chip if by_chip.cards else _Found(_beginning(plain), whole=False)
+
+
+def _beginning(words: Words) -> tuple[Card, ...]:
+    """The cards whose name, or an end of it, begins with these words."""
+    begun = _pieces(words)
     begins = [card for name, card in _names().words if begun and name[: len(begun)] == begun]
-    return _Found(tuple(dict.fromkeys(begins)), whole=False)
+    return tuple(dict.fromkeys(begins))
+
+
+def _series(words: Words) -> _Found:
+    """The cards of a series: the one that has its name, and those whose names go on."""
+    exact = _by_key(words) if words else _Found()
+    return _Found(tuple(dict.fromkeys((*exact.cards, *_beginning(words)))), bool(exact.cards) and exact.whole)
 
 
 def _by_key(words: Words) -> _Found:
