@@ -3,7 +3,6 @@
 Everything but the torch is predicted.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
@@ -23,7 +22,7 @@ from probes.placement.models.description import ModelDescription
 from probes.placement.planner.compute_dtype import computed_in
 from probes.placement.planner.machine import ASSUMED_HOST, Constants
 from probes.placement.planner.plan import make_plan
-from probes.placement.types import Objective, Plan, Workload
+from probes.placement.types import TIERS, Objective, Plan, Tier, Workload
 
 Task = Literal["inference", "lora", "training"]
 TASKS: Final[tuple[Task, ...]] = ("inference", "lora", "training")
@@ -56,12 +55,20 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class TierBytes:
+    """Weights that are kept in one way, in bytes as the model has them."""
+
+    tier: Tier
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where `plan` keeps the weights for inference. Bytes."""
 
     tag: ClassVar[str] = "placement"
     is_whole: bool  # all weights are in VRAM, in the dtype that is computed in
-    weight_bytes_by_tier: Mapping[str, int]  # as the model has them
+    tiers: tuple[TierBytes, ...]
     converted_bytes: int  # of these, what stays bfloat16 and is converted in each pass
     vram_bytes: int  # of torch's allocator
     pinned_bytes: int
@@ -262,12 +269,12 @@ def _memory(report: FitReport | Unknown) -> Memory | Unknown:
 
 
 def _placement(plan: Plan, *, speeds: bool) -> Placement:
-    by_tier: dict[str, int] = {}
+    by_tier: dict[Tier, int] = {}
     for block in plan.blocks:
         by_tier[block.tier] = by_tier.get(block.tier, 0) + block.weight_bytes
     return Placement(
         is_whole=all(block.tier == "resident" and not block.kept for block in plan.blocks),
-        weight_bytes_by_tier=by_tier,
+        tiers=tuple(TierBytes(tier, by_tier[tier]) for tier in TIERS if tier in by_tier),
         converted_bytes=sum(block.weight_bytes for block in plan.blocks if block.kept),
         vram_bytes=plan.vram.total - plan.vram.context,
         pinned_bytes=plan.host.pinned,

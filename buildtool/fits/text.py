@@ -8,7 +8,7 @@ from buildtool.fits.card import TorchAnswer
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, counted
 from probes.core.unknown import Unknown
-from probes.placement.types import TIERS, Tier
+from probes.placement.types import Tier
 
 WIDTH: Final = 10  # characters of the words in front
 TASK_WORDS: Final = {"inference": "it", "lora": "LoRA of rank 16", "training": "training all weights"}
@@ -128,8 +128,8 @@ def _needs(memory: Memory | Unknown, *, change: bool) -> str:
 
 
 def _where(answer: Answer, placement: Placement) -> str:
-    tiers = placement.weight_bytes_by_tier
-    parts = [f"{binary_bytes(tiers[tier])} {TIER_WORDS[tier]}" for tier in TIERS if tiers.get(tier)]
+    kept = [tier for tier in placement.tiers if tier.weight_bytes]
+    parts = [f"{binary_bytes(tier.weight_bytes)} {TIER_WORDS[tier.tier]}" for tier in kept]
     if placement.is_whole:
         return "all weights are resident in VRAM, predicted"
     if placement.converted_bytes:
