@@ -38,6 +38,7 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         epilog=EXITS,
     )
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
+    parser.elsewhere = _verbs_of_probe
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
         about = f"{summary[:1].upper()}{summary[1:]}."
@@ -45,6 +46,12 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         if name in filled:
             importlib.import_module(f"buildtool.cli.{name}").add_arguments(sub)
     return parser
+
+
+def _verbs_of_probe() -> dict[str, str]:
+    """The verbs of `weir probe`, by what somebody may type for them, and how they are typed."""
+    names = importlib.import_module("probes.cli.program").verb_names()
+    return {name: f"{host_command()} probe {name}" for name in names if name not in VERBS}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
-MACHINE = "h200"  # that plans and predictions are for where no other is named
 LEAST_BARE = 1 << 20  # of a size without a unit, in bytes
 FEW_GIB = 256  # below it, a number without a unit is rather GiB than MiB
 MOST_WRITTEN = 64 << 20  # bytes of a plan or an answer
@@ -163,6 +162,14 @@ def add_compute(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def machine_of(named: str | None) -> "Constants":
+    """The machine that --machine names, else this host's. Raises UsageError and ReportError."""
+    from probes.placement.planner.api import resolve_machine
+    from probes.placement.planner.this_host import this_hosts_machine
+
+    return this_hosts_machine() if named is None else resolve_machine(named)
+
+
 def add_model(verb: argparse.ArgumentParser) -> None:
     """The model and the machine of a verb that needs neither."""
     verb.add_argument(
@@ -173,6 +180,7 @@ def add_model(verb: argparse.ArgumentParser) -> None:
     option(
         verb,
         "--machine",
-        "NAME|REPORT",
-        f"profile ({PROFILES}), or the file of a probe report (default: {MACHINE})",
+        "CARD|REPORT",
+        f"card, in any spelling, of which there is a profile ({PROFILES}), or the file of a probe report "
+        "(default: this host's card)",
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.cli.arguments import (
-    MACHINE,
     PLACE,
     Verbs,
     add_model,
     add_verb,
+    machine_of,
     picture,
     refuse_more_than_the_card,
     refuse_overwriting,
@@ -43,7 +43,7 @@ EIGHT_BITS = "adamw8bit"
 TOKENS = 1024  # of a sequence
 LIMIT_S = 120  # of all trials together
 MOST_TRIED = 10**6  # of a size
-TRY_IT = "--measure cpu --budget SIZE"
+TRY_IT = "--measure cpu --vram SIZE"
 INTERRUPTED = "interrupted"  # what the supervisor calls it
 
 _count = whole(1, 10**9)
@@ -57,19 +57,13 @@ def add_verbs(verbs: Verbs) -> None:
         "find the largest batch and the longest sequence that fit in memory: predicted, or also measured",
         exits=FIT_EXITS,
     )
-    option(
-        fit,
-        "--budget",
-        "SIZE",
-        "memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
-        size,
-    )
+    _add_budget(fit)
     add_model(fit)
     _add_what_is_run(fit)
     fit.add_argument(
         "--measure",
         choices=("cpu", "gpu"),
-        help="also try sizes: run steps with random weights, in fresh processes limited to --budget",
+        help="also try sizes: run steps with random weights, in fresh processes limited to --vram",
     )
     fit.add_argument(
         "--axis",
@@ -86,6 +80,38 @@ def add_verbs(verbs: Verbs) -> None:
     option(fit, "--json", "FILE", "write the answer as JSON; - prints it", Path)
     option(fit, "--picture", "FILE.svg", "draw what takes the bytes", picture)
     fit.set_defaults(do=_fit)
+
+
+def _add_budget(fit: argparse.ArgumentParser) -> None:
+    """Add --vram and its older name; errors have the one that was typed."""
+    budget = fit.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--vram",
+        action=_Budget,
+        type=size,
+        dest="budget",
+        metavar="SIZE",
+        help="VRAM that the program may use, e.g. 4GiB; with --measure cpu, memory (default: the "
+        "card's, less the driver's context)",
+    )
+    budget.add_argument(
+        "--budget", action=_Budget, type=size, dest="budget", metavar="SIZE", help="the same as --vram"
+    )
+    fit.set_defaults(budget_option="--vram")
+
+
+class _Budget(argparse.Action):
+    """Keeps the bytes, and the name of the option that was typed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401 - argparse's own
+        option_string: str | None = None,
+    ) -> None:
+        """Keep both."""
+        namespace.budget, namespace.budget_option = values, option_string
 
 
 def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
@@ -120,8 +146,9 @@ def _fit(args: argparse.Namespace) -> Exit:
     from probes.reports.pictures import draw_fit
 
     question = _question(args)
-    args.machine = args.machine or MACHINE
-    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
+    refuse_overwriting(
+        Path(args.model), [Path(args.machine)] if args.machine else [], [args.json, args.picture]
+    )
     file = None if args.json == Path("-") else args.json
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
         report = _report(args, question)
@@ -151,10 +178,10 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
     from probes.fit.placed import with_placement
     from probes.fit.precision import default_precision
     from probes.placement.models.reading import config_of
-    from probes.placement.planner.api import resolve_machine, resolve_model
+    from probes.placement.planner.api import resolve_model
 
-    machine = cpu_constants() if args.measure == "cpu" else resolve_machine(args.machine)
-    refuse_more_than_the_card("--budget", args.budget, machine)
+    machine = cpu_constants() if args.measure == "cpu" else machine_of(args.machine)
+    refuse_more_than_the_card(args.budget_option, args.budget, machine)
     try:
         model = resolve_model(args.model)
         if args.tokens is None:
@@ -256,7 +283,7 @@ def _question(args: argparse.Namespace) -> Question:
     if args.targets and not args.lora:
         raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
     if args.measure and args.budget is None:
-        raise UsageError("trials need a limit", "say what they may take: --budget 4GiB")
+        raise UsageError("trials need a limit", "say what they may take: --vram 4GiB")
     precision: Precision = args.precision or ("amp-bf16" if training and not args.lora else "bf16")
     if precision.startswith("amp") and not training:
         raise UsageError(f"{precision} is a precision of training", "for inference: --precision bf16")

@@ -51,9 +51,9 @@ def add_verbs(verbs: Verbs) -> None:
     option(
         place,
         "--machine",
-        "NAME|REPORT",
-        "speeds to plan with: a probe report of this machine, or a profile "
-        f"({PROFILES}; default: the profile of the most similar card)",
+        "CARD|REPORT",
+        "speeds to plan with: a probe report of this machine, or a card that has a profile "
+        f"({PROFILES}; default: the most similar of these)",
     )
     option(place, "--batch", "N", "sequences at once (default: 1, or the plan's)", _count)
     option(place, "--tokens", "N", "tokens of each sequence (default: 128, or the plan's)", _count)
@@ -82,7 +82,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 def _add_budget(place: argparse.ArgumentParser) -> None:
     budget = place.add_mutually_exclusive_group(required=True)
-    option(budget, "--vram", "SIZE", "VRAM that torch may take, e.g. 4GiB", size)
+    option(budget, "--vram", "SIZE", "VRAM that the program may use, e.g. 4GiB", size)
     option(
         budget,
         "--plan",

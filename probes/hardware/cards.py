@@ -478,5 +478,7 @@ def _ambiguous(asked: _Asked, found: _Found) -> CardAmbiguous:
             f"{asked.text!r} isn't a card's whole name", f"did you mean {_shown(found.cards)}?", found.cards
         )
     return CardAmbiguous(
-        f"{asked.text!r} names several cards: {_shown(found.cards)}", "write more of the name", found.cards
+        f"{asked.text!r} names several cards: {_shown(found.cards)}",
+        f"write more of the name, as in {found.cards[0].name!r}",
+        found.cards,
     )
