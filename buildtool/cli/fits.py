@@ -2,8 +2,9 @@
 
 import argparse
 import datetime
+from pathlib import Path
 
-from buildtool.core.errors import ConfigError, Exit
+from buildtool.core.errors import Exit
 from probes.cli.arguments import refuse_more_than_the_card, size, whole
 from probes.core.output import echo, flag, option, write
 
@@ -52,17 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the answer; 1 when the model doesn't run there."""
     from buildtool.doctor.compatibility import compatibility
+    from buildtool.doctor.host import platform_of
     from buildtool.fits.answer import Asked, ask
-    from buildtool.fits.card import choose_card
+    from buildtool.fits.card import Torches, choose_card
     from buildtool.fits.text import lines
     from probes.core.codec import to_json
     from probes.placement.planner.api import resolve_model
 
-    if not args.card:
-        raise ConfigError("no card is named", "name one: weir fits MODEL 'MI50 16GB', or rx7900xtx, or h100")
     model = resolve_model(args.model)
     today = datetime.datetime.now(datetime.UTC).date()
-    card = choose_card(args.card, "linux", compatibility(), today)
+    card = choose_card(args.card, Torches(compatibility(), platform_of(Path("/")), today))
     refuse_more_than_the_card("--vram", args.vram, card.machine)
     answer = ask(Asked(args.model, args.task, args.batch, args.tokens, args.vram, args.host), model, card)
     if args.json:

@@ -237,14 +237,15 @@ class _Asking:
     def next_command(self, work: Workload, *, there: bool) -> str:
         """The command to type next."""
         target = self.card.facts.target
-        if not there or not self.card.named:
+        if not there or not self.card.has_speeds:
             return command("weir", "doctor", "--card", target)
         if self.asked.task == "inference":
             host = self.asked.host_bytes
             return plan_line(self.asked.model, self.card.named, self.budget, work, host=host)
         lora = ["--lora", str(LORA_RANK)] if self.asked.task == "lora" else []
-        sizes = ["--budget", typed_bytes(self.budget), "--batch", str(self.asked.batch)]
-        words = [self.asked.model, "--machine", self.card.named, "--task", "training", *lora, *sizes]
+        sizes = ["--vram", typed_bytes(self.budget), "--batch", str(self.asked.batch)]
+        machine = ["--machine", self.card.named] if self.card.named else []
+        words = [self.asked.model, *machine, "--task", "training", *lora, *sizes]
         return probe_line("fit", *words, "--tokens", str(self.tokens))
 
 

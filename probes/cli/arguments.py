@@ -134,14 +134,22 @@ def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Consta
         )
 
 
-def torch_note(machine: str) -> str:
-    """Where to ask whether a torch runs on a profile's card; empty for a report, which torch has written."""
-    from probes.placement.planner.machine import profile, profile_name, profile_names
+def torch_note(constants: str) -> str:
+    """Where to ask whether a torch runs on a profile's card; empty for a report, which torch has written.
 
-    name = profile_name(machine)
+    `constants`: where a machine's figures come from, as plans and answers say it.
+    """
+    from probes.placement.planner.machine import profile, profile_names
+
+    name = constants.removeprefix("predicted: profile ")
     if name not in profile_names():
         return ""
     return f"whether a torch runs on this card: {command('weir', 'doctor', '--card', profile(name).target)}"
+
+
+def paragraphs(*texts: str) -> str:
+    """The texts that aren't empty, with an empty line between."""
+    return "\n\n".join(filter(None, texts))
 
 
 def write_file(path: Path, text: str, *, place: Path | None = None) -> None:

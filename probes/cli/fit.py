@@ -13,6 +13,7 @@ from probes.cli.arguments import (
     add_model,
     add_verb,
     machine_of,
+    paragraphs,
     picture,
     refuse_more_than_the_card,
     refuse_overwriting,
@@ -153,7 +154,7 @@ def _fit(args: argparse.Namespace) -> Exit:
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
         report = _report(args, question)
         try:
-            _say(report, as_json=args.json == Path("-"), machine=args.machine if not args.measure else "")
+            _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
             if kept:
                 write_file(args.json, to_json(report), place=kept)
@@ -162,13 +163,13 @@ def _fit(args: argparse.Namespace) -> Exit:
     return _exit(report)
 
 
-def _say(report: "FitReport", *, as_json: bool, machine: str) -> None:
+def _say(report: "FitReport", *, as_json: bool) -> None:
     from probes.reports.fit import lines
 
     if as_json:
         write(to_json(report))
     else:
-        echo("\n\n".join(filter(None, (lines(report), torch_note(machine)))))
+        echo(paragraphs(lines(report), torch_note(report.constants)))
 
 
 def _report(args: argparse.Namespace, question: Question) -> "FitReport":

@@ -13,6 +13,7 @@ from probes.cli.arguments import (
     add_model,
     add_verb,
     machine_of,
+    paragraphs,
     picture,
     refuse_more_than_the_card,
     refuse_overwriting,
@@ -104,7 +105,7 @@ def _plan(args: argparse.Namespace) -> Exit:
     if printed:
         write(document())
     else:
-        echo("\n\n".join(filter(None, (text, torch_note(args.machine)))))
+        echo(text)
     if args.json and not printed:
         write_file(args.json, document())
     if args.picture:
@@ -125,7 +126,8 @@ def _one_card(args: argparse.Namespace) -> Shown:
 
     model, machine = resolve_model(args.model), _machine(args)
     made = make_plan(model, machine, **_plan_options(args, model, machine))
-    return lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
+    text = paragraphs(lines(made.plan), torch_note(machine.origin))
+    return text, partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:
@@ -138,7 +140,8 @@ def _several_cards(args: argparse.Namespace) -> Shown:
 
     model, machine = resolve_model(args.model), _machine(args)
     made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
-    return cards_lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
+    text = paragraphs(cards_lines(made.plan), torch_note(machine.origin))
+    return text, partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
 
 
 def _machine(args: argparse.Namespace) -> "Constants":

@@ -1,6 +1,7 @@
 """The plan that answers the same question as `fit`: where a model goes that doesn't fit as a whole. Pure."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from probes.core.errors import PlanImpossible, UsageError
@@ -27,9 +28,13 @@ def whole_mib(n_bytes: int) -> int:
     return n_bytes // MIB * MIB
 
 
-def plan_line(model: str, machine: str, vram: int, work: Workload, *, host: int | None = None) -> str:
-    """The command that plans a pass. `machine`: as the user names it; `vram` and `host` in bytes."""
-    words = [model, "--machine", machine, "--vram", typed_bytes(vram)]
+def plan_line(model: str, machine: str | None, vram: int, work: Workload, *, host: int | None = None) -> str:
+    """The command that plans a pass, with `vram` and `host` in bytes.
+
+    `machine`: as the user names it; None: this host's card.
+    """
+    named = ["--machine", machine] if machine else []
+    words = [Path(model) if model.startswith("-") else model, *named, "--vram", typed_bytes(vram)]
     words += ["--host", typed_bytes(host)] if host is not None else []
     sizes = {"--batch": work.batch, "--tokens": work.tokens, "--context": work.context_tokens}
     words += [word for name, n in sizes.items() if n not in (0, 1) for word in (name, str(n))]
