@@ -17,7 +17,7 @@ from probes.fit.answer import answer as fit_answer
 from probes.fit.forecast import most_of
 from probes.fit.placed import plan_line, whole_mib
 from probes.fit.precision import default_precision
-from probes.fit.report import FitReport, Largest, Precision, Question
+from probes.fit.report import FitReport, Knob, Largest, Precision, Question
 from probes.placement.models.description import ModelDescription
 from probes.placement.planner.compute_dtype import computed_in
 from probes.placement.planner.machine import ASSUMED_HOST, Constants
@@ -143,16 +143,13 @@ class _Asking:
         self.budget = whole_mib(most if asked.vram_bytes is None else min(asked.vram_bytes, most))
 
     def answer(self) -> Answer:
+        """Ask, and put the answers together."""
         task, torch = self.asked.task, self.card.torch
-        inference, lora = self.fit("inference"), self.fit("lora")
-        asked_for = inference if task == "inference" else lora if task == "lora" else self.fit("training")
-        generates = not isinstance(inference, Unknown) and inference.predicted.kv_cache > 0
-        if isinstance(inference, Unknown):
-            generates = any(block.looked_up or "lm_head" in block.name for block in self.model.blocks)
-        work = Workload(self.asked.batch, self.tokens, self.tokens if generates else 0)
-        plan = self.plan(self.machine, work)
+        report = self.fit(task)
+        work = Workload(self.asked.batch, self.tokens, self.tokens if self.generates else 0)
+        plan = self.plan(self.machine, work) if task == "inference" else Unknown("plans are of inference")
         there = not isinstance(torch, TorchAnswer) or torch.computes_on_card
-        memory = isinstance(plan, Plan) if task == "inference" else _fits(asked_for)
+        has_room = isinstance(plan, Plan) or (isinstance(report, FitReport) and report.fits)
         host = self.asked.host_bytes if self.asked.host_bytes is not None else self.machine.host_bytes
         return Answer(
             model=self.model.name,
@@ -167,16 +164,21 @@ class _Asking:
             vram_budget_bytes=self.budget,
             host_budget_bytes=ASSUMED_HOST if host is None else host,
             host_is_assumed=host is None,
-            has_room=memory,
-            runs=there and memory,
+            has_room=has_room,
+            runs=there and has_room,
             placement=_placement(plan, speeds=self.card.has_speeds) if isinstance(plan, Plan) else plan,
-            memory=_memory(asked_for),
-            lora=_memory(lora),
-            cpu=Unknown("a torch computes on the card") if there else self.on_cpu(work),
-            change=self.change(asked_for, plan, work),
-            next_command=self.next_command(work, there=there),
+            memory=_memory(report),
+            lora=_memory(self.fit("lora")) if task == "inference" else Unknown(f"{task} is asked about"),
+            cpu=self.on_cpu(work) if task == "inference" and not there else Unknown("not asked about"),
+            change=self.change(report, plan, work),
+            next_command=self.next_command(work, report, there=there),
             notes=self.card.notes,
         )
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model makes tokens, and so keeps keys and values."""
+        return any(block.looked_up or "lm_head" in block.name for block in self.model.blocks)
 
     def fit(self, task: Task) -> FitReport | Unknown:
         """What `weir probe fit` answers."""
@@ -219,7 +221,7 @@ class _Asking:
         if self.asked.task != "inference":
             return _saving(report)
         if isinstance(plan, Unknown):
-            return Unknown(plan.reason)
+            return plan
         fast = self.plan(self.machine, work, "fast")
         times = (
             plan.time.middle_s / fast.time.middle_s if isinstance(fast, Plan) and fast.time.middle_s else 0
@@ -234,23 +236,40 @@ class _Asking:
             return Change(f"a card with {needs}", "it holds the whole model", "another card")
         return _saving(report)
 
-    def next_command(self, work: Workload, *, there: bool) -> str:
-        """The command to type next."""
-        target = self.card.facts.target
+    def next_command(self, work: Workload, report: FitReport | Unknown, *, there: bool) -> str:
+        """The command to type next: the plan, or the training step with the change that makes it fit."""
         if not there or not self.card.has_speeds:
-            return command("weir", "doctor", "--card", target)
+            return command("weir", "doctor", "--card", self.card.facts.target)
         if self.asked.task == "inference":
             host = self.asked.host_bytes
             return plan_line(self.asked.model, self.card.named, self.budget, work, host=host)
-        lora = ["--lora", str(LORA_RANK)] if self.asked.task == "lora" else []
-        sizes = ["--vram", typed_bytes(self.budget), "--batch", str(self.asked.batch)]
-        machine = ["--machine", self.card.named] if self.card.named else []
-        words = [self.asked.model, *machine, "--task", "training", *lora, *sizes]
-        return probe_line("fit", *words, "--tokens", str(self.tokens))
+        options = {
+            "--machine": self.card.named,
+            "--vram": typed_bytes(self.budget),
+            "--task": "training",
+            "--lora": str(LORA_RANK) if self.asked.task == "lora" else None,
+            "--batch": str(self.asked.batch),
+            "--tokens": str(self.tokens),
+        }
+        best = _best(report) if isinstance(report, FitReport) and not report.fits else None
+        if best and best.largest_batch >= self.asked.batch:
+            options |= _options_of(best, self.tokens)
+        words = [
+            word for name, value in options.items() if value is not None for word in (name, value) if word
+        ]
+        return probe_line("fit", self.asked.model, *words)
 
 
-def _fits(report: FitReport | Unknown) -> bool:
-    return isinstance(report, FitReport) and report.fits
+def _options_of(knob: Knob, tokens: int) -> dict[str, str]:
+    """The options of `weir probe fit` that make a change; empty values are of options without one."""
+    first, _, rest = knob.name.partition(" ")
+    if first in ("precision", "optimizer"):
+        return {f"--{first}": rest}
+    if first == "sequences":
+        return {"--tokens": str((tokens + 1) // 2)}
+    if first == "LoRA":
+        return {"--lora": str(LORA_RANK)}
+    return {"--checkpointing": ""} if knob.name == "gradient checkpointing" else {}
 
 
 def _memory(report: FitReport | Unknown) -> Memory | Unknown:
@@ -293,12 +312,17 @@ def _speed(plan: Plan) -> Speed | Unknown:
     return Speed("tokens" if work.context_tokens else "sequences", middle, low, high)
 
 
+def _best(report: FitReport) -> Knob | None:
+    """The single change of `fit` after which the largest batch fits, or that saves most where none does."""
+    best = max(report.knobs, key=lambda knob: (knob.largest_batch, knob.saves), default=None)
+    return best if best and best.saves > 0 else None
+
+
 def _saving(report: FitReport | Unknown) -> Change | Unknown:
-    """The single change of `fit` after which the largest batch fits."""
     if isinstance(report, Unknown):
         return report
-    best = max(report.knobs, key=lambda knob: (knob.largest_batch, knob.saves), default=None)
-    if best is None or best.saves <= 0:
+    best = _best(report)
+    if best is None:
         return Unknown("no single change saves memory")
     needs = binary_bytes(best.total - report.predicted.context)
     then = f"largest batch {best.largest_batch}" if best.largest_batch else "still too much"
