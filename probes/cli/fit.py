@@ -94,7 +94,12 @@ def _add_budget(fit: argparse.ArgumentParser) -> None:
         "card's, less the driver's context)",
     )
     budget.add_argument(
-        "--budget", action=_Budget, type=size, dest="budget", metavar="SIZE", help="the same as --vram"
+        "--budget",
+        action=_Budget,
+        type=size,
+        dest="budget",
+        metavar="SIZE",
+        help="another name of --vram",
     )
     fit.set_defaults(budget_option="--vram")
 
