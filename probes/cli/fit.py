@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from probes.cli.arguments import (
     PLACE,
+    VRAM,
     Verbs,
     add_model,
     add_verb,
@@ -90,8 +91,7 @@ def _add_budget(fit: argparse.ArgumentParser) -> None:
         type=size,
         dest="budget",
         metavar="SIZE",
-        help="VRAM that the program may use, e.g. 4GiB; with --measure cpu, memory (default: the "
-        "card's, less the driver's context)",
+        help=f"{VRAM}; with --measure cpu, memory (default: the card's, less the driver's context)",
     )
     budget.add_argument(
         "--budget",
