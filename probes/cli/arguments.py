@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
+VRAM = "VRAM that the program may use beside the driver's context, e.g. 4GiB"  # what --vram is
 LEAST_BARE = 1 << 20  # of a size without a unit, in bytes
 FEW_GIB = 256  # below it, a number without a unit is rather GiB than MiB
 MOST_WRITTEN = 64 << 20  # bytes of a plan or an answer

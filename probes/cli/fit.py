@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from probes.cli.arguments import (
     PLACE,
+    VRAM,
     Verbs,
     add_model,
     add_verb,
@@ -92,11 +93,15 @@ def _add_budget(fit: argparse.ArgumentParser) -> None:
         type=size,
         dest="budget",
         metavar="SIZE",
-        help="VRAM that the program may use, e.g. 4GiB; with --measure cpu, memory (default: the "
-        "card's, less the driver's context)",
+        help=f"{VRAM}; with --measure cpu, memory (default: the card's, less the driver's context)",
     )
     budget.add_argument(
-        "--budget", action=_Budget, type=size, dest="budget", metavar="SIZE", help="the same as --vram"
+        "--budget",
+        action=_Budget,
+        type=size,
+        dest="budget",
+        metavar="SIZE",
+        help="another name of --vram",
     )
     fit.set_defaults(budget_option="--vram")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.cli.arguments import (
+    VRAM,
     Verbs,
     add_compute,
     add_model,
@@ -47,9 +48,7 @@ def add_verbs(verbs: Verbs) -> None:
         "predict whether a model runs on a card, how, and how fast; needs no torch, GPU or weights",
         exits=PLAN_EXITS,
     )
-    option(
-        plan, "--vram", "SIZE", "VRAM that the program may use, e.g. 4GiB (default: all of the card's)", size
-    )
+    option(plan, "--vram", "SIZE", f"{VRAM} (default: all of the card's)", size)
     option(
         plan,
         "--host",

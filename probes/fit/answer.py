@@ -329,7 +329,7 @@ def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
         return DoesNotFit(
             f"{axis} {failed.size} doesn't fit into {binary_bytes(budget)}, measured: "
             f"{VERDICTS[failed.verdict]}{weights}",
-            "give a larger --budget",
+            "give a larger --vram",
         )
     said = f": {failed.said}" if failed.said else ""
     return ProbeError(

@@ -80,16 +80,13 @@ def describe(model: str) -> ModelDescription:
         return _files(path, beside=path.parent / "config.json")
     if path.suffix == ".json":
         return _config(path)
+    give = "give a config.json, a *.safetensors file or a folder that has one"
+    give = f"{guess(model, known_configs())}{give}"
     is_on_hub = HUB_NAME.fullmatch(model) and not path.parent.exists()
     fetch = f"fetch its config: `hf download {model} config.json --local-dir FOLDER`, then give the folder"
     raise UsageError(
         f"{model} is neither the name of a known model nor a model's file",
-        (
-            fetch
-            if is_on_hub
-            else guess(model, known_configs()) + "give a config.json, a *.safetensors file or its folder"
-        )
-        + f"; known names are {', '.join(known_configs())}",
+        f"{fetch if is_on_hub else give}; known names are {', '.join(known_configs())}",
     )
 
 
