@@ -25,12 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the card's name, such as 'MI50 16GB' or rx7900xtx, or the file of a probe report (default: "
         "this host's card)",
     )
-    option(parser, "--vram", "SIZE", "VRAM that torch may take, e.g. 12GiB (default: the card's)", size)
+    option(
+        parser,
+        "--vram",
+        "SIZE",
+        "VRAM that the program may use beside the driver's context, e.g. 4GiB (default: all of the card's)",
+        size,
+    )
     option(
         parser,
         "--host",
         "SIZE",
-        "host memory for weights (default: 64GiB, or this host's with its own card)",
+        "host memory for weights (default: all of this host's for its own card, or that of a probe report; "
+        "else 64GiB)",
         size,
     )
     parser.add_argument(
