@@ -27,6 +27,7 @@ from probes.placement.types import TIERS, Objective, Plan, Tier, Workload
 Task = Literal["inference", "lora", "training"]
 TASKS: Final[tuple[Task, ...]] = ("inference", "lora", "training")
 TOKENS: Final = 1024  # of a sequence, where nothing is said and the model has as many positions
+MOST_AT_ONCE: Final = 16  # sequences, of a larger batch that is suggested
 NOTABLE: Final = 1.05  # times as fast, from which on a change is named
 NO_SPEEDS: Final = "nobody has written a profile for this card, so its speeds aren't known"
 
@@ -217,24 +218,39 @@ class _Asking:
         return _speed(plan) if self.card.has_speeds else Unknown(NO_SPEEDS)
 
     def change(self, report: FitReport | Unknown, plan: Plan | Unknown, work: Workload) -> Change | Unknown:
-        """What helps most: a quicker plan, or where memory is what lacks, the change that saves most."""
+        """What helps most: what makes it faster, or where memory is what lacks, what saves most of that."""
         if self.asked.task != "inference":
             return _saving(report)
         if isinstance(plan, Unknown):
             return plan
-        fast = self.plan(self.machine, work, "fast")
-        times = (
-            plan.time.middle_s / fast.time.middle_s if isinstance(fast, Plan) and fast.time.middle_s else 0
-        )
-        if self.card.has_speeds and times >= NOTABLE:
-            halves = isinstance(fast, Plan) and fast.bfloat16_becomes == "float16"
-            lossy = "weights in float16 if none is beyond 65504, and " if halves else ""
-            costs = f"{lossy}sums rounded in another order"
-            return Change("--objective fast", f"{times:.2g} times as fast", costs)
+        changes = self.faster(report, plan, work) if self.card.has_speeds else []
+        if changes:
+            return max(changes, key=lambda change: change[0])[1]
         if isinstance(report, FitReport) and not report.fits:
             needs = binary_bytes(report.smallest_budget_bytes + self.machine.context_bytes)
             return Change(f"a card with {needs}", "it holds the whole model", "another card")
         return _saving(report)
+
+    def faster(self, report: FitReport | Unknown, plan: Plan, work: Workload) -> list[tuple[float, Change]]:
+        """The changes after which notably more is made each second, with how many times as much."""
+        found = []
+        fast = self.plan(self.machine, work, "fast")
+        if (times := _times(plan, fast)) >= NOTABLE and isinstance(fast, Plan):
+            halves = fast.bfloat16_becomes == "float16"
+            lossy = "weights in float16 if none is beyond 65504, and " if halves else ""
+            costs = f"{lossy}sums rounded in another order"
+            found.append((times, Change("--objective fast", f"{times:.2g} times as fast", costs)))
+        most = report.predicted_largest_batch if isinstance(report, FitReport) else None
+        batch = min(most.fits, MOST_AT_ONCE) if isinstance(most, Largest) else 1
+        if batch > work.batch:
+            more = self.plan(self.machine, replace(work, batch=batch))
+            if (times := _times(plan, more)) >= NOTABLE and isinstance(more, Plan):
+                waits = more.time.middle_s / plan.time.middle_s
+                brings = f"{times:.2g} times as many {_made(work)}/s in all"
+                found.append(
+                    (times, Change(f"--batch {batch}", brings, f"each takes {waits:.2g} times as long"))
+                )
+        return found
 
     def next_command(self, work: Workload, report: FitReport | Unknown, *, there: bool) -> str:
         """The command to type next: the plan, or the training step with the change that makes it fit."""
@@ -309,7 +325,19 @@ def _speed(plan: Plan) -> Speed | Unknown:
     if not time.low_s:
         return Unknown("the plan takes no time")
     low, middle, high = (work.batch / seconds for seconds in (time.high_s, time.middle_s, time.low_s))
-    return Speed("tokens" if work.context_tokens else "sequences", middle, low, high)
+    return Speed(_made(work), middle, low, high)
+
+
+def _made(work: Workload) -> Literal["tokens", "sequences"]:
+    """What a pass makes."""
+    return "tokens" if work.context_tokens else "sequences"
+
+
+def _times(plan: Plan, other: Plan | Unknown) -> float:
+    """How many times as many tokens or sequences a second another plan makes; 0 where there is none."""
+    if isinstance(other, Unknown) or not other.time.middle_s:
+        return 0.0
+    return other.workload.batch / other.time.middle_s * plan.time.middle_s / plan.workload.batch
 
 
 def _best(report: FitReport) -> Knob | None:
