@@ -253,8 +253,14 @@ _HARDWARE_ID: Final = re.compile(r"ven_([0-9a-f]{4})&dev_([0-9a-f]{4})")  # as W
 _SIZE: Final = re.compile(r"(?<![a-z0-9.])(\d{1,3})[\s-]*(?:gib|gb|g)(?![a-z0-9])")
 _SIZE_MIB: Final = re.compile(r"(?<![a-z0-9.])(\d{4,6})\s*(?:mib|mb)(?![a-z0-9])")
 _KIND: Final = re.compile(r"(?<![a-z0-9])(?:hbm\d?e?|gddr\dx?)(?![a-z0-9])")
-_REMARK: Final = re.compile(r"\((?:rev|uuid|prog-if|tm|r)\b[^()]*\)|[™®]|\s\(rev\b.*$")
-_BRACKETS: Final = re.compile(r"\[([^\][]*)\]")
+_REMARK: Final = re.compile(r"\((?:rev|uuid|prog-if|tm|r)\b[^()]*\)|[™®]|\s\(rev\b.*$|\brev\. \w\b")
+_IDS: Final = re.compile(r"\[[0-9a-f]{4}\](?=:)|\[[0-9a-f]{4}:[0-9a-f]{4}\]|\[amd/ati\]")  # of lspci -nn
+_CHIP_CODE: Final = re.compile(r"\b(g[abfhkmptv]|tu|ad)\d{2,3}[a-z]{0,3} ?\[")  # NVIDIA's, in lspci's lines
+_MAKERS: Final = {
+    **dict.fromkeys(("nvidia", "geforce", "tesla", "quadro"), "NVIDIA"),
+    **dict.fromkeys(("amd", "ati", "radeon", "instinct"), "AMD"),
+}
+_BRACKETS: Final = re.compile(r"\[([^\][]*[a-z][^\][]*)\]")
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,8 @@ class _Asked:
     memory: int | None  # bytes
     exact: bool  # the size of memory is the nominal one, not a driver's
     kind: str | None
+    makers: frozenset[str]
+    architecture: str | None  # the letters of NVIDIA's code of the chip
 
     @staticmethod
     def read(text: str) -> "_Asked":
@@ -285,7 +293,8 @@ class _Asked:
         ids = _HARDWARE_ID.search(lower) or next(
             (match for match in _PCI.finditer(lower) if match[1] in _VENDOR_IDS.values()), _PCI.search(lower)
         )
-        named = _product(_REMARK.sub(" ", lower))
+        code = _CHIP_CODE.search(lower)
+        named = _product(_REMARK.sub(" ", _IDS.sub(" ", lower)))
         for phrase, same in _table()["words"]["phrases"].items():
             named = named.replace(phrase, same)
         size, reported, kind = _SIZE.search(named), _SIZE_MIB.search(named), _KIND.search(named)
@@ -300,6 +309,8 @@ class _Asked:
             memory,
             bool(size),
             kind and kind[0],
+            frozenset(_MAKERS[word] for word in _split(lower) if word in _MAKERS),
+            code and code[1],
         )
 
     def found(self) -> _Found:
@@ -307,7 +318,8 @@ class _Asked:
         if self.target:
             return _Found(tuple(card for card in all_cards() if card.target == self.target))
         if self.pci_id:
-            return _Found(tuple(card for card in all_cards() if self.pci_id in card.pci_ids))
+            cards = tuple(card for card in all_cards() if self.pci_id in card.pci_ids)
+            return _Found(cards, whole=self.pci_id not in _table()["shared_pci"])
         found = [_named(words) for words in self.names]
         cards = tuple(dict.fromkeys(card for one in found for card in one.cards if self._agrees(card)))
         whole = all(one.whole and one.cards for one in found)
@@ -315,7 +327,11 @@ class _Asked:
         return _Found(cards, whole, notes)
 
     def _agrees(self, card: Card) -> bool:
-        """Whether the card has the memory that the text says, if it says any."""
+        """Whether the card has the maker, the chip and the memory that the text says, if it says any."""
+        if self.makers and card.maker not in self.makers:
+            return False
+        if self.architecture and card.chip[:2].lower() != self.architecture:
+            return False
         kinds = not self.kind or not card.kinds or self.kind in card.kinds
         known = self.memory is None or self.memory in card.host_sizes or self.memory_of(card) is not None
         return kinds and known
@@ -335,12 +351,8 @@ class _Asked:
 
 def _product(line: str) -> str:
     """What names the product in a line of lspci or nvidia-smi: its brackets, or what follows a colon."""
-    brackets = [
-        one
-        for one in _BRACKETS.findall(line)
-        if one != "amd/ati" and not re.fullmatch(r"[0-9a-f:]{1,9}", one)
-    ]
-    return brackets[-1] if brackets else _BRACKETS.sub(" ", line.rpartition(": ")[2])
+    brackets = _BRACKETS.findall(line)
+    return brackets[-1] if brackets else line.rpartition(": ")[2]
 
 
 def _telling(name: str) -> Words:
@@ -475,7 +487,9 @@ def _unknown(asked: _Asked) -> CardUnknown:
 def _ambiguous(asked: _Asked, found: _Found) -> CardAmbiguous:
     if len(found.cards) == 1:
         return CardAmbiguous(
-            f"{asked.text!r} isn't a card's whole name", f"did you mean {_shown(found.cards)}?", found.cards
+            f"{asked.text!r} isn't the name of one card alone",
+            f"did you mean {_shown(found.cards)}?",
+            found.cards,
         )
     return CardAmbiguous(
         f"{asked.text!r} names several cards: {_shown(found.cards)}",

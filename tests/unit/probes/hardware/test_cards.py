@@ -106,6 +106,42 @@ def test_a_suffix_makes_another_card(text: str, not_this: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "GeForce 6800 XT",
+        "GeForce 8200",
+        "GeForce 840M",
+        "01:00.0 VGA compatible controller: NVIDIA Corporation GK106 [GeForce GTX 750 Ti] (rev a1)",
+    ],
+)
+def test_a_number_of_one_maker_is_no_card_of_the_other_nor_of_another_chip(text: str) -> None:
+    """The first six of 2,102 names in pci.ids that got another card's."""
+    with pytest.raises(CardUnknown):
+        find_card(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("01:00.0 3D controller: NVIDIA Corporation GA102GL [A40] (rev a1)", "A40"),
+        ("01:00.0 3D controller [0302]: NVIDIA Corporation GA102GL [A10] [10de:2236] (rev a1)", "A10"),
+        (
+            "01:00.0 3D controller: NVIDIA Corporation TU102 [GeForce RTX 2080 Ti Rev. A] (rev a1)",
+            "GeForce RTX 2080 Ti",
+        ),
+    ],
+)
+def test_a_name_in_brackets_is_not_taken_for_a_number(text: str, name: str) -> None:
+    assert find_card(text).name == name
+
+
+def test_a_pci_id_that_a_card_outside_the_list_has_too_is_asked_back() -> None:
+    with pytest.raises(CardAmbiguous, match="did you mean Radeon Pro WX 8200"):
+        find_card("1002:6868")
+    assert find_target("1002:6868") == "gfx900"
+
+
+@pytest.mark.parametrize(
     ("text", "target"),
     [("gfx1100", "gfx1100"), ("gfx90a:xnack-", "gfx90a"), ("sm89", "sm_89"), ("1002:744c", "gfx1100")],
 )
