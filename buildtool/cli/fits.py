@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     model = resolve_model(args.model)
     today = datetime.datetime.now(datetime.UTC).date()
     card = choose_card(args.card, Torches(compatibility(), platform_of(Path("/")), today))
-    refuse_more_than_the_card("--vram", args.vram, card.machine)
+    refuse_more_than_the_card("--vram", args.vram, card.machine, other="another card")
     answer = ask(Asked(args.model, args.task, args.batch, args.tokens, args.vram, args.host), model, card)
     if args.json:
         write(to_json(answer))

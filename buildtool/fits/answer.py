@@ -150,7 +150,8 @@ class _Asking:
         work = Workload(self.asked.batch, self.tokens, self.tokens if self.generates else 0)
         plan = self.plan(self.machine, work) if task == "inference" else Unknown("plans are of inference")
         there = not isinstance(torch, TorchAnswer) or torch.computes_on_card
-        has_room = isinstance(plan, Plan) or (isinstance(report, FitReport) and report.fits)
+        fits = isinstance(report, FitReport) and report.fits
+        has_room = isinstance(plan, Plan) if task == "inference" else fits
         host = self.asked.host_bytes if self.asked.host_bytes is not None else self.machine.host_bytes
         return Answer(
             model=self.model.name,
@@ -246,10 +247,10 @@ class _Asking:
             more = self.plan(self.machine, replace(work, batch=batch))
             if (times := _times(plan, more)) >= NOTABLE and isinstance(more, Plan):
                 waits = more.time.middle_s / plan.time.middle_s
+                costs = "each takes about as long as one alone"
+                costs = f"each takes {waits:.2g} times as long" if waits >= NOTABLE else costs
                 brings = f"{times:.2g} times as many {_made(work)}/s in all"
-                found.append(
-                    (times, Change(f"--batch {batch}", brings, f"each takes {waits:.2g} times as long"))
-                )
+                found.append((times, Change(f"--batch {batch}", brings, costs)))
         return found
 
     def next_command(self, work: Workload, report: FitReport | Unknown, *, there: bool) -> str:
@@ -257,7 +258,9 @@ class _Asking:
         if not there or not self.card.has_speeds:
             return command("weir", "doctor", "--card", self.card.facts.target)
         if self.asked.task == "inference":
-            host = self.asked.host_bytes
+            host, ram = self.asked.host_bytes, self.machine.host_bytes
+            if host is None and self.card.named is None and ram is not None:
+                host = whole_mib(ram)  # of this host, which `plan` doesn't ask
             return plan_line(self.asked.model, self.card.named, self.budget, work, host=host)
         options = {
             "--machine": self.card.named,

@@ -126,12 +126,14 @@ def _require_folder(path: Path) -> None:
         raise ReportError(f"can't write {path}: there is no folder {folder}", f"make it: {make_it}")
 
 
-def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Constants") -> None:
-    """Raise UsageError for more VRAM than the machine's card has."""
+def refuse_more_than_the_card(
+    option: str, n_bytes: int | None, machine: "Constants", *, other: str = "another --machine"
+) -> None:
+    """Raise UsageError for more VRAM than the machine's card has. `other`: what else could be given."""
     if n_bytes is not None and machine.has_gpu and n_bytes > machine.vram_bytes:
         raise UsageError(
             f"{option} is {binary_bytes(n_bytes)}, and {machine.name} has {binary_bytes(machine.vram_bytes)}",
-            f"give {option} {typed_bytes(machine.vram_bytes)} or less, or another --machine",
+            f"give {option} {typed_bytes(machine.vram_bytes)} or less, or {other}",
         )
 
 

@@ -13,11 +13,13 @@ from buildtool.cli import program
 from buildtool.doctor.compatibility import compatibility
 from buildtool.doctor.routes import best_of, supposed_routes
 from buildtool.fits import card as fits_card
-from buildtool.fits.answer import Asked, ask
+from buildtool.fits.answer import Asked, Change, ask
 from buildtool.fits.card import ChosenCard, TorchAnswer, Torches, choose_card
 from buildtool.fits.text import NO_TORCH, lines
 from probes.core.errors import UsageError
+from probes.core.units import typed_bytes
 from probes.core.unknown import Unknown
+from probes.fit.placed import whole_mib
 from probes.hardware.cards import find_card
 from probes.hardware.host_card import HostCard
 from probes.placement.planner.api import resolve_model
@@ -117,6 +119,7 @@ def test_less_vram_and_host_memory_than_there_is_are_counted(
     assert (answer["host_budget_bytes"], answer["host_is_assumed"]) == (8 * GIB, False)
     assert "--host 8GiB" in answer["next_command"]
     assert run(folder, "rtx4090", "--vram", "48GiB") == 2
+    assert "or another card" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("nonsense-9", "mi50"), ("bert-base", "nonsense 9000")])
@@ -142,6 +145,7 @@ def test_without_a_card_the_hosts_own_is_taken(
     assert answer["card"]["vram_bytes"] == 16 * GIB
     assert not answer["host_is_assumed"]
     assert "--machine" not in answer["next_command"]
+    assert f"--host {typed_bytes(whole_mib(answer['host_budget_bytes']))}" in answer["next_command"]
     assert any("this host" in note for note in answer["notes"])
 
 
@@ -153,6 +157,21 @@ def test_without_any_card_one_is_asked_for_with_examples(
     here(monkeypatch, *(cards if several else ()))
     assert run(folder) == 2
     assert "weir fits MODEL 'MI50 16GB'" in capsys.readouterr().err
+
+
+def test_more_sequences_at_once_are_what_helps_where_passes_wait_for_python() -> None:
+    model = resolve_model("qwen2.5-0.5b")
+    answer = ask(Asked("qwen2.5-0.5b"), model, choose_card("h100", TORCHES))
+    assert isinstance(answer.change, Change)
+    assert answer.change.name == "--batch 16"
+    assert "about as long as one alone" in answer.change.costs
+
+
+def test_where_a_step_does_not_fit_the_command_has_the_change_after_which_it_does() -> None:
+    model = resolve_model("qwen2.5-3b")
+    answer = ask(Asked("qwen2.5-3b", "lora"), model, choose_card("MI50 16GB", TORCHES))
+    assert not answer.runs
+    assert answer.next_command.endswith(" --checkpointing")
 
 
 def test_a_card_without_a_profile_has_memory_and_a_torch_and_no_speed() -> None:
