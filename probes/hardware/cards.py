@@ -260,6 +260,7 @@ _MAKERS: Final = {
     **dict.fromkeys(("nvidia", "geforce", "tesla", "quadro"), "NVIDIA"),
     **dict.fromkeys(("amd", "ati", "radeon", "instinct"), "AMD"),
 }
+_ALTERNATIVES: Final = re.compile(r"/|,|\bor\b")
 _BRACKETS: Final = re.compile(r"\[([^\][]*[a-z][^\][]*)\]")
 
 
@@ -300,7 +301,7 @@ class _Asked:
         size, reported, kind = _SIZE.search(named), _SIZE_MIB.search(named), _KIND.search(named)
         named = _KIND.sub(" ", _SIZE_MIB.sub(" ", _SIZE.sub(" ", named)))
         memory = int(size[1]) * GIB if size else int(reported[1]) << 20 if reported else None
-        names = tuple(words for part in named.split("/") if (words := _telling(part)))
+        names = tuple(words for part in _ALTERNATIVES.split(named) if (words := _telling(part)))
         return _Asked(
             text.strip()[:MOST_CHARS],
             target_in(text),
