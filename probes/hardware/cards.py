@@ -110,7 +110,8 @@ def find_target(text: str) -> str:
     targets = {card.target for card in found.cards}
     if not targets:
         raise _unknown(asked)
-    if len(targets) > 1:
+    begun_only = not found.whole and not any(char.isdigit() for char in text)  # `H` begins H100 and H200
+    if len(targets) > 1 or begun_only:
         raise _ambiguous(asked, found)
     return targets.pop()
 

@@ -152,6 +152,12 @@ def test_a_target_is_enough_where_only_that_is_needed(text: str, target: str) ->
     assert len(cards_meant(text)) > 1
 
 
+@pytest.mark.parametrize("text", ["H", "L", "radeon", "RX"])
+def test_letters_alone_are_no_target(text: str) -> None:
+    with pytest.raises(CardAmbiguous):
+        find_target(text)
+
+
 def test_a_target_of_several_cards_is_asked_back_where_a_card_is_needed() -> None:
     with pytest.raises(CardAmbiguous, match="Radeon RX 7900 XTX") as refused:
         find_card("gfx1100")
