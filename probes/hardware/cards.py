@@ -110,7 +110,8 @@ def find_target(text: str) -> str:
     targets = {card.target for card in found.cards}
     if not targets:
         raise _unknown(asked)
-    if len(targets) > 1:
+    begun_only = not found.whole and not any(char.isdigit() for char in text)  # `H` begins H100 and H200
+    if len(targets) > 1 or begun_only:
         raise _ambiguous(asked, found)
     return targets.pop()
 
@@ -260,6 +261,7 @@ _MAKERS: Final = {
     **dict.fromkeys(("nvidia", "geforce", "tesla", "quadro"), "NVIDIA"),
     **dict.fromkeys(("amd", "ati", "radeon", "instinct"), "AMD"),
 }
+_ALTERNATIVES: Final = re.compile(r"/|,|\bor\b")
 _BRACKETS: Final = re.compile(r"\[([^\][]*[a-z][^\][]*)\]")
 
 
@@ -300,7 +302,7 @@ class _Asked:
         size, reported, kind = _SIZE.search(named), _SIZE_MIB.search(named), _KIND.search(named)
         named = _KIND.sub(" ", _SIZE_MIB.sub(" ", _SIZE.sub(" ", named)))
         memory = int(size[1]) * GIB if size else int(reported[1]) << 20 if reported else None
-        names = tuple(words for part in named.split("/") if (words := _telling(part)))
+        names = tuple(words for part in _ALTERNATIVES.split(named) if (words := _telling(part)))
         return _Asked(
             text.strip()[:MOST_CHARS],
             target_in(text),

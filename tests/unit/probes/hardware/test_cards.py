@@ -77,6 +77,8 @@ def test_doctors_pci_ids_agree_with_the_list_of_cards() -> None:
         cards = [card for card in all_cards() if known.pci in card.pci_ids]
         assert cards, known
         assert {card.target for card in cards} == {known.target}
+        if " to " not in known.product:  # doctor's own words for a PCI id can be typed
+            assert find_target(known.product) == known.target
 
 
 def test_every_profile_is_of_one_card_with_its_target_and_memory() -> None:
@@ -148,6 +150,12 @@ def test_a_pci_id_that_a_card_outside_the_list_has_too_is_asked_back() -> None:
 def test_a_target_is_enough_where_only_that_is_needed(text: str, target: str) -> None:
     assert find_target(text) == target
     assert len(cards_meant(text)) > 1
+
+
+@pytest.mark.parametrize("text", ["H", "L", "radeon", "RX"])
+def test_letters_alone_are_no_target(text: str) -> None:
+    with pytest.raises(CardAmbiguous):
+        find_target(text)
 
 
 def test_a_target_of_several_cards_is_asked_back_where_a_card_is_needed() -> None:
