@@ -20,6 +20,7 @@ from buildtool.core.yaml_text import Document, KeyPath, Limits, parse
 from buildtool.engine.reference import parse_reference
 from probes.core.codec import decode
 from probes.core.files import read_text
+from probes.core.spelling import guess
 
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 MAX_BYTES = 4 << 20  # ours has 8 kB
@@ -103,7 +104,11 @@ def _catalog(document: Document) -> Catalog:
     default = tuple(data.get("default") or raw)
     for index, name in enumerate(default):
         if name not in raw:
-            raise document.error(("default", index), f"no variant {name!r}", f"there are: {', '.join(raw)}")
+            raise document.error(
+                ("default", index),
+                f"no variant {name!r}",
+                f"{guess(name, raw)}there are: {', '.join(raw)}",
+            )
     # 1.0 is an integer to JSON Schema
     return Catalog(source_date_epoch=int(data["source_date_epoch"]), default=default, variants=variants)
 

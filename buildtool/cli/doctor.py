@@ -4,6 +4,7 @@ import argparse
 import datetime
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from buildtool.doctor.compatibility import Compatibility, compatibility
 from buildtool.doctor.host import Display, Host
 from buildtool.engine import host as engine_host
 from probes.core.codec import encode
+from probes.core.errors import UsageError
 from probes.core.files import read_regular
 from probes.core.invocation import tool_version
 from probes.core.output import echo, flag, option, write
 from probes.core.quoting import command
 from probes.core.unknown import Unknown
+from probes.hardware.cards import Card, cards_meant, find_target
 
 _MOST_BYTES = 1 << 20  # of a file of settings
+_SHOWN = 4  # names of cards that share a target
 ABSENT = Unknown("the card isn't in this machine")
 
 
@@ -188,19 +192,20 @@ def display_named(words: str, data: Compatibility) -> Display:
     """The card that a user names. Raises ConfigError for none and for several of different targets."""
     if is_target(words):
         return _display("", words, words)
-    card = data.card(words)
-    cards = (card,) if card else data.cards_named(words)
-    if not cards:
-        close = [f"{card.product} ({card.target})" for card in data.cards_like(words)]
-        guess = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
-        raise ConfigError(
-            f"no card of our list is called {words!r}",
-            f"{guess}give its PCI id (lspci -nn shows it) or its target (rocminfo names it)",
-        )
-    if len({card.target for card in cards}) > 1:
-        names = ", ".join(f"{card.product} ({card.target})" for card in cards[:6])
-        raise ConfigError(f"{words!r} names several cards: {names}", "write more of the name, or its target")
-    return _display(cards[0].pci, cards[0].product, cards[0].target)
+    if card := data.card(words):
+        return _display(card.pci, card.product, card.target)
+    try:
+        cards, target = cards_meant(words), find_target(words)
+    except UsageError as error:
+        raise ConfigError(error.message, error.hint) from error
+    known = [pci for card in cards for pci in card.pci_ids if len(cards) == 1 and data.card(pci)]
+    return _display(known[0] if known else "", _named(cards), target)
+
+
+def _named(cards: Sequence[Card]) -> str:
+    """The names of cards that share a target."""
+    names = [card.name for card in cards]
+    return " or ".join(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and their like"
 
 
 def _display(product: str, name: str, target: str) -> Display:

@@ -19,6 +19,7 @@ VERBS = {
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
+    "fits": "answer whether a model runs on a card: which torch, how much memory, how fast, and what helps",
     "completion": "print a script that completes verbs, options and paths in bash or zsh",
 }
 
@@ -37,6 +38,7 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         epilog=EXITS,
     )
     parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
+    parser.elsewhere = _verbs_of_probe
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
         about = f"{summary[:1].upper()}{summary[1:]}."
@@ -44,6 +46,12 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         if name in filled:
             importlib.import_module(f"buildtool.cli.{name}").add_arguments(sub)
     return parser
+
+
+def _verbs_of_probe() -> dict[str, str]:
+    """The verbs of `weir probe`, by what somebody may type for them, and how they are typed."""
+    names = importlib.import_module("probes.cli.program").verb_names()
+    return {name: f"{host_command()} probe {name}" for name in names if name not in VERBS}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from enum import Enum
 from pathlib import Path
 
 from buildtool.core.errors import ConfigError
+from probes.core.spelling import guess
 from probes.core.units import parse_bytes
 
 CARD = "{gpu_target}"  # in a requirement: a card's target
@@ -153,7 +154,10 @@ class Catalog:
         known = {variant.name: variant for variant in self.variants}
         for name in names:
             if name not in known:
-                raise ConfigError(f"no variant {name!r} in the catalog", f"there are: {', '.join(known)}")
+                raise ConfigError(
+                    f"no variant {name!r} in the catalog",
+                    f"{guess(name, known)}there are: {', '.join(known)}",
+                )
         selected = set(names or self.default)
         return tuple(variant for variant in self.variants if variant.name in selected)
 

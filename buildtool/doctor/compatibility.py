@@ -1,7 +1,6 @@
 """Which torch runs on which card: the types of data/compatibility.yaml, and look-ups in it. Pure."""
 
 import datetime
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ STALE_DAYS = 365
 NOT_GIVEN = ""
 FILE = Path(__file__).parent / "data" / "compatibility.yaml"
 LIMITS = Limits(depth=8, nodes=50_000)
-_ALIKE = 0.75  # the least similarity of names, from 0 to 1, for "did you mean"
 
 
 @dataclass(frozen=True)
@@ -136,30 +134,6 @@ class Compatibility:
     def card(self, product: str) -> CardName | None:
         """A card by its PCI vendor:device."""
         return next((card for card in self.cards if card.pci == product.lower()), None)
-
-    def cards_named(self, words: str) -> tuple[CardName, ...]:
-        """Cards whose product name holds every word, in any case, or all of them without spaces: wx4100."""
-        wanted = words.casefold().split()
-        cards = [card for card in self.cards if all(word in card.product.casefold() for word in wanted)]
-        letters = _letters(words)
-        return tuple(cards or [card for card in self.cards if letters and letters in _letters(card.product)])
-
-    def cards_like(self, words: str) -> tuple[CardName, ...]:
-        """The cards, three at most, whose name or end of a name differs by few characters."""
-        wanted = _letters(words)
-
-        def likeness(card: CardName) -> float:
-            parts = card.product.split()
-            ends = (_letters("".join(parts[n:])) for n in range(len(parts)))
-            return max(difflib.SequenceMatcher(None, wanted, end).ratio() for end in ends)
-
-        close = [(likeness(card), card) for card in self.cards]
-        return tuple(card for score, card in sorted(close, key=lambda row: -row[0])[:3] if score >= _ALIKE)
-
-
-def _letters(words: str) -> str:
-    """The letters and digits of a text, in lower case."""
-    return "".join(char for char in words.casefold() if char.isalnum())
 
 
 def read(data: Json) -> Compatibility:

@@ -14,7 +14,17 @@ from pathlib import Path
 from buildtool.core.errors import ToolError
 from buildtool.core.model import LABEL
 from buildtool.core.yaml_text import Limits, parse
-from buildtool.doctor.host import Display, EngineFacts, Host, Node, OwnImage, Python, TorchBuild, User
+from buildtool.doctor.host import (
+    Display,
+    EngineFacts,
+    Host,
+    Node,
+    OwnImage,
+    Python,
+    TorchBuild,
+    User,
+    platform_of,
+)
 from buildtool.engine import host as engine_host
 from buildtool.engine.client import EngineInfo
 from probes.core.files import read_regular
@@ -57,12 +67,11 @@ HYPERVISORS = re.compile(
 def gather(root: Path, env: Mapping[str, str], engine: engine_host.Facts, *, cwd: Path) -> Host:
     """The host below `root`; `engine` is what `engine.host` found, `cwd` may hold virtual environments."""
     kernel = read_text(root / "proc/sys/kernel/osrelease")
-    wsl = is_there(root / "dev/dxg") or (isinstance(kernel, str) and "microsoft" in kernel.lower())
     facts = _engine(engine)
     directories = facts.cdi_directories if isinstance(facts, EngineFacts) else ()
     return Host(
         name=socket.gethostname(),
-        platform="wsl" if wsl else "linux",
+        platform=platform_of(root),
         distribution=_distribution(root),
         kernel=kernel,
         machine=os.uname().machine,

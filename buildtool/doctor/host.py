@@ -1,12 +1,21 @@
 """What the doctor knows of a host: values only, read by `gather`, written as JSON by `weir doctor --json`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from probes.core.unknown import Unknown
+from probes.hardware.sysfs import is_there, read_text
 from probes.records.facts import Link
 
 Platform = Literal["linux", "wsl", "windows"]
+
+
+def platform_of(root: Path) -> Platform:
+    """The platform of the host whose files are below `root`."""
+    kernel = read_text(root / "proc/sys/kernel/osrelease")
+    wsl = is_there(root / "dev/dxg") or (isinstance(kernel, str) and "microsoft" in kernel.lower())
+    return "wsl" if wsl else "linux"
 
 
 @dataclass(frozen=True)

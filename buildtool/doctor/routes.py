@@ -3,7 +3,7 @@
 import datetime
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from buildtool.doctor.compatibility import (
     RANKS,
@@ -16,12 +16,14 @@ from buildtool.doctor.compatibility import (
     cells,
     python_range,
 )
-from buildtool.doctor.host import Display, Host, Python
+from buildtool.doctor.host import Display, Host, Platform, Python
 from buildtool.gpucode.target import target_of_override
+from probes.core.codec import DERIVED
 from probes.core.quoting import command
 from probes.core.unknown import Unknown
 
 KFD = "/dev/kfd"
+CPU_BUILD = "(CPU build)"  # in the data, behind a torch that computes on the CPU
 SHIPPED_BUILD = "torch2.9-rocm6.4"  # which the variant `rocm` of images/variants.yaml takes first
 OWN_VARIANT = "weir doctor --variants here.yaml && weir build --catalog here.yaml"
 ROUTE_CELLS = ("runtime", "torch", "python", "get")
@@ -46,6 +48,12 @@ class Route:
     variant_line: str  # for the list `torch:` of a variant in variants.yaml
     command: str  # what to type for this route; empty where it isn't an image of ours
     targets: tuple[str, ...]  # whose code such an image keeps; none for CUDA
+    has_torch: bool = field(default=False, metadata=DERIVED)  # whether `torch` names one
+
+    @property
+    def computes_on_card(self) -> bool:
+        """Whether a published torch computes on the card by this route: neither a CPU build nor Vulkan."""
+        return self.runs != "no" and self.has_torch and CPU_BUILD not in self.torch
 
     @property
     def usable(self) -> bool:
@@ -97,10 +105,30 @@ def routes_for(target: str, host: Host, data: Compatibility, *, today: datetime.
         for answer in answers
         if host.platform in answer.platforms
     ]
+    return _ordered(routes)
+
+
+def supposed_routes(
+    target: str, platform: Platform, data: Compatibility, *, today: datetime.date
+) -> list[Route]:
+    """The routes of a target on no particular host: nothing is missing there, and no Python is found."""
+    known = data.target(target)
+    answers = known.answers if known else ()
+    routes = [
+        _route(answer, target, None, data=data, today=today)
+        for answer in answers
+        if platform in answer.platforms
+    ]
+    return _ordered(routes)
+
+
+def _ordered(routes: Sequence[Route]) -> list[Route]:
     return sorted(routes, key=lambda route: (not route.usable, route.runs == "no", RANKS.index(route.rank)))
 
 
-def _route(answer: Answer, target: str, host: Host, *, data: Compatibility, today: datetime.date) -> Route:
+def _route(
+    answer: Answer, target: str, host: Host | None, *, data: Compatibility, today: datetime.date
+) -> Route:
     known = cells(answer, data, target)
     names = dict.fromkeys([*([answer.source] if answer.source else []), *(c.source for c in known.values())])
     texts = {name: str(known.get(name, "")) for name in ROUTE_CELLS}
@@ -112,11 +140,12 @@ def _route(answer: Answer, target: str, host: Host, *, data: Compatibility, toda
         **texts,
         sources=tuple(f"{data.sources[name].what}, {data.sources[name].date}" for name in names),
         stale=tuple(name for name in names if data.sources[name].is_stale(today)),
-        needs=tuple(_needs(answer, target, host, data=data)) if _can_lack(answer, host) else (),
-        pythons_here=_fitting(host.pythons, known.get("python")),
+        needs=tuple(_needs(answer, target, host, data=data)) if host and _can_lack(answer, host) else (),
+        pythons_here=_fitting(host.pythons if host else (), known.get("python")),
         variant_line=variant_line(answer, target, data),
         command=_command(answer, target),
         targets=(_shown_target(answer, target),) if target.startswith("gfx") else (),
+        has_torch="torch" in known and bool(known["torch"].value),
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 PROFILES = "wx4100, mi50, mi100, mi210, mi300x, w7900, rx6800, rx7900xtx, strix-halo, h100, h200, rtx4090"
-MACHINE = "h200"  # that plans and predictions are for where no other is named
+VRAM = "VRAM that the program may use beside the driver's context, e.g. 4GiB"  # what --vram is
 LEAST_BARE = 1 << 20  # of a size without a unit, in bytes
 FEW_GIB = 256  # below it, a number without a unit is rather GiB than MiB
 MOST_WRITTEN = 64 << 20  # bytes of a plan or an answer
@@ -126,13 +126,33 @@ def _require_folder(path: Path) -> None:
         raise ReportError(f"can't write {path}: there is no folder {folder}", f"make it: {make_it}")
 
 
-def refuse_more_than_the_card(option: str, n_bytes: int | None, machine: "Constants") -> None:
-    """Raise UsageError for more VRAM than the machine's card has."""
+def refuse_more_than_the_card(
+    option: str, n_bytes: int | None, machine: "Constants", *, other: str = "another --machine"
+) -> None:
+    """Raise UsageError for more VRAM than the machine's card has. `other`: what else could be given."""
     if n_bytes is not None and machine.has_gpu and n_bytes > machine.vram_bytes:
         raise UsageError(
             f"{option} is {binary_bytes(n_bytes)}, and {machine.name} has {binary_bytes(machine.vram_bytes)}",
-            f"give {option} {typed_bytes(machine.vram_bytes)} or less, or another --machine",
+            f"give {option} {typed_bytes(machine.vram_bytes)} or less, or {other}",
         )
+
+
+def torch_note(constants: str) -> str:
+    """Where to ask whether a torch runs on a profile's card; empty for a report, which torch has written.
+
+    `constants`: where a machine's figures come from, as plans and answers say it.
+    """
+    from probes.placement.planner.machine import profile, profile_names
+
+    name = constants.removeprefix("predicted: profile ")
+    if name not in profile_names():
+        return ""
+    return f"whether a torch runs on this card: {command('weir', 'doctor', '--card', profile(name).target)}"
+
+
+def paragraphs(*texts: str) -> str:
+    """The texts that aren't empty, with an empty line between."""
+    return "\n\n".join(filter(None, texts))
 
 
 def write_file(path: Path, text: str, *, place: Path | None = None) -> None:
@@ -153,6 +173,14 @@ def add_compute(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def machine_of(named: str | None) -> "Constants":
+    """The machine that --machine names, else this host's. Raises UsageError and ReportError."""
+    from probes.placement.planner.api import resolve_machine
+    from probes.placement.planner.this_host import this_hosts_machine
+
+    return this_hosts_machine() if named is None else resolve_machine(named)
+
+
 def add_model(verb: argparse.ArgumentParser) -> None:
     """The model and the machine of a verb that needs neither."""
     verb.add_argument(
@@ -163,6 +191,7 @@ def add_model(verb: argparse.ArgumentParser) -> None:
     option(
         verb,
         "--machine",
-        "NAME|REPORT",
-        f"profile ({PROFILES}), or the file of a probe report (default: {MACHINE})",
+        "CARD|REPORT",
+        f"card, in any spelling, of which there is a profile ({PROFILES}), or the file of a probe report "
+        "(default: this host's card)",
     )

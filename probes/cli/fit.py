@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.cli.arguments import (
-    MACHINE,
     PLACE,
+    VRAM,
     Verbs,
     add_model,
     add_verb,
+    machine_of,
+    paragraphs,
     picture,
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    torch_note,
     whole,
     write_file,
 )
@@ -42,7 +45,7 @@ EIGHT_BITS = "adamw8bit"
 TOKENS = 1024  # of a sequence
 LIMIT_S = 120  # of all trials together
 MOST_TRIED = 10**6  # of a size
-TRY_IT = "--measure cpu --budget SIZE"
+TRY_IT = "--measure cpu --vram SIZE"
 INTERRUPTED = "interrupted"  # what the supervisor calls it
 
 _count = whole(1, 10**9)
@@ -56,19 +59,13 @@ def add_verbs(verbs: Verbs) -> None:
         "find the largest batch and the longest sequence that fit in memory: predicted, or also measured",
         exits=FIT_EXITS,
     )
-    option(
-        fit,
-        "--budget",
-        "SIZE",
-        "memory that torch may take, e.g. 4GiB (default: the card's, less the driver's context)",
-        size,
-    )
+    _add_budget(fit)
     add_model(fit)
     _add_what_is_run(fit)
     fit.add_argument(
         "--measure",
         choices=("cpu", "gpu"),
-        help="also try sizes: run steps with random weights, in fresh processes limited to --budget",
+        help="also try sizes: run steps with random weights, in fresh processes limited to --vram",
     )
     fit.add_argument(
         "--axis",
@@ -87,6 +84,42 @@ def add_verbs(verbs: Verbs) -> None:
     fit.set_defaults(do=_fit)
 
 
+def _add_budget(fit: argparse.ArgumentParser) -> None:
+    """Add --vram and its older name; errors have the one that was typed."""
+    budget = fit.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--vram",
+        action=_Budget,
+        type=size,
+        dest="budget",
+        metavar="SIZE",
+        help=f"{VRAM}; with --measure cpu, memory (default: the card's, less the driver's context)",
+    )
+    budget.add_argument(
+        "--budget",
+        action=_Budget,
+        type=size,
+        dest="budget",
+        metavar="SIZE",
+        help="another name of --vram",
+    )
+    fit.set_defaults(budget_option="--vram")
+
+
+class _Budget(argparse.Action):
+    """Keeps the bytes, and the name of the option that was typed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401 - argparse's own
+        option_string: str | None = None,
+    ) -> None:
+        """Keep both."""
+        namespace.budget, namespace.budget_option = values, option_string
+
+
 def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     """Add the arguments that say what a pass or a step is."""
     fit.add_argument(
@@ -98,8 +131,9 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="number format of weights; amp: float32 weights, products in 16 bits (default: bf16; for "
-        "training without --lora, amp-bf16)",
+        help="number format of weights; amp: float32 weights, products in 16 bits (default: the model's own, "
+        "or float32 where that is bfloat16 and the card has no units for it; for training without --lora, "
+        "amp-bf16, or amp-fp16 on such a card)",
     )
     fit.add_argument(
         "--optimizer",
@@ -118,8 +152,9 @@ def _fit(args: argparse.Namespace) -> Exit:
     from probes.reports.pictures import draw_fit
 
     question = _question(args)
-    args.machine = args.machine or MACHINE
-    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
+    refuse_overwriting(
+        Path(args.model), [Path(args.machine)] if args.machine else [], [args.json, args.picture]
+    )
     file = None if args.json == Path("-") else args.json
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
         report = _report(args, question)
@@ -139,22 +174,26 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
     if as_json:
         write(to_json(report))
     else:
-        echo(lines(report))
+        echo(paragraphs(lines(report), torch_note(report.constants)))
 
 
 def _report(args: argparse.Namespace, question: Question) -> "FitReport":
     """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
     from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants
     from probes.fit.forecast import CPU, most_of
+    from probes.fit.placed import with_placement
+    from probes.fit.precision import default_precision
     from probes.placement.models.reading import config_of
-    from probes.placement.planner.api import resolve_machine, resolve_model
+    from probes.placement.planner.api import resolve_model
 
-    machine = cpu_constants() if args.measure == "cpu" else resolve_machine(args.machine)
-    refuse_more_than_the_card("--budget", args.budget, machine)
+    machine = cpu_constants() if args.measure == "cpu" else machine_of(args.machine)
+    refuse_more_than_the_card(args.budget_option, args.budget, machine)
     try:
         model = resolve_model(args.model)
         if args.tokens is None:
             question = replace(question, tokens=min(TOKENS, most_of(model, "tokens")))
+        if args.precision is None:
+            question = replace(question, precision=default_precision(model, machine, question))
         report = answer(model, question, machine, budget=args.budget)
     except ModelUnknown as unknown:
         if not args.measure:
@@ -170,7 +209,7 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
                 raise KeyboardInterrupt from None
             raise
     if not args.measure:
-        return report
+        return with_placement(report, model, machine, named=args.machine)
     request = _request(args, config_of(args.model), question, report.budget_bytes)
     measured = _measured(guided(request, report, model, machine))
     return compared(report, model, machine, measured)
@@ -250,7 +289,7 @@ def _question(args: argparse.Namespace) -> Question:
     if args.targets and not args.lora:
         raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
     if args.measure and args.budget is None:
-        raise UsageError("trials need a limit", "say what they may take: --budget 4GiB")
+        raise UsageError("trials need a limit", "say what they may take: --vram 4GiB")
     precision: Precision = args.precision or ("amp-bf16" if training and not args.lora else "bf16")
     if precision.startswith("amp") and not training:
         raise UsageError(f"{precision} is a precision of training", "for inference: --precision bf16")

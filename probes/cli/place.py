@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.cli.arguments import PROFILES, Verbs, add_compute, add_verb, seed, size, whole
+from probes.cli.arguments import PROFILES, VRAM, Verbs, add_compute, add_verb, seed, size, whole
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
 from probes.core.output import echo, option
@@ -51,9 +51,9 @@ def add_verbs(verbs: Verbs) -> None:
     option(
         place,
         "--machine",
-        "NAME|REPORT",
-        "speeds to plan with: a probe report of this machine, or a profile "
-        f"({PROFILES}; default: the profile of the most similar card)",
+        "CARD|REPORT",
+        "speeds to plan with: a probe report of this machine, or a card that has a profile "
+        f"({PROFILES}; default: the most similar of these)",
     )
     option(place, "--batch", "N", "sequences at once (default: 1, or the plan's)", _count)
     option(place, "--tokens", "N", "tokens of each sequence (default: 128, or the plan's)", _count)
@@ -82,7 +82,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 def _add_budget(place: argparse.ArgumentParser) -> None:
     budget = place.add_mutually_exclusive_group(required=True)
-    option(budget, "--vram", "SIZE", "VRAM that torch may take, e.g. 4GiB", size)
+    option(budget, "--vram", "SIZE", VRAM, size)
     option(
         budget,
         "--plan",
@@ -130,7 +130,8 @@ def _place(args: argparse.Namespace) -> Exit:
     batch, tokens = args.batch or work.batch, args.tokens or work.tokens
     dtype = args.dtype or (checkpoint.dtype if checkpoint else "bfloat16")
     vram = given.vram_budget if given else args.vram
-    instead = probe_line("plan", args.model, "--vram", typed_bytes(vram))
+    machine = ("--machine", args.machine) if args.machine else ()
+    instead = probe_line("plan", args.model, *machine, "--vram", typed_bytes(vram))
     require_torch(f"run it where torch is; for a prediction, which needs none: {instead}")
     from probes.measure import placement_benchmark
 

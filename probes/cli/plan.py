@@ -2,25 +2,30 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.cli.arguments import (
-    MACHINE,
+    VRAM,
     Verbs,
     add_compute,
     add_model,
     add_verb,
+    machine_of,
+    paragraphs,
     picture,
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    torch_note,
     whole,
     write_file,
 )
 from probes.core.errors import Exit
 from probes.core.output import echo, flag, option, write
+from probes.core.units import binary_bytes
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
@@ -43,9 +48,7 @@ def add_verbs(verbs: Verbs) -> None:
         "predict whether a model runs on a card, how, and how fast; needs no torch, GPU or weights",
         exits=PLAN_EXITS,
     )
-    plan.add_argument(
-        "--vram", type=size, required=True, metavar="SIZE", help="VRAM that torch may take, e.g. 4GiB"
-    )
+    option(plan, "--vram", "SIZE", f"{VRAM} (default: all of the card's)", size)
     option(
         plan,
         "--host",
@@ -93,8 +96,9 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Exit:
-    args.machine = args.machine or MACHINE
-    refuse_overwriting(Path(args.model), [Path(args.machine)], [args.json, args.picture])
+    refuse_overwriting(
+        Path(args.model), [Path(args.machine)] if args.machine else [], [args.json, args.picture]
+    )
     text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
@@ -114,27 +118,38 @@ Shown = tuple[str, Callable[[], str], Callable[[], str]]
 def _one_card(args: argparse.Namespace) -> Shown:
     """The plan as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
-    from probes.placement.planner.api import resolve_machine, resolve_model
+    from probes.placement.planner.api import resolve_model
     from probes.placement.planner.plan import make_plan
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model, machine = resolve_model(args.model), resolve_machine(args.machine)
+    model, machine = resolve_model(args.model), _machine(args)
     made = make_plan(model, machine, **_plan_options(args, model, machine))
-    return lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
+    text = paragraphs(lines(made.plan), torch_note(machine.origin))
+    return text, partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
 
 
 def _several_cards(args: argparse.Namespace) -> Shown:
     """A plan over several cards as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
-    from probes.placement.planner.api import resolve_machine, resolve_model
+    from probes.placement.planner.api import resolve_model
     from probes.placement.planner.multi_gpu import make_cards_plan
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import cards_lines
 
-    model, machine = resolve_model(args.model), resolve_machine(args.machine)
+    model, machine = resolve_model(args.model), _machine(args)
     made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
-    return cards_lines(made.plan), partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
+    text = paragraphs(cards_lines(made.plan), torch_note(machine.origin))
+    return text, partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
+
+
+def _machine(args: argparse.Namespace) -> "Constants":
+    """The machine; without --vram, a note says how much it is."""
+    machine = machine_of(args.machine)
+    if args.vram is not None:
+        return machine
+    note = f"{binary_bytes(machine.vram_bytes)} of VRAM, all that the card has: --vram SIZE plans for less"
+    return replace(machine, notes=(*machine.notes, note))
 
 
 def _plan_options(
@@ -145,7 +160,7 @@ def _plan_options(
 
     refuse_more_than_the_card("--vram", args.vram, machine)
     return {
-        "vram": args.vram,
+        "vram": machine.vram_bytes if args.vram is None else args.vram,
         "host": args.host,
         "workload": Workload(args.batch, args.tokens, args.context),
         "objective": args.objective,

@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fit.add_verbs(verbs)
 
 
+def verb_names() -> tuple[str, ...]:
+    """The names of the verbs."""
+    lists = [action.choices for action in build_parser()._actions if action.dest == "verb"]
+    return tuple(lists[0] or ())
+
+
 def _list(_args: argparse.Namespace) -> Exit:
     for probe in catalog.PROBES:
         echo(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")

@@ -99,7 +99,13 @@ def add_verbs(verbs: Verbs) -> None:
     )
     flag(run, "--quick", "take fewer samples and sizes, which takes about a minute")
     option(run, "--out", "DIR", "folder for the report", Path, default=REPORTS)
-    option(run, "--vram", "SIZE", "pretend the card has only this much VRAM, e.g. 4GiB", size)
+    option(
+        run,
+        "--vram",
+        "SIZE",
+        "VRAM that the probes may use, e.g. 4GiB, as if the card had no more (default: all)",
+        size,
+    )
     run.add_argument(
         "--model",
         action="append",

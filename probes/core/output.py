@@ -13,10 +13,11 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from probes.core.quoting import log_text
+from probes.core.spelling import close_names
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -70,10 +71,26 @@ class Parser(argparse.ArgumentParser):
     It repeats arguments without their control characters, and refuses empty ones: `--tag "$TAG"` with an
     unset variable asks for something, and must not pass for an argument that wasn't given. An option's name
     has to be whole: a script that shortens it would break with the next option that begins alike.
+
+    For a choice that isn't there it names those that are spelt alike. `elsewhere` says what other commands
+    do, by the word that somebody may have typed here for one: `fit` is `weir probe fit`.
     """
+
+    elsewhere: Callable[[], Mapping[str, str]] = staticmethod(dict)
 
     def __init__(self, **how: Any) -> None:  # noqa: ANN401 - argparse's own
         super().__init__(allow_abbrev=False, **how)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401 - argparse's own
+        """Refuse what isn't one of the choices, which argparse asks for before it keeps a value."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as refused:
+            others = self.elsewhere()
+            known = {str(choice): str(choice) for choice in action.choices or ()}
+            meant = [others.get(name, name) for name in close_names(str(value), {**others, **known})]
+            guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
+            raise argparse.ArgumentError(action, f"{refused.message}{guess}") from refused
 
     def error(self, message: str) -> NoReturn:
         """The usage, the message and what to type next, on standard error, and exit code 2."""

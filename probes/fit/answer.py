@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, UsageError
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.forecast import MOST, Forecast, Place, forecast, largest, most_of, place_of, with_size
+from probes.fit.precision import halves, precision_note
 from probes.fit.report import (
     SHORT_OF_MEMORY,
     STATES,
@@ -19,6 +20,7 @@ from probes.fit.report import (
     Knob,
     Largest,
     Measured,
+    Precision,
     Question,
     Taken,
     Trial,
@@ -29,6 +31,7 @@ from probes.placement.planner.machine import Constants, profile
 
 LORA_RANK: Final = 16
 Predict = Callable[[Question], Forecast]
+Half = Literal["bf16", "fp16"]
 
 HALVES: Final = "weights and sums have 8 bits of precision; small updates may be lost"
 HALF_FLOATS: Final = "largest value 65504: losses need scaling"
@@ -37,8 +40,8 @@ HALF_FLOATS: Final = "largest value 65504: losses need scaling"
 # ---- changes that save memory -------------------------------------------------------------------------
 
 
-def changes(question: Question) -> Iterator[tuple[str, Question, str]]:
-    """Each single change: its name, the question after it, what it costs."""
+def changes(question: Question, half: Half = "bf16") -> Iterator[tuple[str, Question, str]]:
+    """Each single change: its name, the question after it, what it costs. `half`: the 16 bits of the card."""
     if question.batch > 1:
         fewer = (question.batch + 1) // 2
         if question.task == "training":
@@ -52,18 +55,20 @@ def changes(question: Question) -> Iterator[tuple[str, Question, str]]:
     if question.tokens > 1:
         fewer = (question.tokens + 1) // 2
         yield f"sequences of {fewer} tokens", replace(question, tokens=fewer), "shorter texts"
-    yield from _precisions(question)
+    yield from _precisions(question, half)
     if question.task == "training":
         yield from _training(question)
 
 
-def _precisions(question: Question) -> Iterator[tuple[str, Question, str]]:
+def _precisions(question: Question, half: Half) -> Iterator[tuple[str, Question, str]]:
+    mixed: Precision = "amp-bf16" if half == "bf16" else "amp-fp16"
     if question.precision == "fp32" and question.task == "training":
         costs = "products in halves; weights and updates stay exact"
-        yield "precision amp-bf16", replace(question, precision="amp-bf16"), costs
+        yield f"precision {mixed}", replace(question, precision=mixed), costs
     if question.precision in ("fp32", "amp-bf16", "amp-fp16"):
-        yield "precision bf16", replace(question, precision="bf16"), HALVES
-    if question.precision == "fp32" and question.task == "inference":
+        costs = HALVES if half == "bf16" else HALF_FLOATS
+        yield f"precision {half}", replace(question, precision=half), costs
+    if question.precision == "fp32" and question.task == "inference" and half == "bf16":
         yield "precision fp16", replace(question, precision="fp16"), HALF_FLOATS
 
 
@@ -100,11 +105,11 @@ def _training(question: Question) -> Iterator[tuple[str, Question, str]]:
         )
 
 
-def knobs(question: Question, predict: Predict, budget: int) -> tuple[Knob, ...]:
+def knobs(question: Question, predict: Predict, budget: int, *, half: Half = "bf16") -> tuple[Knob, ...]:
     """All single changes, the one that saves most first. `budget` is without the driver's context."""
     now = predict(question).taken
     found_knobs = []
-    for name, changed, cost in changes(question):
+    for name, changed, cost in changes(question, half):
         try:
             then = predict(changed).taken
         except ProbeError:  # it can't be asked of this model
@@ -167,9 +172,9 @@ def answer(
         predicted_largest_batch=_largest(predict, model, question, "batch", budget=most),
         predicted_largest_tokens=_largest(predict, model, question, "tokens", budget=most),
         smallest_budget_bytes=needs,
-        knobs=knobs(question, predict, most),
+        knobs=knobs(question, predict, most, half=halves(machine)),
         measured=measured,
-        notes=_notes(model, machine, where, budget),
+        notes=_notes(model, question, machine, place=where, budget=budget),
     )
 
 
@@ -193,7 +198,9 @@ def compared(report: FitReport, model: ModelDescription, machine: Constants, mea
 
 def cpu_constants() -> Constants:
     """The constants of a machine without a GPU, as far as bytes go."""
-    return replace(profile("h200"), name="the CPU's memory", origin="no GPU", vram_bytes=0, notes=())
+    return replace(
+        profile("h200"), name="the CPU's memory", origin="no GPU", vram_bytes=0, notes=(), target=""
+    )
 
 
 def budget_for_torch(machine: Constants, budget: int | None, place: Place) -> int:
@@ -219,8 +226,10 @@ def _largest(
     return largest(total, budget, axis, most=most_of(model, axis))
 
 
-def _notes(model: ModelDescription, machine: Constants, place: Place, budget: int | None) -> tuple[str, ...]:
-    notes = [*model.notes, *machine.notes]
+def _notes(
+    model: ModelDescription, question: Question, machine: Constants, *, place: Place, budget: int | None
+) -> tuple[str, ...]:
+    notes = [*model.notes, precision_note(model, machine, question), *machine.notes]
     if budget is not None and (most := budget_for_torch(machine, budget, place)) < budget:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
     if machine.has_gpu and place.attending == "math":
@@ -228,7 +237,7 @@ def _notes(model: ModelDescription, machine: Constants, place: Place, budget: in
             "attention is counted as torch computes it without fused kernels: its scores are kept whole"
         )
     notes.append("dropout is off, the loss is the model's own over its vocabulary, padding isn't used")
-    return tuple(notes)
+    return tuple(filter(None, notes))
 
 
 # ---- by two trials, where there are no rules ----------------------------------------------------------
@@ -320,7 +329,7 @@ def _unanswered(measured: Measured, wanted: int, budget: int) -> ProbeError:
         return DoesNotFit(
             f"{axis} {failed.size} doesn't fit into {binary_bytes(budget)}, measured: "
             f"{VERDICTS[failed.verdict]}{weights}",
-            "give a larger --budget",
+            "give a larger --vram",
         )
     said = f": {failed.said}" if failed.said else ""
     return ProbeError(

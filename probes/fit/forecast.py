@@ -59,12 +59,12 @@ def _directions(question: Question) -> int:
 
 
 def place_of(machine: Constants, model: ModelDescription, question: Question) -> Place:
-    """A machine as a place. Fused attention needs units for halves; of grouped heads also halves."""
+    """A machine as a place."""
     if not machine.has_gpu:
         return replace(CPU, workspace=LIBRARIES[question.task, question.precision != "fp32"])
     grouped = any(b.attention and b.attention.heads != b.attention.key_value_heads for b in model.blocks)
     halves = question.precision != "fp32"
-    fused = machine.triton and machine.bfloat16 and (halves or not grouped)
+    fused = machine.fuses_attention(halves=halves, grouped=grouped)
     return Place(
         machine.workspace_bytes,
         machine.context_bytes,

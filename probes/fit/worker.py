@@ -166,7 +166,7 @@ def refuse_what_the_host_lacks(budget: int, root: Path) -> None:
     if budget > most:
         raise DeviceUnusable(
             f"trials may take {binary_bytes(budget)}, and this host can spare {binary_bytes(most)}",
-            f"give a budget of at most that: --budget {most}",
+            f"give a budget of at most that: --vram {most}",
         )
 
 

@@ -18,7 +18,21 @@ FLOORS = {
     "buildtool.core": ("probes.core",),
     "buildtool.gpucode": ("probes.core", "buildtool.core"),
     "buildtool.image": ("probes.core", "buildtool.core", "buildtool.gpucode"),
-    "buildtool": ("probes.core", "probes.records", "probes.hardware", "probes.cli"),
+    "buildtool.fits": (
+        "probes.core",
+        "probes.hardware",
+        "probes.placement",
+        "probes.fit",
+        "buildtool.doctor",
+    ),
+    "buildtool": (
+        "probes.core",
+        "probes.records",
+        "probes.hardware",
+        "probes.placement",
+        "probes.fit",
+        "probes.cli",
+    ),
     "probes": (),
     "service": ("probes.placement",),
 }

@@ -18,6 +18,7 @@ from typing import Any, Final
 from probes.core import files
 from probes.core.codec import load
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
+from probes.core.spelling import guess
 from probes.placement.models.configs import (
     HEADER_HINT,
     ConfigFields,
@@ -79,12 +80,13 @@ def describe(model: str) -> ModelDescription:
         return _files(path, beside=path.parent / "config.json")
     if path.suffix == ".json":
         return _config(path)
+    give = "give a config.json, a *.safetensors file or a folder that has one"
+    give = f"{guess(model, known_configs())}{give}"
     is_on_hub = HUB_NAME.fullmatch(model) and not path.parent.exists()
     fetch = f"fetch its config: `hf download {model} config.json --local-dir FOLDER`, then give the folder"
     raise UsageError(
         f"{model} is neither the name of a known model nor a model's file",
-        (fetch if is_on_hub else "give a config.json, a *.safetensors file or a folder that has one")
-        + f"; known names are {', '.join(known_configs())}",
+        f"{fetch if is_on_hub else give}; known names are {', '.join(known_configs())}",
     )
 
 
@@ -174,7 +176,8 @@ def read_folder(path: Path) -> CheckpointFolder:
     if not path.is_dir():
         raise UsageError(
             f"{path} is neither a known model nor a folder with a checkpoint",
-            f"known are {', '.join(MODELS)}; else give the folder that has config.json and *.safetensors",
+            f"{guess(path.name, MODELS)}known are {', '.join(MODELS)}; else give the folder that has "
+            "config.json and *.safetensors",
         )
     files = read_checkpoint(path)
     config = config_of(str(path))

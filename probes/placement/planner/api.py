@@ -13,7 +13,7 @@ from probes.placement.models.description import ModelDescription
 from probes.placement.models.ranges import Ranges, stored_ranges
 from probes.placement.models.reading import describe, named_path
 from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges
-from probes.placement.planner.machine import Constants, from_report, profile, profile_name, profile_names
+from probes.placement.planner.machine import Constants, from_report, machine_named
 from probes.placement.planner.multi_gpu import make_cards_plan
 from probes.placement.planner.plan import make_plan
 from probes.placement.types import CardsPlan, Objective, Plan, Workload
@@ -44,7 +44,7 @@ def plan(
 
     `model`: a module (on meta, too), a config.json, a safetensors file, index or folder, a known model's
     name, or a description.
-    `machine`: the name of a profile, or a probe report's file.
+    `machine`: a card's name, as people write it (`RX 7900 XTX`, `MI50 16GB`), or a probe report's file.
     `vram` and `host` in bytes: `vram` limits torch's allocator, and the card's size limits that and the
     driver's context; without `host`, what the machine has, or 64 GiB with a profile, which doesn't say it.
     With `context` tokens of room in the KV cache, the time is that of one generated token after `tokens` of
@@ -123,23 +123,16 @@ def resolve_model(model: Model) -> ModelDescription:
 
 
 def resolve_machine(machine: Constants | str | Path) -> Constants:
-    """The constants of a profile's name or of a probe report's file. Raises UsageError and ReportError."""
+    """The constants of a card by its name, or of a probe report's file. Raises UsageError and ReportError."""
     if isinstance(machine, Constants):
         return machine
     path = named_path(machine, "machine")
-    name = profile_name(str(path))
-    if name in profile_names():
-        return profile(name)
-    known = ", ".join(profile_names())
     if path.suffix != ".json":
-        raise UsageError(
-            f"{path} is neither a profile nor a probe report",
-            f"profiles are {known}; or give a report's file, such as one that `run` has written",
-        )
+        return machine_named(str(machine))
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
         raise UsageError(
             f"{path} is not a regular file",
-            "give a profile's name, or the file of a report that `run` has written",
+            "give a card's name, or the file of a report that `run` has written",
         )
     return from_report(read_report(path), name=path.name)
 

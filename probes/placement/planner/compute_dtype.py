@@ -1,5 +1,6 @@
 """The dtype in which a machine computes with bfloat16 weights, where its GPU has no bfloat16 units."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Literal
 
@@ -46,6 +47,22 @@ def with_compute_dtype(
     dtype, note = _choice(machine, objective=objective, compute=compute, ranges=ranges)
     note = f"{machine.name} has no bfloat16 units: {note}"
     return replace(model, becomes=dtype, notes=(*model.notes, note))
+
+
+def computed_in(model: ModelDescription, machine: Constants | None, *, objective: Objective = "exact") -> str:
+    """The dtype in which most of a model's weights are multiplied, by torch's name.
+
+    `machine` None: the dtype that most of them have. The weights aren't read, so `fast` means float16 where
+    bfloat16 has to be converted.
+    """
+    sizes: Counter[str] = Counter()
+    for block in model.blocks:
+        for tensor in block.tensors:
+            sizes[tensor.dtype] += tensor.n_bytes
+    dtype = max(sizes, key=sizes.__getitem__, default="float32")
+    if dtype != "bfloat16" or machine is None or not machine.converts:
+        return dtype
+    return model.becomes or ("float32" if objective == "exact" else "float16")
 
 
 def _has_bfloat16(model: ModelDescription) -> bool:

@@ -4,6 +4,7 @@ They come from `profiles.toml` (makers' peaks, and the share that programs reach
 from a probe report of the machine itself (`from_report`); what a report lacks is the nearest profile's.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,15 @@ from typing import Any, Final
 from probes.core.errors import UsageError
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
+from probes.hardware.cards import (
+    Card,
+    CardUnknown,
+    NamedCard,
+    all_cards,
+    find_card,
+    named_card,
+    sizes_text,
+)
 from probes.records.facts import Gpu, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import SMALL_LAYERS, Measurement, Pass, Small, SmallWork
@@ -63,6 +73,7 @@ class Constants:
     host_bytes: int | None = None  # of memory, if known
     spread: float = PROFILE_SPREAD
     notes: tuple[str, ...] = ()
+    target: str = ""  # of its GPU: gfx906, sm_90; empty without one
 
     @property
     def has_gpu(self) -> bool:
@@ -73,6 +84,14 @@ class Constants:
     def converts(self) -> bool:
         """Whether bfloat16 weights have to be converted, because the GPU has no units for them."""
         return self.has_gpu and not self.bfloat16
+
+    def fuses_attention(self, *, halves: bool, grouped: bool) -> bool:
+        """Whether torch has a kernel that attends without keeping the scores.
+
+        `halves`: in 16 bits; `grouped`: with fewer heads of keys than of queries. Such kernels need units for
+        halves; of grouped heads also halves.
+        """
+        return self.triton and self.bfloat16 and (halves or not grouped)
 
     def rate_of_products(self, dtype: str) -> float:
         """Operations/s in a dtype; a dtype without an entry runs at float32's rate."""
@@ -99,6 +118,9 @@ NEAREST_BY_TARGET: Final[Mapping[str, str]] = {
     "gfx12": "rx7900xtx",
 }
 NEAREST_AMD: Final = "rx6800"  # for any other AMD target
+MACHINES_HINT: Final = (
+    "name a card ('WX 4100', 'MI50 16GB', h200), or give the file of a probe report, which `run` writes"
+)
 GCN: Final = ("gfx8", "gfx900", "gfx906")  # targets of the architecture before CDNA and RDNA
 
 
@@ -112,24 +134,6 @@ def table() -> Mapping[str, Any]:
 def profile_names() -> tuple[str, ...]:
     """Names of the machines that have a profile."""
     return tuple(table()["machines"])
-
-
-def profile_name(name: str) -> str:
-    """The profile's name for a machine's: `RX 7900 XTX` and `AMD Radeon RX 7900 XTX` are `rx7900xtx`.
-
-    A name without a profile is returned unchanged.
-    """
-    words = _letters(name)
-    for key in profile_names():
-        if _letters(key) in words and words in _letters(key) + _letters(
-            str(table()["machines"][key]["title"])
-        ):
-            return key
-    return name
-
-
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower()))
 
 
 def profile(name: str) -> Constants:
@@ -219,6 +223,7 @@ class _Profile:
             pinned_share=self._value("pinned_share") if amd else 1.0,
             spread=PROFILE_SPREAD,
             notes=("nothing here was measured on an AMD card",) if amd else (),
+            target=target,
         )
 
     def _at_most(self, rate: float, key: str) -> float:
@@ -232,20 +237,92 @@ class _Profile:
 
 def nearest_profile(name: str, target: str) -> str:
     """The profile for a GPU, by torch's name and target of it; else that of a card with similar units."""
-    words = "".join(name.lower().split()).replace("-", "")
-    for key in sorted(profile_names(), key=len, reverse=True):
-        if key.replace("-", "") in words:
-            return key
+    card = _card_of(name)
+    if card and isinstance(card.profile, str):
+        return card.profile
     machines = table()["machines"]
     same = [key for key in profile_names() if machines[key]["target"] == target.split(":", maxsplit=1)[0]]
     if same:
-        return same[0]
+        return _nearest_in_size(same, card)
     if not target.startswith("gfx"):
         return "rtx4090"
     like = next((key for prefix, key in NEAREST_BY_TARGET.items() if target.startswith(prefix)), "")
     return like or next(
         (key for key in profile_names() if machines[key]["target"][:5] == target[:5]), NEAREST_AMD
     )
+
+
+def _card_of(name: str) -> Card | None:
+    try:
+        return find_card(name)
+    except UsageError:
+        return None
+
+
+def _nearest_in_size(names: Sequence[str], card: Card | None) -> str:
+    """Of profiles of one target, that with most nearly the card's VRAM; the first where that isn't known."""
+    if card is None or not card.memory_variants:
+        return names[0]
+    size = max(card.memory_variants)
+    return min(names, key=lambda name: abs(profile(name).vram_bytes - size))
+
+
+# ---- a machine by the name of its card -----------------------------------------------------------------
+
+
+def machine_named(text: str) -> Constants:
+    """The constants of the machine whose card a text names, with the VRAM that it says.
+
+    Raises UsageError for a text that means no card or several, and for a card without a profile.
+    """
+    named = _card_with_profile(text)
+    return _of_card(named.card, named.memory_bytes, named.notes)
+
+
+def machine_of_card(card: Card, vram_bytes: int | None) -> Constants:
+    """The constants of a machine with this card and so much VRAM by its driver. Raises UsageError."""
+    return _of_card(card, vram_bytes and card.variant(vram_bytes), ())
+
+
+def _card_with_profile(text: str) -> NamedCard:
+    if text in profile_names():
+        return NamedCard(next(card for card in all_cards() if card.profile == text))
+    try:
+        return named_card(text)
+    except CardUnknown as unknown:
+        raise CardUnknown(unknown.message, f"{_guess(unknown)}{MACHINES_HINT}") from unknown
+
+
+def _guess(unknown: CardUnknown) -> str:
+    """What the error suggests, without what only other commands take."""
+    guess, found, _ = unknown.hint.partition("? Otherwise ")
+    return f"{guess}? Otherwise " if found else ""
+
+
+def _of_card(card: Card, memory_bytes: int | None, notes: tuple[str, ...]) -> Constants:
+    if isinstance(card.profile, Unknown):
+        raise UsageError(f"{card.name} ({card.target}) has no profile to plan with", _instead(card))
+    made = profile(card.profile)
+    usual = card.variant(made.vram_bytes)
+    if memory_bytes is not None and memory_bytes != usual:
+        made = replace(made, vram_bytes=memory_bytes)
+    if memory_bytes is None and usual is not None and len(card.memory_variants) > 1:
+        short = card.name.split()[-1]
+        others = [f"--machine '{short} {size // GIB}GB'" for size in card.memory_variants if size != usual]
+        assumed = f"{usual // GIB} GiB of VRAM are assumed: {card.name} has {sizes_text(card)}"
+        notes = (*notes, f"{assumed}; for the other, {' or '.join(others)}")
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def _instead(card: Card) -> str:
+    """What to give for a card without a profile: a report, or a profile of its family if there is one."""
+    report = "give the report of `run` on that card: --machine REPORT.json"
+    family = re.match(r"gfx\d+(?=\w\w$)|sm_\d+(?=\d$)", card.target)
+    near = nearest_profile(card.name, card.target)
+    target = str(table()["machines"][near]["target"])
+    if family is None or not re.fullmatch(rf"{family[0]}(?:\w\w|\d)", target):
+        return report
+    return f"{report}; the nearest profile is --machine {near} of another card, {profile(near).name}"
 
 
 # Seconds that small work took on the H100 on which the profiles' constants of small kernels were measured.
@@ -279,7 +356,8 @@ def from_report(report: ProbeReport, *, name: str) -> Constants:
         spread=REPORT_SPREAD,
     )
     if gpu is None:
-        return replace(machine, vram_bytes=0, notes=("the report has no GPU: all blocks go to the CPU",))
+        note = "the report has no GPU: all blocks go to the CPU"
+        return replace(machine, vram_bytes=0, notes=(note,), target="")
     machine = _with_launches(machine, rows, small)
     missing = [] if small else ["Python's time for an operation", "small kernels"]
     return _with_measurements(machine, gpu, rows, passes, profile=nearest, missing=missing)
@@ -289,7 +367,7 @@ def without_gpu(cpus: int) -> Constants:
     """A machine with `cpus` processors and no GPU: the profiles' CPU, scaled by its number of cores."""
     base, share = profile("h200"), cpus / CORES
     rate = base.cpu_rate * min(share, 1.0)
-    return replace(base, name="CPU", vram_bytes=0, cpu_rate=rate, cpu_flops=base.cpu_flops * share)
+    return replace(base, name="CPU", vram_bytes=0, cpu_rate=rate, cpu_flops=base.cpu_flops * share, target="")
 
 
 def _gpu(report: ProbeReport) -> Gpu | None:
@@ -331,6 +409,7 @@ def _with_measurements(
         zero_copy_rate=rate("zero_copy_read", machine.zero_copy_rate),
         flops={key: flops.get(key, value) for key, value in machine.flops.items()},
         unified=gpu.integrated is True,
+        target=gpu.target.partition(":")[0],
     )
     missing += [] if flops else ["products at batch 256"]
     always = ["context", "workspace", "unpacking", *missing]

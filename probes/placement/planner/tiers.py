@@ -296,6 +296,8 @@ POOL_SEGMENTS: Final = 4  # likewise in a graph's own memory pool; without, Qwen
 LARGE_BUFFER: Final = 20 << 20
 LARGE_ACTIVATIONS: Final = 10 << 20  # bytes above which such buffers come beside the largest tensor's own
 
+FULL_BYTES: Final = 4  # of a float32 number
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -327,7 +329,9 @@ def surroundings(
     if not machine.has_gpu:
         return Surroundings(0, 0, 0)
     rows = workload.batch * workload.tokens
-    peak = max((_live_bytes(block) for block in blocks), default=0)
+    peak = max(
+        (_live_bytes(block) + _score_bytes(block, machine, workload.tokens) for block in blocks), default=0
+    )
     workspace = machine.workspace_bytes * (2 if captured else 1)
     segments = LOOSE_SEGMENTS
     if captured:
@@ -343,6 +347,21 @@ def _live_bytes(block: BlockDescription) -> int:
     width = max(min(DTYPE_BITS[tensor.dtype], 32) for tensor in block.tensors) // 8
     numbers = block.live_numbers or 2 * max(_in_and_out(tensor) for tensor in block.tensors)
     return numbers * max(width, 2)
+
+
+def _score_bytes(block: BlockDescription, machine: Constants, tokens: int) -> int:
+    """Bytes of attention's scores, for each input row: those of a pass that attends without a fused kernel.
+
+    torch computes them in float32, and has them twice while it normalises them. `tokens`: of a sequence.
+    """
+    attention = block.attention
+    if attention is None or not block.tensors:
+        return 0
+    halves = all(tensor.dtype != "float32" for tensor in block.tensors if tensor.products)
+    grouped = attention.heads != attention.key_value_heads
+    if machine.fuses_attention(halves=halves, grouped=grouped):
+        return 0
+    return 2 * FULL_BYTES * attention.heads * attention.kept(tokens)
 
 
 def _in_and_out(tensor: TensorDescription) -> int:

@@ -9,6 +9,7 @@ from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
 from probes.placement.planner.api import resolve_machine
 from probes.placement.planner.machine import (
+    GIB,
     SMALL_WORK_S,
     from_report,
     nearest_profile,
@@ -97,10 +98,45 @@ def test_a_machine_may_be_named_as_its_maker_does(said: str, name: str) -> None:
     assert resolve_machine(said) == profile(name)
 
 
-@pytest.mark.parametrize("said", ["RX", "6800", "RX 7900", "h2001", "h200.json.bak", "W6800"])
-def test_a_part_of_a_name_is_none(said: str) -> None:
-    with pytest.raises(UsageError, match="profiles are wx4100"):
+@pytest.mark.parametrize(
+    ("said", "answered"),
+    [
+        ("RX", "names several cards"),
+        ("6800", "names several cards: Radeon RX 6800"),
+        ("RX 7900", "names several cards: Radeon RX 7900 XTX"),
+        ("gfx1030", "names several cards: Radeon RX 6800"),
+        ("h2001", "did you mean H200 SXM"),
+        ("h200.json.bak", "name a card"),
+        ("W6800", r"Radeon Pro W6800 \(gfx1030\) has no profile"),
+    ],
+)
+def test_a_name_that_is_not_one_cards_is_asked_back(said: str, answered: str) -> None:
+    with pytest.raises(UsageError, match=answered):
         resolve_machine(said)
+
+
+def test_a_card_without_a_profile_names_that_of_its_family_and_a_report_but_no_other_target() -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve_machine("RX 7900 XT")
+    assert "--machine rx7900xtx" in refused.value.hint
+    assert "REPORT.json" in refused.value.hint
+    assert "gfx" not in refused.value.hint
+    with pytest.raises(UsageError) as refused:  # no profile of its family
+        resolve_machine("B200")
+    assert "nearest" not in refused.value.hint
+
+
+def test_the_memory_in_a_cards_name_is_the_machines() -> None:
+    assert resolve_machine("MI50 16GB").vram_bytes == 16 * GIB
+    assert resolve_machine("MI50 32GB") == profile("mi50")
+    assert resolve_machine("H200 141GB") == profile("h200")
+
+
+@pytest.mark.parametrize("said", ["mi50", "Radeon Instinct MI50"])
+def test_a_size_that_nobody_said_is_said_to_be_assumed(said: str) -> None:
+    made = resolve_machine(said)
+    assert made.vram_bytes == 32 * GIB
+    assert "--machine 'MI50 16GB'" in made.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +154,8 @@ def test_a_part_of_a_name_is_none(said: str) -> None:
         ("AMD Radeon RX 5700", "gfx1010", "rx6800"),
         ("AMD Radeon Vega 64", "gfx900", "mi50"),
         ("NVIDIA A100", "sm_80", "rtx4090"),
+        ("NVIDIA H200 NVL", "sm_90", "h200"),
+        ("AMD Radeon RX 7900 XT", "gfx1100", "rx7900xtx"),
     ],
 )
 def test_a_card_is_planned_for_by_the_nearest_profile(name: str, target: str, found: str) -> None:

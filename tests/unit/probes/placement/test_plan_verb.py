@@ -14,6 +14,7 @@ from probes.placement.plan_file import read_plan
 from probes.placement.planner.api import plan, plan_cards
 from probes.placement.types import Plan
 
+HERE = ("--machine", "h200")
 GIB = 2**30
 
 
@@ -30,7 +31,7 @@ def test_the_first_users_question_is_answered(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.thorough
 def test_the_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "bert-base", "--vram", "1GiB", "--tokens", "128", "--json"]
+    asked = ["plan", "bert-base", *HERE, "--vram", "1GiB", "--tokens", "128", "--json"]
     assert main([*asked, str(tmp_path / "p.json")]) == Exit.OK
     assert main([*asked, "-"]) == Exit.OK
     printed = capsys.readouterr().out
@@ -43,7 +44,7 @@ def test_the_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_an_impossible_budget_exits_1_with_the_smallest_that_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["plan", "qwen2.5-3b", "--tokens", "512", "--vram"]
+    asked = ["plan", "qwen2.5-3b", *HERE, "--tokens", "512", "--vram"]
     assert main([*asked, "16MiB"]) == Exit.REQUIRED
     said = capsys.readouterr().err
     assert "the smallest budget that works is" in said
@@ -54,7 +55,7 @@ def test_an_impossible_budget_exits_1_with_the_smallest_that_works(
 def test_too_little_host_memory_exits_1_with_the_smallest_that_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["plan", "qwen2.5-3b", "--vram", "1200MiB", "--host"]
+    asked = ["plan", "qwen2.5-3b", *HERE, "--vram", "1200MiB", "--host"]
     assert main([*asked, "1MiB"]) == Exit.REQUIRED
     named = capsys.readouterr().err.rpartition("--host ")[2].split()[0]
     assert main([*asked, named]) == Exit.OK
@@ -65,7 +66,7 @@ def test_too_little_host_memory_exits_1_with_the_smallest_that_works(
     [
         (["no-such-model"], Exit.USAGE, "give a config.json"),
         (["owner/no-such-model"], Exit.USAGE, "hf download owner/no-such-model config.json"),
-        (["bert-base", "--machine", "abacus"], Exit.USAGE, "profiles are wx4100"),
+        (["bert-base", "--machine", "abacus"], Exit.USAGE, "name a card"),
         (["bert-base", "--machine", "gone.json"], Exit.DATA, "gone.json"),
         (["bert-base", "--tokens", "9", "--context", "8"], Exit.USAGE, "no room for a prompt"),
         (["gone.safetensors"], Exit.DATA, "No such file"),
@@ -74,7 +75,7 @@ def test_too_little_host_memory_exits_1_with_the_smallest_that_works(
 def test_what_makes_no_sense_is_said(
     words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", *words, "--vram", "4GiB"]) == code
+    assert main(["plan", *HERE, *words, "--vram", "4GiB"]) == code
     assert said in capsys.readouterr().err
 
 
@@ -138,7 +139,7 @@ def test_a_plan_kept_in_the_models_folder_may_be_made_again(tmp_path: Path) -> N
     model = folder_of_a_model(tmp_path)
     kept, drawn = model / "plan.json", model / "plan.svg"
     for budget in ("1GiB", "2GiB"):
-        words = ["plan", str(model), "--vram", budget, "--json", str(kept), "--picture", str(drawn)]
+        words = ["plan", str(model), *HERE, "--vram", budget, "--json", str(kept), "--picture", str(drawn)]
         assert main(words) == Exit.OK
     assert json.loads(kept.read_text())["vram_budget"] == 2 * GIB
 
@@ -152,7 +153,7 @@ def folder_of_a_model(parent: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "verb", [("plan", "bert-base", "--vram", "1GiB"), ("fit", "bert-base", "--tokens", "8")]
+    "verb", [("plan", "bert-base", *HERE, "--vram", "1GiB"), ("fit", "bert-base", *HERE, "--tokens", "8")]
 )
 def test_a_file_makes_no_folder_outside_of_the_current_one(
     verb: tuple[str, ...],
@@ -222,7 +223,7 @@ def test_a_plan_with_a_profile_keeps_to_the_assumed_host_memory() -> None:
 def test_a_sequence_longer_than_the_models_table_of_positions_does_not_run(
     option: str, cards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["plan", str(folder_of_a_model(tmp_path)), "--vram", "1GiB", "--cards", cards, option]
+    words = ["plan", str(folder_of_a_model(tmp_path)), *HERE, "--vram", "1GiB", "--cards", cards, option]
     assert main([*words, "2049"]) == Exit.USAGE
     assert "has 2,048 learned positions, and 2,049 tokens are asked for" in capsys.readouterr().err
     assert main([*words, "2048"]) == Exit.OK
@@ -234,14 +235,14 @@ def test_a_sequence_longer_than_rotary_positions_in_the_config_is_noted(
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     config = {"model_type": "qwen2", "intermediate_size": 128, "max_position_embeddings": 2048, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["plan", str(tmp_path), "--vram", "4GiB", "--tokens"]
+    words = ["plan", str(tmp_path), *HERE, "--vram", "4GiB", "--tokens"]
     assert main([*words, "2048"]) == Exit.OK
     assert "wasn't trained" not in capsys.readouterr().out
     assert main([*words, "5000"]) == Exit.OK
     assert "the model's config knows 2,048 positions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", [("plan", "--vram", "1GiB"), ("fit", "--tokens", "8")])
+@pytest.mark.parametrize("verb", [("plan", *HERE, "--vram", "1GiB"), ("fit", *HERE, "--tokens", "8")])
 def test_a_folder_without_a_model_hides_no_known_models_name(
     verb: tuple[str, ...],
     tmp_path: Path,
