@@ -4,7 +4,8 @@ A finding is known by its id. Bytes are GPU code of no use where no wanted card 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from buildtool.audit.kinds import Kind
 from buildtool.gpucode.source import BadTarget
@@ -13,6 +14,7 @@ from buildtool.gpucode.target import SPIRV, TargetId, serves_any
 CUDA = "cuda-in-cpu-image"
 FOREIGN_FILES = "foreign-gfx"
 FOREIGN_CODE = "foreign-gfx-in-libraries"
+CARD_CHOICE = "gpu-code-by-card"
 OVERWRITTEN = "overwritten"
 DELETED = "deleted"
 DUPLICATES = "duplicates"
@@ -67,6 +69,24 @@ class ClaimCounter:
 def saved_bytes(claims: Claims, ids: Collection[str]) -> int:
     """Bytes that the remedies of these findings save together, each counted once."""
     return sum(n_bytes for causes, n_bytes in claims.items() if not set(causes).isdisjoint(ids))
+
+
+class LibraryCode(NamedTuple):
+    """The GPU code inside one library, by target, and the alignment of the library's segments."""
+
+    code: Mapping[str, int]
+    alignment: int
+
+
+def saved_by_card(files: Mapping[str, int], libraries: Sequence[LibraryCode], card: str) -> int:
+    """Bytes that a prune to `card` alone takes out of files, by their targets, and of libraries."""
+    counter = ClaimCounter([TargetId.parse(card)])
+    deleted = sum(n_bytes for key, n_bytes in files.items() if counter.is_foreign(key))
+    cut = (
+        sum(row.code[target] for target in counter.cut_from(row.code, alignment=row.alignment))
+        for row in libraries
+    )
+    return deleted + sum(cut)
 
 
 def targets_if_valid(names: Iterable[str]) -> list[TargetId]:
