@@ -14,8 +14,8 @@ from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.files import PathKind, kind_of_path, looks_like_file, reading, write_text
 from buildtool.core.model import Budget
 from buildtool.core.progress import Progress, ProgressLog
-from buildtool.engine.reference import parse_pullable
-from buildtool.image.archive import StreamArchive, Tick, open_archive
+from buildtool.engine.reference import alike, parse_pullable
+from buildtool.image.archive import MISSING, StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
 from buildtool.image.reader import ImageContents, read_image
 from probes.core.invocation import tool_version
@@ -125,7 +125,7 @@ def require_source(source: str) -> None:
     if kind_of_path(Path(source)) is not PathKind.NOTHING:
         return
     if looks_like_file(source) or source.endswith(".json"):
-        with reading(source):
+        with reading(source, MISSING):
             Path(source).stat()
     parse_pullable(source)
 
@@ -158,14 +158,17 @@ def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, p
             f"the engine has no image with the id {ref}, and an id can't be pulled",
             "list the engine's images: docker images",
         )
+    near = alike(ref, engine.tags())
     if not pull:
+        meant = f"the engine has {', '.join(near)}; " if near else ""
         raise DataError(
             f"the engine has no image {ref}",
-            f"leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
+            f"{meant}leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
         )
     from buildtool.engine import registry
 
-    progress(f"the engine doesn't have {ref}; pulling it")
+    meant = f" (it has {', '.join(near)})" if near else ""
+    progress(f"the engine doesn't have {ref}{meant}; pulling it")
     with ProgressLog() as log:
         registry.pull(name, progress=log.line, platform=str(platform) if platform else None)
 

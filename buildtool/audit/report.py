@@ -280,7 +280,7 @@ def _about_stored(facts: Facts) -> StoredEstimate | None:
             stored = facts.layer_stored_bytes[layer]
             if stored is None:
                 return None
-            about += n_bytes * stored / facts.layer_tar_bytes[layer]
+            about += n_bytes * stored / max(facts.layer_tar_bytes[layer], n_bytes)
         sums[target] = round(about)
     return StoredEstimate(sums)
 
@@ -344,7 +344,10 @@ def read_report(path: Path) -> AuditReport:
                 f"{path} is too large to be read as an audit report: more than {MAX_REPORT_BYTES >> 20} MiB",
                 "audit the image itself",
             ) from error
-        raise DataError(f"can't read {path}: {error.strerror or error}", "check the path") from error
+        raise DataError(
+            f"can't read {path}: {error.strerror or error}",
+            "check the path, or write a report with: weir audit IMAGE --json FILE",
+        ) from error
     except UnicodeDecodeError as error:
         raise _not_a_report(f"{path}: not UTF-8 text") from error
     return parse_report(text, str(path))
