@@ -167,8 +167,9 @@ def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, p
         )
     from buildtool.engine import registry
 
-    meant = f" (it has {', '.join(near)})" if near else ""
-    progress(f"the engine doesn't have {ref}{meant}; pulling it")
+    progress(f"the engine doesn't have {ref}; pulling it")
+    if near:
+        progress(f"names alike that it has: {', '.join(near)}")
     with ProgressLog() as log:
         registry.pull(name, progress=log.line, platform=str(platform) if platform else None)
 

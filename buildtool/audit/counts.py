@@ -102,9 +102,6 @@ class Sums:
     gpu_in_libraries: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by target
     cuttable: defaultdict[str, Tally] = field(default_factory=_tallies)  # of these, what a prune cuts
     libraries: list[LibraryCode] = field(default_factory=list)  # visible, with GPU code
-    gpu_by_layer: defaultdict[str, Counter[int]] = field(
-        default_factory=lambda: defaultdict(Counter)
-    )  # visible, by target and layer
     unsearched: Tally = field(default_factory=Tally)  # visible: libraries with code where none is read
     strippable: Tally = field(default_factory=Tally)  # visible debug information in libraries and programs
     cuda: Tally = field(default_factory=Tally)  # visible: CUDA's distributions, and its libraries elsewhere
@@ -164,7 +161,6 @@ class Facts(Sums):
     host_cards: tuple[str, ...] = ()  # targets of this host's AMD cards
     layer_bytes: tuple[int, ...]
     layer_stored_bytes: tuple[int | None, ...]
-    layer_tar_bytes: tuple[int, ...]
     unread: tuple[tuple[bytes, str], ...]  # files that couldn't be inspected, and why
     duplicates: tuple[Duplicate, ...]
     secrets: tuple[SecretPlace, ...]
@@ -227,7 +223,6 @@ def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top:
         wanted_targets=wanted,
         layer_bytes=tuple(layer.unpacked_bytes for layer in contents.layers),
         layer_stored_bytes=tuple(layer.stored_bytes for layer in contents.layers),
-        layer_tar_bytes=tuple(layer.tar_bytes for layer in contents.layers),
         unread=tuple((index.path(at), why) for index in indexes for at, why in index.unread.items()),
         duplicates=copies.duplicates,
         secrets=tuple(exposed_secrets(contents, merged)),
@@ -333,23 +328,16 @@ class _ByteCounter:
             self.sums.visible_by_kind[file.kind].add(rest, file.anchor)
             if file.targets:
                 self.sums.gpu_files["+".join(file.targets)].add(size, file.anchor)
-                self.sums.gpu_by_layer["+".join(file.targets)][position] += size
             causes = self._causes(row, owner, file, join_path(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
                 code = LibraryCode(index.gpu_code.get(at, {}), index.alignments.get(at, 0))
-                self._count_code(code, position)
+                if code.code:
+                    self.sums.libraries.append(code)
                 cut = self.claims.cut_from(code.code, alignment=code.alignment)
                 self._visible_parts(parts, join_path(directory, name), causes, cut)
             if size >= HASHED_BYTES and _HIDES_CODE.search(name):
                 self.sums.unsearched.add(size, join_path(directory, name))
-
-    def _count_code(self, library: LibraryCode, layer: int) -> None:
-        """GPU code inside a visible library, which `_visible_parts` counts by place."""
-        if library.code:
-            self.sums.libraries.append(library)
-        for target, n_bytes in library.code.items():
-            self.sums.gpu_by_layer[target][layer] += n_bytes
 
     def _visible_parts(
         self, parts: Mapping[tuple[Kind, str], int], path: bytes, causes: list[str], cut: frozenset[str]

@@ -9,7 +9,15 @@ from enum import Enum
 from pathlib import Path
 
 from buildtool.audit.counts import Duplicate, Facts, Tally
-from buildtool.audit.findings import SECTIONS, Finding, Prediction, card_savings, find_waste, predict
+from buildtool.audit.findings import (
+    SECTIONS,
+    WORTH_BYTES,
+    Finding,
+    Prediction,
+    card_savings,
+    find_waste,
+    predict,
+)
 from buildtool.audit.kinds import display
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import NO_TREE, FileRow, Tree
@@ -25,7 +33,6 @@ from probes.core.units import counted
 
 SCHEMA_VERSION = 1  # 1: first form, November 2026
 _NO_DIGEST = "the archive holds no manifest digest (written by an engine without the containerd store)"
-_SAVED_EARLIER = "the report was saved before it held them"
 _KEPT_DUPLICATES = 100
 MAX_REPORT_BYTES = 64 << 20
 _LARGEST_COUNT = (1 << 63) - 1  # what 64-bit readers can hold
@@ -82,25 +89,15 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class StoredEstimate:
-    """Compressed bytes of GPU code by target, estimated: a layer is one compressed stream."""
-
-    by_target: Mapping[str, int]
-    how: str = "as if all of a layer were compressed alike"
-
-
-@dataclass(frozen=True)
 class GpuCode:
     """Visible bytes of GPU code by target, and how much of them are inside libraries.
 
-    `about_stored` is None with a reason where a layer's stored bytes aren't known. `saved_by_card` are the
-    unpacked bytes that a prune to one card alone takes out.
+    `saved_by_card` are the unpacked bytes that a prune to one card alone takes out. Compressed bytes by target
+    aren't known: a layer is one compressed stream, and GPU code compresses unlike the rest of it.
     """
 
     by_target: Mapping[str, int]
     in_libraries: Mapping[str, int]
-    about_stored: StoredEstimate | None = None
-    about_stored_reason: str | None = _SAVED_EARLIER
     saved_by_card: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -261,28 +258,11 @@ def _totals(contents: ImageContents, facts: Facts) -> Totals:
 
 
 def _gpu_code(facts: Facts) -> GpuCode:
-    stored = _about_stored(facts)
     return GpuCode(
         by_target=_by_target(facts.gpu_files, facts.gpu_in_libraries),
         in_libraries=_by_target(facts.gpu_in_libraries),
-        about_stored=stored,
-        about_stored_reason=PLAIN_REASON if stored is None else None,
         saved_by_card=card_savings(facts),
     )
-
-
-def _about_stored(facts: Facts) -> StoredEstimate | None:
-    """At the compression ratio of each layer that holds GPU code; None where one isn't known."""
-    sums: dict[str, int] = {}
-    for target, by_layer in facts.gpu_by_layer.items():
-        about = 0.0
-        for layer, n_bytes in by_layer.items():
-            stored = facts.layer_stored_bytes[layer]
-            if stored is None:
-                return None
-            about += n_bytes * stored / max(facts.layer_tar_bytes[layer], n_bytes)
-        sums[target] = round(about)
-    return StoredEstimate(sums)
 
 
 def _by_target(*groups: Mapping[str, Tally]) -> Mapping[str, int]:
@@ -298,6 +278,11 @@ def _notes(facts: Facts) -> tuple[str, ...]:
     if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
         notes.append(
             "name the cards that this image is for (--targets GFX) to learn which GPU code they can't run"
+        )
+    if max(card_savings(facts).values(), default=0) >= WORTH_BYTES:
+        notes.append(
+            "how many stored bytes GPU code takes is unknown: a layer is one compressed stream, and GPU code may "
+            "compress far better than the rest of it"
         )
     if facts.unsearched.places:
         hiding, rest = facts.unsearched.top(1)[0], len(facts.unsearched.places) - 1

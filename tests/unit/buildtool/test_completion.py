@@ -52,7 +52,8 @@ def test_a_shell_that_is_not_served_is_a_usage_error(capsys: pytest.CaptureFixtu
 def test_colours_are_written_in_two_places_only() -> None:
     """So NO_COLOR has nothing to turn off elsewhere but Python's own help texts (3.14), which heed it.
 
-    `paint` heeds it: tests/unit/audit/test_audit_answer.py. `weir probe watch` draws a table with rich, in one module, and prints lines where NO_COLOR is set:
+    `paint` heeds it: tests/unit/audit/test_audit_answer.py. `weir probe watch` draws a
+    table with rich, in one module, and prints lines where NO_COLOR is set:
     tests/unit/probes/watch/test_screen.py.
     """
     drawn = (ROOT / "probes/watch/screen.py", ROOT / "probes/core/output.py")
