@@ -83,16 +83,13 @@ def _choice(report: AuditReport) -> str:
     """How much GPU code there is, and what keeping one card saves."""
     code, saved = report.gpu_code, report.gpu_code.saved_by_card
     total = sum(code.by_target.values())
-    stored = ""
-    if code.about_stored is not None:
-        stored = f", about {decimal_bytes(sum(code.about_stored.by_target.values()))} stored"
     share = round(100 * total / report.totals.unpacked_bytes) if report.totals.unpacked_bytes else 0
-    words = f"{decimal_bytes(total)} ({share} %{stored}) is GPU code"
+    words = f"{decimal_bytes(total)} ({share} %) is GPU code"
     if not saved:
         return words
     least, most = min(saved.values()), max(saved.values())
     of = {n_bytes: card for card, n_bytes in saved.items()}
-    saves = f"saves {decimal_bytes(least)} ({of[least]})"
+    saves = f"saves {decimal_bytes(least)} unpacked ({of[least]})"
     if most > least:
         saves += f" to {decimal_bytes(most)} ({of[most]})"
     return f"{words} for {named_cards(tuple(saved))}; keeping one {saves}"

@@ -272,11 +272,6 @@ def _tables(report: AuditReport) -> str:
         for n, row in enumerate(report.layers)
     )
     notes = "".join(f"<li>{html(note)}</li>" for note in report.notes)
-    if report.gpu_code.about_stored is not None and report.gpu_code.by_target:
-        stored = ", ".join(
-            f"{name} {decimal_bytes(n)}" for name, n in report.gpu_code.about_stored.by_target.items()
-        )
-        notes += f"<li>GPU code, compressed, about: {html(stored)} (at the ratio of its layers)</li>"
     gpu_total = sum(report.gpu_code.by_target.values())
     return f"""<h2>Layers, bottom first</h2>
 <div class="wide"><table><thead><tr><th class="number">#</th><th>made by</th><th class="number">unpacked</th>\

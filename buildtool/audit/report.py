@@ -92,8 +92,8 @@ class LayerRow:
 class GpuCode:
     """Visible bytes of GPU code by target, and how much of them are inside libraries.
 
-    `saved_by_card` are the unpacked bytes that a prune to one card alone takes out. Compressed bytes by target
-    aren't known: a layer is one compressed stream, and GPU code compresses unlike the rest of it.
+    `saved_by_card` are the unpacked bytes that a prune to one card alone takes out. Compressed bytes by
+    target aren't known: a layer is one compressed stream, and GPU code compresses unlike the rest of it.
     """
 
     by_target: Mapping[str, int]
@@ -281,8 +281,8 @@ def _notes(facts: Facts) -> tuple[str, ...]:
         )
     if max(card_savings(facts).values(), default=0) >= WORTH_BYTES:
         notes.append(
-            "how many stored bytes GPU code takes is unknown: a layer is one compressed stream, and GPU code may "
-            "compress far better than the rest of it"
+            "how many stored bytes GPU code takes is unknown: a layer is one compressed stream, and GPU code "
+            "may compress far better than the rest of it"
         )
     if facts.unsearched.places:
         hiding, rest = facts.unsearched.top(1)[0], len(facts.unsearched.places) - 1

@@ -210,7 +210,7 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
         ),
         Section(
             "GPU code by target",
-            ("target", "visible", "of it inside libraries", "stored", "keeping it alone saves"),
+            ("target", "visible", "of it inside libraries", "keeping it alone saves"),
             [_gpu_row(report.gpu_code, *row) for row in gpu],
         ),
     ]
@@ -223,9 +223,6 @@ def _gpu_row(code: GpuCode, target: str, n_bytes: int) -> tuple[str, ...]:
         target,
         decimal_bytes(n_bytes),
         decimal_bytes(code.in_libraries.get(target, 0)),
-        "unknown"
-        if code.about_stored is None
-        else f"about {decimal_bytes(code.about_stored.by_target.get(target, 0))}",
         display_bytes(saved, "-"),
     )
 
