@@ -5,6 +5,7 @@ A finding is known by its id. Bytes are GPU code of no use where no wanted card 
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from buildtool.audit.kinds import Kind
@@ -103,5 +104,11 @@ def is_foreign(key: str, wanted: list[TargetId]) -> bool:
     return (
         bool(wanted)
         and all(name.startswith("gfx") for name in names)
-        and not any(serves_any(TargetId.parse(name), wanted) for name in names)
+        and not any(serves_any(_parsed(name), wanted) for name in names)
     )
+
+
+@lru_cache(maxsize=1 << 15)
+def _parsed(name: str) -> TargetId:
+    """Parsed once: code is judged for each of many cards."""
+    return TargetId.parse(name)

@@ -29,7 +29,7 @@ from buildtool.audit.claims import (
 from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
 from buildtool.audit.kinds import Location, PackageName, command_naming, display
 from buildtool.gpucode.scan import SECTIONS_READ, UNKNOWN
-from buildtool.gpucode.target import TargetId, known_targets
+from buildtool.gpucode.target import GENERIC_ISAS, PROCESSORS, SPIRV, TargetId, known_targets
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -180,24 +180,22 @@ def card_savings(facts: Facts) -> Mapping[str, int]:
     """What a prune to one card alone takes out, by card: unpacked bytes, the least first.
 
     The cards are those of AMD that the image is for, or those that its libraries have code for, or its files
-    where no library has any; and this host's, where some code serves it.
+    where no library has any; and this host's, where some code serves it. Names that LLVM's table doesn't have
+    are left out: an image may hold thousands of invented ones.
     """
-    names = facts.gpu_in_libraries or facts.gpu_files
-    present = {TargetId(code.processor) for code in known_targets(n for key in names for n in key.split("+"))}
+    keys = facts.gpu_in_libraries or facts.gpu_files
+    names = {name.partition(":")[0] for key in keys for name in key.split("+")}
+    present = known_targets(names & (PROCESSORS | GENERIC_ISAS.keys() | {SPIRV}))
     wanted = targets_if_valid(facts.wanted_targets)
     here = set(targets_if_valid(facts.host_cards))
     cards = {
         card
         for card in (wanted or present | here)
-        if _is_amd_card(card) and any(code.serves(card) for code in present)
+        if card.processor in PROCESSORS and any(code.serves(card) for code in present)
     }
     files = {key: tally.unpacked_bytes for key, tally in facts.gpu_files.items()}
     saved = {str(card): saved_by_card(files, facts.libraries, str(card)) for card in sorted(cards)}
     return dict(sorted(saved.items(), key=lambda row: (row[1], len(row[0]), row[0])))
-
-
-def _is_amd_card(target: TargetId) -> bool:
-    return target.processor.startswith("gfx") and not target.processor.endswith("-generic")
 
 
 def card_choice(facts: Facts) -> Finding | None:

@@ -193,7 +193,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
     """Combine what was read, counted and found."""
     totals = _totals(contents, facts)
     budget_result = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
-    findings = find_waste(facts)
+    findings, gpu_code = find_waste(facts), _gpu_code(facts)
     return AuditReport(
         tool_version=tool_version,
         image=_image_row(contents, facts),
@@ -213,7 +213,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         owners=dict(facts.owners),
         kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items() if n_bytes},
         packages=facts.packages,
-        gpu_code=_gpu_code(facts),
+        gpu_code=gpu_code,
         top_files=facts.top_files,
         top_directories=tuple(
             DirectoryRow(terminal(path), n_bytes) for path, n_bytes in facts.top_directories
@@ -221,7 +221,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         duplicates=facts.duplicates[:_KEPT_DUPLICATES],
         findings=findings,
         budget=budget_result,
-        notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts))),
+        notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts, gpu_code))),
         prediction=predict(facts, findings),
         tree=facts.tree,
     )
@@ -272,14 +272,14 @@ def _by_target(*groups: Mapping[str, Tally]) -> Mapping[str, int]:
     return dict(totals)
 
 
-def _notes(facts: Facts) -> tuple[str, ...]:
+def _notes(facts: Facts, code: GpuCode) -> tuple[str, ...]:
     notes = []
     targets = {*facts.gpu_files, *facts.gpu_in_libraries}
     if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
         notes.append(
             "name the cards that this image is for (--targets GFX) to learn which GPU code they can't run"
         )
-    if max(card_savings(facts).values(), default=0) >= WORTH_BYTES:
+    if max(code.saved_by_card.values(), default=0) >= WORTH_BYTES:
         notes.append(
             "how many stored bytes GPU code takes is unknown: a layer is one compressed stream, and GPU code "
             "may compress far better than the rest of it"

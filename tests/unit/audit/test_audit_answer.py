@@ -26,6 +26,7 @@ from buildtool.cli import diff as diff_command
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Budget
 from buildtool.engine.reference import alike
+from buildtool.gpucode.target import PROCESSORS
 from probes.core import output
 from probes.core.codec import decode, load
 
@@ -62,6 +63,13 @@ def coloured(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = True, **env: s
 
 def test_what_keeping_one_card_saves_is_the_code_of_the_others() -> None:
     assert card_savings(facts(CARDS)) == SAVED
+
+
+def test_thousands_of_invented_targets_are_no_cards_to_choose_from() -> None:
+    names = {f"gfx{n:x}": 100 for n in range(0x1000, 0x2000) if f"{n:x}"[:3].isdigit()}
+    found = facts(L({"usr/lib/a.so": A(9 * MB, code=names | {"gfx906": MB, "gfx1030": MB})}))
+    assert set(card_savings(found)) <= {"gfx906", *PROCESSORS}
+    assert len(card_savings(found)) < 100
 
 
 def test_a_library_that_a_prune_leaves_whole_is_no_saving() -> None:
