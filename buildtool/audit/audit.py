@@ -14,8 +14,8 @@ from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.files import PathKind, kind_of_path, looks_like_file, reading, write_text
 from buildtool.core.model import Budget
 from buildtool.core.progress import Progress, ProgressLog
-from buildtool.engine.reference import parse_pullable
-from buildtool.image.archive import StreamArchive, Tick, open_archive
+from buildtool.engine.reference import alike, parse_pullable
+from buildtool.image.archive import MISSING, StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
 from buildtool.image.reader import ImageContents, read_image
 from probes.core.invocation import tool_version
@@ -49,10 +49,13 @@ def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditRepo
     if source.endswith(".json") and place is not PathKind.DIRECTORY:
         return _saved_report(path, options)
     on_terminal = can_redraw()
-    tick = _progress_in_place(source) if on_terminal else progress_lines(progress, source)
+
+    def tick_of(total: int | None) -> Tick:
+        return _progress_in_place(source, total) if on_terminal else progress_lines(progress, source)
+
     try:
         if place is not PathKind.NOTHING or looks_like_file(source):
-            return audit_path(path, options=options, tick=tick)
+            return audit_path(path, options=options, tick=tick_of(_file_bytes(path, place)))
         if options.image:
             raise ConfigError(
                 f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
@@ -61,7 +64,8 @@ def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditRepo
 
         engine = Engine()
         _pull_if_missing(source, engine, options.platform, pull=pull)
-        return audit_image(source, engine=engine, options=options, tick=tick)
+        total = _engine_bytes(engine, source) if on_terminal else None
+        return audit_image(source, engine=engine, options=options, tick=tick_of(total))
     finally:
         if on_terminal:
             redraw("")
@@ -97,7 +101,11 @@ def audit_path(path: Path, *, options: AuditOptions, tick: Tick) -> AuditReport:
 
 
 def _audited(contents: ImageContents, options: AuditOptions) -> AuditReport:
-    facts = gather_facts(contents, targets=options.targets, top=options.top)
+    facts = replace(
+        gather_facts(contents, targets=options.targets, top=options.top),
+        all_needed=options.all_needed,
+        host_cards=options.host_cards,
+    )
     return make_report(contents, facts, options.budget, tool_version())
 
 
@@ -117,7 +125,7 @@ def require_source(source: str) -> None:
     if kind_of_path(Path(source)) is not PathKind.NOTHING:
         return
     if looks_like_file(source) or source.endswith(".json"):
-        with reading(source):
+        with reading(source, MISSING):
             Path(source).stat()
     parse_pullable(source)
 
@@ -150,14 +158,18 @@ def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, p
             f"the engine has no image with the id {ref}, and an id can't be pulled",
             "list the engine's images: docker images",
         )
+    near = alike(ref, engine.tags())
     if not pull:
+        meant = f"the engine has {', '.join(near)}; " if near else ""
         raise DataError(
             f"the engine has no image {ref}",
-            f"leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
+            f"{meant}leave --no-pull out, or pull it first: {command('docker', 'pull', ref)}",
         )
     from buildtool.engine import registry
 
     progress(f"the engine doesn't have {ref}; pulling it")
+    if near:
+        progress(f"names alike that it has: {', '.join(near)}")
     with ProgressLog() as log:
         registry.pull(name, progress=log.line, platform=str(platform) if platform else None)
 
@@ -169,15 +181,36 @@ def progress_lines(progress: Progress, label: str) -> Tick:
     )
 
 
-def _progress_in_place(label: str) -> Tick:
-    """Progress for terminals: one line, redrawn."""
+def _progress_in_place(label: str, total: int | None) -> Tick:
+    """Progress for terminals: one line, redrawn, with a percentage where the bytes to read are known."""
     begun = time.monotonic()
 
-    def draw(total: int) -> None:
-        rate = decimal_bytes(total / (time.monotonic() - begun))
-        redraw(f"reading {label}: {decimal_bytes(total)}, {rate}/s")
+    def draw(done: int) -> None:
+        rate = decimal_bytes(done / (time.monotonic() - begun))
+        redraw(f"reading {label}: {_part_read(done, total)}, {rate}/s")
 
     return throttled(draw, every_s=_REDRAW_EVERY_S)
+
+
+def _part_read(done: int, total: int | None) -> str:
+    """What was read; more than the total means that the total is wrong."""
+    if not total or done > total:
+        return decimal_bytes(done)
+    return f"{100 * done // total} %, {decimal_bytes(done)} of {decimal_bytes(total)}"
+
+
+def _file_bytes(path: Path, kind: PathKind) -> int | None:
+    """The size of an archive, which is read whole except for other images in it; None for a directory."""
+    try:
+        return path.stat().st_size if kind is PathKind.FILE else None
+    except OSError:  # the audit itself says why
+        return None
+
+
+def _engine_bytes(engine: "Engine", ref: str) -> int | None:
+    """About the length of the engine's archive: compressed layers, or plain ones in the classic store."""
+    size = (engine.inspect(ref) or {}).get("Size")
+    return size if isinstance(size, int) else None
 
 
 def throttled(show: Callable[[int], None], *, every_s: float) -> Tick:

@@ -4,7 +4,9 @@ A finding is known by its id. Bytes are GPU code of no use where no wanted card 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from buildtool.audit.kinds import Kind
 from buildtool.gpucode.source import BadTarget
@@ -13,6 +15,7 @@ from buildtool.gpucode.target import SPIRV, TargetId, serves_any
 CUDA = "cuda-in-cpu-image"
 FOREIGN_FILES = "foreign-gfx"
 FOREIGN_CODE = "foreign-gfx-in-libraries"
+CARD_CHOICE = "gpu-code-by-card"
 OVERWRITTEN = "overwritten"
 DELETED = "deleted"
 DUPLICATES = "duplicates"
@@ -69,6 +72,24 @@ def saved_bytes(claims: Claims, ids: Collection[str]) -> int:
     return sum(n_bytes for causes, n_bytes in claims.items() if not set(causes).isdisjoint(ids))
 
 
+class LibraryCode(NamedTuple):
+    """The GPU code inside one library, by target, and the alignment of the library's segments."""
+
+    code: Mapping[str, int]
+    alignment: int
+
+
+def saved_by_card(files: Mapping[str, int], libraries: Sequence[LibraryCode], card: str) -> int:
+    """Bytes that a prune to `card` alone takes out of files, by their targets, and of libraries."""
+    counter = ClaimCounter([TargetId.parse(card)])
+    deleted = sum(n_bytes for key, n_bytes in files.items() if counter.is_foreign(key))
+    cut = (
+        sum(row.code[target] for target in counter.cut_from(row.code, alignment=row.alignment))
+        for row in libraries
+    )
+    return deleted + sum(cut)
+
+
 def targets_if_valid(names: Iterable[str]) -> list[TargetId]:
     """The targets by name; an empty list where a name isn't a target: an image's label is free text."""
     try:
@@ -83,5 +104,11 @@ def is_foreign(key: str, wanted: list[TargetId]) -> bool:
     return (
         bool(wanted)
         and all(name.startswith("gfx") for name in names)
-        and not any(serves_any(TargetId.parse(name), wanted) for name in names)
+        and not any(serves_any(_parsed(name), wanted) for name in names)
     )
+
+
+@lru_cache(maxsize=1 << 15)
+def _parsed(name: str) -> TargetId:
+    """Parsed once: code is judged for each of many cards."""
+    return TargetId.parse(name)

@@ -18,6 +18,7 @@ from buildtool.audit.claims import (
     STRIPPABLE,
     ClaimCounter,
     Claims,
+    LibraryCode,
     targets_if_valid,
 )
 from buildtool.audit.kinds import (
@@ -100,6 +101,7 @@ class Sums:
     gpu_files: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by their names' target
     gpu_in_libraries: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by target
     cuttable: defaultdict[str, Tally] = field(default_factory=_tallies)  # of these, what a prune cuts
+    libraries: list[LibraryCode] = field(default_factory=list)  # visible, with GPU code
     unsearched: Tally = field(default_factory=Tally)  # visible: libraries with code where none is read
     strippable: Tally = field(default_factory=Tally)  # visible debug information in libraries and programs
     cuda: Tally = field(default_factory=Tally)  # visible: CUDA's distributions, and its libraries elsewhere
@@ -155,6 +157,8 @@ class Facts(Sums):
     commands: tuple[str | None, ...]  # what made each layer
     ref: str
     wanted_targets: tuple[str, ...]
+    all_needed: bool = False  # whether every wanted target is needed: no choice of a card is left
+    host_cards: tuple[str, ...] = ()  # targets of this host's AMD cards
     layer_bytes: tuple[int, ...]
     layer_stored_bytes: tuple[int | None, ...]
     unread: tuple[tuple[bytes, str], ...]  # files that couldn't be inspected, and why
@@ -327,7 +331,10 @@ class _ByteCounter:
             causes = self._causes(row, owner, file, join_path(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
-                cut = self.claims.cut_from(index.gpu_code.get(at, {}), alignment=index.alignments.get(at, 0))
+                code = LibraryCode(index.gpu_code.get(at, {}), index.alignments.get(at, 0))
+                if code.code:
+                    self.sums.libraries.append(code)
+                cut = self.claims.cut_from(code.code, alignment=code.alignment)
                 self._visible_parts(parts, join_path(directory, name), causes, cut)
             if size >= HASHED_BYTES and _HIDES_CODE.search(name):
                 self.sums.unsearched.add(size, join_path(directory, name))

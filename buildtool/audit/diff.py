@@ -144,10 +144,6 @@ def render_diff_markdown(difference: ImageDiff, top: int = 30) -> str:
     return capped("\n".join([*lines, *_notes(difference)]) + "\n")
 
 
-# what `weir diff --format` accepts
-DIFF_FORMATS = {"table": render_diff_table, "markdown": render_diff_markdown}
-
-
 def _sections(difference: ImageDiff, top: int) -> list[Section]:
     parts = (
         ("Owners", "owner", difference.owners),

@@ -5,13 +5,14 @@ and list it in CHECKS; a finding of visible files of some kinds only needs a row
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
 from buildtool.audit.claims import (
     BUILD_ONLY,
+    CARD_CHOICE,
     CUDA,
     DELETED,
     DUPLICATES,
@@ -21,19 +22,22 @@ from buildtool.audit.claims import (
     OVERWRITTEN,
     STRIPPABLE,
     is_foreign,
+    saved_by_card,
     saved_bytes,
     targets_if_valid,
 )
 from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
 from buildtool.audit.kinds import Location, PackageName, command_naming, display
 from buildtool.gpucode.scan import SECTIONS_READ, UNKNOWN
-from buildtool.gpucode.target import TargetId, known_targets
+from buildtool.gpucode.target import GENERIC_ISAS, PROCESSORS, SPIRV, TargetId, known_targets
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
 MAX_PATHS = 20
 MAX_SECRETS = 500
 WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image is wrong
+_CHOICE = 2  # cards, of which one can be chosen
+_NAMED_CARDS = 4
 SECTIONS = ", ".join(SECTIONS_READ)
 
 
@@ -47,7 +51,10 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of unneeded bytes. `bytes` are unpacked bytes; 0 where it isn't about size."""
+    """One cause of unneeded bytes. `bytes` are unpacked bytes; 0 where it isn't about size.
+
+    Where a choice decides how many (`is_upper_bound`), they are the most that a remedy removes.
+    """
 
     id: str
     severity: Severity
@@ -57,6 +64,11 @@ class Finding:
     remedy: str
     predicted_unpacked_bytes: int | None = None  # of the image after this remedy alone; None: not about size
 
+    @property
+    def is_upper_bound(self) -> bool:
+        """Whether the bytes depend on the card that is kept."""
+        return self.id == CARD_CHOICE
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -64,6 +76,13 @@ class Prediction:
 
     unpacked_bytes: int
     saved_bytes: int
+
+
+def size_text(finding: Finding) -> str:
+    """A finding's bytes for people: "8.31 MB", "up to 815.12 MB"; empty where it isn't about size."""
+    if not finding.bytes:
+        return ""
+    return f"{'up to ' if finding.is_upper_bound else ''}{decimal_bytes(finding.bytes)}"
 
 
 _NO_PATHS = ("secrets", "build-only", "huge-layer")  # name places in words, packages, layers
@@ -77,8 +96,7 @@ def display_paths(finding: Finding) -> list[str]:
 
 
 def find_waste(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding, the most severe and largest first."""
-    order = list(Severity)
+    """Every finding: errors, warnings about no bytes, then all others, the largest first."""
     total = sum(facts.layer_bytes)
     claiming = {cause for causes in facts.claims for cause in causes}
     findings = [
@@ -88,7 +106,12 @@ def find_waste(facts: Facts) -> tuple[Finding, ...]:
         for finding in (*(check(facts) for check in CHECKS), *(_needless(facts, name) for name in _NEEDLESS))
         if finding
     ]
-    return tuple(sorted(findings, key=lambda row: (order.index(row.severity), -row.bytes)))
+    return tuple(sorted(findings, key=_rank))
+
+
+def _rank(row: Finding) -> tuple[int, int]:
+    is_first = row.severity is Severity.ERROR, row.severity is Severity.WARNING and not row.bytes
+    return (is_first.index(True) if any(is_first) else len(is_first)), -row.bytes
 
 
 def predict(facts: Facts, findings: Iterable[Finding]) -> Prediction:
@@ -151,6 +174,62 @@ def foreign_files(facts: Facts) -> Finding | None:
 def foreign_code_in_libraries(facts: Facts) -> Finding | None:
     """GPU code inside libraries that no wanted target can run."""
     return _foreign(facts, facts.cuttable, FOREIGN_CODE, "inside libraries,")
+
+
+def card_savings(facts: Facts) -> Mapping[str, int]:
+    """What a prune to one card alone takes out, by card: unpacked bytes, the least first.
+
+    The cards are those of AMD that the image is for, or those that its libraries have code for, or its files
+    where no library has any; and this host's, where some code serves it. Names that LLVM's table doesn't have
+    are left out: an image may hold thousands of invented ones.
+    """
+    keys = facts.gpu_in_libraries or facts.gpu_files
+    names = {name.partition(":")[0] for key in keys for name in key.split("+")}
+    present = known_targets(names & (PROCESSORS | GENERIC_ISAS.keys() | {SPIRV}))
+    wanted = targets_if_valid(facts.wanted_targets)
+    here = set(targets_if_valid(facts.host_cards))
+    cards = {
+        card
+        for card in (wanted or present | here)
+        if card.processor in PROCESSORS and any(code.serves(card) for code in present)
+    }
+    files = {key: tally.unpacked_bytes for key, tally in facts.gpu_files.items()}
+    saved = {str(card): saved_by_card(files, facts.libraries, str(card)) for card in sorted(cards)}
+    return dict(sorted(saved.items(), key=lambda row: (row[1], len(row[0]), row[0])))
+
+
+def card_choice(facts: Facts) -> Finding | None:
+    """GPU code for several cards, where a machine has one of them; None where all are known to be needed."""
+    saved = card_savings(facts)
+    if facts.all_needed or len(saved) < _CHOICE or max(saved.values()) < WORTH_BYTES:
+        return None
+    least, *_, most = saved
+    if saved[least] == saved[most]:
+        range_of = f"keeping one saves {decimal_bytes(saved[most])}"
+    else:
+        saves = decimal_bytes(saved[least]), decimal_bytes(saved[most])
+        range_of = f"keeping {least} saves {saves[0]}, keeping {most} {saves[1]}"
+    here = next((card for card in facts.host_cards if card in saved), None)
+    card = here or least
+    which = "this machine's card" if here else "for example; put your own card there: weir doctor names it"
+    each = ", ".join(f"{name} {decimal_bytes(n_bytes)}" for name, n_bytes in saved.items())
+    code = merged_places([*facts.gpu_files.values(), *facts.gpu_in_libraries.values()])
+    return Finding(
+        CARD_CHOICE,
+        Severity.INFO,
+        f"GPU code for {named_cards(tuple(saved))}: {range_of}",
+        saved[most],
+        tuple(map(display, code[:MAX_PATHS])),
+        f"{command('weir', 'prune', '--targets', card, '--', facts.ref)}\n# {card}: {which}\n# saves: {each}",
+        sum(facts.layer_bytes) - saved[most],
+    )
+
+
+def named_cards(cards: Sequence[str]) -> str:
+    """How many cards, and the first of them."""
+    listed = sorted(cards, key=lambda name: (len(name), name))
+    more = ", ..." if len(cards) > _NAMED_CARDS else ""
+    return f"{counted(len(cards), 'card')} ({', '.join(listed[:_NAMED_CARDS])}{more})"
 
 
 def no_code_for_target(facts: Facts) -> Finding | None:
@@ -457,6 +536,7 @@ CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     no_code_for_target,
     foreign_files,
     foreign_code_in_libraries,
+    card_choice,
     _overwritten,
     _deleted,
     _duplicates,

@@ -25,7 +25,7 @@ class ReportFormat:
 
 
 FORMATS = {
-    "table": ReportFormat("a table", render_table, to_file=False),
+    "table": ReportFormat("the answer, or all sections, as text", render_table, to_file=False),
     "json": ReportFormat("JSON", lambda report, _options: to_json(report)),
     "markdown": ReportFormat("Markdown", render_markdown),
     "html": ReportFormat("one HTML file: a map to zoom, searchable lists", render_html, to_stdout=False),

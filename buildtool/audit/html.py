@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from importlib.resources import files
 
+from buildtool.audit.answer import largest_remedy
 from buildtool.audit.baseline import Comparison, Regression
-from buildtool.audit.findings import Finding, Prediction, display_paths
+from buildtool.audit.findings import Finding, Prediction, display_paths, size_text
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, LISTED_FILES, RenderOptions
 from buildtool.audit.report import AuditReport, Judgement, Verdict
 from buildtool.audit.text import display_bytes, one_line, share
@@ -133,7 +134,16 @@ def _header(report: AuditReport) -> str:
 <p class="about">{html(image.platform)} · torch {html(report.torch_build)} · \
 <code>{html(digest)}</code></p>
 <dl class="figures">{tiles}{_budget(report)}</dl>
-</header>"""
+{_largest_remedy(report)}</header>"""
+
+
+def _largest_remedy(report: AuditReport) -> str:
+    remedy = largest_remedy(report)
+    if remedy is None:
+        return ""
+    link = f'<a href="#finding-{html(remedy.id)}">{html(remedy.words)}</a>'
+    code = f"<br><code>{html(remedy.command)}</code>" if remedy.command else ""
+    return f'<p class="first-remedy">First: {link}{code}</p>\n'
 
 
 def _predicted(prediction: Prediction | None) -> str:
@@ -207,7 +217,7 @@ def _findings(findings: Sequence[Finding], total: int) -> str:
 
 def _finding(row: Finding, total: int) -> str:
     severity = row.severity.value
-    size = f"{decimal_bytes(row.bytes)} · {share(row.bytes, total)}"
+    size = f"{size_text(row)} · {share(row.bytes, total)}"
     size_tag = f'<span class="bytes">{size}</span>' if row.bytes else ""
     after = row.predicted_unpacked_bytes
     without = "" if after is None else f" · the image would be {decimal_bytes(after)} without"

@@ -7,7 +7,7 @@ output.
 from xml.etree import ElementTree as Xml
 
 from buildtool.audit.baseline import Comparison, Regression
-from buildtool.audit.findings import Finding, Severity
+from buildtool.audit.findings import Finding, Severity, size_text
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, Judgement, Verdict
 from probes.core.quoting import xml
@@ -56,7 +56,7 @@ def _baseline(suite: Xml.Element, comparison: Comparison) -> None:
 
 def _finding(suite: Xml.Element, finding: Finding) -> None:
     case = _case(suite, "findings", finding.id)
-    size = f" ({decimal_bytes(finding.bytes)})" if finding.bytes else ""
+    size = f" ({size_text(finding)})" if finding.bytes else ""
     message = f"{finding.title}{size}"
     details = f"{_places(finding)}\n\n{finding.remedy}".strip()
     if finding.severity is Severity.ERROR:

@@ -7,6 +7,7 @@ from buildtool.core.model import Budget
 from buildtool.gpucode.target import TargetId
 from buildtool.image.documents import Platform
 from buildtool.image.errors import LIMITS, Limits
+from probes.core.output import Paint, plain
 
 NO_BUDGET = Budget()
 LISTED_FILES = 2000  # of the largest, in a report: what an HTML page lists
@@ -14,10 +15,16 @@ LISTED_FILES = 2000  # of the largest, in a report: what an HTML page lists
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """`targets` are the GPUs that the image is for, `image` is which of several images in an archive."""
+    """`targets` are the GPUs that the image is for, `image` is which of several images in an archive.
+
+    With `all_needed`, no remedy keeps the code of only one of them. `host_cards` are the targets of this
+    host's AMD cards: remedies name one of them where the image has code for it.
+    """
 
     budget: Budget = NO_BUDGET
     targets: tuple[str, ...] = ()
+    all_needed: bool = False
+    host_cards: tuple[str, ...] = ()
     image: str | None = None
     platform: Platform | None = None
     top: int = LISTED_FILES
@@ -33,11 +40,14 @@ class AuditOptions:
 class RenderOptions:
     """`top` is the number of rows of each list, in formats that shorten lists.
 
-    `comparison` is with a baseline, if there is one.
+    `comparison` is with a baseline, if there is one. In a terminal's text, `paint` colours words;
+    without `all_sections` it is the answer alone.
     """
 
     top: int = 20
     comparison: Comparison | None = None
+    all_sections: bool = True
+    paint: Paint = plain
 
 
 DEFAULT_OPTIONS = AuditOptions()

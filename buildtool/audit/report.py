@@ -4,12 +4,20 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from buildtool.audit.counts import Duplicate, Facts, Tally
-from buildtool.audit.findings import SECTIONS, Finding, Prediction, find_waste, predict
+from buildtool.audit.findings import (
+    SECTIONS,
+    WORTH_BYTES,
+    Finding,
+    Prediction,
+    card_savings,
+    find_waste,
+    predict,
+)
 from buildtool.audit.kinds import display
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import NO_TREE, FileRow, Tree
@@ -82,10 +90,15 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class GpuCode:
-    """Visible bytes of GPU code by target, and how much of them are inside libraries."""
+    """Visible bytes of GPU code by target, and how much of them are inside libraries.
+
+    `saved_by_card` are the unpacked bytes that a prune to one card alone takes out. Compressed bytes by
+    target aren't known: a layer is one compressed stream, and GPU code compresses unlike the rest of it.
+    """
 
     by_target: Mapping[str, int]
     in_libraries: Mapping[str, int]
+    saved_by_card: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,7 +193,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
     """Combine what was read, counted and found."""
     totals = _totals(contents, facts)
     budget_result = judge(budget, unpacked_bytes=totals.unpacked_bytes, stored_bytes=totals.stored_bytes)
-    findings = find_waste(facts)
+    findings, gpu_code = find_waste(facts), _gpu_code(facts)
     return AuditReport(
         tool_version=tool_version,
         image=_image_row(contents, facts),
@@ -200,9 +213,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         owners=dict(facts.owners),
         kinds={kind.value: n_bytes for kind, n_bytes in facts.kinds.items() if n_bytes},
         packages=facts.packages,
-        gpu_code=GpuCode(
-            _by_target(facts.gpu_files, facts.gpu_in_libraries), _by_target(facts.gpu_in_libraries)
-        ),
+        gpu_code=gpu_code,
         top_files=facts.top_files,
         top_directories=tuple(
             DirectoryRow(terminal(path), n_bytes) for path, n_bytes in facts.top_directories
@@ -210,7 +221,7 @@ def make_report(contents: ImageContents, facts: Facts, budget: Budget, tool_vers
         duplicates=facts.duplicates[:_KEPT_DUPLICATES],
         findings=findings,
         budget=budget_result,
-        notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts))),
+        notes=tuple(map(terminal, contents.notes + contents.layer_notes() + _notes(facts, gpu_code))),
         prediction=predict(facts, findings),
         tree=facts.tree,
     )
@@ -246,6 +257,14 @@ def _totals(contents: ImageContents, facts: Facts) -> Totals:
     )
 
 
+def _gpu_code(facts: Facts) -> GpuCode:
+    return GpuCode(
+        by_target=_by_target(facts.gpu_files, facts.gpu_in_libraries),
+        in_libraries=_by_target(facts.gpu_in_libraries),
+        saved_by_card=card_savings(facts),
+    )
+
+
 def _by_target(*groups: Mapping[str, Tally]) -> Mapping[str, int]:
     totals: Counter[str] = Counter()
     for group in groups:
@@ -253,12 +272,17 @@ def _by_target(*groups: Mapping[str, Tally]) -> Mapping[str, int]:
     return dict(totals)
 
 
-def _notes(facts: Facts) -> tuple[str, ...]:
+def _notes(facts: Facts, code: GpuCode) -> tuple[str, ...]:
     notes = []
     targets = {*facts.gpu_files, *facts.gpu_in_libraries}
     if not facts.wanted_targets and sum(name.startswith("gfx") for name in targets) > 1:
         notes.append(
-            "name the cards that this image is for (--targets gfx1100) to learn which GPU code they can't run"
+            "name the cards that this image is for (--targets GFX) to learn which GPU code they can't run"
+        )
+    if max(code.saved_by_card.values(), default=0) >= WORTH_BYTES:
+        notes.append(
+            "how many stored bytes GPU code takes is unknown: a layer is one compressed stream, and GPU code "
+            "may compress far better than the rest of it"
         )
     if facts.unsearched.places:
         hiding, rest = facts.unsearched.top(1)[0], len(facts.unsearched.places) - 1
@@ -305,7 +329,10 @@ def read_report(path: Path) -> AuditReport:
                 f"{path} is too large to be read as an audit report: more than {MAX_REPORT_BYTES >> 20} MiB",
                 "audit the image itself",
             ) from error
-        raise DataError(f"can't read {path}: {error.strerror or error}", "check the path") from error
+        raise DataError(
+            f"can't read {path}: {error.strerror or error}",
+            "check the path, or write a report with: weir audit IMAGE --json FILE",
+        ) from error
     except UnicodeDecodeError as error:
         raise _not_a_report(f"{path}: not UTF-8 text") from error
     return parse_report(text, str(path))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.findings import Severity
+from buildtool.audit.findings import Severity, size_text
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.report import AuditReport, Verdict
 from buildtool.core.sarif import SarifTool, fitting_results, sarif_document
@@ -53,7 +53,7 @@ def _results(report: AuditReport, comparison: Comparison | None) -> Iterator[_Re
     for regression in comparison.regressions if comparison else ():
         yield _Result("regression", "error", str(regression), regression.paths)
     for finding in report.findings:
-        size = f" ({decimal_bytes(finding.bytes)})" if finding.bytes else ""
+        size = f" ({size_text(finding)})" if finding.bytes else ""
         text = f"{finding.title}{size}\n\n{finding.remedy}"
         yield _Result(finding.id, _LEVELS[finding.severity], text, finding.paths, finding.remedy)
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from buildtool.audit.answer import answer_lines, budget_line, judgement_text, largest_remedy
 from buildtool.audit.baseline import Comparison
-from buildtool.audit.findings import Finding, display_paths
+from buildtool.audit.findings import Finding, display_paths, size_text
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
-from buildtool.audit.report import AuditReport, ImageRow, Judgement, Verdict
+from buildtool.audit.report import AuditReport, GpuCode, ImageRow, Verdict
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -54,7 +55,16 @@ class Section:
 
 
 def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
-    """The report for a terminal, with what got worse since a baseline."""
+    """The answer in five lines, or all sections, for a terminal; with what got worse since a baseline."""
+    blocks = _all_sections(report, options) if options.all_sections else answer_lines(report, options.paint)
+    if options.comparison:
+        blocks += [""] if options.all_sections else []
+        blocks += [f"baseline {terminal(comparison_line(options.comparison))}"]
+        blocks += [f"  {terminal(line)}" for line in change_lines(options.comparison)]
+    return "\n".join(blocks) + "\n"
+
+
+def _all_sections(report: AuditReport, options: RenderOptions) -> list[str]:
     blocks = [
         *map(terminal, _headline(report)),
         *(section.text() for section in _sections(report, options.top)),
@@ -65,17 +75,16 @@ def render_table(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OP
         remedy = terminal(finding.remedy, keep="\n").replace("\n", "\n      ")
         summary = terminal(f"{finding.id}: {finding.title}{_size_of(finding)}")
         blocks.append(f"\n[{finding.severity.value}] {summary}{paths}{more}\n    do: {remedy}")
-    blocks += [f"\nnote: {terminal(note)}" for note in report.notes]
-    if options.comparison:
-        blocks += ["", f"baseline {terminal(comparison_line(options.comparison))}"]
-        blocks += [f"  {terminal(line)}" for line in change_lines(options.comparison)]
-    return "\n".join(blocks) + "\n"
+    return blocks + [f"\nnote: {terminal(note)}" for note in report.notes]
 
 
 def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER_OPTIONS) -> str:
     """The report for a CI summary or an issue: at most MARKDOWN_BYTES, cut at a line."""
     ref, *headline = map(markdown, _headline(report))
     lines = [f"# {ref}", "", *(f"- {line}" for line in headline)]
+    if largest := largest_remedy(report):
+        code = f": {markdown_code(largest.command)}" if largest.command else ""
+        lines.append(f"- largest remedy: {markdown(largest.words)}{code}")
     if options.comparison:
         lines += ["", f"## Baseline {markdown(comparison_line(options.comparison))}", ""]
         lines += [f"- {markdown(line)}" for line in change_lines(options.comparison)]
@@ -92,7 +101,7 @@ def render_markdown(report: AuditReport, options: RenderOptions = DEFAULT_RENDER
 def verdict_lines(report: AuditReport, comparison: Comparison | None, *, baseline: str) -> list[str]:
     """Why a gate fails, in one line, and which limit couldn't be checked; none where all is well."""
     limits = (("unpacked", report.budget.unpacked), ("stored", report.budget.stored))
-    causes = [f"{name} {_judgement(row)}" for name, row in limits if row.verdict is Verdict.FAIL]
+    causes = [f"{name} {judgement_text(row)}" for name, row in limits if row.verdict is Verdict.FAIL]
     failed = [f"over budget ({'; '.join(causes)})"] if causes else []
     if comparison is not None and comparison.regressions:
         failed.append(f"worse than {baseline} ({counted(len(comparison.regressions), 'regression')})")
@@ -107,7 +116,7 @@ def summary_row(report: AuditReport) -> SummaryRow:
     """The image in one line."""
     biggest = max(report.findings, key=lambda row: row.bytes, default=None)
     worst = next((row for row in report.findings if row.severity.value == "error"), biggest)
-    size = f": {decimal_bytes(worst.bytes)}" if worst and worst.bytes else ""
+    size = f": {size_text(worst)}" if worst and worst.bytes else ""
     summary = f"{worst.id}{size}" if worst else "none"
     return SummaryRow(
         ref=report.image.ref,
@@ -132,7 +141,7 @@ def _headline(report: AuditReport) -> list[str]:
         f"{decimal_bytes(totals.unpacked_bytes)} unpacked in {counted(len(report.layers), 'layer')}, "
         f"{decimal_bytes(totals.visible_bytes)} visible in {counted(totals.n_files, 'non-empty file')}, "
         f"{stored}",
-        _budget(report),
+        budget_line(report),
     ]
     if report.prediction and report.prediction.saved_bytes:
         after, saved = report.prediction.unpacked_bytes, report.prediction.saved_bytes
@@ -154,21 +163,6 @@ def _base(image: ImageRow) -> str:
     name = f" {image.base_name}" if image.base_name else ""
     layers = "layer 0" if image.base_layers == 1 else f"layers 0 to {image.base_layers - 1}"
     return f"base image{name}: {layers}, known from {image.base_told_by}"
-
-
-def _budget(report: AuditReport) -> str:
-    verdict, budget = report.budget.verdict, report.budget
-    if verdict is Verdict.NONE:
-        return "budget: none set (--budget-unpacked, --budget-stored)"
-    unpacked, stored = _judgement(budget.unpacked), _judgement(budget.stored)
-    return f"budget: {verdict.value} (unpacked {unpacked}; stored {stored})"
-
-
-def _judgement(judgement: Judgement) -> str:
-    if judgement.verdict is Verdict.NONE:
-        return "no limit"
-    sign = {Verdict.PASS: "<=", Verdict.FAIL: ">", Verdict.UNKNOWN: "against"}[judgement.verdict]
-    return f"{display_bytes(judgement.actual_bytes)} {sign} {display_bytes(judgement.limit_bytes)}"
 
 
 def _sections(report: AuditReport, top: int) -> list[Section]:
@@ -216,14 +210,21 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
         ),
         Section(
             "GPU code by target",
-            ("target", "visible", "of it inside libraries"),
-            [
-                (target, decimal_bytes(n), decimal_bytes(report.gpu_code.in_libraries.get(target, 0)))
-                for target, n in gpu
-            ],
+            ("target", "visible", "of it inside libraries", "keeping it alone saves"),
+            [_gpu_row(report.gpu_code, *row) for row in gpu],
         ),
     ]
     return [section for section in sections if section.rows]
+
+
+def _gpu_row(code: GpuCode, target: str, n_bytes: int) -> tuple[str, ...]:
+    saved = code.saved_by_card.get(target)
+    return (
+        target,
+        decimal_bytes(n_bytes),
+        decimal_bytes(code.in_libraries.get(target, 0)),
+        display_bytes(saved, "-"),
+    )
 
 
 def _size_of(finding: Finding) -> str:
@@ -232,7 +233,7 @@ def _size_of(finding: Finding) -> str:
         return ""
     after = finding.predicted_unpacked_bytes
     summary = "" if after is None else f"; {decimal_bytes(after)} without"
-    return f" ({decimal_bytes(finding.bytes)}{summary})"
+    return f" ({size_text(finding)}{summary})"
 
 
 def comparison_line(comparison: Comparison) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buildtool.audit.audit import audit_source
-from buildtool.audit.baseline import compare, parse_tolerance
+from buildtool.audit.baseline import Comparison, compare, parse_tolerance
 from buildtool.audit.formats import FILE_FORMATS, STDOUT_FORMATS, render
 from buildtool.audit.options import AuditOptions, RenderOptions
 from buildtool.audit.report import Verdict, read_report
@@ -13,9 +13,13 @@ from buildtool.audit.text import verdict_lines
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
+from buildtool.engine.host import amd_targets
+from buildtool.gpucode.source import BadTarget
 from buildtool.image.errors import LIMITS
 from buildtool.image.reader import parse_platform
-from probes.core.output import error, flag, option, write
+from probes.core.output import error, flag, option, paint, write
+
+_ROWS = 10  # of each list, unless --top says otherwise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="GPUs that the image is for, e.g. gfx906 or sm_89; may be repeated (default: the image's label)",
     )
-    option(parser, "--top", "N", "rows of each list", int, default=10)
+    flag(parser, "--all", "print every section of the report, not only the five lines of the answer")
+    option(parser, "--top", "N", "rows of each list; implies --all (default: 10)", int)
     flag(parser, "--no-pull", "fail if the engine doesn't have the image, instead of pulling it")
     option(parser, "--image", "REF", "which image of an archive that holds several")
     option(parser, "--platform", "OS/ARCH", "which platform of an image for several (default: this host's)")
@@ -80,11 +85,16 @@ def run(args: argparse.Namespace) -> int:
         comparison = compare(baseline, report, label=str(args.baseline), tolerance=tolerance)
     for name, path in files.items():
         write_text(path, render(report, name, RenderOptions(comparison=comparison)))
-    write(render(report, args.format, RenderOptions(args.top, comparison)))
+    write(render(report, args.format, _render_options(args, comparison)))
     for line in verdict_lines(report, comparison, baseline=str(args.baseline)):
         error(line)
     worse = comparison is not None and bool(comparison.regressions)
     return int(Exit.FINDINGS if worse or report.budget.verdict is Verdict.FAIL else Exit.OK)
+
+
+def _render_options(args: argparse.Namespace, comparison: Comparison | None) -> RenderOptions:
+    top = _ROWS if args.top is None else args.top
+    return RenderOptions(top, comparison, all_sections=args.all or args.top is not None, paint=paint)
 
 
 def _audit_options(args: argparse.Namespace) -> AuditOptions:
@@ -95,7 +105,7 @@ def _audit_options(args: argparse.Namespace) -> AuditOptions:
     targets = tuple(name for word in args.targets for name in word.replace(";", ",").split(",") if name)
     if args.targets and not targets:
         raise ConfigError("--targets names no card", "write one such as gfx1100, or leave --targets out")
-    if args.top < 0:
+    if args.top is not None and args.top < 0:
         raise ConfigError(f"--top {args.top} is not a count", "write 0 or more")
     return AuditOptions(
         budget=Budget(
@@ -103,8 +113,18 @@ def _audit_options(args: argparse.Namespace) -> AuditOptions:
             parse_size(args.budget_stored) if args.budget_stored else None,
         ),
         targets=targets,
+        all_needed=bool(targets),
+        host_cards=_host_cards(),
         image=args.image,
         platform=parse_platform(args.platform) if args.platform else None,
-        top=max(args.top, AuditOptions.top),
+        top=max(args.top or 0, AuditOptions.top),
         limits=limits,
     )
+
+
+def _host_cards() -> tuple[str, ...]:
+    """This host's AMD cards; none where HSA_OVERRIDE_GFX_VERSION is no version: remedies only name them."""
+    try:
+        return amd_targets()
+    except BadTarget:
+        return ()

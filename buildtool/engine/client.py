@@ -205,8 +205,8 @@ class Engine:
             except docker.errors.ImageNotFound:
                 return
 
-    def tags(self, repository: str) -> tuple[str, ...]:
-        """The names `repository:tag` of this repository that the engine holds."""
+    def tags(self, repository: str | None = None) -> tuple[str, ...]:
+        """The names `repository:tag` of this repository that the engine holds; of all without one."""
         with engine_errors():
             return tuple(name for row in self._images(repository) for name in row.RepoTags)
 

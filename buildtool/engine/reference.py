@@ -4,7 +4,9 @@ The grammar is the distribution project's (reference/regexp.go), the defaults ar
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from buildtool.core.errors import ConfigError
 from probes.core.quoting import terminal
@@ -17,6 +19,8 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}")
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{64}")
 _ANY_ID = re.compile(r"sha256:[0-9a-f]+|[0-9a-f]{12,64}")  # whole or shortened
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,20}://(?=[a-z])")  # skopeo's `docker://`, a page's `https://`
+_ALIKE = 3  # names to offer for one that isn't there
 _MAX_NAME = 255  # of a repository's path
 _MAX_TEXT = 1024
 _DEFAULT_HOST, _DEFAULT_NAMESPACE, _DEFAULT_TAG = "docker.io", "library", "latest"
@@ -61,6 +65,10 @@ def parse_reference(text: str) -> Reference:
     """The parts of an image's name. Raises ConfigError for an impossible name."""
     if len(text) > _MAX_TEXT:
         raise _refused(text, "it is too long")
+    if match := _SCHEME.match(text):
+        is_page = match[0].startswith("http")
+        name = "what that page tells to `docker pull`" if is_page else terminal(text[match.end() :][:300])
+        raise _refused(text, f"names don't begin with `{match[0]}`", f"write {name}")
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
         raise _refused(text, "what follows `@` is not a digest")
@@ -96,11 +104,23 @@ def parse_new_name(text: str) -> Reference:
     return Reference(parsed.repository, parsed.tag or _DEFAULT_TAG)
 
 
+def alike(text: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Names that a mistyped one may mean, at most three: of the same last part, or of similar letters."""
+    known = sorted(set(names))
+    same = [name for name in known if _last_part(name) == _last_part(text)]
+    whole = text if ":" in text.rpartition("/")[2] else f"{text}:{_DEFAULT_TAG}"
+    return tuple(dict.fromkeys([*same, *get_close_matches(whole, known, n=_ALIKE, cutoff=0.8)]))[:_ALIKE]
+
+
+def _last_part(name: str) -> str:
+    return name.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
 def _is_host(text: str) -> bool:
     """Whether the first part of a name is a registry: by the engine's rule."""
     return "." in text or ":" in text or text == "localhost" or text.lower() != text
 
 
-def _refused(text: str, why: str) -> ConfigError:
+def _refused(text: str, why: str, way_out: str = _HINT) -> ConfigError:
     shown = terminal(text[:300])
-    return ConfigError(f"no image can be called `{shown}`{f': {why}' if why else ''}", _HINT)
+    return ConfigError(f"no image can be called `{shown}`{f': {why}' if why else ''}", way_out)

@@ -30,7 +30,9 @@ from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.streams import LAYER_FORMS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader, normal_path
 
+MISSING = "check the path and its permissions; the engine's images: docker images"
 FORMS = "an image archive is what `docker save IMAGE -o FILE` writes, or an OCI layout"
+_TREE = f"{FORMS}; for GPU code in a tree of files: weir prune --dry-run --targets GFX DIRECTORY"
 CHUNK = 1 << 18
 Tick = Callable[[int], None]  # is called with the number of further bytes read
 
@@ -233,7 +235,7 @@ class DirectoryArchive(_SeekableArchive):
             raise DataError(message, "check its permissions") from error
         if self._paths.isdisjoint(_LISTS):
             raise MalformedDocument(
-                f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=FORMS
+                f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=_TREE
             )
 
     def paths(self) -> frozenset[str]:
@@ -321,7 +323,7 @@ def _ticking(chunks: Iterator[bytes], tick: Tick) -> Iterator[bytes]:
 @contextmanager
 def open_file(path: Path) -> Iterator[int]:
     """A regular file's descriptor. Raises DataError for anything else and for what can't be read."""
-    with reading(path):
+    with reading(path, MISSING):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer doesn't block
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

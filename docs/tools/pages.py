@@ -28,6 +28,7 @@ def reference() -> dict[str, str]:
         "reference/exit-codes.md": exit_codes_page(),
         "reference/variants.md": schema_page("variants.yaml", ROOT / "images" / "variants.schema.json"),
         "reference/audit-report.md": schema_page("Audit report", schemas / "audit-report.schema.json"),
+        "reference/audit-diff.md": schema_page("Audit diff", schemas / "audit-diff.schema.json"),
         "reference/compatibility.md": compatibility_page(),
         "reference/lint-rules.md": rules_page(),
         "reference/fit.md": schema_page("Fit", schemas / "fit.schema.json"),

@@ -3,6 +3,9 @@
 `echo` and `write` go to standard output, `error`, `progress` and `redraw` to standard error. All but `write`
 quote control characters: names and messages come from images, trees and drivers.
 
+`paint` is the one place that writes colours; it leaves text alone unless standard output is a terminal
+that can show them.
+
 A reader that goes away (`| head`) wants no more: what follows is dropped, and the exit code stays the verb's.
 A full disk or a closed descriptor raises `OutputLost`. Characters that the stream's encoding lacks are
 written as escapes.
@@ -14,7 +17,8 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
 
 from probes.core.quoting import log_text
 from probes.core.spelling import close_names
@@ -27,6 +31,18 @@ _OUT, _ERR = 1, 2
 _LAYOUT = "\n\t"  # what programs use for layout
 _CLEAR_LINE = "\r\x1b[K"
 _USUAL_COLUMNS = 80
+
+
+class Style(Enum):
+    """How words stand out on a terminal: parameters of ECMA-48's SGR."""
+
+    HEADING = "1"  # bold
+    BAD = "1;31"  # red
+    NOTABLE = "33"  # yellow
+    GOOD = "32"  # green
+
+
+Paint: TypeAlias = Callable[[str, Style], str]
 
 
 class OutputLost(Exception):
@@ -159,6 +175,21 @@ def redraw(line: str) -> None:
 def can_redraw(*, output: bool = False) -> bool:
     """Whether standard error, or standard output, is a terminal that knows more than printing."""
     return (sys.stdout if output else sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: Style) -> str:
+    """The text in a style, where standard output shows colours: not in pipes, with NO_COLOR or TERM=dumb.
+
+    The text must be quoted already.
+    """
+    if not text or os.environ.get("NO_COLOR") or not can_redraw(output=True):
+        return text
+    return f"\x1b[{style.value}m{text}\x1b[0m"
+
+
+def plain(text: str, _style: Style) -> str:
+    """The text as it is: what stands for `paint` in files."""
+    return text
 
 
 def _columns() -> int:

@@ -146,7 +146,7 @@ def of_audits(place: str, scratch: Path) -> tuple[Slowest, int]:
     units = (*CHARACTERS, *_UNITS)
     file = scratch / "image.tar"
     reports = [f"--{form}={scratch / form}" for form in ("json", "html", "markdown", "sarif", "junit")]
-    words = ["audit", str(file), *reports, "--targets", "gfx906"]
+    words = ["audit", str(file), "--all", *reports, "--targets", "gfx906"]
     for unit in units:
         file.write_bytes(make.archive(make.docker_25(PLACES[place](repeated(unit, MIB)))))
         worst = worst.with_one(watched(lambda: program.main(words), scratch), f"{unit!r}...")

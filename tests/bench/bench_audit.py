@@ -200,7 +200,7 @@ def hostile_archives(board: Board, work: Path, args: argparse.Namespace) -> None
     for name, made in (*corpus, *audit_heavy.cases()):
         file = scratch / "evil.tar"
         audit_heavy.write(made, file)
-        outcome = audit_inputs.watched(lambda file=file: program.main(["audit", str(file)]), scratch)
+        outcome = audit_inputs.watched(lambda file=file: program.main(["audit", "--all", str(file)]), scratch)
         outcomes[name] = outcome
         if outcome.said not in EXITS or outcome.written or list(scratch.iterdir()) != [file]:
             board.line({"hostile": name, "said": outcome.said, "wrote": outcome.written})

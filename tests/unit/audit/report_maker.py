@@ -48,6 +48,9 @@ class FakeEngine:
     def save(self, ref: str) -> Iterator[bytes]:
         return make.chunks(self._content, 10_000)
 
+    def tags(self, _repository: str | None = None) -> tuple[str, ...]:
+        return ()
+
 
 def audited(*layers: bytes, ref: str = "weir/tiny:1", budget: Budget = NO_BUDGET) -> AuditReport:
     image = Image(list(layers), ref=ref)

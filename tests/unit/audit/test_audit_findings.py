@@ -179,7 +179,7 @@ def test_a_layer_of_10_000_mib_is_taken_by_registries_and_a_larger_one_is_not() 
     assert finding.paths == ("layer 1", "layer 3")
 
 
-def test_findings_come_the_gravest_and_then_the_largest_first() -> None:
+def test_errors_come_first_and_then_the_largest_findings() -> None:
     found = replace(
         NOTHING,
         deleted=tally(2 * MIB),
@@ -187,7 +187,7 @@ def test_findings_come_the_gravest_and_then_the_largest_first() -> None:
         visible_by_kind={Kind.BYTECODE: tally(9 * MIB), Kind.TEST: tally(4 * MIB)},
         secrets=(SecretPlace("x", ("a",), 0),),
     )
-    assert [row.id for row in find_waste(found)] == ["secrets", "tests", "overwritten", "deleted", "bytecode"]
+    assert [row.id for row in find_waste(found)] == ["secrets", "bytecode", "tests", "overwritten", "deleted"]
 
 
 def test_each_remedy_is_predicted_alone_and_those_of_warnings_together() -> None:

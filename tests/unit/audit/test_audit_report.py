@@ -546,7 +546,9 @@ def test_a_limit_on_unknown_bytes_passes_no_gate_in_silence() -> None:
 
 def test_the_command_renders_table_and_markdown(image_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.run(
-        arguments(str(image_file), "--targets", "gfx906,gfx1100", "--markdown", str(image_file) + ".md")
+        arguments(
+            str(image_file), "--all", "--targets", "gfx906,gfx1100", "--markdown", str(image_file) + ".md"
+        )
     )
     assert "[warning] foreign-gfx" in capsys.readouterr().out
     command.run(arguments(str(image_file), "--format", "markdown", "--top", "1"))

@@ -19,6 +19,7 @@ import parsers  # noqa: E402
 SCHEMAS = {
     "reference/variants.md": ROOT / "images" / "variants.schema.json",
     "reference/audit-report.md": ROOT / "docs" / "schema" / "audit-report.schema.json",
+    "reference/audit-diff.md": ROOT / "docs" / "schema" / "audit-diff.schema.json",
     "reference/fit.md": ROOT / "docs" / "schema" / "fit.schema.json",
     "reference/placement-plan.md": ROOT / "docs" / "schema" / "placement-plan.schema.json",
     "reference/watch-report.md": ROOT / "docs" / "schema" / "watch-report.schema.json",
