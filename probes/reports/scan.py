@@ -10,6 +10,7 @@ from probes.records.stats import median
 from probes.reports.document import Document, Section, Table
 from probes.reports.figures import span, with_error
 from probes.reports.run import moment, subject_of
+from probes.reports.saturation import condition_findings, knee_finding
 from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.knee import (
     Flat,
@@ -34,6 +35,7 @@ from probes.throughput.direct.results import (
 from probes.throughput.report import ThroughputReport
 from probes.throughput.served import results
 from probes.throughput.served.results import Level, Percentile, ServedScan, bad_ends
+from probes.throughput.served.saturation import judge
 
 HEADERS = (
     "batch",
@@ -217,8 +219,9 @@ def doubts_of(level: Level) -> tuple[str, ...]:
 
 
 def served_findings(served: ServedScan) -> tuple[str, ...]:
-    """What follows from the levels, in sentences."""
-    sentences = []
+    """What follows from the levels, in sentences: first, whether the server is saturated."""
+    verdict = judge(served)
+    sentences = [verdict.sentence]
     fastest = results.best(served.of("closed"))
     if fastest:
         speed = results.throughput(fastest)
@@ -227,15 +230,9 @@ def served_findings(served: ServedScan) -> tuple[str, ...]:
             f"Most answers: {with_error(speed.value, speed.error)} a second{inputs}, "
             f"at {callers(fastest.callers)}."
         )
-    bend = results.knee(served.of("closed"))
-    if isinstance(bend, Unknown):
-        sentences.append(f"The knee is unknown: {bend.reason}.")
-    else:
-        sentences.append(
-            f"The knee is at {with_error(bend.callers, bend.error)} callers: beyond it requests wait for "
-            "each other, and there are hardly more answers."
-        )
+    sentences.append(knee_finding(served, verdict))
     sentences += _slo(served)
+    sentences += condition_findings(served)
     sentences.append(f"The scan ended: {served.ended}.")
     return tuple(sentences)
 
@@ -583,7 +580,7 @@ def scan_findings(report: ThroughputReport) -> tuple[str, ...]:
     """What follows from both halves, in sentences."""
     direct = direct_findings(report.direct, report.ceilings) if report.direct else ()
     served = served_findings(report.served) if report.served else ()
-    return (*direct, *_limited(report), *served) or (
+    return (*served[:1], *direct, *_limited(report), *served[1:]) or (
         "Nothing was measured: the scan ended before its first row.",
     )
 
