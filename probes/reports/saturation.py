@@ -5,6 +5,7 @@ from statistics import fmean
 
 from probes.core.unknown import Unknown
 from probes.reports.compare import Difference, differences
+from probes.reports.figures import with_error
 from probes.throughput.served.results import (
     Conditions,
     Level,
@@ -22,6 +23,7 @@ from probes.throughput.served.saturation import (
     scatter,
 )
 
+TENTH = 0.05  # of a processor: what is less isn't shown as a figure
 STEP = 2  # the scan doubles its callers: answers that begin a level apart agree
 
 
@@ -40,9 +42,13 @@ def _sharing(served: ServedScan, known: Sequence[Conditions]) -> str:
         return ""
     client = max(one.client_cpus for one in known)
     return (
-        f"Client and server share this machine's {_cpus(known)}: the client took up to {client:.1f} of them "
-        "from the server."
+        f"Client and server share this machine's {_cpus(known)}, of which the client used "
+        f"{'up to ' if client >= TENTH else ''}{_amount(client)}."
     )
+
+
+def _amount(cpus: float) -> str:
+    return f"{cpus:.1f}" if cpus >= TENTH else "less than 0.1"
 
 
 def _cpus(known: Sequence[Conditions]) -> str:
@@ -52,16 +58,16 @@ def _cpus(known: Sequence[Conditions]) -> str:
 def _others(known: Sequence[Conditions]) -> str:
     used = [one for one in known if isinstance(one.other_cpus, float)]
     stolen = max(one.stolen_cpus for one in known)
-    withheld = f" The hypervisor withheld up to {stolen:.1f} more." if stolen >= 0.05 else ""
+    withheld = f" The hypervisor withheld up to {stolen:.1f} more." if stolen >= TENTH else ""
     if not used:
         reason = next(one.other_cpus.reason for one in known if isinstance(one.other_cpus, Unknown))
         return f"What other programs used is unknown: {reason}.{withheld}"
     shares = [float(one.other_cpus) for one in used if not isinstance(one.other_cpus, Unknown)]
     least, most = min(shares), max(shares)
     named = next(one for one in used if one.other_cpus == most).others
-    names = ", ".join(f"{one.name} {one.cpus:.1f}" for one in named)
+    names = ", ".join(f'"{one.name}" {one.cpus:.1f}' for one in named)
     spread = f"{least:.1f} to {most:.1f}" if f"{least:.1f}" != f"{most:.1f}" else f"{most:.1f}"
-    shown = f" (most: {names})" if names and most >= 0.05 else ""
+    shown = f" (most: {names})" if names and most >= TENTH else ""
     return f"Other programs used {spread} of the client's {_cpus(known)}{shown}.{withheld}"
 
 
@@ -71,7 +77,7 @@ def _server(known: Sequence[Conditions]) -> str:
         reason = next(one.server_cpus.reason for one in known if isinstance(one.server_cpus, Unknown))
         return f"The server's own processor time is unknown: {reason}."
     most, one = max(used, key=lambda pair: pair[0])
-    return f"The server used up to {most:.1f} CPUs, by {one.server_by}."
+    return f"The server used {'up to ' if most >= TENTH else ''}{_amount(most)} CPUs, by {one.server_by}."
 
 
 def knee_finding(served: ServedScan, verdict: Verdict) -> str:
@@ -80,11 +86,11 @@ def knee_finding(served: ServedScan, verdict: Verdict) -> str:
     if isinstance(bend, Unknown):
         return f"The knee is unknown: {bend.reason}."
     where = between([level.callers for level in served.of("closed")], bend.callers)
-    error = "" if bend.error is None else f" ± {bend.error:.2g}"
-    how = f"the most answers are {bend.callers:.3g}{error} times those of one caller"
-    if verdict.answer == "yes":
-        return f"The knee is {where} callers ({how}): beyond it requests wait for each other."
-    return f"By the most answers seen so far the knee would be {where} callers ({how})."
+    plural = "" if where == "at 1" else "s"
+    how = f"the knee: the most answers are {with_error(bend.callers, bend.error)} times those of one caller"
+    so_far = "" if verdict.answer == "yes" else "By the most answers that were seen, "
+    begin = "requests begin" if so_far else "Requests begin"
+    return f"{so_far}{begin} to wait for each other {where} caller{plural} ({how})."
 
 
 def between(measured: Sequence[int], value: float) -> str:
@@ -126,7 +132,7 @@ def _ratio(a: ServedScan, b: ServedScan) -> tuple[str, bool]:
     """How many times A's answers B gives where each stands for its scan; whether that is surely another."""
     levels = most_answers(a), most_answers(b)
     of_a, of_b = scatter(a.of("closed")), scatter(b.of("closed"))
-    if levels[0] is None or levels[1] is None or isinstance(of_a, Unknown) or isinstance(of_b, Unknown):
+    if not (levels[0] and levels[1]) or isinstance(of_a, Unknown) or isinstance(of_b, Unknown):
         return "", False
     found = growth(levels[0], levels[1], of_a, of_b)
     apart = found.low > 1 + MARGIN or found.high < 1 / (1 + MARGIN)

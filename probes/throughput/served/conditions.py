@@ -6,6 +6,7 @@ can choose it.
 """
 
 import ipaddress
+import math
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.core.codec import LARGEST
 from probes.core.unknown import Unknown
 from probes.hardware.sysfs import listed, read_text
 from probes.throughput.served.results import Conditions, ProgramUse
@@ -74,10 +76,13 @@ def is_own_address(address: str) -> bool | Unknown:
 def reported_cpu_s(metrics: bytes) -> float | Unknown:
     """The processor seconds that a server's metrics tell, of all its processes there."""
     found = _METRIC_LINE.findall(metrics.decode(errors="replace"))
+    if not found:
+        return Unknown(f"its /metrics has no {METRIC}")
     try:
-        return sum(map(float, found)) if found else Unknown(f"its /metrics has no {METRIC}")
+        total = sum(map(float, found))
     except ValueError:
-        return Unknown(f"its /metrics has no number for {METRIC}")
+        total = math.inf
+    return total if 0 <= total <= LARGEST else Unknown(f"its /metrics has no such figure for {METRIC}")
 
 
 def snapshot(root: Path, reported_s: float | Unknown, *, port: int | None) -> Snapshot:

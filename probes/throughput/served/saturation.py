@@ -48,6 +48,7 @@ MARGIN = 0.1
 FAILED = 0.01
 BESIDE = 0.1
 FEWEST = FLAT + 1  # levels
+MOST_LOG = 50.0  # half of an interval: beyond it nothing is known, and exp() has an end
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ class Scatter:
 
     def half(self, *windows: int) -> float:
         """Half of the 95 % interval of a ratio of means of so many windows each, in natural logarithms."""
-        return student_95(self.freedom) * self.deviation * math.sqrt(sum(1 / count for count in windows))
+        half = (
+            student_95(self.freedom) * self.deviation * math.sqrt(sum(1 / max(count, 1) for count in windows))
+        )
+        return min(half, MOST_LOG)
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,8 @@ def judge(served: ServedScan) -> Verdict:
 def _unusable(levels: Sequence[Level]) -> str:
     if not levels:
         return "no level was measured"
-    if not levels[-1].answered:
-        return f"with {_callers(levels[-1])} at once no answer was good: {bad_ends(levels[-1])}"
+    if dead := [level for level in levels if level.answered <= 0]:
+        return f"with {_callers(dead[0])} at once no answer was good: {bad_ends(dead[0])}"
     if len(levels) < FEWEST:
         tried = " and ".join(str(level.callers) for level in levels)
         return (
@@ -133,9 +137,7 @@ def _unusable(levels: Sequence[Level]) -> str:
 def _flat_from(levels: Sequence[Level], apart: Scatter) -> int | None:
     """The first level after which throughput surely doesn't grow by as much as the margin."""
     for at in range(len(levels) - FLAT):
-        if levels[at].answered and all(
-            growth(levels[at], later, apart).high < 1 + MARGIN for later in levels[at + 1 :]
-        ):
+        if all(growth(levels[at], later, apart).high < 1 + MARGIN for later in levels[at + 1 :]):
             return at
     return None
 
