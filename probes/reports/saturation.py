@@ -61,14 +61,27 @@ def _others(known: Sequence[Conditions]) -> str:
     withheld = f" The hypervisor withheld up to {stolen:.1f} more." if stolen >= TENTH else ""
     if not used:
         reason = next(one.other_cpus.reason for one in known if isinstance(one.other_cpus, Unknown))
-        return f"What other programs used is unknown: {reason}.{withheld}"
+        together = _spread([max(one.used_cpus - one.client_cpus, 0.0) for one in known])
+        busiest = max(known, key=lambda one: one.used_cpus)
+        return (
+            f"What other programs used is unknown: {reason}. With the server they used {together} of the "
+            f"client's {_cpus(known)}{_names(busiest)}.{withheld}"
+        )
     shares = [float(one.other_cpus) for one in used if not isinstance(one.other_cpus, Unknown)]
-    least, most = min(shares), max(shares)
-    named = next(one for one in used if one.other_cpus == most).others
-    names = ", ".join(f'"{one.name}" {one.cpus:.1f}' for one in named)
-    spread = f"{least:.1f} to {most:.1f}" if f"{least:.1f}" != f"{most:.1f}" else f"{most:.1f}"
-    shown = f" (most: {names})" if names and most >= TENTH else ""
-    return f"Other programs used {spread} of the client's {_cpus(known)}{shown}.{withheld}"
+    busiest = next(one for one in used if one.other_cpus == max(shares))
+    shown = _names(busiest) if max(shares) >= TENTH else ""
+    return f"Other programs used {_spread(shares)} of the client's {_cpus(known)}{shown}.{withheld}"
+
+
+def _names(seen: Conditions) -> str:
+    """The programs that used the most, by the names that they have given themselves."""
+    names = ", ".join(f'"{one.name}" {one.cpus:.1f}' for one in seen.others)
+    return f" (most: {names})" if names else ""
+
+
+def _spread(cpus: Sequence[float]) -> str:
+    least, most = (f"{one:.1f}" for one in (min(cpus), max(cpus)))
+    return most if least == most else f"{least} to {most}"
 
 
 def _server(known: Sequence[Conditions]) -> str:

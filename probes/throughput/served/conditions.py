@@ -178,20 +178,17 @@ def between(before: Snapshot, after: Snapshot, *, cpus: int) -> Conditions | Unk
     used = _used_by_process(before, after)
     reported = _reported(before, after)
     here = _of_server(after, used)
-    client_s = after.client_s - before.client_s
+    used_s, client_s = after.used_s - before.used_s, after.client_s - before.client_s
     server_s, by = (reported, METRIC) if isinstance(reported, float) else (here, "its processes here")
     taken: float | Unknown = 0.0
     if after.serving is not None:  # the larger one, as a server's metric may be that of one of its processes
         known = [one for one in (here, reported) if isinstance(one, float)]
-        taken = max(known) if known else Unknown(f"the server's own can't be told apart: {_reason(here)}")
-    other = (
-        taken
-        if isinstance(taken, Unknown)
-        else max(after.used_s - before.used_s - client_s - taken, 0.0) / seconds
-    )
+        taken = max(known) if known else Unknown(f"the server's can't be told from theirs: {_reason(here)}")
+    other = taken if isinstance(taken, Unknown) else max(used_s - client_s - taken, 0.0) / seconds
     both = Unknown(f"{_reason(reported)}; {_reason(here)}")
     return Conditions(
         cpus=cpus,
+        used_cpus=round(max(used_s, 0.0) / seconds, 3),
         client_cpus=round(client_s / seconds, 3),
         server_cpus=round(server_s / seconds, 3) if isinstance(server_s, float) else both,
         server_by=by if isinstance(server_s, float) else "",

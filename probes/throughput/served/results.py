@@ -101,6 +101,7 @@ class Conditions:
 
     tag: ClassVar[str] = "conditions"
     cpus: int  # that the machine has
+    used_cpus: float  # by all programs together
     client_cpus: float
     server_cpus: float | Unknown
     server_by: str  # where that is from; empty where it is unknown

@@ -78,6 +78,7 @@ def test_other_programs_are_what_neither_client_nor_server_used(tmp_path: Path) 
     seen = found(*two(tmp_path))
     assert (seen.server_cpus, seen.server_by) == (0.6, "its processes here")  # 2 + 4 s, its worker too
     assert (seen.client_cpus, seen.other_cpus, seen.stolen_cpus) == (0.1, 0.9, 0.2)
+    assert seen.used_cpus == 1.6
     assert seen.others == (ProgramUse("make", 0.6), ProgramUse("cc) (x", 0.3))
 
 
@@ -106,7 +107,7 @@ def test_a_server_behind_a_forwarder_is_not_taken_for_the_forwarder(
 ) -> None:
     monkeypatch.setattr(conditions, "FORWARDERS", {"server"})
     seen = found(*two(tmp_path))
-    assert seen.other_cpus == Unknown("the server's own can't be told apart: server passes its port on")
+    assert seen.other_cpus == Unknown("the server's can't be told from theirs: server passes its port on")
     with_metrics = found(*two(tmp_path, reported=(20.0, 28.0)))
     assert with_metrics.other_cpus == 0.7
 

@@ -22,7 +22,7 @@ from probes.throughput.served.results import (
 from probes.throughput.served.saturation import growth, judge, scatter
 
 CLEAR = ((1, 100), (2, 190), (4, 240), (8, 242), (16, 239))
-QUIET = Conditions(2, 0.3, 1.5, "its processes here", 0.0, 0.0, ())
+QUIET = Conditions(2, 1.8, 0.3, 1.5, "its processes here", 0.0, 0.0, ())
 
 
 def measured(callers: int, per_s: float, apart: float = 0.01) -> Level:
@@ -200,7 +200,9 @@ def test_what_is_unknown_of_the_conditions_says_why() -> None:
     )
     levels = [replace(one, conditions=hidden) for one in table(CLEAR)]
     others, server = condition_findings(scan(levels, same_machine=False))
-    assert others == "What other programs used is unknown: no way."
+    assert others == (
+        "What other programs used is unknown: no way. With the server they used 1.5 of the client's 2 CPUs."
+    )
     assert server == "The server's own processor time is unknown: its /metrics: status 404."
 
 

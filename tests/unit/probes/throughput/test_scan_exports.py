@@ -168,7 +168,7 @@ def test_what_a_server_says_of_itself_is_shown_as_text(
     assert report.served is not None
     by = replace(report.served.by, model=HOSTILE, server=HOSTILE, request=HOSTILE)
     path = tmp_path / "scan.json"
-    seen = Conditions(2, 0.1, 0.1, HOSTILE, 1.0, 0.0, (ProgramUse(HOSTILE, 1.0),))
+    seen = Conditions(2, 1.2, 0.1, 0.1, HOSTILE, 1.0, 0.0, (ProgramUse(HOSTILE, 1.0),))
     levels = tuple(replace(one, conditions=seen) for one in report.served.levels)
     told = replace(report.served, by=by, ended=HOSTILE, levels=levels, saturated=Verdict("no", HOSTILE, 1))
     path.write_text(to_json(replace(report, served=told)))
