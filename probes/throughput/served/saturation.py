@@ -116,7 +116,7 @@ def judge(served: ServedScan) -> Verdict:
     if at is None:
         return _undecided(served, levels, last)
     if reasons := [*_failing(levels[at:]), *_client(levels[at:]), *_beside(served, levels[at:])]:
-        return _verdict("can't tell", "; ".join(reasons))
+        return _but(f"throughput stops rising at {_callers(levels[at])}", reasons)
     return _saturated(levels[at:], apart)
 
 
@@ -145,7 +145,7 @@ def _flat_from(levels: Sequence[Level], apart: Scatter) -> int | None:
 def _rising(served: ServedScan, levels: Sequence[Level], last: Growth) -> Verdict:
     before, after = levels[-2:]
     if reasons := [*_failing(levels[-2:]), *_eased(served, before, after)]:
-        return _verdict("can't tell", "; ".join(reasons))
+        return _but(f"throughput still rises at {_callers(after)}", reasons)
     limited = 2 * after.callers > served.settings.most_callers
     tried = "--most-callers allows" if limited else "were tried"
     return _verdict(
@@ -233,7 +233,7 @@ def _beside(served: ServedScan, levels: Sequence[Level]) -> list[str]:
     if loaded:
         most, one = max(loaded, key=lambda pair: pair[0])
         if most >= BESIDE * one.cpus:
-            reasons.append(f"other programs used up to {most:.1f} of {one.cpus} CPUs")
+            reasons.append(f"other programs used up to {most:.1f} of {one.cpus} CPUs: end them and repeat")
     if known:
         one = max(known, key=lambda one: one.stolen_cpus)
         if one.stolen_cpus >= BESIDE * one.cpus:
@@ -258,6 +258,10 @@ def _eased(served: ServedScan, before: Level, after: Level) -> list[str]:
 
 def _callers(level: Level) -> str:
     return f"{level.callers} caller{'s' if level.callers != 1 else ''}"
+
+
+def _but(seen: str, reasons: Sequence[str]) -> Verdict:
+    return _verdict("can't tell", f"{seen}, but {'; '.join(reasons)}")
 
 
 def _verdict(answer: Answer, why: str, callers: int | None = None) -> Verdict:

@@ -135,7 +135,10 @@ def test_other_programs_on_the_servers_machine_spoil_a_yes() -> None:
     levels = changed(table(CLEAR), 4, conditions=busy(1.3))
     found = judge(scan(levels))
     assert found.answer == "can't tell"
-    assert "other programs used up to 1.3 of 2 CPUs" in found.sentence
+    assert found.sentence == (
+        "Saturated: can't tell: throughput stops rising at 4 callers, but other programs used up to 1.3 of 2 "
+        "CPUs: end them and repeat."
+    )
     assert judge(scan(levels, same_machine=False)).answer == "yes"
     assert judge(scan(changed(table(CLEAR), 4, conditions=busy(0.1)))).answer == "yes"
     stolen = judge(scan(changed(table(CLEAR), 4, conditions=busy(0.0, stolen=0.5))))
@@ -149,6 +152,30 @@ def test_a_rise_while_other_programs_end_is_no_rise() -> None:
     assert "other programs used 1.5 CPUs while 2 callers asked, and 0.0 while 4 callers did" in found.sentence
     always = [replace(one, conditions=busy(1.5)) for one in rising]
     assert judge(scan(always)).answer == "no"
+
+
+def test_no_table_of_levels_ends_in_a_traceback() -> None:
+    """A report may come from anywhere: figures of 0, of any size, and lists of no length."""
+    rng = random.Random(1)
+    odd = (0, 1, 3, 10**29)
+    for _ in range(300):
+        levels = [
+            replace(
+                measured(callers, 1.0),
+                answered=rng.choice(odd),
+                seconds=rng.choice((1e-12, 1.0, 1e29)),
+                windows=tuple(
+                    Window(rng.choice((1e-12, 1.0)), 1, rng.choice(odd), None)
+                    for _ in range(rng.randint(0, 5))
+                ),
+                failed=(Count("x", rng.choice(odd)),),
+                conditions=rng.choice((Unknown("none"), replace(busy(1e29), cpus=0), busy(-1.0))),
+            )
+            for callers in (1, 2, 4, 10**9)[: rng.randint(0, 4)]
+        ]
+        made = scan(levels)
+        told = [judge(made).sentence, *condition_findings(made), knee_finding(made, judge(made))]
+        assert all(told + agreement(made, scan(levels[:3])))
 
 
 def test_a_sentence_of_the_answer_is_of_the_levels_and_not_of_the_file() -> None:
