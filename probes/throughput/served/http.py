@@ -64,7 +64,7 @@ class ResponseParser:
         return bool(self.status or self._rest)
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes. Raises Garbled."""
+        """Take some bytes. Raises MalformedResponse."""
         if self.done:
             raise MalformedResponse("more bytes came than the answer has")
         self._rest += data
