@@ -399,7 +399,7 @@ def test_a_scan_says_first_what_it_will_do_and_last_whether_the_server_is_satura
     assert found.returncode == 0, found.stderr
     first, *_, last = found.stdout.splitlines()
     assert first.startswith(f"Asks http://127.0.0.1:{port}/v2/models/m/infer with 1, 2 and 4 callers at once")
-    assert "4 levels of 3.5 to 4.5 s, 14 to 18 s in all" in first
+    assert "at one rate: 4 levels of 3.5 to 4.5 s, 14 to 18 s in all" in first
     kept = saved(tmp_path)
     assert kept.saturated is not None
     assert last == kept.saturated.sentence

@@ -52,9 +52,10 @@ def announcement(url: str, settings: ServedSettings, shorter: tuple[str, ServedS
         option, other = shorter
         options = f"{option} ({_range(planned(other).seconds)}), {options}"
     rates = f"up to {plan.rates} rates" if plan.rates > 1 else "one rate"
+    levels = str(plan.levels[1]) if len(set(plan.levels)) == 1 else "{} to {}".format(*plan.levels)
     return (
         f"Asks {url} with {_named(plan.callers)} at once, until more bring no more answers, then at "
-        f"{rates}: {plan.levels[0]} to {plan.levels[1]} levels of {_range(plan.level_s)}, "
+        f"{rates}: {levels} levels of {_range(plan.level_s)}, "
         f"{_range(plan.seconds)} in all, longer if fewer than "
         f"{plan.slowest_per_s:.2g} answers a second come. Shorter: {options}."
     )

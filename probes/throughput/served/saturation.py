@@ -20,7 +20,7 @@ about the 95 % interval of a growth, never about the figure alone:
   - other programs used `BESIDE` (10 %) or more of the machine's processors, or a hypervisor withheld as
     much, in a level that a yes rests on, and the server is on this machine: without them a server that the
     processors limit would do about that much more, which is the margin. A no is spoiled only where they used
-    so much less in the last level than in the one before.
+    so much less in the last level than in the one before; otherwise it says what they used.
 """
 
 import math
@@ -148,10 +148,11 @@ def _rising(served: ServedScan, levels: Sequence[Level], last: Growth) -> Verdic
         return _but(f"throughput still rises at {_callers(after)}", reasons)
     limited = 2 * after.callers > served.settings.most_callers
     tried = "--most-callers allows" if limited else "were tried"
+    others = [f"; meanwhile {reason.partition(':')[0]}" for reason in _beside(served, levels[-2:])]
     return _verdict(
         "no",
         f"throughput still rises at {_callers(after)}, by {last.ratio - 1:.0%} over {before.callers} "
-        f"(95 % interval: {last.low - 1:.0%} to {last.high - 1:.0%}), the most that {tried}",
+        f"(95 % interval: {last.low - 1:.0%} to {last.high - 1:.0%}), the most that {tried}{''.join(others)}",
         after.callers,
     )
 

@@ -150,8 +150,9 @@ def test_a_rise_while_other_programs_end_is_no_rise() -> None:
     found = judge(scan(changed(rising, 1, conditions=busy(1.5))))
     assert found.answer == "can't tell"
     assert "other programs used 1.5 CPUs while 2 callers asked, and 0.0 while 4 callers did" in found.sentence
-    always = [replace(one, conditions=busy(1.5)) for one in rising]
-    assert judge(scan(always)).answer == "no"
+    always = judge(scan([replace(one, conditions=busy(1.5)) for one in rising]))
+    assert always.answer == "no"
+    assert always.sentence.endswith("were tried; meanwhile other programs used up to 1.5 of 2 CPUs.")
 
 
 def test_no_table_of_levels_ends_in_a_traceback() -> None:
@@ -286,6 +287,9 @@ def test_a_plan_counts_its_levels_and_seconds() -> None:
     assert plan.seconds == (14.0, 157.5)
     one = planned(replace(SETTINGS, most_callers=1, rates_per_s=(5.0,)))
     assert (one.callers, one.levels) == ((1,), (2, 2))
+    few = announcement("http://h", replace(SETTINGS, most_callers=1, rates_per_s=(5.0,)), None)
+    assert "with 1 caller at once" in few
+    assert "at one rate: 2 levels of 3.5 to 10 s, 7 to 21 s in all" in few
 
 
 def test_the_announcement_says_what_is_done_how_long_and_what_shortens_it() -> None:
