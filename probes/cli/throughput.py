@@ -285,7 +285,9 @@ def _served(args: argparse.Namespace, folder: Path) -> Exit:
     """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
     from probes.reports.scan import level_line, served_findings
     from probes.throughput.report import named_scan, write_new_scan, write_scan
+    from probes.throughput.served.plan import announcement
     from probes.throughput.served.protocol import parse_url
+    from probes.throughput.served.saturation import judge
     from probes.throughput.served.scan import RequestOptions, scan
 
     target = parse_url(args.url, model=args.served_model or "")
@@ -294,7 +296,9 @@ def _served(args: argparse.Namespace, folder: Path) -> Exit:
     )
     report = named_scan(args.into)[0] if args.into else _new(args.seed)
     path = args.into or write_new_scan(report, folder, "served")
-    seen = 0
+    settings, seen = _settings(args), 0
+    shorter = None if args.quick_load else replace(settings, window_s=QUICK[0], most_windows=QUICK[1])
+    echo(announcement(target.url, settings, ("--quick-load", shorter) if shorter else None))
 
     def keep(scanned: "ServedScan") -> None:
         nonlocal seen
@@ -304,14 +308,15 @@ def _served(args: argparse.Namespace, folder: Path) -> Exit:
             echo(level_line(level))
 
     try:
-        scanned = scan(target, options, _settings(args), keep)
+        scanned = scan(target, options, settings, keep)
     except KeyboardInterrupt:
         error(f"interrupted; {path} holds what was measured, levels: {seen}")
         return Exit.INTERRUPTED
     echo("")
-    for sentence in served_findings(scanned):
+    for sentence in served_findings(scanned)[1:]:  # the first, the answer, is the last line
         echo(f"- {sentence}")
     echo(f"report: {path}")
+    echo(judge(scanned).sentence)
     return Exit.OK if scanned.complete else Exit.BROKEN
 
 

@@ -27,6 +27,11 @@ LONG_TAIL = 1.5  # p95 over median
 SPREAD = {2: 1.30, 3: 0.87, 4: 0.65, 5: 0.61}
 # Of normal values with a well known deviation the median of so many errs by this share of it.
 MEDIAN_ERROR = {2: 0.707, 3: 0.670, 4: 0.546, 5: 0.536}
+# Student's t for 95 %, both sides, by degrees of freedom: W. S. Gosset (1908), as in every table.
+STUDENT_95 = {
+    1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23,
+    12: 2.18, 15: 2.13, 20: 2.09, 30: 2.04, 60: 2.00,
+}  # fmt: skip
 AIM = 0.01  # of the figure: where its error is less, no more processes are needed to see a difference of 5 %
 
 Times = Sequence[Sequence[float]]  # of each process, seconds
@@ -99,6 +104,13 @@ def error_of_median(samples: Sequence[float]) -> float | None:
 def deviation(values: Sequence[float]) -> float | None:
     """The standard deviation of values, by n - 1; None for one."""
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+def student_95(freedom: int) -> float:
+    """Student's t for 95 %, at the next smaller count that the table has. Raises ValueError below 1."""
+    if freedom < 1:
+        raise ValueError("no degrees of freedom")
+    return STUDENT_95[max(known for known in STUDENT_95 if known <= freedom)]
 
 
 def median_errs(processes: int, few: Mapping[int, float]) -> float:

@@ -1,5 +1,6 @@
 """A throughput report as a document: its answer in sentences, its tables. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,12 @@ from probes.records.stats import median
 from probes.reports.document import Document, Section, Table
 from probes.reports.figures import span, with_error
 from probes.reports.run import moment, subject_of
+from probes.reports.saturation import between, condition_findings, knee_finding
 from probes.throughput.ceilings import Ceiling, Ceilings, DeviceCeilings
 from probes.throughput.direct.knee import (
+    NEAR,
+    SURE,
     Flat,
-    Found,
     Growing,
     Knee,
     Resource,
@@ -34,6 +37,7 @@ from probes.throughput.direct.results import (
 from probes.throughput.report import ThroughputReport
 from probes.throughput.served import results
 from probes.throughput.served.results import Level, Percentile, ServedScan, bad_ends
+from probes.throughput.served.saturation import judge
 
 HEADERS = (
     "batch",
@@ -217,8 +221,9 @@ def doubts_of(level: Level) -> tuple[str, ...]:
 
 
 def served_findings(served: ServedScan) -> tuple[str, ...]:
-    """What follows from the levels, in sentences."""
-    sentences = []
+    """What follows from the levels, in sentences: first, whether the server is saturated."""
+    verdict = judge(served)
+    sentences = [verdict.sentence]
     fastest = results.best(served.of("closed"))
     if fastest:
         speed = results.throughput(fastest)
@@ -227,15 +232,9 @@ def served_findings(served: ServedScan) -> tuple[str, ...]:
             f"Most answers: {with_error(speed.value, speed.error)} a second{inputs}, "
             f"at {callers(fastest.callers)}."
         )
-    bend = results.knee(served.of("closed"))
-    if isinstance(bend, Unknown):
-        sentences.append(f"The knee is unknown: {bend.reason}.")
-    else:
-        sentences.append(
-            f"The knee is at {with_error(bend.callers, bend.error)} callers: beyond it requests wait for "
-            "each other, and there are hardly more answers."
-        )
+    sentences.append(knee_finding(served, verdict))
     sentences += _slo(served)
+    sentences += condition_findings(served)
     sentences.append(f"The scan ended: {served.ended}.")
     return tuple(sentences)
 
@@ -286,12 +285,23 @@ def _open(served: ServedScan) -> Table:
 def _odd(served: ServedScan) -> Table:
     """What the client cost: how busy it was, and how late it sent."""
     return Table(
-        "What the client cost",
+        "What the client cost, and who used the processors",
         (
             "A client that is busy or late measures itself. Late: between when a request was due, or its "
-            "caller answered, and when it was sent, though a connection was free.",
+            "caller answered, and when it was sent, though a connection was free. CPUs: processors of the "
+            "client's machine in use on average, those of the server wherever it runs; other: by programs "
+            "that are neither.",
         ),
-        ("level", "client busy", "late, p50", "late, p99", "windows"),
+        (
+            "level",
+            "client busy",
+            "late, p50",
+            "late, p99",
+            "windows",
+            "client CPUs",
+            "server CPUs",
+            "other CPUs",
+        ),
         tuple(
             (
                 callers(level.callers) if level.loop == "closed" else f"{level.rate_per_s:.4g}/s",
@@ -299,11 +309,21 @@ def _odd(served: ServedScan) -> Table:
                 span(level.client.late_median_s, bare=True),
                 span(level.client.late_p99_s, bare=True),
                 str(len(level.windows)),
+                *_processors(level),
             )
             for level in served.levels
         ),
         frozenset({"level"}),
     )
+
+
+def _processors(level: Level) -> tuple[str, str, str]:
+    seen = level.conditions
+    if isinstance(seen, Unknown):
+        return ("?",) * 3
+    known = (seen.client_cpus, seen.server_cpus, seen.other_cpus)
+    client, server, other = ("?" if isinstance(cpus, Unknown) else f"{cpus:.2f}" for cpus in known)
+    return client, server, other
 
 
 def _per_s(level: Level) -> str:
@@ -533,15 +553,19 @@ def _way(series: Series, ceilings: Ceilings | Unknown) -> str:
     limit = LIMITS[saturation(best, series.way, ceilings).binds]
     ended = "" if series.end == "finished" else f"; ended early ({series.reason})"
     doubts = "".join(f"; {doubt}" for doubt in dict.fromkeys(row.doubt for row in series.rows) if doubt)
-    return f"{rate(best)} inputs/s at batch {best.batch}, {_knee(of_series(series))}; {limit}{doubts}{ended}"
+    return f"{rate(best)} inputs/s at batch {best.batch}, {_knee(series)}; {limit}{doubts}{ended}"
 
 
-def _knee(bend: Found) -> str:
+def _knee(series: Series) -> str:
+    bend = of_series(series)
     if isinstance(bend, Knee):
-        return (
-            f"hardly more than from batch {bend.saturated_from} on "
-            f"(knee at {bend.batch:.3g}, {bend.least:.3g} to {bend.most:.3g})"
-        )
+        where = between([row.batch for row in series.rows], bend.batch)
+        knee = ""  # of two lines; one beyond where saturation begins is only where throughput falls
+        if str(bend.saturated_from) in where.split():
+            knee = f" (knee {where})"
+        elif bend.batch < bend.saturated_from:
+            knee = f" (knee {where}, where growth slows)"
+        return f"hardly more than from batch {bend.saturated_from} on{knee}{_falling(series)}"
     if isinstance(bend, Flat):
         which = "the smallest measured" if bend.first else "before which it doesn't rise as one line"
         return f"hardly more than from batch {bend.batch} on, {which}"
@@ -550,9 +574,19 @@ def _knee(bend: Found) -> str:
     return f"knee {bend}"
 
 
+def _falling(series: Series) -> str:
+    """That the largest batch does less than a smaller one, beyond the errors of both."""
+    last, best = max(series.rows, key=lambda row: row.batch), _best(series)
+    end, most = throughput(last), throughput(best)
+    noise = SURE * math.hypot(end.error or 0.0, most.error or 0.0)
+    if end.mean >= most.mean * (1 - NEAR) - noise:
+        return ""
+    return f", and less at batch {last.batch}: {rate(last)} inputs/s"
+
+
 def scan_document(report: ThroughputReport) -> Document:
     """What a throughput scan found: what follows, the machine, then the tables of each half and of both."""
-    title = f"{name_of_model(report.direct, report.served)} on {subject_of(report.machine)}: throughput"
+    title = f"{name_of_model(report.direct, report.served)}{_where(report)}: throughput"
     return Document(
         kicker="Throughput, measured",
         title=title,
@@ -562,6 +596,30 @@ def scan_document(report: ThroughputReport) -> Document:
         machine=report.machine,
         sections=(Section(tables=scan_tables(report)),),
     )
+
+
+def _where(report: ThroughputReport) -> str:
+    """On which devices the model was called, or from which server it answered, for a title."""
+    if report.direct is not None:
+        return f" on {' and '.join(_devices(report, report.direct)) or subject_of(report.machine)}"
+    if report.served is not None and report.served.by.model:
+        return f", served at {'/'.join(report.served.by.url.split('/')[:3])}"
+    return "" if report.served is not None else f" on {subject_of(report.machine)}"
+
+
+def _devices(report: ThroughputReport, direct: DirectScan) -> tuple[str, ...]:
+    """The devices that were measured, by name; those that were tried where none was."""
+    measured = [series.way.device for series in direct.series if series.rows]
+    tried = [series.way.device for series in direct.series]
+    return tuple(_device(report, device) for device in dict.fromkeys(measured or tried))
+
+
+def _device(report: ThroughputReport, device: str) -> str:
+    on = report.ceilings if isinstance(report.ceilings, Unknown) else report.ceilings.on(device)
+    if device == "gpu":
+        return subject_of(report.machine) if isinstance(on, Unknown) else on.name
+    count = f"{report.machine.cpus} CPU{'s' if report.machine.cpus != 1 else ''}"
+    return count if isinstance(on, Unknown) else f"{on.name}, {count}"
 
 
 def _details(report: ThroughputReport) -> tuple[str, ...]:
@@ -583,7 +641,7 @@ def scan_findings(report: ThroughputReport) -> tuple[str, ...]:
     """What follows from both halves, in sentences."""
     direct = direct_findings(report.direct, report.ceilings) if report.direct else ()
     served = served_findings(report.served) if report.served else ()
-    return (*direct, *_limited(report), *served) or (
+    return (*served[:1], *direct, *_limited(report), *served[1:]) or (
         "Nothing was measured: the scan ended before its first row.",
     )
 

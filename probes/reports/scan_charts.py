@@ -23,6 +23,7 @@ from probes.reports.canvas import (
 )
 from probes.reports.document import Plot
 from probes.reports.palette import light
+from probes.reports.saturation import between
 from probes.reports.svg import HALO
 from probes.throughput.direct import knee
 from probes.throughput.direct.knee import saturation
@@ -132,8 +133,11 @@ def _served(
 ) -> tuple[Line, ...]:
     if served is None or not levels:
         return ()
-    dots = tuple(dot(level, served.settings.rows) for level in levels)
-    return (Line("served, closed loop", dots, served=True),)
+    rows = served.settings.rows
+    dots = tuple(dot(level, rows) for level in levels)
+    bend = results.knee(served.of("closed"))
+    at = None if isinstance(bend, Unknown) or dot is not _per_s else rows * bend.callers
+    return (Line("served, closed loop", dots, served=True, knee=at),)
 
 
 def _per_s(level: Level, rows: int) -> Dot:
@@ -224,7 +228,8 @@ def _line(axes: Axes, line: Line, place: int, factor: float) -> None:
         label=terminal(line.name),
     )
     if line.knee is not None:
-        axes.axvline(line.knee, color=colour, linewidth=0.9, alpha=0.6)
+        dashes = DASHED if line.served else "solid"
+        axes.axvline(line.knee, color=colour, linestyle=dashes, linewidth=0.9, alpha=0.6)
 
 
 def _bars(dots: Sequence[Dot], factor: float) -> list[list[float]]:
@@ -275,7 +280,8 @@ def _callers(axes: Axes, chart: LoadChart) -> None:
     if chart.knee is not None:
         axes.axvline(chart.knee, color=light("ink"), linestyle=DASHED, linewidth=1.0)
         place = (chart.knee, 0.03)
-        axes.annotate(f" knee {chart.knee:.3g}", place, xycoords=("data", "axes fraction"), gid=HALO)
+        where = between([dot.inputs for dot in chart.callers], chart.knee)
+        axes.annotate(f" knee {where} callers", place, xycoords=("data", "axes fraction"), gid=HALO)
     axes.set_title("Closed loop")
     axes.set_ylabel("answers per second")
     axes.set_ylim(bottom=0)
@@ -345,8 +351,9 @@ def draw_scan(report: ThroughputReport) -> tuple[Plot, ...]:
 
 
 _THROUGHPUT = (
-    "Shapes: measured, mean ± standard error. Vertical lines: the knee. Stars: through the service, by its "
-    "callers' inputs under way. Lines between shapes only guide the eye."
+    "Shapes: measured, mean ± standard error. Vertical lines: the knee, where two lines through them meet. "
+    "Stars: through the service, by its callers' inputs under way; the broken line is their knee. Lines "
+    "between shapes only guide the eye."
 )
 _LATENCY = (
     "Shapes: the median time from call to end, bars to the 95th percentile. Stars: through the service, from "

@@ -7,9 +7,10 @@ from probes.core.errors import ReportError
 from probes.core.quoting import markdown
 from probes.core.unknown import Unknown
 from probes.records.facts import TorchFacts
-from probes.reports.compare import Difference, differences, heading, only_in_one, refuse_unlike
+from probes.reports.compare import Difference, differences, heading, listed, only_in_one, refuse_unlike
 from probes.reports.figures import span, text, with_error
 from probes.reports.run_compare import NOTABLE
+from probes.reports.saturation import agreement
 from probes.reports.scan import callers
 from probes.reports.text import plain_grid
 from probes.throughput.direct.results import throughput as direct_throughput
@@ -69,6 +70,7 @@ class ScanComparison:
     unlike: tuple[Difference, ...]
     rows: tuple[Compared, ...]
     only: tuple[tuple[Key, ...], tuple[Key, ...]]
+    agreement: tuple[str, ...] = ()  # on whether the server is saturated, where both asked one
 
 
 def compare_scans(
@@ -88,7 +90,8 @@ def compare_scans(
         tuple(key for key in rows_a if key not in rates),
         tuple(key for key in rows_b if key not in taken),
     )
-    return ScanComparison(names, unlike, compared, only)
+    agreed = agreement(a.served, b.served) if a.served and b.served else []
+    return ScanComparison(names, unlike, compared, only, tuple(agreed))
 
 
 def _matched(rows_a: dict[Key, Figure], rows_b: dict[Key, Figure]) -> dict[Key, Key]:
@@ -192,6 +195,7 @@ def render_scan_markdown(comparison: ScanComparison) -> str:
     headers = ("", "where", "figure", "A", "B", "B over A", "B is")
     parts = [
         *heading(comparison.names, comparison.unlike),
+        *listed("**Is the server saturated?**", comparison.agreement),
         plain_grid(headers, [[*map(markdown, _cells(row))] for row in comparison.rows], markdown=True),
         "*Better* or *worse* only where the 95 % intervals of A and B don't overlap and the figures differ "
         f"by {NOTABLE:.1%} or more. Each report is one run, and another run of the same machine can differ "

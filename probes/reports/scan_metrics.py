@@ -11,6 +11,7 @@ from probes.throughput.direct.results import joules_per_input, latency_s, throug
 from probes.throughput.report import ThroughputReport
 from probes.throughput.served import results
 from probes.throughput.served.results import Level, ServedScan
+from probes.throughput.served.saturation import judge
 
 HELP = {
     "weir_scan_info": "What was scanned and with what; always 1.",
@@ -31,6 +32,8 @@ HELP = {
     "weir_scan_served_requests": "Requests of a level by how they ended.",
     "weir_scan_served_stable": "1 where windows agreed, else 0.",
     "weir_scan_served_client_busy_ratio": "Share of the time in which the client's loop was busy.",
+    "weir_scan_served_saturated": "1 where the server is saturated, 0 where it isn't; left out: can't tell.",
+    "weir_scan_served_other_cpus": "Processors of the client's machine that other programs used.",
     "weir_scan_served_knee_callers": "Callers from which on requests wait for each other.",
 }
 
@@ -87,6 +90,9 @@ def _served(served: ServedScan) -> Iterator[Metric]:
             else ("rate_per_second", f"{level.rate_per_s:.6g}")
         )
         yield from _level(served, level, (("loop", level.loop), place))
+    answer = judge(served).answer
+    if answer != "can't tell":
+        yield Metric("weir_scan_served_saturated", (), int(answer == "yes"))
     bend = results.knee(served.of("closed"))
     if not isinstance(bend, Unknown):
         yield Metric("weir_scan_served_knee_callers", (), bend.callers)
@@ -114,3 +120,5 @@ def _level(served: ServedScan, level: Level, labels: Labels) -> Iterator[Metric]
         yield Metric("weir_scan_served_requests", (*labels, ("end", end)), requests)
     yield Metric("weir_scan_served_stable", labels, int(not level.unstable))
     yield Metric("weir_scan_served_client_busy_ratio", labels, level.client.busy_share)
+    if not isinstance(level.conditions, Unknown):
+        yield from if_known("weir_scan_served_other_cpus", labels, level.conditions.other_cpus)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,8 +53,13 @@ def answer(body: bytes, status: str = "200 OK") -> bytes:
 
 
 @contextmanager
-def server(infer: Callable[[socket.socket, int], bool], host: str = "127.0.0.1") -> Iterator[int]:
-    """A server whose answer to the n-th inference is what `infer` does; false: it closes the connection."""
+def server(
+    infer: Callable[[socket.socket, int], bool], host: str = "127.0.0.1", *, metrics: bool = False
+) -> Iterator[int]:
+    """A server whose answer to the n-th inference is what `infer` does; false: it closes the connection.
+
+    `metrics`: it tells its processor time, that of this process.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family)
     numbers = iter(range(1 << 30))
@@ -62,7 +68,9 @@ def server(infer: Callable[[socket.socket, int], bool], host: str = "127.0.0.1")
     def one(line: socket.socket) -> None:
         with line, suppress(OSError):
             while head := _request(line):
-                if head.startswith(b"GET"):
+                if metrics and head.startswith(b"GET /metrics "):
+                    line.sendall(answer(b"process_cpu_seconds_total %r\n" % time.process_time()))
+                elif head.startswith(b"GET"):
                     line.sendall(
                         answer(json.dumps(MODEL if b"models" in head.split(b"\r\n")[0] else {}).encode())
                     )
@@ -372,7 +380,8 @@ def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
             cwd=ROOT,
         )
         assert running.stdout is not None
-        running.stdout.readline()
+        assert running.stdout.readline().startswith("Asks http://127.0.0.1:")
+        assert "1 caller:" in running.stdout.readline()  # so it is kept
         os.kill(running.pid, signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
         over.set()
@@ -381,6 +390,63 @@ def test_ctrl_c_keeps_the_finished_levels(tmp_path: Path) -> None:
     assert "Traceback" not in err
     kept = saved(tmp_path)
     assert (len(kept.levels), kept.complete) == (1, False)
+
+
+def test_a_scan_says_first_what_it_will_do_and_last_whether_the_server_is_saturated(tmp_path: Path) -> None:
+    """Whichever it is: other programs may run on this machine."""
+    with scan_served.exact("0.005") as port:
+        found = scan(port, tmp_path, "--payload", _body(tmp_path), "--most-callers", "4")
+    assert found.returncode == 0, found.stderr
+    first, *_, last = found.stdout.splitlines()
+    assert first.startswith(f"Asks http://127.0.0.1:{port}/v2/models/m/infer with 1, 2 and 4 callers at once")
+    assert "at one rate: 4 levels of 3.5 to 4.5 s, 14 to 18 s in all" in first
+    kept = saved(tmp_path)
+    assert kept.saturated is not None
+    assert last == kept.saturated.sentence
+    assert "Client and server share this machine's" in found.stdout
+    assert kept.by.same_machine is True
+    assert all(level.conditions.cpus == os.cpu_count() for level in kept.levels)
+
+
+def _body(folder: Path) -> str:
+    body = folder / "body"
+    body.write_text('{"inputs":[]}')
+    return str(body)
+
+
+def test_another_program_that_computes_is_named_and_spoils_a_yes(tmp_path: Path) -> None:
+    spin = shutil.copy(shutil.which("sh") or "/bin/sh", tmp_path / "spinner")
+    with scan_served.exact("0.005") as port, subprocess.Popen([spin, "-c", "while :; do :; done"]) as other:
+        try:
+            found = scan(port, tmp_path, "--payload", _body(tmp_path), "--most-callers", "1")
+        finally:
+            other.kill()
+    assert found.returncode == 0, found.stderr
+    for level in saved(tmp_path).levels:
+        assert level.conditions.other_cpus > 0.1 * level.conditions.cpus or os.cpu_count() > 9
+        assert "spinner" in [one.name for one in level.conditions.others]
+
+
+def test_a_server_that_tells_its_processor_time_is_believed(tmp_path: Path) -> None:
+    with server(good, metrics=True) as port:
+        found = scan(port, tmp_path, "--most-callers", "1")
+    assert found.returncode == 0, found.stderr
+    for level in saved(tmp_path).levels:
+        assert level.conditions.server_by == "process_cpu_seconds_total"
+        assert level.conditions.server_cpus > 0
+    assert "by process_cpu_seconds_total" in found.stdout
+
+
+def test_two_lengths_in_an_answer_are_no_good_answer(tmp_path: Path) -> None:
+    def smuggles(line: socket.socket, _number: int) -> bool:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n" % len(OUTPUTS)
+        line.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(OUTPUTS), OUTPUTS))
+        return True
+
+    with server(smuggles) as port:
+        found = scan(port, tmp_path)
+    assert found.returncode == Exit.DEVICE
+    assert "both Transfer-Encoding and Content-Length" in found.stderr
 
 
 def test_thirty_two_callers_over_real_sockets_share_a_known_server() -> None:

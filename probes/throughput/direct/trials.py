@@ -160,11 +160,21 @@ def _again(runner: Runner, row: BatchRow, repeats: Repeats) -> BatchRow | Series
         return SeriesEnd("out of memory", f"batch {row.batch}, measured again: {error.message}", error.hint)
 
 
+def _apart(seconds: float, limit_s: float) -> tuple[str, str]:
+    """Both in as few digits as show that the first is longer: `2.4` and `2`, not `2` and `2`."""
+    limit = f"{limit_s:.10g}"
+    for decimals in range(10):
+        about = f"{seconds:.{decimals}f}"
+        if float(about) > limit_s:
+            break
+    return about, limit
+
+
 def _too_long(batch: int, seconds: float, repeats: Repeats) -> SeriesEnd:
+    about, limit = _apart(seconds, repeats.longest_s)
     return SeriesEnd(
         "too long",
-        f"{repeats.trials} trials of batch {batch} would take about {seconds:.0f} s, more than "
-        f"{repeats.longest_s:.0f} s",
+        f"{repeats.trials} trials of batch {batch} would take about {about} s, more than {limit} s",
         "for larger batches: --longest SECONDS, or fewer --trials",
     )
 

@@ -64,7 +64,7 @@ class ResponseParser:
         return bool(self.status or self._rest)
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes. Raises Garbled."""
+        """Take some bytes. Raises MalformedResponse."""
         if self.done:
             raise MalformedResponse("more bytes came than the answer has")
         self._rest += data
@@ -106,7 +106,7 @@ class ResponseParser:
                 raise MalformedResponse("the server switched protocols")
             return True
         self.status = status
-        self.headers = dict(_header(line) for line in lines)
+        self.headers = _headers(lines)
         connection = self.headers.get(b"connection", b"").lower()
         self.keep_alive = b"close" not in connection and (
             status_line[1] == b"1" or b"keep-alive" in connection
@@ -119,6 +119,8 @@ class ResponseParser:
         length = self.headers.get(b"content-length")
         if self.status in (204, 304):
             self.done = True
+        elif coding and length is not None:
+            raise MalformedResponse("both Transfer-Encoding and Content-Length (RFC 9112, 6.3)")
         elif coding:
             if coding != b"chunked":
                 raise MalformedResponse(f"transfer coding {coding[:40]!r}")
@@ -187,6 +189,19 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     if not colon or not name:
         raise MalformedResponse(f"a header line {line[:40]!r}")
     return name.strip().lower(), value.strip()
+
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+def _headers(lines: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The headers by name, of which the last counts; but two unlike lengths would be two answers."""
+    found: dict[bytes, bytes] = {}
+    for name, value in map(_header, lines):
+        if name in _FRAMING and found.get(name, value) != value:
+            raise MalformedResponse(f"two values of {name.decode().title()} (RFC 9112, 6.3)")
+        found[name] = value
+    return found
 
 
 CONNECT_S = 3.0  # to find out which address of a name takes connections

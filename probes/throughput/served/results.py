@@ -1,7 +1,7 @@
 """What a served scan keeps: its settings, and of each level every request in the windows that count.
 
-Derived figures aren't stored: percentiles, throughput, goodput and the knee are functions here, as is which
-level is measured next.
+Derived figures aren't stored, except for the answer: percentiles, throughput, goodput and the knee are
+functions here, as is which level is measured next.
 """
 
 import math
@@ -13,6 +13,9 @@ from probes.core.unknown import Unknown
 from probes.records.stats import deviation, effective_n, quantile
 
 Loop = Literal["closed", "open"]
+
+
+OLDER = Unknown("the report is older than this figure")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class ServedBy:
     request: str  # what was sent, in words
     request_bytes: int
     facts: tuple[tuple[str, ...], ...] = ()  # name and value of what the model says of itself
+    same_machine: bool | Unknown = OLDER  # whether its address is one of the client's machine
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,35 @@ class ClientSide:
 
 
 @dataclass(frozen=True)
+class ProgramUse:
+    """The processor time of all processes of one name, in processors: 1.5 is one and a half at all times."""
+
+    name: str
+    cpus: float
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Who used the processors of the client's machine during a level, each on average, in processors.
+
+    `other_cpus`: programs that are neither the client nor the server. Interrupts belong to no program, and
+    aren't in it. `server_cpus`: by its /metrics, which may be on another machine, or by its processes here.
+    """
+
+    tag: ClassVar[str] = "conditions"
+    cpus: int  # that the machine has
+    used_cpus: float  # by all programs together
+    client_cpus: float
+    server_cpus: float | Unknown
+    server_by: str  # where that is from; empty where it is unknown
+    other_cpus: float | Unknown
+    stolen_cpus: float  # that a hypervisor gave to other machines
+    others: tuple[
+        ProgramUse, ...
+    ]  # which used the most, three at most; those that ended meanwhile are missing
+
+
+@dataclass(frozen=True)
 class Level:
     """One concurrency (closed loop) or rate (open loop), measured until windows agree.
 
@@ -102,6 +135,7 @@ class Level:
     windows: tuple[Window, ...]
     unstable: str  # why no windows agreed; empty where they did
     client: ClientSide
+    conditions: Conditions | Unknown = OLDER
 
     @property
     def asked(self) -> int:
@@ -109,9 +143,24 @@ class Level:
         return len(self.latency_s) + self.refused + sum(one.requests for one in self.failed)
 
 
+Answer = Literal["yes", "no", "can't tell"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, by `saturation.judge`. `callers`: from how many on, or up to how many not."""
+
+    answer: Answer
+    sentence: str
+    callers: int | None
+
+
 @dataclass(frozen=True)
 class ServedScan:
-    """The served half of a scan. `ended` says why there are no more levels."""
+    """The served half of a scan. `ended` says why there are no more levels.
+
+    `saturated` is there for those who read the file; Weir itself judges the levels again.
+    """
 
     tag: ClassVar[str] = "served"
     by: ServedBy
@@ -119,6 +168,7 @@ class ServedScan:
     levels: tuple[Level, ...]
     ended: str
     complete: bool = True  # false: interrupted, or the server went away
+    saturated: Verdict | None = None  # null: the scan didn't end, or the report is older
 
     def of(self, loop: Loop) -> tuple[Level, ...]:
         """The levels of one loop."""

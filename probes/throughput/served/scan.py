@@ -1,15 +1,25 @@
 """A served scan from end to end: looks at the server, raises the load, hands each finished level over."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from probes.core.errors import ServerUnusable
+from probes.core.unknown import Unknown
 from probes.throughput.served import protocol
+from probes.throughput.served.conditions import (
+    Snapshot,
+    between,
+    is_own_address,
+    reported_cpu_s,
+    snapshot,
+)
 from probes.throughput.served.http import (
     GOOD,
     MOST_CONNECTIONS,
@@ -41,8 +51,11 @@ from probes.throughput.served.results import (
     open_rates,
     saturated,
 )
+from probes.throughput.served.saturation import judge
 
 UNFINISHED = "interrupted, or cut off"
+ROOT = Path("/")
+METRICS_S = 2.0  # to wait for /metrics, which isn't needed
 T = TypeVar("T")
 
 
@@ -101,11 +114,17 @@ class _Scan:
         self._selector = selector
         self._settings = settings
         self._on_level = on_level
+        self._metrics: _Metrics | None = None
+        self._port: int | None = None  # of a server on this machine
 
     def run(self, target: Target, options: RequestOptions) -> ServedScan:
         endpoint = _resolve(target)
         secure = ssl.create_default_context() if target.tls else None
         by, requests, check = self._do(self._prepare(target, endpoint, options, secure))
+        same_machine = is_own_address(endpoint.address)
+        by = replace(by, same_machine=same_machine)
+        self._port = endpoint.port if same_machine is True else None
+        self._metrics = _Metrics(endpoint, f"{target.prefix}/metrics", self._selector, secure)
 
         def make() -> HttpClient:
             s = self._settings
@@ -123,6 +142,7 @@ class _Scan:
         self._on_level(scanned)
         scanned = self._closed(scanned, make)
         scanned = self._open(scanned, make) if scanned.complete else scanned
+        scanned = replace(scanned, saturated=judge(scanned))
         self._on_level(scanned)
         return scanned
 
@@ -131,10 +151,16 @@ class _Scan:
 
     def _level(self, scanned: ServedScan, load: Load, make: MakeClient) -> tuple[ServedScan, Level]:
         busy = lambda: self._selector.busy_s  # noqa: E731
+        before = self._snapshot()
         level = self._do(measure_level(load, make, self._settings, busy_s=busy, early_s=wake_early_s))
+        level = replace(level, conditions=between(before, self._snapshot(), cpus=os.cpu_count() or 1))
         scanned = replace(scanned, levels=(*scanned.levels, level))
         self._on_level(scanned)
         return scanned, level
+
+    def _snapshot(self) -> Snapshot:
+        reported = self._do(self._metrics.cpu_s()) if self._metrics else Unknown("not asked")
+        return snapshot(ROOT, reported, port=self._port)
 
     def _closed(self, scanned: ServedScan, make: MakeClient) -> ServedScan:
         while True:
@@ -206,6 +232,32 @@ class _Scan:
             facts=model.parameters,
         )
         return by, target.path, made, ResponseCheck(protocol=True, rows=rows)
+
+
+class _Metrics:
+    """The server's own account of its processor time, asked for between levels; after a failure no more."""
+
+    def __init__(
+        self, endpoint: Endpoint, path: str, selector: BusySelector, secure: ssl.SSLContext | None
+    ) -> None:
+        self._client = HttpClient(endpoint, (), selector, limit_s=METRICS_S, keep=False, secure=secure)
+        self._request = get(path, authority=endpoint.authority)
+        self._given_up: Unknown | None = None
+
+    async def cpu_s(self) -> float | Unknown:
+        """The seconds so far."""
+        if self._given_up:
+            return self._given_up
+        found = await self._asked()
+        if isinstance(found, Unknown):
+            self._given_up = found
+        return found
+
+    async def _asked(self) -> float | Unknown:
+        exchange, response = await self._client.fetch(self._request)
+        if exchange.outcome != GOOD:
+            return Unknown(f"its /metrics: {exchange.outcome}")
+        return reported_cpu_s(bytes(response.body))
 
 
 def _resolve(target: Target) -> Endpoint:

@@ -128,6 +128,31 @@ def test_a_chart_of_nothing_says_what_was_not_run() -> None:
     assert "no way" in str(scan_charts(replace(whole(), direct=empty, served=None)).throughput)
 
 
+def test_the_service_has_the_knee_line_that_the_caption_promises(figures: list[Figure]) -> None:
+    drawn = scan_charts(replace(whole(), direct=None))
+    assert not isinstance(drawn.throughput, Unknown)
+    assert [line.knee for line in drawn.throughput] == [2.5]
+    scandraw.draw_throughput(drawn.throughput, DESK)
+    upright = [line for line in figures[0].axes[0].lines if list(line.get_xdata()) == [2.5, 2.5]]
+    assert len(upright) == 1
+    assert not isinstance(drawn.latency, Unknown)
+    assert [line.knee for line in drawn.latency] == [None]
+
+
+def test_a_knee_between_two_levels_is_named_by_both(figures: list[Figure]) -> None:
+    chart = charts().load
+    assert not isinstance(chart, Unknown)
+    scandraw.load(chart, DESK)
+    texts = [text.get_text() for text in figures[0].axes[0].texts]
+    assert texts == [" knee between 2 and 4 callers"]
+
+
+def test_a_scan_of_a_cpu_is_not_titled_by_the_gpu_that_is_not_there() -> None:
+    assert scan_document(replace(whole(), served=None)).title == "made on a made CPU, 2 CPUs: throughput"
+    served_only = scan_document(replace(whole(), direct=None)).title
+    assert served_only == "m, served at http://127.0.0.1:8000: throughput"
+
+
 def test_the_page_of_a_scan_is_titled_by_model_and_machine() -> None:
     page = render_page(scan_document(whole()), (), raw="{}", name="scan.json")
     assert "<h1" in page

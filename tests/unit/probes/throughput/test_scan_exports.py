@@ -16,7 +16,7 @@ from probes.records.facts import TorchFacts
 from probes.reports.scan_compare import compare_scans, render_scan_markdown
 from probes.reports.scan_metrics import HELP, scan_exposition
 from probes.throughput.report import ThroughputReport
-from probes.throughput.served.results import Count, Level
+from probes.throughput.served.results import Conditions, Count, Level, ProgramUse, Verdict
 
 HOSTILE = '<script>alert(1)</script>|`"\x1b[31m'
 
@@ -112,6 +112,15 @@ def test_unlike_scans_are_refused_unless_forced() -> None:
     assert "Unlike" in render_scan_markdown(forced)
 
 
+def test_a_comparison_of_served_scans_leads_with_whether_their_answers_agree() -> None:
+    shown = render_scan_markdown(compare_scans(whole(), whole(), names=("A", "B")))
+    assert shown.index("Is the server saturated?") < shown.index("B over A")
+    assert "- A: Saturated: yes, from 4 callers on" in shown
+    assert "The answers agree: yes" in shown
+    direct = replace(whole(), served=None)
+    assert "saturated?" not in render_scan_markdown(compare_scans(direct, direct, names=("A", "B")))
+
+
 def test_metrics_are_what_prometheus_reads() -> None:
     text = scan_exposition(whole())
     found = {family.name: family for family in text_string_to_metric_families(text)}
@@ -120,6 +129,7 @@ def test_metrics_are_what_prometheus_reads() -> None:
     assert {sample.labels["loop"] for sample in speeds} == {"closed", "open"}
     assert max(sample.value for sample in speeds) == 200
     assert len(found["weir_scan_direct_inputs_per_second"].samples) == 6
+    assert [sample.value for sample in found["weir_scan_served_saturated"].samples] == [1]
     low = found["weir_scan_served_latency_low_seconds"].samples
     assert all(isinstance(sample.value, float) for sample in low)
 
@@ -158,7 +168,10 @@ def test_what_a_server_says_of_itself_is_shown_as_text(
     assert report.served is not None
     by = replace(report.served.by, model=HOSTILE, server=HOSTILE, request=HOSTILE)
     path = tmp_path / "scan.json"
-    path.write_text(to_json(replace(report, served=replace(report.served, by=by, ended=HOSTILE))))
+    seen = Conditions(2, 1.2, 0.1, 0.1, HOSTILE, 1.0, 0.0, (ProgramUse(HOSTILE, 1.0),))
+    levels = tuple(replace(one, conditions=seen) for one in report.served.levels)
+    told = replace(report.served, by=by, ended=HOSTILE, levels=levels, saturated=Verdict("no", HOSTILE, 1))
+    path.write_text(to_json(replace(report, served=told)))
     for words in (["show"], ["show", "--markdown"], ["prometheus"], ["compare", str(path)]):
         assert main([*words, str(path)]) == 0
         assert "\x1b" not in capsys.readouterr().out

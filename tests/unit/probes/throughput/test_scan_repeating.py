@@ -55,6 +55,21 @@ def test_a_batch_size_that_would_take_too_long_is_not_begun() -> None:
     assert 8 not in device.trials
 
 
+@pytest.mark.parametrize(
+    ("seconds", "limit_s", "said"),
+    [
+        (2.4, 2.0, "would take about 2.4 s, more than 2 s"),
+        (2.0004, 2.0, "would take about 2.0004 s, more than 2 s"),
+        (0.7, 0.5, "would take about 1 s, more than 0.5 s"),
+        (8.0, 5.0, "would take about 8 s, more than 5 s"),
+    ],
+)
+def test_no_time_is_said_to_be_more_than_itself(seconds: float, limit_s: float, said: str) -> None:
+    device = FakeDevice(pass_s=seconds / 20)  # twenty trials
+    _, end = scan(device, longest_s=limit_s)
+    assert said in end.reason
+
+
 def test_even_the_first_batch_size_may_take_too_long() -> None:
     device = FakeDevice(pass_s=100.0)
     assert scan(device, longest_s=5.0)[0] == []

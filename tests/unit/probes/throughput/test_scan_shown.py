@@ -27,17 +27,20 @@ def whole() -> ThroughputReport:
 
 
 def test_the_answer_names_the_most_the_knee_the_slo_and_the_end() -> None:
-    most, bend, slo, ended = served_findings(served())
+    answer, most, bend, slo, _, ended = served_findings(served())
+    assert answer.startswith("Saturated: yes, from 4 callers on: 200")
     assert "200" in most
     assert "at 4 callers" in most
-    assert "knee is at 2.5" in bend
+    assert bend.startswith(
+        "Requests begin to wait for each other between 2 and 4 callers (the knee: the most"
+    )
     assert slo.startswith("Up to 180 requests a second, 99 % are answered within 50 ms")
     assert "every rate was measured" in ended
 
 
 def test_inputs_are_named_apart_from_requests_where_one_has_several() -> None:
     many = replace(served(), settings=replace(SETTINGS, rows=8))
-    assert "1600 inputs/s" in served_findings(many)[0]
+    assert "1600 inputs/s" in served_findings(many)[1]
     closed = served_tables(many)[0]
     assert closed.rows[0][closed.headers.index("inputs/s")] == "640"
 

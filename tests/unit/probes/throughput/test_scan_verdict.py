@@ -116,6 +116,26 @@ def test_each_device_is_judged_by_its_fastest_way_and_a_drivers_figure_is_put_ri
     assert len(ways) == 3
 
 
+def test_the_knee_is_named_by_batch_sizes_and_agrees_with_where_saturation_begins() -> None:
+    """As a scan of a CPU was: the lines meet at 6.65, between two batch sizes, and the last one does less."""
+    rates = {1: 91.2, 2: 99.6, 4: 126.6, 8: 121.2, 16: 68.2}
+    told = _of_rates(rates)
+    assert "hardly more than from batch 4 on (knee between 4 and 8), and less at batch 16: 68." in told
+    assert "6.65" not in told
+
+
+def test_a_knee_before_saturation_is_where_growth_slows() -> None:
+    rates = {1: 100, 2: 198, 4: 380, 8: 450, 16: 520, 32: 600, 64: 605}
+    told = _of_rates(rates)
+    assert "hardly more than from batch 32 on (knee between 4 and 8, where growth slows)" in told
+
+
+def _of_rates(rates: dict[int, float]) -> str:
+    """The sentence of a way that does so many inputs a second at these batch sizes."""
+    rows = (make.row(batch, batch / rate, flop=1e6) for batch, rate in rates.items())
+    return direct_findings(DirectScan(make.direct().model, (make.series(*rows),)), make.ceilings())[-1]
+
+
 def test_a_way_without_rows_is_not_judged() -> None:
     absent = Series(make.WAY, (), "absent", "no onnxruntime", "pip install onnxruntime")
     scan = DirectScan(make.direct().model, (absent,))

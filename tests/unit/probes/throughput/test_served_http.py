@@ -37,6 +37,14 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     assert not cut.end()
 
 
+def test_two_lengths_of_an_answer_are_named_as_what_is_wrong_with_it() -> None:
+    with pytest.raises(MalformedResponse, match="both Transfer-Encoding and Content-Length"):
+        ResponseParser().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    twice = ResponseParser(keep_bytes=100)
+    twice.feed(PLAIN.replace(b"X: y", b"Content-Length: 5"))  # the same length twice is one
+    assert bytes(twice.body) == b"hello"
+
+
 @pytest.mark.parametrize("said", [b"Connection: close", b"connection: Keep-Alive, Close"])
 def test_a_server_may_close_the_connection(said: bytes) -> None:
     reader = ResponseParser()
@@ -56,6 +64,9 @@ def test_a_server_may_close_the_connection(said: bytes) -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhelX\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000,
