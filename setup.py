@@ -1,4 +1,4 @@
-"""What pyproject.toml can't say: which packages there are, the commit in what is built, and where it is built.
+"""What pyproject.toml can't say: which packages there are, the commit in a wheel, and where it is built.
 
 `images/` is installed as one of the packages. A wheel and an sdist note the commit that they were made from.
 What a build makes on its way is in a temporary directory: a checkout that was installed from stays as it was.

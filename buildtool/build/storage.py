@@ -1,7 +1,7 @@
 """What Weir keeps on this host, with sizes, and removing it: caches, reports, images, containers.
 
-Only what has a name that Weir gives is Weir's: a state directory may be any folder, and somebody may have made
-an image from one of ours, whose labels it then has. What isn't certain is listed and stays.
+Only what has a name that Weir gives is Weir's: a state directory may be any folder, and an image that
+somebody made from one of ours has our labels, too. What isn't certain is listed and stays.
 """
 
 import os
