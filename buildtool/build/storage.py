@@ -138,13 +138,18 @@ def _folder(
     except OSError as error:
         yield Stored(group, what, str(folder), Unknown(error.strerror or str(error)))
         return
-    own = tuple(path for path in entries if re.fullmatch(pattern, path.name) and not path.is_symlink())
+    own = tuple(path for path in entries if re.fullmatch(pattern, path.name) and _is_made(path))
     held = {path for path, _ in partials(folder)}
     if own:
         yield Stored(group, what, str(folder), size_of(own, seen), paths=own)
     for path in entries:
         if path not in own and path not in held:
             yield Stored(None, "not of Weir's making", str(path), size_of([path], seen))
+
+
+def _is_made(path: Path) -> bool:
+    """Whether what has a name that Weir gives is of the kind that it makes: no link, and a whole context."""
+    return not path.is_symlink() and (path.parent.name != "context" or (path / "payload").is_dir())
 
 
 def _whole(group: Group, folders: Mapping[Path, str], seen: set[tuple[int, int]]) -> Iterator[Stored]:

@@ -122,7 +122,7 @@ def test_without_a_named_group_nothing_is_removed(
 ) -> None:
     before = files(places.state)
     for words in ([], ["--dry-run"], ["--all", "--dry-run"], ["--json"]):
-        code, said = weir(*words)
+        code, _ = weir(*words)
         assert (code, files(places.state)) == (Exit.OK, before)
     assert "clean --caches" in weir()[1]
     assert "clean --reports" not in weir("--caches", "--dry-run")[1]
@@ -170,9 +170,10 @@ def test_what_weir_did_not_make_stays_in_a_folder_that_it_uses(
     """WEIR_STATE may name any folder, even one that has `wheels` already."""
     write(places.state / "wheels/mine.whl", 3)
     write(places.state / "thesis.tex", 3)
+    write(places.state / "context/talk/slides.tex", 3)
     code, said = weir("--all")
     assert code == Exit.OK
-    assert files(places.state) == {"build.lock", "wheels/mine.whl", "thesis.tex"}
+    assert files(places.state) == {"build.lock", "wheels/mine.whl", "thesis.tex", "context/talk/slides.tex"}
     assert "mine.whl" in said[said.index("not removed by weir") :]
 
 
@@ -322,7 +323,7 @@ def test_without_an_engine_images_are_unknown_and_files_are_removed(
     monkeypatch.setattr(clean, "_engine", lambda: failure)
     assert "unknown  images; no Docker engine answers" in weir()[1]
     assert weir("--caches")[0] == Exit.OK
-    code, said = weir("--all")
+    code, _ = weir("--all")
     assert (code, files(places.state)) == (Exit.FINDINGS, {"build.lock"})
 
 
