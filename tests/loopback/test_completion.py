@@ -68,12 +68,13 @@ def fish(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This machine's, else that of Debian's packages."""
     if found := shutil.which("fish"):
         return Path(found)
-    return unpacked(tmp_path_factory.mktemp("fish"), "fish", "fish-common") / "usr/bin/fish"
+    return unpacked(tmp_path_factory.mktemp("fish"), "fish", "fish-common", "libpcre2-32-0") / "usr/bin/fish"
 
 
 def offered_by_fish(typed: list[str], folder: Path, fish: Path) -> set[str]:
     (folder / "weir.fish").write_text(completion.script("fish"))
     line = " ".join(["weir", *typed])
+    libraries = ":".join(map(str, fish.parents[1].glob("lib/*-linux-gnu")))
     functions = fish.parents[1] / "share/fish/functions"
     done = subprocess.run(
         [
@@ -83,7 +84,12 @@ def offered_by_fish(typed: list[str], folder: Path, fish: Path) -> set[str]:
             f"set -p fish_function_path {functions}; source weir.fish; complete -C {line!r}",
         ],
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "LC_ALL": "C.UTF-8"},
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "LC_ALL": "C.UTF-8",
+            "LD_LIBRARY_PATH": libraries,
+        },
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
