@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help all-of-it thorough torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
+.PHONY: no-python help clean all-of-it thorough torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,7 @@ placing-tests: $(TORCH_READY)
 
 docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
+	@.venv/bin/weir completion man > .weir/site/weir.1
 	@echo "site: .weir/site/index.html"
 
 check: $(READY) ## lint, types and unit tests, in seconds
@@ -116,6 +117,12 @@ ifneq ($(filter all-of-it,$(MAKECMDGOALS)),)
 images $(GROUPS): check
 build-tests service-tests: images
 endif
+
+clean: ## remove what was made here: caches, reports, environments (images stay: weir clean --images)
+	@if $(PY) -c "import buildtool.cli.clean" 2>/dev/null; then .venv/bin/weir clean --caches --reports; \
+	  else echo ".weir and reports/ stay: no .venv has the command that removes them"; fi
+	@rm -rf .venv .venv-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	@find buildtool probes images docs tests -name __pycache__ -prune -exec rm -rf {} +
 
 # two processes with one engine: these only start what `make images` made, and build what others don't
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)

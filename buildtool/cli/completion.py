@@ -1,4 +1,4 @@
-"""`weir completion`: a script for the shell, made from the parsers of both command lines."""
+"""`weir completion`: a script for the shell, or the manual page, made from the parsers of both programs."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,20 +9,27 @@ import shtab
 from buildtool.cli.program import VERBS, build_parser
 from buildtool.core.errors import Exit
 from buildtool.core.files import path_or_name
-from probes.core.invocation import PROGRAM
+from buildtool.core.man_page import man_page
+from probes.core.invocation import PROGRAM, tool_version
 from probes.core.output import write
 
-_SHELLS = ("bash", "zsh")
+_SHELLS = ("bash", "fish", "zsh")
+_MAN = "man"
+_TITLE = "container images and memory placement for PyTorch services"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
+    parser.add_argument(
+        "shell",
+        choices=(*_SHELLS, _MAN),
+        help="the shell that reads the script; or `man`, for the manual page",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
-    write(script(args.shell))
+    """Print the script or the page."""
+    write(manual() if args.shell == _MAN else script(args.shell))
     return int(Exit.OK)
 
 
@@ -33,6 +40,11 @@ def script(shell: str) -> str:
         if action.type in (Path, path_or_name):
             vars(action)["complete"] = shtab.FILE  # an attribute of shtab's that argparse doesn't declare
     return f"{shtab.complete(parser, shell)}\n"
+
+
+def manual() -> str:
+    """The manual page weir(1)."""
+    return man_page(build_parser(VERBS, PROGRAM), _TITLE, f"gpu-weir {tool_version()}")
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -5,9 +5,10 @@ import importlib
 from collections.abc import Collection, Sequence
 from functools import cache
 
+from buildtool.core.errors import Exit
 from probes.core.entry import delivered, run_as_program
-from probes.core.invocation import host_command, tool_version
-from probes.core.output import Parser
+from probes.core.invocation import host_command, version_line
+from probes.core.output import Parser, error
 
 # verb -> one line of help; the verb's module is buildtool.cli.<verb>, imported only when asked for
 VERBS = {
@@ -20,8 +21,17 @@ VERBS = {
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
     "fits": "answer whether a model runs on a card: which torch, how much memory, how fast, and what helps",
-    "completion": "print a script that completes verbs, options and paths in bash or zsh",
+    "completion": "print a script that completes verbs, options and paths in a shell, or the manual page",
+    "clean": "show what weir keeps on this host, with sizes, and remove what is named",
 }
+
+# what brings people here -> what answers it
+QUESTIONS = (
+    ("Why is my PyTorch image so large?", "audit IMAGE"),
+    ("Which torch runs on my card?", "doctor [--card NAME]"),
+    ("Will this model fit, and how fast?", "fits MODEL [CARD]"),
+    ("Is my service saturated?", "probe throughput --url URL"),
+)
 
 EXITS = (
     "Exit codes: 0 done; 1 done, but a budget or a check failed; 2 usage; 3 environment; 4 build; "
@@ -37,7 +47,7 @@ def build_parser(filled: Collection[str], prog: str) -> argparse.ArgumentParser:
         f"memory. Begin with `{prog} doctor`, or with `{prog} audit IMAGE`.",
         epilog=EXITS,
     )
-    parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
+    parser.add_argument("--version", action="version", version=version_line())
     parser.elsewhere = _verbs_of_probe
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, summary in VERBS.items():
@@ -61,7 +71,16 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
+def questions(program: str) -> str:
+    """What is printed where no verb was typed: the questions, each with the command that answers it."""
+    rows = [f"{question}\n    {program} {words}" for question, words in QUESTIONS]
+    return "\n".join([*rows, f"all verbs: {program} --help"])
+
+
 def _run_verb(argv: Sequence[str]) -> int:
+    if not argv:  # a mistake all the same: in a script, a variable with the verb may be empty
+        error(questions(host_command()))
+        return Exit.USAGE
     if list(argv[:1]) == ["probe"]:  # its arguments, --help included, are for the other program
         return int(importlib.import_module("buildtool.cli.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)

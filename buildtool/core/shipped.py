@@ -35,6 +35,11 @@ def state_directory(env: Mapping[str, str] = os.environ, *, installed: bool = _I
         ) from error
 
 
+def checkout(*, installed: bool = _INSTALLED.is_dir()) -> Path | None:
+    """The checkout that this program runs from; None where it is installed."""
+    return None if installed else _REPOSITORY
+
+
 def lock_file(
     catalog: Path = CATALOG, env: Mapping[str, str] = os.environ, *, installed: bool = _INSTALLED.is_dir()
 ) -> Path:

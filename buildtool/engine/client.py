@@ -20,6 +20,7 @@ from docker.types import DeviceRequest, LogConfig
 
 from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, ProofFailed, SourceUnreachable
 from buildtool.core.files import scratch
+from buildtool.core.model import LABEL
 from buildtool.core.shipped import state_directory
 from buildtool.engine.connection import PACKAGE_ERRORS, connect, engine_errors, engine_errors_for
 from buildtool.engine.reference import Reference
@@ -82,7 +83,7 @@ class RunLimits:
 RUN_LIMITS = RunLimits()
 _SCRATCH = "/tmp"
 _NO_HEALTHCHECK = {"test": ["NONE"]}
-_OWNER = "io.weir.owner"  # label of a container: the host and the directory of the run that it belongs to
+_OWNER = f"{LABEL}.owner"  # label of a container: the host and the directory of the run that it belongs to
 
 
 class Engine:
@@ -210,6 +211,11 @@ class Engine:
         with engine_errors():
             return tuple(name for row in self._images(repository) for name in row.RepoTags)
 
+    def labelled_images(self, label: str) -> "tuple[ImageRow, ...]":
+        """The images with this label, whatever its value; those without a name among them."""
+        with engine_errors():
+            return parse_answer(tuple[ImageRow, ...], self._client.api.images(filters={"label": label}))
+
     def _images(self, repository: str | None = None) -> "tuple[ImageRow, ...]":
         return parse_answer(tuple[ImageRow, ...], self._client.api.images(name=repository))
 
@@ -269,14 +275,29 @@ class Engine:
     def sweep_containers(self) -> None:
         """Remove the containers that killed runs of this state directory left behind."""
         sweep_partials(_containers())
+        for name in self.left_containers():
+            with engine_errors(), contextlib.suppress(docker.errors.APIError):  # another run was quicker
+                self._client.api.remove_container(name, v=True, force=True)
+
+    def left_containers(self) -> tuple[str, ...]:
+        """The ids of the containers of this state directory's runs whose scratch directory is gone."""
         ours = f"{socket.gethostname()}:{_containers()}/"
         with engine_errors():
             rows = self._client.api.containers(all=True, filters={"label": _OWNER})
-            for row in parse_answer(tuple[ContainerRow, ...], rows):
-                owner = row.Labels.get(_OWNER, "")
-                if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists():
-                    with contextlib.suppress(docker.errors.APIError):  # another run was quicker
-                        self._client.api.remove_container(row.Id, v=True, force=True)
+            owned = {
+                row.Id: row.Labels.get(_OWNER, "") for row in parse_answer(tuple[ContainerRow, ...], rows)
+            }
+        return tuple(
+            name
+            for name, owner in owned.items()
+            if owner.startswith(ours) and not Path(owner.partition(":")[2]).exists()
+        )
+
+    def build_cache_bytes(self) -> int:
+        """What BuildKit's cache takes, of all builds on this engine: it doesn't know whose a record is."""
+        with engine_errors():
+            usage = parse_answer(DiskUsage, self._client.api.df())
+        return sum(row.Size for row in usage.BuildCache if not row.Shared)
 
     def _closed_volumes(self, ref: str) -> dict[str, str]:
         """Empty read-only mounts in place of the volumes that an image declares.
@@ -395,6 +416,22 @@ class ImageRow:
     Id: str
     RepoTags: tuple[str, ...] = ()
     Size: int = 0
+    Labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheRow:
+    """A record of BuildKit's cache; what is shared is an image's, too."""
+
+    Size: int = 0
+    Shared: bool = False
+
+
+@dataclass(frozen=True)
+class DiskUsage:
+    """What the engine's things take."""
+
+    BuildCache: tuple[CacheRow, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from probes.cli.run import EXITS
 from probes.core.codec import encode, to_json
 from probes.core.entry import delivered
 from probes.core.errors import Exit
-from probes.core.invocation import probe_command, tool_version
+from probes.core.invocation import probe_command, version_line
 from probes.core.output import Parser, echo, flag, write
 from probes.hardware.expectation import expect
 from probes.hardware.snapshot import machine_lines
@@ -43,7 +43,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verbs with their arguments."""
-    parser.add_argument("--version", action="version", version=f"gpu-weir {tool_version()}")
+    parser.add_argument("--version", action="version", version=version_line())
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_verb(verbs, "list", "list the probes and what each measures").set_defaults(do=_list)
     here = add_verb(verbs, "machine", "show this machine: cards, memory, drivers, torch")

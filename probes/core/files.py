@@ -281,6 +281,26 @@ def sweep_partials(directory: Path | None = None) -> None:
                 _sweep(path)
 
 
+def partials(directory: Path | None = None) -> Iterator[tuple[Path, bool]]:
+    """The partial files and scratch directories in a directory, each with whether a living process holds it.
+
+    `directory` None is the system's place for temporary files. What can't be listed or opened is left out.
+    """
+    with suppress(OSError):
+        for path in sorted((directory or Path(tempfile.gettempdir())).iterdir()):
+            if _PARTIAL.fullmatch(path.name):
+                with suppress(OSError):
+                    yield path, _is_held(path)
+
+
+def _is_held(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return not lock_now(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def own_descriptor(path: Path) -> int | None:
     """The descriptor of this process that a path such as /dev/stdout leads to, if any."""
     for _ in range(_MAX_LINKS):
@@ -409,11 +429,12 @@ def _sweep(path: Path) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a directory unless something is mounted below it: a killed bootstrap leaves /dev so."""
-    if not _has_mounts(directory):
+    if not has_mounts(directory):
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _has_mounts(directory: Path) -> bool:
+def has_mounts(directory: Path) -> bool:
+    """Whether something is mounted below a directory. Raises OSError."""
     below = f"{os.path.realpath(directory)}/"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123
         points = (_OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split()[4]) for line in mounts)

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from probes.core.commit import commit_of
 from probes.core.quoting import command
 
 PROGRAM = "weir"
@@ -39,6 +40,12 @@ def tool_version() -> str:
         return version("gpu-weir")
     except PackageNotFoundError:
         return "source"
+
+
+def version_line() -> str:
+    """What `--version` prints: the version and, where it is known, the commit's first twelve digits."""
+    commit = commit_of(Path(__file__).parents[2])
+    return f"gpu-weir {tool_version()}{f' (commit {commit[:12]})' if commit else ''}"
 
 
 def _is_weir() -> bool:

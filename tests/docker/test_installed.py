@@ -1,12 +1,16 @@
 """The package from `pip install` alone, in a fresh venv outside the checkout: it builds and prunes images."""
 
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,23 +18,50 @@ import pytest
 from standins import make_torch, package_index
 
 from buildtool.engine.client import Engine
+from probes.core.commit import NOTE
 
 ROOT = Path(__file__).parents[2]
 VARIANT = f"t-installed-{os.getpid()}"
 FAT = f"weir/{VARIANT}:fat"
 NOT_SHIPPED = {"variants.lock.json"}
+COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of what git tracks; building one in the checkout itself would leave `build/` there."""
-    folder = tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with what git tracks here, at a commit of its own; nothing but tests writes into it."""
+    folder = tmp_path_factory.mktemp("source")
     for name in tracked("."):
-        target = folder / "source" / name
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
-    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(folder), str(folder / "source"))
+    (folder / ".git").mkdir()
+    (folder / ".git/HEAD").write_text(f"{COMMIT}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(source, tmp_path_factory.mktemp("wheel"))
+
+
+def wheel_of(source: Path, folder: Path) -> Path:
+    """The wheel of a checkout or of an sdist."""
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
     [made] = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By the backend and the version of it that pyproject.toml asks for."""
+    folder = tmp_path_factory.mktemp("sdist")
+    wanted = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]
+    pip(sys.executable, "install", "--target", str(folder / "backend"), *wanted["requires"])
+    build = f"import {wanted['build-backend']} as backend; backend.build_sdist({str(folder)!r})"
+    path = {**os.environ, "PYTHONPATH": str(folder / "backend")}
+    subprocess.run([sys.executable, "-c", build], cwd=source, env=path, check=True, capture_output=True)
+    [made] = folder.glob("*.tar.gz")
     return made
 
 
@@ -92,6 +123,72 @@ def test_a_wheel_holds_every_file_of_images_and_no_other_copy_exists(wheel: Path
             if f"buildtool/{name}" in held:
                 assert archive.read(f"buildtool/{name}") == (ROOT / name).read_bytes()
     assert not (ROOT / "buildtool/images").exists()
+
+
+def docker_archive(files: Mapping[str, bytes]) -> bytes:
+    """An image of one layer, as `docker save` writes it."""
+    layer = tar(files)
+    diff_id = f"sha256:{hashlib.sha256(layer).hexdigest()}"
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [diff_id]}}
+    manifest = [{"Config": "config.json", "RepoTags": ["tiny:1"], "Layers": ["layer.tar"]}]
+    documents = {"config.json": config, "manifest.json": manifest}
+    return tar({"layer.tar": layer} | {name: json.dumps(value).encode() for name, value in documents.items()})
+
+
+def tar(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
+
+def test_a_build_leaves_nothing_in_the_checkout(wheel: Path, sdist: Path, source: Path) -> None:
+    assert wheel.is_file()
+    assert sdist.is_file()
+    found = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    assert found - {".git/HEAD"} == set(tracked("."))
+    assert not [path for path in source.rglob("*") if path.name == "build" and path.parent == source]
+    assert not list(source.glob("*.egg-info"))
+
+
+def test_a_wheel_lacks_no_file_of_the_packages_and_has_no_other(wheel: Path) -> None:
+    shipped = {name for folder in ("buildtool", "probes") for name in tracked(folder)}
+    shipped |= {f"buildtool/{name}" for name in tracked("images") if Path(name).name not in NOT_SHIPPED}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert held == shipped | {NOTE}
+        assert archive.read(NOTE).decode() == COMMIT
+
+
+def test_an_sdist_gives_the_wheel_that_the_checkout_gives(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(wheel_of(sdist, tmp_path)) as other:
+        names = set(one.namelist())
+        assert names == set(other.namelist())
+        for name in names:
+            # this lists the others, and their order is that of the directory
+            assert name.endswith("/RECORD") or one.read(name) == other.read(name), name
+
+
+def test_an_installed_package_knows_its_commit_and_answers(installed: Installed) -> None:
+    version = installed.weir("--version").stdout
+    assert version == installed.weir("probe", "--version").stdout
+    assert version.endswith(f" (commit {COMMIT[:12]})\n")
+    (installed.folder / "image.tar").write_bytes(docker_archive({"etc/motd": b"hello"}))
+    for words, said in (
+        (["audit", "image.tar"], "etc/motd"),
+        (["doctor", "--card", "wx4100"], "gfx803"),
+        (["probe", "plan", "qwen2.5-3b", "--vram", "4GiB", "--machine", "wx4100"], "qwen2.5-3b"),
+        (["build", "--help"], "--update-lock"),
+        (["completion", "man"], ".TH WEIR 1"),
+        (["clean", "--caches", "--dry-run"], "images"),
+    ):
+        done = installed.weir(*words)
+        assert said in done.stdout, (words, done.stdout, done.stderr)
+        assert done.returncode in (0, 1), (words, done.stderr)
+    assert {path.name for path in installed.folder.iterdir()} <= {"venv", "image.tar", "cache"}
 
 
 def test_an_installed_package_plans_from_its_own_catalog(installed: Installed) -> None:

@@ -1,4 +1,4 @@
-"""The completion scripts in a real bash and a real zsh, asked as the Tab key asks."""
+"""The completion scripts in a real bash, fish and zsh, asked as the Tab key asks."""
 
 import os
 import pty
@@ -63,6 +63,41 @@ def zsh(tmp_path_factory: pytest.TempPathFactory) -> Zsh:
     return Zsh(root / "bin/zsh", settings, folder / "dump")
 
 
+@pytest.fixture(scope="session")
+def fish(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This machine's, else that of Debian's packages."""
+    if found := shutil.which("fish"):
+        return Path(found)
+    return unpacked(tmp_path_factory.mktemp("fish"), "fish", "fish-common", "libpcre2-32-0") / "usr/bin/fish"
+
+
+def offered_by_fish(typed: list[str], folder: Path, fish: Path) -> set[str]:
+    (folder / "weir.fish").write_text(completion.script("fish"))
+    line = " ".join(["weir", *typed])
+    libraries = ":".join(map(str, fish.parents[1].glob("lib/*-linux-gnu")))
+    functions = fish.parents[1] / "share/fish/functions"
+    done = subprocess.run(
+        [
+            fish,
+            "--no-config",
+            "-c",
+            f"set -p fish_function_path {functions}; source weir.fish; complete -C {line!r}",
+        ],
+        cwd=folder,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "LC_ALL": "C.UTF-8",
+            "LD_LIBRARY_PATH": libraries,
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    return {row.partition("\t")[0] for row in done.stdout.splitlines()}
+
+
 def offered_by_bash(typed: list[str], folder: Path) -> set[str]:
     (folder / "weir.bash").write_text(completion.script("bash"))
     done = subprocess.run(
@@ -100,7 +135,7 @@ def offered_by_zsh(typed: list[str], folder: Path, zsh: Zsh) -> set[str]:
     return set((folder / "offered").read_text().split())
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
@@ -112,7 +147,7 @@ def offered_by_zsh(typed: list[str], folder: Path, zsh: Zsh) -> set[str]:
         (["diff", "image.tar", "oth"], {"other.tar"}),
         (["probe", "comp"], {"compare"}),
         (["probe", "run", "--mod"], {"--model"}),
-        (["completion", ""], {"bash", "zsh"}),
+        (["completion", ""], {"bash", "fish", "man", "zsh"}),
     ],
 )
 def test_the_tab_key_offers_what_can_follow(
@@ -122,6 +157,8 @@ def test_the_tab_key_offers_what_can_follow(
         (tmp_path / name).touch()
     if shell == "bash":
         found = offered_by_bash(typed, tmp_path)
+    elif shell == "fish":
+        found = offered_by_fish(typed, tmp_path, request.getfixturevalue("fish"))
     else:
         found = offered_by_zsh(typed, tmp_path, request.getfixturevalue("zsh"))
     assert found == offered

@@ -31,11 +31,16 @@ INSIDE = "runs these tests"
 REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loopback"
 INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
+REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
 NOT_RUN = {
     "make images": BEFORE,
     "make docs": BEFORE,
     "make check": BEFORE,
     "make test": INSIDE,
+    "make clean": "would remove the environment that runs these tests",
+    "weir clean --caches": REMOVES,
+    "weir clean --images": REMOVES,
+    "weir clean --all": REMOVES,
     "make mutants": "takes minutes, and is judged by a person",
     "make probe": MINUTES,
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,

@@ -282,3 +282,19 @@ def test_what_cannot_be_written_in_the_end_is_refused_before_minutes_of_work(
             assert program.main(["build", "cpu", *words]) == Exit.DATA
         assert "can't write into /proc\n  " in (told := capsys.readouterr().err)
         assert way_out in told
+
+
+def test_no_verb_is_a_mistake_that_says_what_can_be_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["weir"])
+    assert program.main([]) == Exit.USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    for line in (
+        "Why is my PyTorch image so large?",
+        "    weir audit IMAGE",
+        "    weir doctor [--card NAME]",
+    ):
+        assert line in said.err.splitlines()
+    assert all(len(line) < 80 for line in said.err.splitlines())

@@ -15,15 +15,17 @@ from probes.core import invocation
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_no_verb_or_option_is_missing_from_a_completion(shell: str) -> None:
     script = completion.script(shell)
     parsers = [cli.build_parser(cli.VERBS, "weir"), build_parser()]
     actions = [action for parser in parsers for action in completion._actions(parser)]
-    words = {word for action in actions for word in (*action.option_strings, *(action.choices or ()))}
+    words = {str(word) for action in actions for word in (*action.option_strings, *(action.choices or ()))}
     assert {"audit", "probe", "compare", "--budget-unpacked", "--resume"} <= words
     known = set(re.findall(r"[\w.-]+", script))
-    assert {str(word) for word in words} <= known
+    if shell == "fish":  # writes `-l resume`, `-s h`
+        words = {word.lstrip("-") for word in words}
+    assert words <= known
 
 
 def test_paths_are_completed_where_a_path_may_stand() -> None:
@@ -31,6 +33,14 @@ def test_paths_are_completed_where_a_path_may_stand() -> None:
     for place in ("audit_pos_0", "audit___json", "diff_pos_1", "prune___out", "probe_show_pos_0"):
         assert f"_shtab_weir_{place}_COMPGEN=_shtab_compgen_files" in script, place
     assert "_shtab_weir_audit___targets_COMPGEN" not in script
+
+
+def test_fish_completes_paths_where_a_path_may_stand() -> None:
+    lines = completion.script("fish").splitlines()
+    paths = [line for line in lines if "__fish_complete_path" in line]
+    assert any("'_shtab_weir_using audit' -l json " in line for line in paths)
+    assert any("_shtab_weir_using audit" in line and "_npos" in line for line in paths)
+    assert not any(" -l targets " in line for line in paths)
 
 
 def test_a_script_completes_weir_however_it_was_made(
@@ -43,7 +53,7 @@ def test_a_script_completes_weir_however_it_was_made(
 
 def test_a_shell_that_is_not_served_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["completion", "fish"])
+        main(["completion", "tcsh"])
     assert left.value.code == Exit.USAGE
     assert "bash" in capsys.readouterr().err
 
