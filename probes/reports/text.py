@@ -34,7 +34,11 @@ def _section(section: Section, *, markdown: bool) -> str:
     parts = [
         head + _lines(section.outcome.split("\n"), markdown=markdown),
         _lines(section.lines, markdown=markdown),
-        *(render_table(table, markdown=markdown) for table in section.tables if table.only != "page"),
+        *(
+            render_table(table, markdown=markdown)
+            for table in section.tables
+            if table.rows and table.only != "page"
+        ),
         _with_notes("", section.notes, markdown=markdown),
     ]
     return "\n\n".join(part for part in parts if part)
