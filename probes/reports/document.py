@@ -39,7 +39,7 @@ class Plot:
 class Section:
     """The tables of one part of a report, such as a probe.
 
-    A page folds the tables, and has what `lines` and `notes` say elsewhere. No form shows a table without rows.
+    A page folds the tables, and has what `lines` and `notes` say elsewhere. Tables without rows aren't shown.
     """
 
     title: str = ""

@@ -45,7 +45,7 @@ PLAN_STYLE: Final = (
     f"svg{{background:{PAPER};color:{INK};font:13px system-ui,sans-serif}}text{{fill:currentColor}}"
     f".rule{{stroke:currentColor;stroke-opacity:.25}}rect.mark{{stroke:{PAPER};stroke-width:.4}}"
     f"@media(prefers-color-scheme:dark){{svg{{background:{DARK_PAPER};color:{DARK_INK}}}"
-    f"rect.mark{{stroke:{DARK_PAPER};filter:brightness(1.6)}}}}"
+    f"rect{{filter:brightness(1.6)}}rect.mark{{stroke:{DARK_PAPER}}}}}"
 )
 
 
@@ -215,7 +215,8 @@ def _scale(report: FitReport, frame: Frame) -> float:
 def _fit_legend(report: FitReport, frame: Frame, top: int) -> tuple[list[str], int]:
     """The colours with their words, and where the bars begin below them."""
     begin = min(MARGIN, frame.left)
-    x, y, keys = begin, top, []
+    x, y = begin, top
+    keys: list[str] = []
     for name, n_bytes in shares(report.predicted):
         words = f"{name} {binary_bytes(n_bytes)}"
         if x > begin and x + 24 + 8 * len(words) > frame.width:

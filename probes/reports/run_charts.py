@@ -30,7 +30,7 @@ from probes.reports.crossover import fit, points_of
 from probes.reports.document import Plot
 from probes.reports.figures import Rate, rate, size, span
 from probes.reports.palette import light
-from probes.reports.run_findings import Controls, all_records, best_gb_per_s, by_model, pick, took_s
+from probes.reports.run_findings import Controls, all_records, best_gb_per_s, by_model, pick
 from probes.reports.run_headline import why_missing
 from probes.reports.svg import HALO
 

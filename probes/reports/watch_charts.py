@@ -54,7 +54,9 @@ def _plot(name: str, title: str, tracks: Sequence[Track], step_s: float) -> Plot
         else "no gauge of it was ever known"
     )
     shown = ", ".join(GAUGES[track.gauge].words for panel in panels for track in panel.tracks)
-    caption = f"Means over steps of {step_s:g} s. A gap is time in which a gauge wasn't known; a dot, a single step."
+    caption = (
+        f"Means over steps of {step_s:g} s. A gap is time in which a gauge wasn't known; a dot is one step."
+    )
     return plot_of(
         (name, title),
         panels if over_time else Unknown(missing),

@@ -1,41 +1,26 @@
-"""Every HTML page and picture that Weir writes, as files to look at; made in one process."""
+"""HTML pages and pictures that Weir writes, as files to look at; made in one process."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "throughput"))
+from test_audit_report import rocm_like
 
-import made_reports  # noqa: E402
-from test_audit_report import rocm_like  # noqa: E402
-from test_scan_shown import whole  # noqa: E402
+from buildtool.audit.html import render_html
+from probes.core.codec import to_json
+from probes.core.unknown import Unknown
+from probes.fit.answer import answer
+from probes.fit.report import FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial
+from probes.placement.models.reading import describe
+from probes.placement.planner.machine import profile
+from probes.placement.planner.plan import make_plan
+from probes.placement.types import Objective, Workload
+from probes.records.watch import Ended, Pace, Subject, Track, WatchReport
+from probes.reports.kinds import FIT, WATCH, ReportKind, load_report
+from probes.reports.pictures import draw_fit, draw_plan
 
-from buildtool.audit.html import render_html  # noqa: E402
-from probes.core.codec import to_json  # noqa: E402
-from probes.core.unknown import Unknown  # noqa: E402
-from probes.fit.answer import answer  # noqa: E402
-from probes.fit.report import FitReport, Largest, Measured, Parts, Phase, Question, Taken, Trial  # noqa: E402
-from probes.placement.models.reading import describe  # noqa: E402
-from probes.placement.planner.machine import profile  # noqa: E402
-from probes.placement.planner.plan import make_plan  # noqa: E402
-from probes.placement.types import Objective, Workload  # noqa: E402
-from probes.records.watch import Ended, Pace, Subject, Track, WatchReport  # noqa: E402
-from probes.reports.kinds import FIT, RUN, THROUGHPUT, WATCH, ReportKind, load_report  # noqa: E402
-from probes.reports.pictures import draw_fit, draw_plan  # noqa: E402
-
-RESULTS = ROOT / "docs" / "results"
-STORED = (
-    "h200-quick",
-    "h200-full",
-    "scan-cpu",
-    "scan-h200",
-    "scan-served-cpu",
-    "watch-service-h100",
-)
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 GIB = 2**30
 NO = Unknown("not here")
 
@@ -68,7 +53,7 @@ def measured_fit() -> FitReport:
     )
     found = Measured(
         "A CPU of some maker @ 2.00 GHz", "Limited by a cgroup.", Largest("batch", 8, 9, exact=True),
-        trials, 12.5, Taken(weights=GIB), GIB, "", ("the process's own part is left out",),
+        trials, Taken(weights=GIB), GIB, 12.5, notes=("the process's own part is left out",),
     )  # fmt: skip
     return replace(predicted_fit(), measured=found)
 
@@ -95,15 +80,11 @@ def stored(name: str) -> str:
 TRAINING = {"task": "training", "precision": "amp-bf16", "optimizer": "adamw", "tokens": 1024}
 MADE: dict[str, Callable[[], str]] = {
     "audit": lambda: render_html(rocm_like()),
-    "run-full": lambda: written(RUN, made_reports.full_report()),
-    "run-cpu": lambda: written(RUN, made_reports.cpu_report()),
-    "run-broken": lambda: written(RUN, made_reports.broken_report()),
-    "scan-made": lambda: written(THROUGHPUT, whole()),
     "watch-short": lambda: written(WATCH, short_watch()),
     "fit-predicted": lambda: written(FIT, predicted_fit()),
     "fit-training": lambda: written(FIT, predicted_fit("qwen2.5-3b", **TRAINING)),
     "fit-measured": lambda: written(FIT, measured_fit()),
-    **{name: partial(stored, name) for name in STORED},
+    "watch-service-h100": lambda: stored("watch-service-h100"),
 }
 DRAWN: dict[str, Callable[[], str]] = {
     "plan-picture": lambda: picture_of_plan("qwen2.5-3b", "fast", 4 * GIB, Workload(1, 1, 2048)),

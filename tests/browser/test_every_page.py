@@ -1,44 +1,17 @@
-"""Every page that Weir writes, on a desk and on a phone, light and dark: nothing overlaps, nothing is cut.
+"""Pages on a desk and on a phone, light and dark: nothing overlaps, nothing is cut.
 
-By hand, with a picture of each page at each width: SHOTS=FOLDER .venv/bin/python -m pytest tests/browser/test_every_page.py
+Those of probe runs and throughput are looked at where they are made: test_probe_report, test_throughput_page.
 """
 
-import os
 from pathlib import Path
 
 import pytest
-from browser_pipe import Browser, Page
+from browser_pipe import Browser
 from every_page import NAMES, write_page
+from page_layout import faults, in_every_form
 
-LAYOUT = Path(__file__).with_name("page_layout.js").read_text(encoding="utf-8")
 SITE = Path(__file__).parents[2] / ".weir" / "site"
-OF_SITE = ("index.html", "architecture.html", "service.html", "reference/compatibility.html")
-WIDTHS = (1400, 400)
-SHOTS = os.environ.get("SHOTS", "")
-
-
-def faults(page: Page, width: int, *, dark: bool, boxes: bool = True) -> list[str]:
-    """What is wrong with a page at a width and in a colour scheme, a sentence each."""
-    page.resize(width, 900)
-    page.scheme(dark=dark)
-    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
-    page.settle()
-    found = page.evaluate(f"({LAYOUT})({str(boxes).lower()})")
-    assert isinstance(found, list)
-    return [f"{width} px, {'dark' if dark else 'light'}: {fault}" for fault in found]
-
-
-def in_every_form(browser: Browser, path: Path) -> list[str]:
-    """A page's faults at both widths in both colour schemes; boxes are where they are in either."""
-    page = browser.open(path.as_uri(), width=WIDTHS[0])
-    found = []
-    for width in WIDTHS:
-        found += faults(page, width, dark=False)
-        found += faults(page, width, dark=True, boxes=False)
-        if SHOTS:
-            page.screenshot(Path(SHOTS, f"{path.stem}-{width}.png"))
-    page.close()
-    return found
+OF_SITE = ("index.html", "architecture.html", "reference/lint-rules.html")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +36,8 @@ PLANTED = {
     "contrast 1.": "<p style='color: #eee'>pale</p>",
     "line runs through": "<svg width=200 height=50><text x=0 y=20>a label</text>"
     "<line x1=20 x2=20 y1=0 y2=50 stroke=black /></svg>",
-    "outside its picture": "<svg width=50 height=50 style='overflow: visible'><text y=20>a long label</text></svg>",
+    "outside its picture": "<svg width=50 height=50 style='overflow: visible'>"
+    "<text y=20>a long label</text></svg>",
 }
 
 
