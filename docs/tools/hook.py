@@ -54,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that aren't files in docs/."""
     made = pages.reference() | pages.module_pages() | {"decisions/index.md": decisions_page()}
     made |= {path: from_root(path, ROOT / source) for path, source in ROOT_PAGES.items()}
+    made["index.md"] = f"---\nhide: [toc]\n---\n{made['index.md']}"  # its examples are wide
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files

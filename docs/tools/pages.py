@@ -71,7 +71,7 @@ def command_section(
     parser = copy(parser)  # a program makes its own once
     parser.prog = name
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-    lines = textwrap.wrap(usage, 110, subsequent_indent="    ", break_on_hyphens=False)
+    lines = textwrap.wrap(usage, 104, subsequent_indent="    ", break_on_hyphens=False)
     yield from ("#" * level + f" `{name}`", "", sentence(escaped(summary or parser.description or "")), "")
     yield from ("```text", *lines, "```", "")
     rows = [

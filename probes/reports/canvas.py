@@ -152,7 +152,7 @@ def _binary_axis(axes: Axes, label: str, ticks: LogLocator, tick: Callable[[floa
 
 
 def plain_log_y(axes: Axes, label: str) -> None:
-    """A logarithmic axis that says 0.1, 1, 10, 100 instead of powers."""
+    """A logarithmic axis that says 0.1, 1, 10, 100 instead of powers; its limits are set before."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     within = (1, 1.5, 2, 3, 4, 6, 8) if high < 10 * low else (1, 2, 5)  # a decade: an axis needs ticks

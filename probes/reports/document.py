@@ -39,7 +39,7 @@ class Plot:
 class Section:
     """The tables of one part of a report, such as a probe.
 
-    A page folds the tables, and has what `lines` and `notes` say elsewhere.
+    A page folds the tables, and has what `lines` and `notes` say elsewhere. Tables without rows aren't shown.
     """
 
     title: str = ""
@@ -78,4 +78,5 @@ class Document:
     sections: tuple[Section, ...] = ()
     page_sections: tuple[PageSection, ...] = ()
     notes: tuple[str, ...] = ()  # for a page
+    has_samples: bool = False  # whether the report's own file holds measured samples
     layout: str = ""  # the whole text where it has a layout of its own, which replaces headline and sections

@@ -240,7 +240,7 @@ def fit_document(report: FitReport) -> Document:
         subject=title,
         details=(described(report), size_of_batch, report.machine),
         headline=_headline(report),
-        page_sections=(_parts_section(report), _knobs_section(report), _trials_section(report)),
+        page_sections=(_parts_section(report), _knobs_section(report), *_trials_sections(report)),
         notes=(
             f"the card's figures: {report.constants.rpartition(': ')[2]}",
             *report.notes,
@@ -288,13 +288,14 @@ def _knobs_section(report: FitReport) -> PageSection:
     return PageSection("knobs", title, tables=(_table(KNOBS, knob_rows(report)),))
 
 
-def _trials_section(report: FitReport) -> PageSection:
+def _trials_sections(report: FitReport) -> Iterator[PageSection]:
+    """Every trial; of a prediction nothing, since what takes the bytes says why it isn't measured."""
     found = report.measured
     if not isinstance(found, Measured):
-        return PageSection("trials", "Trials", (found.reason,))
+        return
     measured = f"Measured on {found.device}, in {duration(found.seconds)}. {found.cap}"
     ended = (f"Ended early: {found.ended}",) if found.ended else ()
-    return PageSection("trials", "Trials", (measured, *ended), (_table(TRIALS, list(trials(found))),))
+    yield PageSection("trials", "Trials", (measured, *ended), (_table(TRIALS, list(trials(found))),))
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -22,6 +22,7 @@ def render_page(document: Document, plots: Sequence[Plot], *, raw: str, name: st
 
     `raw` is the text of the report's file, which the page includes unless it is empty, and `name` its name.
     """
+    folded = [section for section in document.sections if _shown(section)]
     return _framed(
         document.title,
         _header(document),
@@ -29,10 +30,10 @@ def render_page(document: Document, plots: Sequence[Plot], *, raw: str, name: st
         *map(_figure, plots),
         *([_machine(document.machine)] if document.machine else []),
         *([_doubts(document.doubts)] if document.doubts else []),
-        *([_tables(document.sections)] if document.sections else []),
+        *([_tables(folded)] if folded else []),
         *map(_page_section, document.page_sections),
         *([_notes(document.notes)] if document.notes else []),
-        *([_raw(raw, name)] if raw else []),
+        *([_raw(raw, name, has_samples=document.has_samples)] if raw else []),
     )
 
 
@@ -157,12 +158,17 @@ def _doubts(doubts: Sequence[str]) -> str:
     return f'<section id="doubts"><h2>Doubts</h2><p>{html(count)}</p><ul>{items}</ul></section>'
 
 
+def _shown(section: Section) -> list[Table]:
+    """Those of its tables that a page has."""
+    return [table for table in section.tables if table.rows and table.only != "text"]
+
+
 def _tables(sections: Iterable[Section]) -> str:
     parts = []
     for section in sections:
         head = f"<h3>{html(section.title)}</h3>" if section.title else ""
         outcome = f"<p>{html(_in_one_line(section.outcome))}.</p>" if section.outcome else ""
-        folded = "".join(_folded(table) for table in section.tables if table.only != "text")
+        folded = "".join(map(_folded, _shown(section)))
         parts.append(f"{head}{outcome}{folded}")
     return f'<section id="tables"><h2>Tables</h2>{"".join(parts)}</section>'
 
@@ -180,7 +186,7 @@ def _page_section(section: PageSection) -> str:
     before, after = (
         "".join(f"<p>{prose(text)}</p>" for text in texts) for texts in (section.before, section.after)
     )
-    tables = "".join(_grid(table, label=table.headers[0]) for table in section.tables)
+    tables = "".join(_grid(table, label=table.headers[0]) for table in section.tables if table.rows)
     layout = (
         f'<div class="scroll" tabindex="0"><pre>{html(section.layout)}</pre></div>' if section.layout else ""
     )
@@ -209,12 +215,15 @@ def _grid(table: Table, *, label: str) -> str:
     )
 
 
-def _raw(raw: str, name: str) -> str:
+def _raw(raw: str, name: str, *, has_samples: bool) -> str:
     """The report's own file, to be saved from the page."""
     data = base64.b64encode(raw.encode()).decode()
     href = f"data:application/json;base64,{data}"
+    title, words = "The report", "This page carries the file that it was made from: "
+    if has_samples:
+        title, words = "Raw samples", "Every sample is in the report, which this page carries: "
     return (
-        '<section id="raw"><h2>Raw samples</h2><p>Every sample is in the report, which this page carries: '
+        f'<section id="raw"><h2>{title}</h2><p>{words}'
         f'<a download="{html(name)}" href="{href}">save {html(name)}</a> ({size(len(raw.encode()))}). '
         "Times in seconds, sizes in bytes.</p></section>"
     )

@@ -1,6 +1,7 @@
 """Pictures as SVG without matplotlib: how a plan runs a pass, what takes the bytes of a `fit`. Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from probes.core.quoting import html
@@ -44,7 +45,7 @@ PLAN_STYLE: Final = (
     f"svg{{background:{PAPER};color:{INK};font:13px system-ui,sans-serif}}text{{fill:currentColor}}"
     f".rule{{stroke:currentColor;stroke-opacity:.25}}rect.mark{{stroke:{PAPER};stroke-width:.4}}"
     f"@media(prefers-color-scheme:dark){{svg{{background:{DARK_PAPER};color:{DARK_INK}}}"
-    f"rect.mark{{stroke:{DARK_PAPER};filter:brightness(1.6)}}}}"
+    f"rect{{filter:brightness(1.6)}}rect.mark{{stroke:{DARK_PAPER}}}}}"
 )
 
 
@@ -131,8 +132,22 @@ def _time_axis(timeline: Timeline, height: int) -> Iterator[str]:
         yield f'<text x="{x:.0f}" y="{y + 18}" text-anchor="{anchor}">{words}</text>'
 
 
-FIT_LEFT, FIT_RIGHT = 210, 130  # margins
-ROW, FIT_TOP = 30, 120
+@dataclass(frozen=True)
+class Frame:
+    """Where the bars of a `fit` are drawn. `above`: names stand above their bars, not left of them."""
+
+    sheet: str
+    width: int
+    left: int
+    right: int  # margin, in which each bar's total stands
+    row: int
+    above: int = 0  # height of a name above its bar
+
+
+FIT_DESK: Final = Frame("desk", WIDTH, left=210, right=130, row=30)
+FIT_PHONE: Final = Frame("phone", 400, left=1, right=92, row=46, above=18)
+MARGIN: Final = 16
+BAR: Final = 22  # height
 PART_COLOURS: Final = dict(
     zip(
         PARTS.values(),
@@ -149,85 +164,115 @@ FIT_STYLE: Final = (
 
 def draw_fit(report: FitReport) -> str:
     """The SVG document."""
-    return _fit_element(report, f"<style>{FIT_STYLE}</style>") + "\n"
+    return _fit_element(report, FIT_DESK, f"<style>{FIT_STYLE}</style>", title=True) + "\n"
 
 
 def fit_plot(report: FitReport) -> Plot:
-    """The picture for a page, in the page's own colours for light and dark."""
-    svg = _fit_element(report, "")
-    for name, (on_light, _) in PALETTE.items():
-        svg = svg.replace(f'fill="{on_light}"', f'fill="var(--{name})"')
-    caption = "Predicted. First bar: what takes the bytes as asked; other bars: the total after one change."
-    return Plot("picture", "", caption, (("scroll", svg),))
+    """The picture for a page, for a desk and for a phone, in the page's own colours for light and dark."""
+    drawn = []
+    for frame in (FIT_DESK, FIT_PHONE):
+        svg = _fit_element(report, frame, "", title=False)
+        for name, (on_light, _) in PALETTE.items():
+            svg = svg.replace(f'fill="{on_light}"', f'fill="var(--{name})"')
+        drawn.append((frame.sheet, svg))
+    caption = (
+        "Predicted. First bar: what takes the bytes as asked; other bars: the total after one change. "
+        "Dashed line: the budget and the driver's context."
+    )
+    return Plot("picture", "", caption, tuple(drawn))
 
 
-def _fit_element(report: FitReport, style: str) -> str:
-    """The SVG element. A page has a style of its own."""
-    height = FIT_TOP + (len(report.knobs) + 1) * ROW + 24
-    title = f"{report.question.model}, {described(report)}: what takes the bytes, predicted"
+def _fit_element(report: FitReport, frame: Frame, style: str, *, title: bool) -> str:
+    """The SVG element. A page has a style and a title of its own."""
+    named = f"{report.question.model}, {described(report)}: what takes the bytes, predicted"
     description = "; ".join(f"{name} {binary_bytes(n)}" for name, n in shares(report.predicted))
+    first = 44 if title else 4
+    keys, top = _fit_legend(report, frame, first)
+    end = top + (len(report.knobs) + 1) * frame.row
+    ids = f"fit-{frame.sheet}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-labelledby="fit-title fit-words" fill="currentColor" font-size="13">'
-        f'<title id="fit-title">{html(title)}</title>',
-        f'<desc id="fit-words">{html(description)}</desc>{style}',
-        f'<text x="16" y="26" font-size="16">{html(title)}</text>',
-        *_fit_legend(report),
-        *_peak(report),
-        *_changes(report),
-        *_budget(report, height),
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {end + 24}" role="img" '
+        f'aria-labelledby="{ids}-title {ids}-words" fill="currentColor" font-size="13">'
+        f'<title id="{ids}-title">{html(named)}</title>',
+        f'<desc id="{ids}-words">{html(description)}</desc>{style}',
+        *([f'<text x="{MARGIN}" y="26" font-size="16">{html(named)}</text>'] if title else []),
+        *keys,
+        *_peak(report, frame, top),
+        *_changes(report, frame, top),
+        *_budget(report, frame, top, end),
         "</svg>",
     ]
     return "\n".join(parts)
 
 
-def _scale(report: FitReport) -> float:
+def _scale(report: FitReport, frame: Frame) -> float:
     """Pixels of a byte."""
     whole = report.budget_bytes + report.predicted.context
     most = max(whole, report.predicted.total, *(knob.total for knob in report.knobs), 1)
-    return (WIDTH - FIT_LEFT - FIT_RIGHT) / most
+    return (frame.width - frame.left - frame.right) / most
 
 
-def _fit_legend(report: FitReport) -> Iterator[str]:
-    x, y = 16, 44
+def _fit_legend(report: FitReport, frame: Frame, top: int) -> tuple[list[str], int]:
+    """The colours with their words, and where the bars begin below them."""
+    begin = min(MARGIN, frame.left)
+    x, y = begin, top
+    keys: list[str] = []
     for name, n_bytes in shares(report.predicted):
         words = f"{name} {binary_bytes(n_bytes)}"
-        if x + 40 + 7 * len(words) > WIDTH:
-            x, y = 16, y + 20
-        yield from _key(x, y, fill=PART_COLOURS[name], words=words)
-        x += 36 + 7 * len(words)
+        if x > begin and x + 24 + 8 * len(words) > frame.width:
+            x, y = begin, y + 20
+        keys += _key(x, y, fill=PART_COLOURS[name], words=words)
+        x += 36 + 8 * len(words)
+    return keys, y + 36
 
 
-def _peak(report: FitReport) -> Iterator[str]:
+def _row(frame: Frame, top: int, number: int, name: str) -> tuple[str, int]:
+    """The name of a row, and where its bar begins."""
+    y = top + number * frame.row
+    x = min(MARGIN, frame.left)
+    return f'<text x="{x}" y="{y + (13 if frame.above else 16)}">{html(name)}</text>', y + frame.above
+
+
+def _peak(report: FitReport, frame: Frame, top: int) -> Iterator[str]:
     """The bar of what was asked, part by part."""
-    x, scale = float(FIT_LEFT), _scale(report)
-    yield f'<text x="16" y="{FIT_TOP + 17}">as asked</text>'
-    for name, n_bytes in shares(report.predicted):
-        words, width = f"{name}: {binary_bytes(n_bytes)}", n_bytes * scale
-        yield _bar(x, FIT_TOP, width=width, height=ROW - 8, fill=PART_COLOURS[name], words=words)
+    x, scale = float(frame.left), _scale(report, frame)
+    name, y = _row(frame, top, 0, "as asked")
+    yield name
+    for part, n_bytes in shares(report.predicted):
+        words, width = f"{part}: {binary_bytes(n_bytes)}", n_bytes * scale
+        yield _bar(x, y, width=width, height=BAR, fill=PART_COLOURS[part], words=words)
         x += width
-    yield _total(report.predicted.total, scale, FIT_TOP)
+    yield _total(report.predicted.total, frame, y)
 
 
-def _changes(report: FitReport) -> Iterator[str]:
+def _changes(report: FitReport, frame: Frame, top: int) -> Iterator[str]:
     """A bar for the total after each change."""
-    scale = _scale(report)
-    for row, knob in enumerate(report.knobs, start=1):
-        y = FIT_TOP + row * ROW
+    scale = _scale(report, frame)
+    for number, knob in enumerate(report.knobs, start=1):
+        name, y = _row(frame, top, number, knob.name)
         words = f"{knob.name}: {binary_bytes(knob.total)}; {knob.cost}"
-        yield f'<text x="16" y="{y + 17}">{html(knob.name)}</text>'
-        yield _bar(FIT_LEFT, y, width=knob.total * scale, height=ROW - 8, fill=GREY, words=words)
-        yield _total(knob.total, scale, y)
+        yield name
+        yield _bar(frame.left, y, width=knob.total * scale, height=BAR, fill=GREY, words=words)
+        yield _total(knob.total, frame, y)
 
 
-def _total(n_bytes: int, scale: float, y: int) -> str:
-    return f'<text x="{FIT_LEFT + n_bytes * scale + 6:.1f}" y="{y + 17}">{binary_bytes(n_bytes)}</text>'
+def _total(n_bytes: int, frame: Frame, y: int) -> str:
+    """In a column of its own, where the budget's line doesn't pass."""
+    x = frame.width - min(MARGIN, frame.left)
+    return f'<text x="{x}" y="{y + 16}" text-anchor="end">{binary_bytes(n_bytes)}</text>'
 
 
-def _budget(report: FitReport, height: int) -> Iterator[str]:
+def _budget(report: FitReport, frame: Frame, top: int, end: int) -> Iterator[str]:
+    """A line from the first bar to the last, but not through the names above bars; its words stand below."""
     whole = report.budget_bytes + report.predicted.context
-    x = FIT_LEFT + whole * _scale(report)
-    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{FIT_TOP - 8}" y2="{height - 18}"'
-    yield f'<line stroke="currentColor" stroke-dasharray="4 3" {ends}/>'
+    x = frame.left + whole * _scale(report, frame)
     words = f"budget and context {binary_bytes(whole)}"
-    yield f'<text x="{x:.1f}" y="{height - 5}" text-anchor="middle">{words}</text>'
+    for number in range(len(report.knobs) + 1):
+        y = top + number * frame.row + frame.above
+        last = number == len(report.knobs)
+        y2 = end + 4 if last and not frame.above else y + (BAR if frame.above else frame.row)
+        ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4}" y2="{y2}"'
+        yield f'<line stroke="currentColor" stroke-dasharray="4 3" {ends}/>'
+    half = 4 * len(words)
+    middle = min(max(x, half), frame.width - half)
+    yield f'<text x="{middle:.1f}" y="{end + 17}" text-anchor="middle">{words}</text>'

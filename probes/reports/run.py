@@ -49,6 +49,7 @@ def run_document(report: ProbeReport) -> Document:
         settings=_settings_line(report),
         doubts=_doubts(records),
         sections=tuple(_section(run, records) for run in merged(report).runs),
+        has_samples=any(isinstance(record, Timed) for record in records),
     )
 
 

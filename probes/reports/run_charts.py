@@ -30,7 +30,7 @@ from probes.reports.crossover import fit, points_of
 from probes.reports.document import Plot
 from probes.reports.figures import Rate, rate, size, span
 from probes.reports.palette import light
-from probes.reports.run_findings import Controls, all_records, best_gb_per_s, by_model, pick, took_s
+from probes.reports.run_findings import Controls, all_records, best_gb_per_s, by_model, pick
 from probes.reports.run_headline import why_missing
 from probes.reports.svg import HALO
 
@@ -257,7 +257,7 @@ SCENARIO_STYLES: dict[Scenario, tuple[str, str]] = {  # colour, in words
 }
 MOST_LETTERS = {"desk": 48, "phone": 18}  # cells of a row in which a letter still fits
 GIB = 2**30
-ROOM = {"desk": 1.85, "phone": 2.2}  # of the longest bar: its label is next to it
+ROOM = {"desk": 1.85, "phone": 2.2}  # of the longest bar: the column of figures is right of it
 
 
 def bandwidth(panels: Sequence[BandwidthPanel], sheet: Sheet) -> str:
@@ -340,19 +340,22 @@ def _block_rates(axes: Axes, chart: ResidencyChart) -> None:
             capsize=0,
         )
     lowest = min(cell.read.low for cell in chart.cells)
-    plain_log_y(axes, "read again at, GB/s")
+    axes.set_yscale("log")
     if isinstance(chart.controls, Controls):
         lowest = min(lowest, chart.controls.host_gb_per_s)
         highest = _control(axes, chart.controls.vram_gb_per_s, "control in VRAM")
         _control(axes, chart.controls.host_gb_per_s, "control in pinned host memory")
         axes.set_ylim(top=highest * 4)
     axes.set_ylim(bottom=lowest / 5)
+    plain_log_y(axes, "read again at, GB/s")
     if chart.limit_bytes is not None:
         axes.axvline(chart.limit_bytes / GIB, color=light("ink"), linestyle=DASHED, linewidth=1.2)
         axes.annotate(
-            f"cap {size(chart.limit_bytes)} ",
+            f"cap {size(chart.limit_bytes)}",
             (chart.limit_bytes / GIB, 0.03),
             xycoords=("data", "axes fraction"),
+            xytext=(-5, 0),
+            textcoords="offset points",
             ha="right",
             gid=HALO,
         )
@@ -392,8 +395,8 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
         _bars(axes, panel.bars[::-1])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        longest = max(map(took_s, panel.bars))
-        axes.set_xlim(0, longest * 1e3 * ROOM[sheet.name])
+        longest_ms = max([(panel.link_s or 0.0) * 1e3, *map(_end_ms, panel.bars)])
+        axes.set_xlim(0, longest_ms * ROOM[sheet.name])
         axes.locator_params(axis="x", nbins=5)
         axes.set_title(terminal(panel.title))
         axes.set_xlabel("wall-clock time of a forward pass, ms")
@@ -405,8 +408,14 @@ def scenarios(panels: Sequence[ScenarioPanel], sheet: Sheet) -> str:
     return panels_of(panels, sheet, paint, 3.3)
 
 
+def _end_ms(row: Pass) -> float:
+    """Where a bar with its error bar ends."""
+    summary = summarize(row.times_s)
+    return (summary.median + (summary.error or 0.0)) * 1e3
+
+
 def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
-    """One bar each, from below, with its figure next to it."""
+    """One bar each, from below; the figures stand in a column at the right, where no line passes."""
     measured = [summarize(one.times_s) for one in passes]
     places, times = range(len(passes)), [summary.median * 1e3 for summary in measured]
     colours = [light(SCENARIO_STYLES[one.scenario][0]) for one in passes]
@@ -416,9 +425,9 @@ def _bars(axes: Axes, passes: Sequence[Pass]) -> None:
     for place, summary in zip(places, measured, strict=True):
         axes.annotate(
             span(summary.median, summary.error),
-            (summary.median * 1e3, place),
-            xytext=(7, 0),
-            textcoords="offset points",
+            (1.0, place),
+            xycoords=("axes fraction", "data"),
+            ha="right",
             va="center",
             fontsize=9.5,
             gid=HALO,
@@ -448,9 +457,10 @@ def break_even(chart: BreakEvenChart, sheet: Sheet) -> str:
             label="measured, ± standard error" if chart.measured else None,
         )
         bytes_axis(axes, "size of the buffer")
-        plain_log_y(axes, "full reads to break even, k*")
+        axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.4), max(high, 2.5))
+        plain_log_y(axes, "full reads to break even, k*")
         axes.axhline(1, color=light("ink"), linestyle=DOTTED, linewidth=1.2)
         where = {"transform": axes.transAxes, "ha": "right", "color": light("muted")}
         axes.text(0.99, 0.96, "above: copy to VRAM first", va="top", **where)

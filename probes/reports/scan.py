@@ -595,6 +595,7 @@ def scan_document(report: ThroughputReport) -> Document:
         headline=scan_findings(report),
         machine=report.machine,
         sections=(Section(tables=scan_tables(report)),),
+        has_samples=True,
     )
 
 

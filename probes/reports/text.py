@@ -31,13 +31,18 @@ def _titled(title: str, sentences: Sequence[str], *, markdown: bool) -> str:
 
 def _section(section: Section, *, markdown: bool) -> str:
     head = _heading(section.title, markdown=markdown) if section.title else ""
+    outcome = _lines(section.outcome.split("\n"), markdown=markdown)
     parts = [
-        head + _lines(section.outcome.split("\n"), markdown=markdown),
+        head + outcome if outcome else "",
         _lines(section.lines, markdown=markdown),
-        *(render_table(table, markdown=markdown) for table in section.tables if table.only != "page"),
+        *(
+            render_table(table, markdown=markdown)
+            for table in section.tables
+            if table.rows and table.only != "page"
+        ),
         _with_notes("", section.notes, markdown=markdown),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return (head if not outcome and any(parts) else "") + "\n\n".join(part for part in parts if part)
 
 
 def _heading(text: str, *, markdown: bool) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from probes.core.units import binary_bytes, duration
+from probes.core.units import binary_bytes, counted, duration
 from probes.core.unknown import Unknown
 from probes.records.watch import (
     GAUGES,
@@ -60,7 +60,7 @@ def report_lines(report: WatchReport) -> list[str]:
 def watch_document(report: WatchReport) -> Document:
     """What a watch came to, and every figure; the text has a layout of its own."""
     subject = report.subject
-    title = f"{subject.host}, watched for {report.duration_s:.0f} s"
+    title = f"{subject.host}, watched for {duration(report.duration_s)}"
     command = (f"during {' '.join(subject.command)}",) if subject.command else ()
     return Document(
         kicker="Watched",
@@ -89,7 +89,7 @@ def figure_lines(report: WatchReport) -> list[str]:
 
 def _pace(report: WatchReport) -> str:
     pace = report.pace
-    parts = [f"{pace.samples} samples"]
+    parts = [counted(pace.samples, "sample")]
     if pace.skipped:
         parts.append(f"{pace.skipped} skipped")
     if not isinstance(pace.error_p99_s, Unknown):

@@ -119,8 +119,7 @@ class Browser:
         for domain in ("Page", "Network", "Runtime", "Log"):
             page.send(f"{domain}.enable")
         page.resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.send("Emulation.setEmulatedMedia", features=[scheme])
+        page.scheme(dark=dark)
         failed = page.send("Page.navigate", url=url).get("errorText")
         if failed:
             raise BrowserFailed(f"{url}: {failed}")
@@ -150,6 +149,17 @@ class Page:
             deviceScaleFactor=1,
             mobile=False,
         )
+
+    def scheme(self, *, dark: bool) -> None:
+        """Another colour scheme."""
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[feature])
+
+    def close(self) -> None:
+        """Close the tab, whose events are forgotten: what it asked for isn't known any more."""
+        self.send("Page.close")
+        events = self.browser.events
+        events[:] = [event for event in events if event.get("sessionId") != self.session]
 
     def evaluate(self, expression: str) -> object:
         """The value of a JavaScript expression, awaited if it is a promise. Raises BrowserFailed."""

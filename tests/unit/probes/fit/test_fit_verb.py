@@ -331,6 +331,32 @@ def test_a_page_has_predicted_and_measured_in_columns_of_their_own() -> None:
     ElementTree.fromstring(re.search(r"<svg.*?</svg>", page, re.DOTALL)[0])  # type: ignore[index]
 
 
+def test_a_prediction_has_neither_trials_nor_samples_on_its_page() -> None:
+    """Its section "Trials" said only that there was none, and "Raw samples" offered a file without one."""
+    page = FIT.page(_report(), raw="{}", name="fit.json")
+    assert "Not measured: " in page
+    assert "<h2>Trials</h2>" not in page
+    assert "amples" not in page
+    assert "<h2>The report</h2>" in page
+
+
+def test_a_phone_gets_a_picture_of_its_own_width() -> None:
+    """On a screen 400 pixels wide, the words of the one for desks were 4 pixels high."""
+    page = FIT.page(_report(), raw="{}", name="fit.json")
+    sheets = re.findall(r'<div class="sheet (\w+)"[^>]*><svg[^>]*viewBox="0 0 (\d+) ', page)
+    assert [(name, int(width) <= 400) for name, width in sheets] == [("desk", False), ("phone", True)]
+
+
+def test_totals_stand_where_the_line_of_the_budget_does_not_pass() -> None:
+    drawing = ElementTree.fromstring(draw_fit(_report()))
+    svg = "{http://www.w3.org/2000/svg}"
+    widest = max(float(bar.attrib["x"]) + float(bar.attrib["width"]) for bar in drawing.iter(f"{svg}rect"))
+    passes = max(float(line.attrib["x1"]) for line in drawing.iter(f"{svg}line"))
+    totals = [text for text in drawing.iter(f"{svg}text") if text.get("text-anchor") == "end"]
+    assert totals
+    assert all(float(text.attrib["x"]) - 8 * len(text.text or "") > max(widest, passes) for text in totals)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"budget_bytes": -1e40}, {"predicted": []}, {"knobs": None}, {"schema": 1}]
 )

@@ -13,7 +13,7 @@ from probes.reports import canvas
 from probes.reports import run_charts as draw
 from probes.reports.canvas import DESK, PHONE
 from probes.reports.run_charts import charts, draw_plots
-from probes.reports.run_findings import Controls
+from probes.reports.run_findings import Controls, took_s
 
 GIB = 2**30
 pytestmark = pytest.mark.thorough  # a second each
@@ -141,3 +141,22 @@ def test_each_plot_says_in_words_what_it_shows_or_why_there_is_none(of: Callable
             assert "None" not in plot.caption
         else:
             assert plot.missing
+
+
+def test_axes_have_ticks_for_the_range_that_is_shown(figures: list[Figure]) -> None:
+    """They were chosen for the blocks alone, before the controls widened the axis: labels upon labels."""
+    assert not isinstance(FOUND.residency, Unknown)
+    draw.draw_residency(FOUND.residency, DESK)
+    axes = figures[0].axes[0]
+    low, high = axes.get_ylim()
+    assert 2 <= sum(low <= tick <= high for tick in axes.get_yticks()) <= 8
+
+
+def test_figures_of_bars_stand_beyond_every_bar_error_and_line(figures: list[Figure]) -> None:
+    panels = FOUND.scenarios
+    assert not isinstance(panels, Unknown)
+    draw.scenarios(panels, DESK)
+    for axes, panel in zip(figures[0].axes, panels, strict=True):
+        assert axes.get_xlim()[1] > 1.8 * max([panel.link_s or 0.0, *map(took_s, panel.bars)]) * 1e3
+        assert {text.get_position()[0] for text in axes.texts} == {1.0}
+        assert {text.get_horizontalalignment() for text in axes.texts} == {"right"}

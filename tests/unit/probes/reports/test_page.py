@@ -1,5 +1,6 @@
 import base64
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
@@ -10,7 +11,7 @@ from probes.core.codec import to_json
 from probes.records.rows import Measurement
 from probes.records.schema import ProbeRun
 from probes.records.stats import summarize
-from probes.reports.document import Plot, Table
+from probes.reports.document import Plot, Section, Table
 from probes.reports.figures import facts, rate, span
 from probes.reports.html import render_page
 from probes.reports.kinds import RUN
@@ -21,6 +22,7 @@ from probes.reports.run_findings import all_records, pick
 from probes.reports.run_metrics import exposition
 from probes.reports.run_tables import page_tables, run_tables
 from probes.reports.svg import embed
+from probes.reports.text import render_text
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PLOTS = (
@@ -237,3 +239,22 @@ def test_colours_stand_out_from_the_paper_as_wcag_asks(name: str, dark: bool) ->
     bright, dim = sorted((luminance(PALETTE[name][dark]), luminance(PALETTE["paper"][dark])), reverse=True)
     needed = 4.5 if name in ("ink", "muted") else 3.0
     assert (bright + 0.05) / (dim + 0.05) >= needed
+
+
+def test_what_has_no_rows_has_no_section_in_any_form() -> None:
+    """A heading with nothing below it makes a reader look for what is missing."""
+    empty = Section("nothing", tables=(Table("Empty", (), ("a",), ()),))
+    document = replace(
+        run_document(REPORTS["cpu"]), sections=(empty,), headline=(), follows=(), has_samples=False
+    )
+    shown = render_page(document, (), raw="{}", name="report.json")
+    assert "<h2>Tables</h2>" not in shown
+    assert "Raw samples" not in shown
+    for form in (shown, render_text(document), render_text(document, markdown=True)):
+        assert "Empty" not in form
+        assert "nothing" not in form
+
+
+def test_raw_samples_are_offered_where_there_are_some() -> None:
+    assert "<h2>Raw samples</h2>" in page("full")
+    assert "<h2>Raw samples</h2>" not in page("broken")
