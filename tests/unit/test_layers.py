@@ -97,6 +97,17 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
         assert beyond <= {"probes", "buildtool"}, path
 
 
+def test_only_fits_asks_the_planner_on_the_host() -> None:
+    planner = ("probes.placement", "probes.fit")
+    askers = {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES
+        if below(name_of(path), "buildtool")
+        if any(below(name, package) for name in imports(path) for package in planner)
+    }
+    assert {path for path in askers if not path.startswith("buildtool/fits/")} == {"buildtool/cli/fits.py"}
+
+
 def test_a_command_imports_no_other_command() -> None:
     for program in ("buildtool", "probes"):
         commands = {name_of(path) for path in MODULES if path.parent == ROOT / program / "cli"}
