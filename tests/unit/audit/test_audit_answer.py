@@ -70,6 +70,7 @@ def test_thousands_of_invented_targets_are_no_cards_to_choose_from() -> None:
     found = facts(L({"usr/lib/a.so": A(9 * MB, code=names | {"gfx906": MB, "gfx1030": MB})}))
     assert set(card_savings(found)) <= {"gfx906", *PROCESSORS}
     assert len(card_savings(found)) < 100
+    assert card_savings(found)["gfx906"] == sum(names.values()) + MB
 
 
 def test_a_library_that_a_prune_leaves_whole_is_no_saving() -> None:
