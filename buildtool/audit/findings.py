@@ -4,6 +4,7 @@ A check is a function from Facts to a finding, or to None where there is nothing
 and list it in CHECKS; a finding of visible files of some kinds only needs a row in _NEEDLESS.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ MAX_SECRETS = 500
 WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image is wrong
 _CHOICE = 2  # cards, of which one can be chosen
 _NAMED_CARDS = 4
+_PLAIN = re.compile(r"gfx[0-9a-f]+")  # one processor, no family and no list
 SECTIONS = ", ".join(SECTIONS_READ)
 
 
@@ -193,9 +195,23 @@ def card_savings(facts: Facts) -> Mapping[str, int]:
         for card in (wanted or present | here)
         if card.processor in PROCESSORS and any(code.serves(card) for code in present)
     }
-    files = {key: tally.unpacked_bytes for key, tally in facts.gpu_files.items()}
-    saved = {str(card): saved_by_card(files, facts.libraries, str(card)) for card in sorted(cards)}
+    files = _merged({key: tally.unpacked_bytes for key, tally in facts.gpu_files.items()})
+    libraries = [row._replace(code=_merged(row.code)) for row in facts.libraries]
+    saved = {str(card): saved_by_card(files, libraries, str(card)) for card in sorted(cards)}
     return dict(sorted(saved.items(), key=lambda row: (row[1], len(row[0]), row[0])))
+
+
+def _merged(code: Mapping[str, int]) -> Mapping[str, int]:
+    """Bytes by target, all those for processors that no card here is under the first one's name."""
+    sums: Counter[str] = Counter()
+    other = ""
+    for name, n_bytes in code.items():
+        if name in PROCESSORS or not _PLAIN.fullmatch(name):
+            sums[name] += n_bytes
+        else:
+            other = other or name
+            sums[other] += n_bytes
+    return sums
 
 
 def card_choice(facts: Facts) -> Finding | None:
