@@ -159,7 +159,7 @@ def test_what_is_mounted_below_a_leftover_is_never_deleted(
     """A killed bootstrap may leave the host's /dev bound below its scratch directory."""
     (tmp_path / LEFT / "rootfs/dev").mkdir(parents=True)
     (tmp_path / LEFT / "rootfs/dev/null").touch()
-    monkeypatch.setattr(files, "_has_mounts", lambda _directory: True)
+    monkeypatch.setattr(files, "has_mounts", lambda _directory: True)
     sweep_partials(tmp_path)
     with scratch(tmp_path) as folder:
         (folder / "mounted").touch()
@@ -168,8 +168,8 @@ def test_what_is_mounted_below_a_leftover_is_never_deleted(
 
 
 def test_mounts_are_seen_in_what_the_kernel_lists() -> None:
-    assert files._has_mounts(Path("/dev"))  # /dev/shm, /dev/pts
-    assert not files._has_mounts(Path("/proc/self/nothing"))
+    assert files.has_mounts(Path("/dev"))  # /dev/shm, /dev/pts
+    assert not files.has_mounts(Path("/proc/self/nothing"))
 
 
 def test_a_swept_link_does_not_lose_what_it_leads_to(tmp_path: Path) -> None:

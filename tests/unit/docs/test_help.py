@@ -81,7 +81,7 @@ def test_what_stands_without_an_option_has_a_name_in_capitals() -> None:
 
 def test_each_program_names_its_verbs_and_wants_one() -> None:
     for main in programs().values():
-        parser = parser_of(main, [])
+        parser = parser_of(main, ["--help"])
         [chosen] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         assert (chosen.metavar, chosen.dest, chosen.required) == ("VERB", "verb", True)
 

@@ -309,7 +309,7 @@ def test_mounts_below_a_directory_are_known_by_the_kernel_s_spelling(
     monkeypatch.setattr(
         files, "open", lambda _path, **how: (tmp_path / "mountinfo").open(**how), raising=False
     )
-    assert files._has_mounts(Path(directory)) is mounted
+    assert files.has_mounts(Path(directory)) is mounted
 
 
 def test_a_mount_with_a_name_that_is_no_text_hides_no_other(
@@ -319,7 +319,7 @@ def test_a_mount_with_a_name_that_is_no_text_hides_no_other(
     monkeypatch.setattr(
         files, "open", lambda _path, **how: (tmp_path / "mountinfo").open(**how), raising=False
     )
-    assert files._has_mounts(Path("/a"))
+    assert files.has_mounts(Path("/a"))
 
 
 def test_what_can_t_be_removed_of_a_scratch_directory_is_no_error(
