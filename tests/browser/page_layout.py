@@ -17,8 +17,12 @@ def faults(page: Page, width: int, *, dark: bool, boxes: bool = True) -> list[st
     """What is wrong with a page at a width and in a colour scheme, a sentence each."""
     page.resize(width, 900)
     page.scheme(dark=dark)
+    if page.evaluate("document.body?.hasAttribute('data-md-color-scheme') ?? false"):  # the site has a switch
+        scheme = "slate" if dark else "default"
+        page.evaluate(f"document.body.setAttribute('data-md-color-scheme', {scheme!r})")
     page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     page.settle()
+    page.evaluate("Promise.allSettled(document.getAnimations().map(each => each.finished)).then(() => 0)")
     found = page.evaluate(f"({LAYOUT})({str(boxes).lower()})")
     assert isinstance(found, list)
     return [f"{width} px, {'dark' if dark else 'light'}: {fault}" for fault in found]

@@ -55,3 +55,46 @@ def test_a_copied_block_is_what_one_types(browser: Browser) -> None:
         })()"""
     )
     assert copied == ["make images", "docker compose up -d --wait", "make probe"]
+
+
+@pytest.mark.parametrize("name", ["service.html", "tutorial/first-probe.html", "howto/gate-in-ci.html"])
+def test_a_copied_block_keeps_its_variables(browser: Browser, name: str) -> None:
+    """A `$` at the beginning of a line is the prompt; any other belongs to the command."""
+    page = opened(browser, name)
+    blocks = page.evaluate(
+        """[...document.querySelectorAll("pre > code")].map(block => {
+            const shown = block.innerText;
+            block.setAttribute("data-md-copying", "");
+            return [shown, block.innerText];
+        })"""
+    )
+    assert isinstance(blocks, list)
+    variables = 0
+    for shown, copied in blocks:
+        typed = [line.removeprefix("$ ") for line in shown.splitlines()]
+        for line in (line for line, whole in zip(typed, shown.splitlines(), strict=True) if "$" in whole[1:]):
+            assert line in copied
+            variables += 1
+    assert variables
+    page.close()
+
+
+def test_the_picture_of_the_first_page_is_dark_in_the_dark_scheme(browser: Browser) -> None:
+    page = opened(browser, "index.html")
+    filters = {}
+    for scheme in ("default", "slate"):
+        page.evaluate(f"document.body.setAttribute('data-md-color-scheme', {scheme!r})")
+        filters[scheme] = page.evaluate("getComputedStyle(document.querySelector('.md-content img')).filter")
+    assert filters["default"] == "none"
+    assert "invert" in str(filters["slate"])
+    page.close()
+
+
+def test_the_first_pages_examples_fit_on_a_desk(browser: Browser) -> None:
+    page = opened(browser, "index.html")
+    page.resize(1400, 900)
+    hidden = page.evaluate(
+        "[...document.querySelectorAll('.md-content pre > code')].map(e => e.scrollWidth - e.clientWidth)"
+    )
+    assert max(hidden) <= 0  # type: ignore[call-overload]
+    page.close()

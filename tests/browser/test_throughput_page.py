@@ -1,6 +1,5 @@
 """A throughput report as a browser shows it: every plot drawn, nothing fetched, no complaint."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ sys.path.append(str(ROOT / "tests" / "unit" / "probes" / "throughput"))
 from test_scan_shown import whole  # noqa: E402
 
 from probes.core.codec import to_json  # noqa: E402
+from probes.reports.kinds import THROUGHPUT  # noqa: E402
 from probes.throughput.report import named_scan  # noqa: E402
 
 RESULTS = sorted((ROOT / "docs" / "results").glob("scan-*.json"))
@@ -23,13 +23,11 @@ DESK, PHONE = 1400, 400
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every report's page, made by the command line as a user makes it."""
+    """Every report's page; that of a probe run is made by the command line, in test_probe_report."""
     place = tmp_path_factory.mktemp("scans")
     reports = {"made": whole(), **{path.stem: named_scan(path)[0] for path in RESULTS}}
     for name, report in reports.items():
-        (place / f"{name}.json").write_text(to_json(report))
-        command = [sys.executable, "-m", "buildtool", "probe", "html", str(place / f"{name}.json")]
-        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+        (place / f"{name}.html").write_text(THROUGHPUT.page(report, raw=to_json(report), name=f"{name}.json"))
     return {name: place / f"{name}.html" for name in reports}
 
 
