@@ -14,19 +14,21 @@ import sys
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PICTURE: Final = ROOT / "docs" / "first-minute.svg"
 MAP: Final = ROOT / "docs" / "map-of-rocm.png"
-SCENES: Final = (  # a command, and how many lines of its output are shown
-    ("weir audit weir/rocm:latest", 9),
-    ("weir doctor --card 'WX 4100'", 9),
-    ("weir fits qwen2.5-3b wx4100", 12),
+SCENES: Final = (  # a command, and how the first line of its output that is shown begins
+    ("weir audit weir/rocm:latest", ""),
+    ("weir doctor --card 'WX 4100'", "card: "),
+    ("weir fits qwen2.5-3b 'RX 7900 XTX'", ""),
 )
+ROWS: Final = 13  # lines that a scene shows
 SECONDS: Final = 7  # that each scene is shown
 WIDTH, HEIGHT = 960, 330  # pixels
-COLUMNS: Final = 112  # characters of a line; the rest is cut, with a mark
+COLUMNS: Final = 108  # characters of a line; a longer one is wrapped
 LINE: Final = 19  # pixels from line to line
 ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -39,7 +41,7 @@ class Scene:
     lines: tuple[str, ...]
 
 
-def run(command: str, most: int) -> Scene:
+def run(command: str, begin: str) -> Scene:
     """The scene of a command. Raises CalledProcessError where it fails in another way than by its answer."""
     program = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{program}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "110"}
@@ -47,7 +49,9 @@ def run(command: str, most: int) -> Scene:
     if done.returncode not in (0, 1):  # 1: the answer is no
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
     lines = [line for line in ESCAPES.sub("", done.stdout).splitlines() if line.strip()]
-    return Scene(command, tuple(lines[:most]))
+    first = next(number for number, line in enumerate(lines) if line.startswith(begin))
+    shown = [row for line in lines[first:] for row in wrap(line, COLUMNS, subsequent_indent="    ")]
+    return Scene(command, tuple(shown[:ROWS]))
 
 
 def draw(scenes: tuple[Scene, ...], picture: bytes) -> str:
@@ -80,14 +84,10 @@ def _group(number: int, content: str) -> str:
 def _text(scene: Scene) -> str:
     rows = [f'<text class="typed" x="18" y="{LINE + 12}">$ {escape(scene.command)}</text>']
     rows += [
-        f'<text x="18" y="{(number + 2) * LINE + 18}">{escape(_cut(line))}</text>'
+        f'<text x="18" y="{(number + 2) * LINE + 18}">{escape(line)}</text>'
         for number, line in enumerate(scene.lines)
     ]
     return "".join(rows)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..."
 
 
 def main() -> None:
