@@ -79,8 +79,8 @@ def test_a_copied_block_keeps_its_variables(browser: Browser, name: str) -> None
     page.close()
 
 
-def test_the_picture_of_the_first_page_is_dark_in_the_dark_scheme(browser: Browser) -> None:
-    page = opened(browser, "index.html")
+def test_the_map_is_dark_in_the_dark_scheme(browser: Browser) -> None:
+    page = opened(browser, "tutorial/first-audit.html")
     filters = {}
     for scheme in ("default", "slate"):
         page.evaluate(f"document.body.setAttribute('data-md-color-scheme', {scheme!r})")

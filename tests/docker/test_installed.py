@@ -178,7 +178,7 @@ def test_an_installed_package_knows_its_commit_and_answers(installed: Installed)
     assert version.endswith(f" (commit {COMMIT[:12]})\n")
     (installed.folder / "image.tar").write_bytes(docker_archive({"etc/motd": b"hello"}))
     for words, said in (
-        (["audit", "image.tar"], "etc/motd"),
+        (["audit", "image.tar", "--all"], "etc/motd"),
         (["doctor", "--card", "wx4100"], "gfx803"),
         (["probe", "plan", "qwen2.5-3b", "--vram", "4GiB", "--machine", "wx4100"], "qwen2.5-3b"),
         (["build", "--help"], "--update-lock"),

@@ -110,7 +110,7 @@ def test_a_plan_over_several_cards_and_one_of_a_later_schema_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, file = checkpoint(tmp_path), tmp_path / "plan.json"
-    cards = ["plan", "bert-base", "--vram", "1GiB", "--cards", "2", "--json", str(file)]
+    cards = ["plan", "bert-base", "--machine", "h200", "--vram", "1GiB", "--cards", "2", "--json", str(file)]
     assert program.main(cards) == Exit.OK
     assert program.main(["place", str(folder), "--plan", str(file)]) == Exit.USAGE
     assert "a plan over 2 cards" in capsys.readouterr().err
