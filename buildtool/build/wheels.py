@@ -33,6 +33,7 @@ CAUSES = (
     re.compile(re.escape(pip_alone.REFUSAL)),
     re.compile(r"Name or service not known|Temporary failure in name|Connection refused|ProxyError|SSLError"),
     re.compile(r"ConnectTimeout|ReadTimeout|NewConnectionError|Max retries exceeded|HTTP error|Client Error"),
+    re.compile(r"\(constraint\)"),  # of the host's pip, which excludes what was asked for
     re.compile(r"No matching distribution|Could not find a version"),
 )
 # a requirement's name and its extras

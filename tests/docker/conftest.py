@@ -12,6 +12,14 @@ ROOT = Path(__file__).parents[2]
 VARIABLES = ("WEIR_", "APP_", "COMPOSE_", "HF_", "OTEL_")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def without_pip_constraints() -> Iterator[None]:
+    """The stand-ins' versions were never published; a constraint of the host's pip may exclude them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_CONSTRAINT", os.devnull)
+        yield
+
+
 @pytest.fixture(scope="session")
 def compose_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """compose.yaml's variables for a run that disturbs nobody: any free port, reports in a directory that
