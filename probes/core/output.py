@@ -16,7 +16,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
 
@@ -88,14 +88,26 @@ class Parser(argparse.ArgumentParser):
     unset variable asks for something, and must not pass for an argument that wasn't given. An option's name
     has to be whole: a script that shortens it would break with the next option that begins alike.
 
-    For a choice that isn't there it names those that are spelt alike. `elsewhere` says what other commands
-    do, by the word that somebody may have typed here for one: `fit` is `weir probe fit`.
+    For a choice or an option that isn't there it names those that are spelt alike. `elsewhere` says what other
+    commands do, by the word that somebody may have typed here for one: `fit` is `weir probe fit`.
     """
 
     elsewhere: Callable[[], Mapping[str, str]] = staticmethod(dict)
 
     def __init__(self, **how: Any) -> None:  # noqa: ANN401 - argparse's own
         super().__init__(allow_abbrev=False, **how)
+
+    def parse_known_args(  # type: ignore[override]  # argparse's own overloads say less
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """A verb's parser refuses what it doesn't know itself; argparse would leave that to the program's."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [word.split("=")[0] for word in unknown if word.startswith("-")]
+            meant = close_names(options[0], self._option_string_actions) if options else []
+            guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401 - argparse's own
         """Refuse what isn't one of the choices, which argparse asks for before it keeps a value."""

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 _ALIKE = 0.75  # the least similarity, from 0 to 1: one wrong character in a word of four
+_ALIKE_SHORT = 0.66  # the same of a word of three: one wrong character
 _MOST = 3
 
 
@@ -11,7 +12,8 @@ def close_names(typed: str, names: Iterable[str]) -> list[str]:
     """The names, three at most, that differ from a typed one by few letters or digits; the closest first."""
     wanted = _letters(typed)
     scored = [(difflib.SequenceMatcher(None, wanted, _letters(name)).ratio(), name) for name in names]
-    best = sorted((score, name) for score, name in scored if score >= _ALIKE)[::-1]
+    least = _ALIKE_SHORT if len(wanted) == 3 else _ALIKE
+    best = sorted((score, name) for score, name in scored if score >= least)[::-1]
     if best and best[0][0] == 1.0:  # only spaces, hyphens or case differ
         return [best[0][1]]
     return [name for _, name in best[:_MOST]]

@@ -489,6 +489,14 @@ def test_an_option_that_is_cut_short_is_refused(words: list[str], capsys: pytest
     assert f"unrecognized arguments: {words[-1]}" in capsys.readouterr().err
 
 
+def test_an_option_that_is_mistyped_is_refused_by_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["run", "--quickk"])
+    printed = capsys.readouterr().err
+    assert "did you mean --quick?" in printed
+    assert "run --help" in printed
+
+
 @pytest.mark.parametrize(
     "words", [["--model", "mlp"], ["--dtype", "float32"], ["--out", "elsewhere"], ["--seed", "0"], ["spill"]]
 )
