@@ -224,7 +224,7 @@ def cases(kinds: dict[str, Kind], ways: int):
             yield name, able[(number + place * len(able) // each) % len(able)]
 
 
-@pytest.mark.parametrize(("name", "way"), list(cases(KINDS, 1)))
+@pytest.mark.parametrize(("name", "way"), list(cases(KINDS, 2)))
 def test_a_placed_module_gives_what_it_gives_itself_or_is_refused(name, way, monkeypatch):
     compare(KINDS[name], way, monkeypatch, seed=list(KINDS).index(name), refused=REFUSED.get(name))
 
