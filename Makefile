@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -102,8 +102,9 @@ unit-thorough: $(READY)
 	$(call group,$(PY),$(UNIT) -m thorough)
 
 # `make test` draws from the largest grids (each card with each model and task, each kind of module placed in
-# each way) and from random examples: all of them take longer than everything else, and seldom find more
-thorough: thorough-units thorough-torch ## every case that `make test` draws from, and four times the random examples
+# each way) and from random examples, and prunes small images: all cases and the whole ROCm image take longer
+# than everything else, and seldom find more
+thorough: thorough-units thorough-torch thorough-engine ## all cases that `make test` draws from, the real images pruned and rebuilt
 
 thorough-units thorough-torch: export ALL_CASES := 1
 
@@ -112,6 +113,9 @@ thorough-units: $(READY)
 
 thorough-torch: $(TORCH_READY)
 	$(call group,$(TORCH_PY),tests/torch)
+
+thorough-engine: images
+	$(call group,$(PY),$(WHOLE))
 
 # the longest first
 GROUPS := placing-tests build-tests service-tests model-tests page-tests unit-thorough packing-tests
@@ -137,10 +141,12 @@ clean: ## remove what was made here: caches, reports, environments (images stay:
 # two processes with one engine: these only start what `make images` made, and build what others don't
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
 
+WHOLE := tests/docker/test_whole_images.py
+
 engine-tests: build-tests service-tests ## the tests that need the engine
 
 build-tests: $(READY)
-	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED)))
+	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED) $(WHOLE)))
 
 service-tests: $(READY)
 	$(call group,$(PY),$(SERVED))

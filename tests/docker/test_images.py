@@ -189,13 +189,3 @@ def test_the_image_is_made_to_be_served(variant: str) -> None:
     assert config["Labels"]["org.opencontainers.image.title"] == f"weir/{variant}"
     tools = "gcc|cc1|ld\\.bfd|apt-get|pip3?"
     assert shell(f"weir/{variant}:latest", f"ls /usr/bin | grep -xE '{tools}' || true").strip() == ""
-
-
-def test_a_second_build_without_cache_has_the_same_digest(bar: Bar) -> None:
-    before = Engine().inspect("weir/cpu:latest")
-    build = [str(ROOT / ".venv/bin/python"), "-m", "buildtool", "build", "cpu", "--no-cache", "--no-audit"]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    after = Engine().inspect("weir/cpu:latest")
-    assert before
-    assert after
-    bar("cpu-manifest-digests-of-two-builds", len({before["Id"], after["Id"]}), 1, "digests")
