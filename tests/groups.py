@@ -33,7 +33,9 @@ class Outcome:
     processor_s: float  # of pytest and of the programs that it waited for, not of what an engine runs for it
     failed: list[str]
     slowest: list[tuple[str, float]] = field(default_factory=list)  # tests and their seconds
-    busiest: list[tuple[str, float]] = field(default_factory=list)  # tests and their processor time in seconds
+    busiest: list[tuple[str, float]] = field(
+        default_factory=list
+    )  # tests and their processor time in seconds
 
     def line(self) -> str:
         if self.code is None:

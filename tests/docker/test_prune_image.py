@@ -20,6 +20,8 @@ FEW_OF = f"""
 FROM scratch
 COPY --from=weir/rocm:latest {LIBRARIES}librocblas.so.0.1 {LIBRARIES}librocfft.so.0.1 {LIBRARIES}
 """
+
+
 def buildtool(*words: str) -> subprocess.CompletedProcess[str]:
     command = [str(ROOT / ".venv/bin/python"), "-m", "buildtool", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """The two real images, pruned and built again as a whole: what takes minutes, and is in `make thorough`.
 
-`make test` prunes small images and two of the ROCm image's libraries (test_prune_image, test_prune_hostile), and
-every build of `weir/rocm` prunes its root file system.
+`make test` prunes small images and two of the ROCm image's libraries (test_prune_hostile, test_prune_image),
+and every build of `weir/rocm` prunes its root file system.
 """
 
 import json

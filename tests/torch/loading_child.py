@@ -1,7 +1,7 @@
 """Loads a checkpoint by plans of one tier, each in a process of its own, and prints what it took as JSON.
 
 `python loading_child.py FOLDER TIER[,uncached]...`. In FOLDER is the model of `save`.
-`python loading_child.py FOLDER TIER[,uncached],contiguous|channels_last...`: in FOLDER are convolutions instead.
+`python loading_child.py FOLDER TIER[,uncached],contiguous|channels_last...`: in FOLDER are convolutions.
 The processes are forks of one, which has imported everything.
 """
 

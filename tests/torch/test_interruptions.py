@@ -191,7 +191,9 @@ def test_an_interrupted_first_pass_over_several_cards_leaves_no_watcher_behind(t
         assert torch.equal(model(x), want)
 
 
-@pytest.mark.parametrize("tier", ["streamed", "streamed_packed", "packed"] if ALL_CASES else ["streamed_packed"])
+@pytest.mark.parametrize(
+    "tier", ["streamed", "streamed_packed", "packed"] if ALL_CASES else ["streamed_packed"]
+)
 def test_an_interrupted_removal_is_completed_by_another(tier, thorough):
     weights, x = weights_of(Model()), torch.randn(2, 64)
     want = Model()(x)

@@ -72,7 +72,6 @@ def triples(*tasks: Task) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("card", "model", "task"), cases)
 
 
-
 @cache
 def fit(card: str, model: str, task: Task, batch: int = 1) -> FitReport:
     """What `weir probe fit` answers."""
