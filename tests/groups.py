@@ -32,10 +32,9 @@ class Outcome:
     seconds: float
     processor_s: float  # of pytest and of the programs that it waited for, not of what an engine runs for it
     failed: list[str]
-    slowest: list[tuple[str, float]] = field(default_factory=list)  # tests and their seconds
-    busiest: list[tuple[str, float]] = field(
-        default_factory=list
-    )  # tests and their processor time in seconds
+    # tests and their seconds: of the clock, of a processor
+    slowest: list[tuple[str, float]] = field(default_factory=list)
+    busiest: list[tuple[str, float]] = field(default_factory=list)
 
     def line(self) -> str:
         if self.code is None:
