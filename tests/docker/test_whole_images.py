@@ -5,7 +5,11 @@ and every build of `weir/rocm` prunes its root file system.
 """
 
 import json
+import mmap
+import re
+import struct
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from buildtool.engine.client import Engine
 from buildtool.prune.manifest import IMAGE_PATH
 
 ROOT = Path(__file__).parents[2]
+REPORTS = ROOT / "reports" / "images"
 CARD = "gfx906"
 COPY = "weir/rocm:test-pruned"
 LIMIT_BYTES = 1_500_000_000
@@ -113,6 +118,49 @@ def test_owners_modes_and_links_are_the_originals(copy: str) -> None:
     script += "-not -name weir-prune.json -not -name '*gfx*' "
     script += r"\( -type d -printf '%p %m %U %G\n' -o -printf '%p %y %m %U %G %l %n\n' \) | sort | sha256sum"
     assert inside(copy, script) == inside("weir/rocm:latest", script) != ""
+
+
+MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+
+
+def code_by_target(path: Path) -> Counter[str]:
+    """Bytes of GPU code in every bundle of an uncompressed tar, by the bundles' own headers.
+
+    A header is the magic, the number of entries, and for each its offset, its size, its name's length and its
+    name, whose end is the target.
+    """
+    found: Counter[str] = Counter()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(MAGIC)
+        while at >= 0:
+            here = at + len(MAGIC)
+            (n_entries,) = struct.unpack_from("<Q", data, here)
+            here += 8
+            for _ in range(min(n_entries, 100)):
+                _, n_bytes, n_chars = struct.unpack_from("<3Q", data, here)
+                if n_chars > 200:  # the magic alone, in a program that writes bundles
+                    break
+                name = data[here + 24 : here + 24 + n_chars]
+                here += 24 + n_chars
+                if target := re.search(rb"--(gfx[0-9a-f]+)", name):
+                    found[target[1].decode()] += n_bytes
+            at = data.find(MAGIC, at + 1)
+    return found
+
+
+def test_the_rocm_image_was_pruned_from_code_for_eight_cards_and_more() -> None:
+    """Counted in the unpruned root file system, without our own reader or the manifest of the prune."""
+    pin = json.loads((REPORTS / "rocm.build.json").read_text())["inputs"]["base"]["pin"]
+    (kept,) = [p for p in (ROOT / ".weir/rootfs").glob("*.sha256") if p.read_text().strip() == pin]
+    before = code_by_target(kept.with_suffix(".tar"))
+    large = {target for target, n_bytes in before.items() if n_bytes > 100_000_000}
+    assert len(large) >= 8
+    listed: set[str] = set()
+    for run in json.loads(inside("weir/rocm:latest", f"cat /{IMAGE_PATH}"))["runs"]:
+        for item in run["pruned"]:
+            listed |= {target.partition(":")[0] for target in item["removed_bytes"]}
+    held = set(json.loads((REPORTS / "rocm.json").read_text())["gpu_code"]["by_target"])
+    assert large - held <= listed, "cut, and not in the manifest"
 
 
 def test_a_second_build_without_cache_has_the_same_digest() -> None:
