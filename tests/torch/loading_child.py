@@ -20,9 +20,9 @@ from torch import nn
 
 from probes.placement.loading import load
 
-WIDTHS = (64, 1536)  # of convolutions, to warm up and to measure
+WIDTHS = (64, 1024)  # of convolutions, to warm up and to measure
 ORDERS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-LAYERS, WIDTH, ROWS = 12, 2048, 32  # of bfloat16: 8 MiB each, 96 MiB in all, and an embedding of 256 MiB
+LAYERS, WIDTH, ROWS = 8, 2048, 16  # of bfloat16: 8 MiB each, 64 MiB in all, and an embedding of 128 MiB
 
 
 def factory(layers: int = LAYERS, width: int = WIDTH) -> nn.Module:
@@ -41,7 +41,7 @@ def save(folder: Path, layers: int = LAYERS, width: int = WIDTH) -> int:
 
 
 def convolutions(width: int, order: str) -> nn.Module:
-    """Three, of 40 MiB each with a width of 1536."""
+    """Three, of 18 MiB each with a width of 1024."""
     made = [nn.Conv2d(width, width, 3, bias=False, dtype=torch.bfloat16) for _ in range(3)]
     return nn.Sequential(*made).to(memory_format=ORDERS[order])
 
