@@ -42,6 +42,7 @@ NOT_RUN = {
     "weir clean --caches": REMOVES,
     "weir clean --images": REMOVES,
     "weir clean --all": REMOVES,
+    "make thorough": "takes longer than `make test`, which runs a part of it",
     "make mutants": "takes minutes, and is judged by a person",
     "weir audit weir/rocm:latest": AUDITED,
     "weir audit weir/rocm:latest --targets gfx906 --json rocm.json --html rocm.html": AUDITED,
