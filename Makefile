@@ -50,8 +50,10 @@ $(TORCH_READY): $(READY)
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
 	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
-# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines
-group = @$(1) tests/groups.py $@ $(2)
+# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what needs
+# no image has what is left of the processors by images and by tests that wait for these
+group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests page-tests unit-thorough,$@),nice)) \
+  $(1) tests/groups.py $@ $(2)
 
 torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
 
