@@ -206,6 +206,7 @@ def test_a_hubs_cache_of_the_host_can_be_read_and_written(
     seen = 'import os, stat; print(repr(os.environ["HF_HOME"]), stat.S_ISCHR(os.stat("/hub").st_mode))'
     done = compose(*run, seen, project=f"{project}-hub")
     assert done.stdout == "'' True\n", done.stderr
+    compose("down", project=f"{project}-hub")
 
 
 # ---- the service -------------------------------------------------------------------------------------
