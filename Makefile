@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,8 +50,10 @@ $(TORCH_READY): $(READY)
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
 	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
-# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines
-group = @$(1) tests/groups.py $@ $(2)
+# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what needs
+# no image has what is left of the processors by images and by tests that wait for these
+group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests page-tests unit-thorough,$@),nice)) \
+  $(1) tests/groups.py $@ $(2)
 
 torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
 
@@ -84,27 +86,41 @@ unit: unit-probes unit-others
 
 # two processes that share nothing: xdist hands each test over by itself, which takes longer than most tests;
 # plugins that no unit test uses take a third of pytest's own time for each test
-UNIT := -p no:logging -m "not thorough"
-unit-probes unit-others: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
-
-# a quarter of the examples of Hypothesis; `thorough` has all
-unit-probes unit-others: export FEW_EXAMPLES := 1
+UNIT := -p no:logging tests/unit
+UNITS := unit-probes unit-others unit-thorough thorough-units
+$(UNITS): export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 
 # their files lie in memory where that can be: a thousand of them are synced
-unit-probes unit-others: export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
+$(UNITS): export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-probes: $(READY)
-	$(call group,$(PY),$(UNIT) tests/unit/probes)
+	$(call group,$(PY),$(UNIT)/probes -m "not thorough")
 
 unit-others: $(READY)
-	$(call group,$(PY),$(UNIT) tests/unit --ignore=tests/unit/probes)
+	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes -m "not thorough")
 
-# simulations, fuzzing and limits at full size, which `check` leaves out, and all examples of Hypothesis
-thorough: $(READY)
-	$(call group,$(PY),-m "thorough or hypothesis" tests/unit)
+# simulations, fuzzing and limits at full size, which `check` leaves out
+unit-thorough: $(READY)
+	$(call group,$(PY),$(UNIT) -m thorough)
+
+# `make test` draws from the largest grids (each card with each model and task, each kind of module placed in
+# each way) and from random examples, and prunes small images: all cases and the whole ROCm image take longer
+# than everything else, and seldom find more
+thorough: thorough-units thorough-torch thorough-engine ## all cases that `make test` draws from, the real images pruned and rebuilt
+
+thorough-units thorough-torch: export ALL_CASES := 1
+
+thorough-units: $(READY)
+	$(call group,$(PY),$(UNIT))
+
+thorough-torch: $(TORCH_READY)
+	$(call group,$(TORCH_PY),tests/torch)
+
+thorough-engine: images
+	$(call group,$(PY),$(WHOLE))
 
 # the longest first
-GROUPS := placing-tests build-tests service-tests model-tests page-tests thorough packing-tests
+GROUPS := placing-tests build-tests service-tests model-tests page-tests unit-thorough packing-tests
 
 test: $(DOCS_READY) ## everything that needs no GPU, four things at a time; makes the images first
 	@rm -rf .weir/tests
@@ -127,10 +143,12 @@ clean: ## remove what was made here: caches, reports, environments (images stay:
 # two processes with one engine: these only start what `make images` made, and build what others don't
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
 
+WHOLE := tests/docker/test_whole_images.py
+
 engine-tests: build-tests service-tests ## the tests that need the engine
 
 build-tests: $(READY)
-	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED)))
+	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED) $(WHOLE)))
 
 service-tests: $(READY)
 	$(call group,$(PY),$(SERVED))

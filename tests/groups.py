@@ -3,7 +3,8 @@
     groups.py GROUP PYTEST-ARGUMENT...    run one, by the Python that runs this
     groups.py GROUP... --outcome          a line for each, then the tests that failed: the end of `make test`
 
-What became of a group is kept in .weir/tests/GROUP.json, with its slowest tests.
+What became of a group is kept in .weir/tests/GROUP.json, with its slowest tests and those that keep a
+processor busy longest.
 """
 
 import json
@@ -29,8 +30,11 @@ class Outcome:
     code: int | None  # pytest's exit code; None: it didn't come to its end
     tests: int
     seconds: float
+    processor_s: float  # of pytest and of the programs that it waited for, not of what an engine runs for it
     failed: list[str]
-    slowest: list[tuple[str, float]] = field(default_factory=list)  # tests and their seconds
+    # tests and their seconds: of the clock, of a processor
+    slowest: list[tuple[str, float]] = field(default_factory=list)
+    busiest: list[tuple[str, float]] = field(default_factory=list)
 
     def line(self) -> str:
         if self.code is None:
@@ -38,7 +42,8 @@ class Outcome:
         said = f"{len(self.failed)} failed" if self.failed else "all passed"
         if self.code and not self.failed:
             said = f"exit code {self.code}, although no test failed"
-        return f"{self.group:<14}  {self.tests:>5} tests in {self.seconds:.0f} s: {said}"
+        took = f"{self.seconds:.0f} s ({self.processor_s:.0f} s of a processor)"
+        return f"{self.group:<14}  {self.tests:>5} tests in {took}: {said}"
 
 
 def run(group: str, arguments: Sequence[str]) -> Outcome:
@@ -47,19 +52,26 @@ def run(group: str, arguments: Sequence[str]) -> Outcome:
     found, kept = KEPT / f"{group}.run", KEPT / f"{group}.json"
     for path in (found, kept):
         path.unlink(missing_ok=True)
-    begun = time.monotonic()
+    begun, busy = time.monotonic(), _children_s()
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     code = subprocess.run(command, env={**os.environ, WANTED: str(found)}, check=False).returncode
     told = json.loads(found.read_text()) if found.exists() else {"tests": 0, "failed": []}
-    outcome = Outcome(group, code, seconds=time.monotonic() - begun, **told)
+    seconds, spent = time.monotonic() - begun, _children_s() - busy
+    outcome = Outcome(group, code, seconds=seconds, processor_s=spent, **told)
     kept.write_text(json.dumps(asdict(outcome)))
     return outcome
+
+
+def _children_s() -> float:
+    """Processor time of all programs that were waited for, in seconds."""
+    taken = os.times()
+    return taken.children_user + taken.children_system
 
 
 def load(group: str) -> Outcome:
     """As it was kept."""
     kept = KEPT / f"{group}.json"
-    return Outcome(**json.loads(kept.read_text())) if kept.exists() else Outcome(group, None, 0, 0, [])
+    return Outcome(**json.loads(kept.read_text())) if kept.exists() else Outcome(group, None, 0, 0, 0, [])
 
 
 def report(outcomes: Sequence[Outcome]) -> int:

@@ -130,7 +130,7 @@ def sources() -> list[str]:
 def mutmut(*names: str, jobs: int) -> None:
     """Generate what isn't there yet, look which tests reach what, and judge the mutants of these names."""
     # as `make check` runs them
-    more = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FEW_EXAMPLES": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    more = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [Path(sys.executable).with_name("mutmut"), "run", "--max-children", str(jobs), *names]
     subprocess.run(command, cwd=TREE, env={**os.environ, **more}, stdout=sys.stderr, check=False)
 

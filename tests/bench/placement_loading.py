@@ -13,7 +13,7 @@ from probes.placement.types import LOADING_BYTES
 
 CHILD = Path(__file__).parents[1] / "torch" / "loading_child.py"
 MIB = 1 << 20
-EMBEDDING, LAYER, LAYERS = 256 * MIB, 8 * MIB, 12  # of the child's model
+EMBEDDING, LAYER, LAYERS = 128 * MIB, 8 * MIB, 8  # of the child's model
 PACKED = 3 * LAYER // 4
 TABLE = 3 * EMBEDDING // 4 + 16 * MIB  # the embedding packed, and room for the piece that a product unpacks
 SLACK = 8 * MIB  # of Python, its threads, and code that is loaded at first use
@@ -28,7 +28,7 @@ KEPT = {
 
 
 def bars(board: Board) -> None:
-    """A bar for each tier: a model of 352 MiB, all of it on the host, loaded twice, then from the cache."""
+    """A bar for each tier: a model of 192 MiB, all of it on the host, loaded twice, then from the cache."""
     sys.path.append(str(CHILD.parent))
     import loading_child
 

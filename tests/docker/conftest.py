@@ -33,6 +33,7 @@ def compose_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             if name != "WEIR_CPU_IMAGE":
                 patch.delenv(name)
         patch.setenv("WEIR_PORT", "0")
+        patch.setenv("WEIR_MAX_QUEUE_TOKENS", "2048")  # four of the longest texts: overload is soon over
         patch.setenv("WEIR_REPORTS_DIR", str(reports))
         yield reports
     if models.exists() and not had_models:  # the engine made the mount's source

@@ -1,11 +1,8 @@
 """The two images that `make images` made: their size, what they hold, and what must not be in them."""
 
 import json
-import mmap
 import re
-import struct
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,49 +98,6 @@ def test_the_rocm_image_holds_code_for_its_cards_alone() -> None:
     assert not {"foreign-gfx", "foreign-gfx-in-libraries"} & {f["id"] for f in report("rocm")["findings"]}
 
 
-MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
-
-
-def code_by_target(path: Path) -> Counter[str]:
-    """Bytes of GPU code in every bundle of an uncompressed tar, by the bundles' own headers.
-
-    A header is the magic, the number of entries, and for each its offset, its size, its name's length and its
-    name, whose end is the target.
-    """
-    found: Counter[str] = Counter()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = data.find(MAGIC)
-        while at >= 0:
-            here = at + len(MAGIC)
-            (n_entries,) = struct.unpack_from("<Q", data, here)
-            here += 8
-            for _ in range(min(n_entries, 100)):
-                _, n_bytes, n_chars = struct.unpack_from("<3Q", data, here)
-                if n_chars > 200:  # the magic alone, in a program that writes bundles
-                    break
-                name = data[here + 24 : here + 24 + n_chars]
-                here += 24 + n_chars
-                if target := re.search(rb"--(gfx[0-9a-f]+)", name):
-                    found[target[1].decode()] += n_bytes
-            at = data.find(MAGIC, at + 1)
-    return found
-
-
-def test_the_rocm_image_was_pruned_from_code_for_eight_cards_and_more(bar: Bar) -> None:
-    """Counted in the unpruned root file system, without our own reader or the manifest of the prune."""
-    pin = json.loads((REPORTS / "rocm.build.json").read_text())["inputs"]["base"]["pin"]
-    (kept,) = [p for p in (ROOT / ".weir/rootfs").glob("*.sha256") if p.read_text().strip() == pin]
-    before = code_by_target(kept.with_suffix(".tar"))
-    large = {target for target, n_bytes in before.items() if n_bytes > 100_000_000}
-    bar("rocm-gfx-targets-unpruned", len(large), 8, "targets with over 100 MB", at_least=True)
-    listed: set[str] = set()
-    for run in json.loads(shell("weir/rocm:latest", "cat /opt/weir/weir-prune.json"))["runs"]:
-        for item in run["pruned"]:
-            listed |= {target.partition(":")[0] for target in item["removed_bytes"]}
-    held = set(report("rocm")["gpu_code"]["by_target"])
-    assert large - held <= listed, "cut, and not in the manifest"
-
-
 def test_the_rocm_image_says_that_its_torch_has_no_gpu_kernels() -> None:
     labels = Engine().inspect("weir/rocm:latest")["Config"]["Labels"]  # type: ignore[index]
     if labels["io.weir.source.torch"] != "debian-rocm":
@@ -189,13 +143,3 @@ def test_the_image_is_made_to_be_served(variant: str) -> None:
     assert config["Labels"]["org.opencontainers.image.title"] == f"weir/{variant}"
     tools = "gcc|cc1|ld\\.bfd|apt-get|pip3?"
     assert shell(f"weir/{variant}:latest", f"ls /usr/bin | grep -xE '{tools}' || true").strip() == ""
-
-
-def test_a_second_build_without_cache_has_the_same_digest(bar: Bar) -> None:
-    before = Engine().inspect("weir/cpu:latest")
-    build = [str(ROOT / ".venv/bin/python"), "-m", "buildtool", "build", "cpu", "--no-cache", "--no-audit"]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    after = Engine().inspect("weir/cpu:latest")
-    assert before
-    assert after
-    bar("cpu-manifest-digests-of-two-builds", len({before["Id"], after["Id"]}), 1, "digests")

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,16 +181,16 @@ def test_the_disk_check_knows_what_files_take_unpacked(engine: Engine, tmp_path:
     assert engine.unpacked_bytes("t-prune/zeros:small") >= 30_000_000
 
 
-@pytest.mark.parametrize(
-    "tag", ["", ":x", "a/B", "a b", "a:b:c", "x@sha256:" + "0" * 64, "a\n", "t-prune/plain:1", "$(touch x)"]
-)
-def test_a_name_that_cannot_be_given_is_refused_before_any_work(
-    engine: Engine, plain: Handmade, tmp_path: Path, tag: str
-) -> None:
-    done = prune(plain.name, "--tag", tag, state=tmp_path / "state")
-    assert done.returncode == 2
-    assert "taking the files out" not in done.stderr
-    assert not (tmp_path / "state").exists() or not list((tmp_path / "state").iterdir())
+NO_NAMES = ("", ":x", "a/B", "a b", "a:b:c", "x@sha256:" + "0" * 64, "a\n", "t-prune/plain:1", "$(touch x)")
+
+
+def test_a_name_that_cannot_be_given_is_refused_before_any_work(plain: Handmade, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for tag in NO_NAMES:
+        done = prune(plain.name, "--tag", tag, state=state)
+        assert done.returncode == 2, tag
+        assert "taking the files out" not in done.stderr
+        assert not state.exists() or not list(state.iterdir())
 
 
 def test_an_image_goes_by_its_id_and_by_its_digest(engine: Engine, plain: Handmade, tmp_path: Path) -> None:
@@ -277,10 +276,8 @@ def shell() -> Handmade:
 
 
 def test_a_command_that_never_ends_is_stopped(engine: Engine, shell: Handmade) -> None:
-    begun = time.monotonic()
     with pytest.raises(ProofFailed, match="more than 3 s"):
         engine.run(shell.name, ["/bin/sh", "-c", "while :; do :; done"], limits=RunLimits(seconds=3))
-    assert time.monotonic() - begun < 300
 
 
 def test_a_flood_of_output_is_cut_to_its_end(engine: Engine, shell: Handmade) -> None:
@@ -299,11 +296,11 @@ def test_a_flood_of_output_is_cut_to_its_end(engine: Engine, shell: Handmade) ->
 def test_memory_and_processes_of_a_hostile_image_are_limited(
     engine: Engine, shell: Handmade, script: str
 ) -> None:
-    limits = RunLimits(memory_bytes=64 << 20, scratch_bytes=16 << 20, processes=20, seconds=15)
+    limits = RunLimits(memory_bytes=64 << 20, scratch_bytes=16 << 20, processes=20, seconds=4)
     try:
         assert engine.run(shell.name, ["/bin/sh", "-c", script], limits=limits).exit_code
     except ProofFailed as error:
-        assert "more than 15 s" in str(error)  # noqa: PT017  either end is one
+        assert "more than 4 s" in str(error)  # noqa: PT017  either end is one
 
 
 def test_a_hostile_image_writes_nothing_to_the_hosts_disk(engine: Engine, shell: Handmade) -> None:

@@ -183,7 +183,7 @@ def test_of_two_pushes_under_one_name_none_passes_the_others_image_for_its_own(
     try:
         record = Engine().inspect(second)
         assert record is not None
-        for _ in range(8):
+        for _ in range(4):
             threads = [threading.Thread(target=push, args=(own,)) for own in (image, str(record["Id"]))]
             for thread in threads:
                 thread.start()
@@ -194,7 +194,7 @@ def test_of_two_pushes_under_one_name_none_passes_the_others_image_for_its_own(
             for digest, own in seen:
                 of_it = Engine().inspect(f"{name.repository}@{digest}")
                 assert of_it is None or of_it["Id"] == own
-        assert through >= 4, "most rounds end with one of the two in the registry"
+        assert through >= 2, "most rounds end with one of the two in the registry"
     finally:
         forget(second)
         forget(str(name))

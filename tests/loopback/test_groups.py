@@ -1,5 +1,7 @@
 """A group of tests that failed says so in its last lines, whatever a library prints as the process ends."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,17 +40,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *words: str) -> tuple[int, list[str]]:
-    """Its exit code and the last ten lines of all that it wrote."""
+def run(folder: Path, *words: str, last: int = 10, **environment: str) -> tuple[int, list[str]]:
+    """Its exit code and the last lines of all that it wrote."""
     done = subprocess.run(
         [sys.executable, "tests/groups.py", *words],
         cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    return done.returncode, done.stdout.splitlines()[-10:]
+    return done.returncode, done.stdout.splitlines()[-last:]
 
 
 def test_the_last_lines_name_the_failed_tests_and_their_group(folder: Path) -> None:
@@ -93,6 +96,52 @@ def test_a_file_that_cannot_be_imported_is_named(folder: Path) -> None:
     code, lines = run(folder, "made-tests", "-p", "no:cacheprovider", "tests/test_made.py")
     assert code == 2
     assert lines[-1] == "FAILED made-tests: tests/test_made.py"
+
+
+SAMPLED = """
+import pytest
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", range(40))
+def test_one(number):
+    pass
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", [*range(40), 400])
+def test_another(number):
+    pass
+
+@pytest.mark.parametrize("number", [pytest.param(1), pytest.param(2, marks=pytest.mark.sampled(5))])
+def test_few(number):
+    pass
+"""
+
+
+def test_a_sample_is_the_same_for_the_same_cases_and_all_are_run_where_that_is_asked(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["sampled(n): drawn"]\n')
+    (folder / "tests" / "test_made.py").write_text(SAMPLED)
+    words = ("sampled-tests", "-p", "no:cacheprovider", "-vv", "tests/test_made.py")
+
+    def cases(*more: str, **environment: str) -> dict[str, set[str]]:
+        _, lines = run(folder, *words, *more, last=200, **environment)
+        found: dict[str, set[str]] = {"one": set(), "another": set(), "few": set()}
+        for line in lines:
+            if ran := re.match(r"tests/test_made.py::test_(\w+)\[(\d+)\] PASSED", line):
+                found[ran[1]].add(ran[2])
+        return found
+
+    drawn = cases()
+    assert {name: len(ids) for name, ids in drawn.items()} == {"one": 3, "another": 3, "few": 2}
+    assert len(drawn["one"] & drawn["another"]) >= 2, "a case more moves at most one other"
+    assert {name: len(ids) for name, ids in cases(ALL_CASES="1").items()} == {
+        "one": 40,
+        "another": 41,
+        "few": 2,
+    }
+    assert cases() == drawn
+    left = str(next(number for number in range(40) if str(number) not in drawn["one"]))
+    words = (*words[:-1], f"tests/test_made.py::test_one[{left}]")
+    assert cases()["one"] == {left}
 
 
 def test_every_group_of_make_test_is_in_its_outcome() -> None:

@@ -374,13 +374,14 @@ def test_messages_that_do_not_arrive_make_room_for_others() -> None:
 
 
 def test_no_hostile_message_is_an_internal_error_or_left_unanswered() -> None:
+    """A thousand; `make bench-service` sends ten thousand."""
     with served(replace(LIMITS, max_in_flight=64)) as here:
-        found = fuzzed(here.port, 10_000, seed=5)
+        found = fuzzed(here.port, 1000, seed=5)
         with here.channel() as channel:
             assert call(channel, infer_bytes())
     assert set(found) <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
-    assert found["INVALID_ARGUMENT"] > 2000
-    assert found["OK"] > 200
+    assert found["INVALID_ARGUMENT"] > 200
+    assert found["OK"] > 20
 
 
 def test_a_server_over_http_and_grpc_drains_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +539,7 @@ def test_slow_callers_who_have_all_places_keep_newcomers_out_for_a_bounded_time(
 
 def test_a_caller_whose_connection_grows_old_loses_no_call() -> None:
     with served(replace(LIMITS, max_in_flight=16, grpc_age_s=1)) as here, here.channel() as channel:
-        ends, n_calls = time.monotonic() + 5, 0
+        ends, n_calls = time.monotonic() + 2.5, 0  # twice as old, and older
         with ThreadPoolExecutor(4) as pool:
             while time.monotonic() < ends or n_calls < 40:
                 assert all(pool.map(lambda _: call(channel, infer_bytes()), range(4)))

@@ -31,6 +31,7 @@ INSIDE = "runs these tests"
 REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loopback"
 INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
+AUDITED = "audits a whole image once more; another page's command does it with more outputs"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
 NOT_RUN = {
     "make images": BEFORE,
@@ -41,7 +42,13 @@ NOT_RUN = {
     "weir clean --caches": REMOVES,
     "weir clean --images": REMOVES,
     "weir clean --all": REMOVES,
+    "make thorough": "takes longer than `make test`, which runs a part of it",
     "make mutants": "takes minutes, and is judged by a person",
+    "weir audit weir/rocm:latest": AUDITED,
+    "weir audit weir/rocm:latest --targets gfx906 --json rocm.json --html rocm.html": AUDITED,
+    "weir prune weir/rocm:latest --targets gfx906 --dry-run": "audits a whole image once more; "
+    "tests/docker does it with two of its libraries",
+    "weir audit cpu.tar": AUDITED,
     "make probe": MINUTES,
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
     "python3 -m venv .venv && .venv/bin/pip install -e .": INSTALLED,

@@ -1,10 +1,12 @@
-"""A process of its own that loads a checkpoint by a plan of one tier, and prints what it took as JSON.
+"""Loads a checkpoint by plans of one tier, each in a process of its own, and prints what it took as JSON.
 
-`python loading_child.py FOLDER TIER [uncached]`. In FOLDER is the model of `save`.
-`python loading_child.py FOLDER TIER [uncached] contiguous|channels_last`: in FOLDER are convolutions instead.
+`python loading_child.py FOLDER TIER[,uncached]...`. In FOLDER is the model of `save`.
+`python loading_child.py FOLDER TIER[,uncached],contiguous|channels_last...`: in FOLDER are convolutions.
+The processes are forks of one, which has imported everything.
 """
 
 import json
+import os
 import re
 import sys
 import time
@@ -18,9 +20,9 @@ from torch import nn
 
 from probes.placement.loading import load
 
-WIDTHS = (64, 1536)  # of convolutions, to warm up and to measure
+WIDTHS = (64, 1024)  # of convolutions, to warm up and to measure
 ORDERS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-LAYERS, WIDTH, ROWS = 12, 2048, 32  # of bfloat16: 8 MiB each, 96 MiB in all, and an embedding of 256 MiB
+LAYERS, WIDTH, ROWS = 8, 2048, 16  # of bfloat16: 8 MiB each, 64 MiB in all, and an embedding of 128 MiB
 
 
 def factory(layers: int = LAYERS, width: int = WIDTH) -> nn.Module:
@@ -39,7 +41,7 @@ def save(folder: Path, layers: int = LAYERS, width: int = WIDTH) -> int:
 
 
 def convolutions(width: int, order: str) -> nn.Module:
-    """Three, of 40 MiB each with a width of 1536."""
+    """Three, of 18 MiB each with a width of 1024."""
     made = [nn.Conv2d(width, width, 3, bias=False, dtype=torch.bfloat16) for _ in range(3)]
     return nn.Sequential(*made).to(memory_format=ORDERS[order])
 
@@ -52,15 +54,14 @@ def save_convolutions(folder: Path) -> None:
         save_file(state, folder / str(width) / "model.safetensors")
 
 
-def of_convolutions(folder: Path, tier: str, order: str) -> None:
-    """As `main`, with them."""
-    torch.set_num_threads(1)
+def of_convolutions(folder: Path, tier: str, order: str, *, cached: bool) -> None:
+    """As `of_linears`, with them."""
 
     def placed(width: int) -> nn.Module:
         where = folder / str(width)
         with torch.device("meta"):
             plan = plan_of(convolutions(width, order), {str(i): tier for i in range(3)})
-        kept = False if "uncached" in sys.argv else where / order
+        kept = where / order if cached else False
         return load(lambda: convolutions(width, order), where, plan, device="cpu", cache=kept)
 
     small = placed(WIDTHS[0])
@@ -82,8 +83,8 @@ def resident(what: str) -> int:
     return int(found[1]) * 1024
 
 
-def main(folder: Path, tier: str) -> None:
-    torch.set_num_threads(1)
+def of_linears(folder: Path, tier: str, *, cached: bool) -> None:
+    """Load the model of `save`, and print its peak of host memory."""
     small = folder / "small"
     if not small.exists():
         small.mkdir()
@@ -98,7 +99,7 @@ def main(folder: Path, tier: str) -> None:
             table, *others = plan.blocks
             table = replace(table, tier="packed", table=True)
             plan = replace(plan, blocks=(table, *others), objective="fast")
-        kept = False if "uncached" in sys.argv else where / "packed"
+        kept = where / "packed" if cached else False
         return load(lambda: factory(*size), where, plan, device="cpu", cache=kept)
 
     warm = placed(small, 2, 512)  # what torch allocates once
@@ -117,9 +118,33 @@ def main(folder: Path, tier: str) -> None:
     print(json.dumps({"base": base, "peak": peak, "seconds": seconds, "sum": checked}))
 
 
-if __name__ == "__main__":
-    orders = [word for word in sys.argv if word in ORDERS]
+def load_once(folder: Path, case: str) -> None:
+    """One case, as it is written on the command line."""
+    tier, *more = case.split(",")
+    cached, orders = "uncached" not in more, [word for word in more if word in ORDERS]
     if orders:
-        of_convolutions(Path(sys.argv[1]), sys.argv[2], orders[0])
+        of_convolutions(folder, tier, orders[0], cached=cached)
     else:
-        main(Path(sys.argv[1]), sys.argv[2])
+        of_linears(folder, tier, cached=cached)
+
+
+def main(folder: Path, cases: list[str]) -> int:
+    """Each case in a fork; 1 where one failed."""
+    torch.set_num_threads(1)  # no thread is here when it forks
+    for case in cases:
+        child = os.fork()
+        if not child:
+            try:
+                load_once(folder, case)
+                sys.stdout.flush()
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

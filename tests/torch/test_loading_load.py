@@ -212,6 +212,7 @@ def failing(monkeypatch, after):
 
 
 # blocks on disk are read in a pass, so only the rest can fail while loading
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("tier", "after"), [("disk", 0), *((t, n) for t in TIERS[:-1] for n in (0, 5, 14))])
 def test_a_load_that_fails_midway_leaves_no_descriptor_and_no_thread(saved, monkeypatch, tier, after):
     model, folder = saved

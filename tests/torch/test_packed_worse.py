@@ -88,6 +88,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("draw", [random_bits, heavy_tailed])
 @pytest.mark.parametrize("objective", ["exact", "fast"])

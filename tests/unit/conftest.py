@@ -20,16 +20,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Random examples are the same in each run, and none fails because a busy machine is slow."""
     from hypothesis import HealthCheck, settings
 
-    few = bool(os.environ.get("FEW_EXAMPLES"))  # as `make check` has it
     settings.register_profile(
         "steady",
-        max_examples=25 if few else 100,
+        max_examples=100 if os.environ.get("ALL_CASES") else 25,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("steady")
-    if few:
+    if os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):  # as `make check` has it
         config.pluginmanager.register(_NoDots())
 
 

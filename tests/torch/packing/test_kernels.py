@@ -82,6 +82,7 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.usefixtures("_interpreted")
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("shape", [(64, 512), (37, 1152), (6, 1922)])
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 @pytest.mark.parametrize("with_bias", [False, True])

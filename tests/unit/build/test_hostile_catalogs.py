@@ -33,7 +33,6 @@ PLACES = {  # where a value stands: the values, and the keys of the variant that
     "registry": (hostile.REFERENCES, lambda value: {"base": [{"registry": value}]}),
     "dockerfile": (hostile.FOLDERS, lambda value: {"dockerfile": value}),
 }
-ROWS = [(key, value) for key, (values, _) in PLACES.items() for value in values]
 
 
 def torch(**more: object) -> dict[str, object]:
@@ -57,24 +56,31 @@ def loaded(tmp_path: Path, name: str = "one", **keys: object) -> Variant:
 
 
 def test_there_are_at_least_200_values() -> None:
-    assert len({value for _, value in ROWS}) >= 200
+    assert len({value for values, _ in PLACES.values() for value in values}) >= 200
 
 
-@pytest.mark.parametrize(("key", "value"), ROWS)
-def test_what_is_no_name_is_refused_with_its_place(key: str, value: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"v\.yaml"):
-        loaded(tmp_path, **PLACES[key][1](value))
+def is_refused(folder: Path, **keys: Any) -> bool:
+    """Whether a catalog with these keys is refused, with its place."""
+    try:
+        loaded(folder, **keys)
+    except ConfigError as error:
+        return "v.yaml" in str(error)
+    return False
 
 
-@pytest.mark.parametrize("name", hostile.NAMES)
-def test_a_variant_is_called_by_a_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"v\.yaml"):
-        loaded(tmp_path, name=name)
+@pytest.mark.parametrize("key", PLACES)
+def test_what_is_no_name_is_refused_with_its_place(key: str, tmp_path: Path) -> None:
+    values, keys = PLACES[key]
+    assert [value for value in values if not is_refused(tmp_path, **keys(value))] == []
 
 
-@pytest.mark.parametrize("value", hostile.PLAIN_REQUIREMENTS)
-def test_a_package_by_its_name_extras_and_versions_is_taken(value: str, tmp_path: Path) -> None:
-    assert loaded(tmp_path, wheels=[value]).wheels == (value,)
+def test_a_variant_is_called_by_a_name(tmp_path: Path) -> None:
+    assert [name for name in hostile.NAMES if not is_refused(tmp_path, name=name)] == []
+
+
+def test_a_package_by_its_name_extras_and_versions_is_taken(tmp_path: Path) -> None:
+    for value in hostile.PLAIN_REQUIREMENTS:
+        assert loaded(tmp_path, wheels=[value]).wheels == (value,)
 
 
 @pytest.fixture

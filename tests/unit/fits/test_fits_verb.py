@@ -159,6 +159,7 @@ def test_without_any_card_one_is_asked_for_with_examples(
     assert "weir fits MODEL 'MI50 16GB'" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_more_sequences_at_once_are_what_helps_where_passes_wait_for_python() -> None:
     model = resolve_model("qwen2.5-0.5b")
     answer = ask(Asked("qwen2.5-0.5b"), model, choose_card("h100", TORCHES))

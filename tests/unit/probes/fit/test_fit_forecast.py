@@ -124,6 +124,7 @@ def test_a_model_with_learned_positions_ends_where_they_end() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("machine", profile_names())
 def test_every_card_has_an_answer_and_the_smallest_budget_is_smallest(machine: str) -> None:
     known, asked = model(), TRAIN

@@ -84,6 +84,7 @@ def test_what_does_not_fit_but_runs_placed_names_the_plan_that_can_be_typed(
     assert "whether a torch runs on this card: weir doctor --card gfx803" in text
 
 
+@pytest.mark.thorough
 def test_no_plan_is_named_for_what_fits_for_training_or_for_what_runs_nowhere() -> None:
     model, machine = resolve_model("bert-base"), resolve_machine("rtx4090")
     question = Question("bert-base", tokens=128, precision="fp32")

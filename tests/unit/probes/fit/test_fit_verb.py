@@ -415,6 +415,7 @@ VALUES = (
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("value", VALUES, ids=[value[:12] for value in VALUES])
 @pytest.mark.parametrize("config", ["gpt2", "qwen2"])
 def test_a_hostile_config_is_refused_without_a_traceback(

@@ -121,6 +121,7 @@ def test_a_row_between_cards_is_as_wide_as_the_layers_where_weights_are_stored_i
     assert plan.hand_over_bytes == 1600 * (4 if plan.cards[0].compute_dtype == "float32" else 2)
 
 
+@pytest.mark.thorough
 def test_what_crosses_between_two_cards_takes_its_way_through_the_host_twice() -> None:
     """With all blocks resident a pass over two cards is one card's, and the rows in between."""
 

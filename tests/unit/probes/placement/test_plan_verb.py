@@ -184,7 +184,7 @@ def test_more_vram_than_the_card_has_is_refused(cards: str, capsys: pytest.Captu
     assert "less than the budget" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cards", ["1", "2"])
+@pytest.mark.parametrize("cards", ["1", pytest.param("2", marks=pytest.mark.thorough)])
 def test_a_profiles_host_memory_is_one_stated_size_whatever_the_model(
     cards: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
