@@ -227,7 +227,7 @@ def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
     device = choose_device(settings.device, torch_build())
     threads = settings.threads or _cpus()
     torch.set_num_threads(threads)
-    require_threads(threads - 1, name="torch")  # which compute beside this one
+    require_threads(2 * (threads - 1), name="torch")  # a team for this thread, and one for the device's
     _disable_cudnn_attention()
     plain = _load_plain(settings, name, directory)
     loaded = time.perf_counter()
