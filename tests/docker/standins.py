@@ -196,9 +196,6 @@ class Shop:
 
     def environment(self, **changes: str) -> dict[str, str]:
         own = {"WEIR_STATE": str(self.state), "WEIR_LOCK": str(self.folder / "lock.json")}
-        own["PIP_CONSTRAINT"] = (
-            os.devnull
-        )  # a host's may cap torch, and stand-ins have versions that no torch has
         return {**os.environ, **own, **changes}
 
     def command(self, *args: str) -> list[str]:
