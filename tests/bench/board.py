@@ -38,6 +38,7 @@ MEASURED = {
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
     "placement": PLACEMENT,
+    "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),
     "prune": ("buildtool/prune", "buildtool/gpucode", *IMAGES),
     "scan": ("probes/throughput",),
@@ -52,7 +53,7 @@ MEASURED = {
 def measured(bench: str) -> tuple[str, ...]:
     """Files and folders of the code that a bench measures: all of it where nobody has said which."""
     group = "placement" if bench.startswith("placement-") else bench
-    return MEASURED.get(group, ALL)
+    return MEASURED.get(bench, MEASURED.get(group, ALL))
 
 
 def code_digest(paths: Iterable[str]) -> str:

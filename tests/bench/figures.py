@@ -354,7 +354,7 @@ ON_A_CARD = {
 EVERY_BENCH = "bench-*.json"
 
 # benches of which single figures stand in a text, which then has `<!--f NAME.code--><!--/f-->` behind them
-AGED = ("audit", "device-full", "placement-square", "prune")
+AGED = ("audit", "device-full", "device-noise", "placement-qwen", "placement-square", "prune")
 
 FIGURES: dict[str, Figure] = {
     "benches": Figure(EVERY_BENCH, every_bench),
@@ -379,6 +379,25 @@ FIGURES: dict[str, Figure] = {
     ),
     "placement.fused-error": value("placement-square", "40 layers, batch 1, fused: worst error", "{:.1%}"),
     "placement.predicted": value("placement-times", "their predicted time, worst", "{:.1%}"),
+    "qwen.exact": value("placement-qwen", "Qwen2.5-3B, placed, captured", "{:.0f}"),
+    "qwen.fast": value("placement-qwen", "Qwen2.5-3B, placed, captured, fused", "{:.0f}"),
+    "qwen.whole": value("placement-qwen", "Qwen2.5-3B, all-resident, captured", "{:.0f}"),
+    "qwen.exact-share": value(
+        "placement-qwen", "Qwen2.5-3B: captured (same bits) over all-resident, captured", "{:.2f}"
+    ),
+    "qwen.fast-share": value(
+        "placement-qwen", "Qwen2.5-3B: captured, fused, over all-resident, captured", "{:.2f}"
+    ),
+    "qwen.eager": value("placement-qwen", "Qwen2.5-3B, all-resident, eager", "{:.1f}"),
+    "qwen.over-eager": value(
+        "placement-qwen", "Qwen2.5-3B: captured (same bits) over resident eager", "{:.2f}"
+    ),
+    "qwen.eager-share": value("placement-qwen", "Qwen2.5-3B: placed over resident, eager", "{:.2f}"),
+    "qwen.accelerate": value("placement-qwen", "Qwen2.5-3B, accelerate device_map", "{:.1f}"),
+    "qwen.accelerate-pinned": value("placement-qwen", "Qwen2.5-3B, accelerate device_map, pinned", "{:.1f}"),
+    "noise.different": value("device-noise", "rows called different in two runs of one machine", "{:.1%}"),
+    "noise.found": value("device-noise", "rows of 1 MiB or more in which 5% are found", "{:.1%}"),
+    "noise.quick": value("device-noise-quick", "quick run of all probes", "{:.1f} s"),
     "placement.times": bench("placement-times", bars),
     "placement.times-h100": bench("placement-times-h100", bars),
     "placement.square-h100": bench("placement-square-h100", bars),

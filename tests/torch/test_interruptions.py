@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -272,3 +273,57 @@ def test_an_interrupted_call_within_a_call_leaves_the_outer_one_under_way():
         assert [block.depth for block in moving] == [0, 0, 0], one.where
         assert torch.equal(model(x), want), one.where
     assert interrupted > 10
+
+
+def pressed(*_args, **_options):
+    raise KeyboardInterrupt
+
+
+def test_a_second_interruption_while_a_call_is_abandoned_leaves_no_call_under_way(monkeypatch):
+    model, x = Model(), torch.randn(2, 64)
+    want = model(x)
+    plan = plan_of(model, dict.fromkeys(NAMES, "streamed"), PrefetchPool(2))
+    engine = place_model(model, plan, ModuleWeights(), HostStreams())._engine
+    hook = model.layers[1].linear.register_forward_hook(pressed)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "abandon", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+    hook.remove()
+    assert [block.depth for block in engine.moving] == [0, 0, 0, 0]
+    for _ in range(2):
+        assert torch.equal(model(x), want)
+
+
+class Calling(nn.Module):
+    """Calls two other blocks within its own call, and goes on where the first is interrupted."""
+
+    def __init__(self, *others):
+        super().__init__()
+        self.linear, self.others = nn.Linear(64, 64), others
+
+    def forward(self, x):
+        first, second = self.others
+        with suppress(KeyboardInterrupt):
+            first(x)
+        return second(x) + self.linear(x)
+
+
+@torch.no_grad()
+def test_an_interrupted_call_within_a_call_leaves_the_outer_ones_weights_in_their_buffer(monkeypatch):
+    torch.manual_seed(0)
+    inner = [Inner(), Inner()]
+    model = nn.Sequential(*inner, Calling(*inner)).eval()
+    x = torch.randn(2, 64)
+    want = model(x)
+    plan = plan_of(model, dict.fromkeys("012", "streamed"), PrefetchPool(1))
+    engine = place_model(model, plan, ModuleWeights(), HostStreams())._engine
+    apart, asked = engine._apart, []
+
+    def once(block):
+        asked.append(block.name)
+        return pressed() if len(asked) == 1 else apart(block)
+
+    monkeypatch.setattr(engine, "_apart", once)
+    assert torch.equal(model(x), want)
+    assert asked == ["0", "1"]

@@ -24,6 +24,9 @@ def test_what_is_judged_to_be_equivalent_is_still_there() -> None:
 def test_no_part_of_the_tests_that_is_left_out_is_gone() -> None:
     for name in bench_mutants.LEFT:
         assert (ROOT / "tests" / "unit" / name).exists()
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    for name in bench_mutants.APART:
+        assert any(name in text for text in texts), name
 
 
 def test_every_package_is_drawn_from_but_what_needs_torch(

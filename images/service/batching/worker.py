@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from service.batching.batcher import Batch, Batcher, QueueFull, Wait
 from service.batching.health import DeviceHealth
-from service.errors import DeviceFault, RequestError, ServiceError
+from service.errors import DeviceFault, RequestError
+from service.threads import start_thread
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # takes rows, returns a result for each
@@ -328,14 +329,3 @@ async def run_in_thread(work: Callable[[], T], *, name: str) -> T:
 
     start_thread(run, name=name)
     return await future
-
-
-def start_thread(work: Callable[[], None], *, name: str) -> None:
-    """Start a daemon thread. Raises ServiceError where the system allows no more of them."""
-    try:
-        threading.Thread(target=work, name=name, daemon=True).start()
-    except RuntimeError as error:
-        raise ServiceError(
-            f"the thread `{name}` can't be started: {error}",
-            "allow more processes: compose's pids_limit, docker run --pids-limit, or ulimit -u",
-        ) from error

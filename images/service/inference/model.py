@@ -25,6 +25,7 @@ from service.inference.device import Device, Gpu, TorchBuild, check_cards, choos
 from service.inference.mounted import read_weights
 from service.inference.tokenizer import Tokenizer, hashing_tokenizer, load_tokenizer
 from service.settings import Dtype, Settings, quota_cpus
+from service.threads import require_threads
 
 SEED = 0  # of the random weights, so that two starts answer alike
 CANARIES = (
@@ -219,12 +220,14 @@ def first_line(error: Exception) -> str:
 def load(settings: Settings, name: str, directory: Path) -> TorchClassifier:
     """Choose the device, load the model onto it and prove it with one inference.
 
-    Raises DeviceMissing, ModelUnreadable or SettingsError.
+    Raises DeviceMissing, ModelUnreadable or SettingsError, and ServiceError for too few processes.
     """
     started = time.perf_counter()
     check_cards(settings.device, os.environ)
     device = choose_device(settings.device, torch_build())
-    torch.set_num_threads(settings.threads or _cpus())
+    threads = settings.threads or _cpus()
+    torch.set_num_threads(threads)
+    require_threads(2 * (threads - 1), name="torch")  # a team for this thread, and one for the device's
     _disable_cudnn_attention()
     plain = _load_plain(settings, name, directory)
     loaded = time.perf_counter()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from service import server
 from service.batching.worker import run_in_thread
-from service.errors import ModelUnreadable
+from service.errors import ModelUnreadable, ServiceError
 from service.settings import Limits, Settings
+from service.threads import require_threads
 
 SETTINGS = Settings("t", "cpu", Path("/models"), "random", "127.0.0.1", 1, Limits())
 
@@ -58,3 +59,26 @@ def test_work_that_nobody_waits_for_any_more_ends_without_a_sound() -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_a_limit_of_processes_is_reported_before_openmp_ends_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = threading.active_count()
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(ServiceError, match="`torch` can't be started: can't start new thread") as caught:
+        require_threads(3, name="torch")
+    assert "pids_limit" in caught.value.hint
+    started.clear()
+    require_threads(2, name="torch")
+    assert len(started) == 2, "they weren't asked for together"
+    assert threading.active_count() == before, "a thread that only asked stays"
