@@ -69,7 +69,7 @@ def shop(tmp_path: Path, base: str, index: Index) -> Iterator[Shop]:
 def variant(base: str, *torch: str) -> str:
     sources = "".join(f"      - {source}\n" for source in torch)
     return (
-        "  standin:\n    summary: stand-in for a registry base and a ROCm wheel index\n    dockerfile: slim\n"
+        "  standin:\n    summary: stand-in for a registry base and a ROCm wheel index\n"
         f'    python: "3.11"\n    base: [{{registry: "{base}"}}]\n    torch:\n{sources}    wheels: []\n'
     )
 

@@ -213,7 +213,7 @@ def built(installed: Installed) -> Iterator[str]:
         source = f'{{name: standin-index, build: cpu, require: ["torch==9.1.0+cpu"], index: "{index.url}"}}'
         catalog.write_text(
             "schema_version: 1\nsource_date_epoch: 1767225600\nvariants:\n"
-            f"  {VARIANT}:\n    summary: built by an installed package\n    dockerfile: slim\n"
+            f"  {VARIANT}:\n    summary: built by an installed package\n"
             f'    python: "3.11"\n    base:\n{bootstrap}    torch:\n      - {source}\n    wheels: []\n'
         )
         done = installed.weir(
