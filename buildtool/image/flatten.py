@@ -28,7 +28,8 @@ class _Tree:
     members: dict[str, tuple[int, int]] = field(default_factory=dict)  # path -> layer and position there
     links: dict[str, str] = field(default_factory=dict)  # symbolic links -> their targets
     hard: dict[str, tuple[int, str]] = field(default_factory=dict)  # hard links -> layer and target
-    directories: set[str] = field(default_factory=lambda: {""})
+    directories: set[str] = field(default_factory=lambda: {""})  # also those that are no members
+    names: dict[str, set[str]] = field(default_factory=dict)  # directory -> the paths in it
 
     def place(self, path: str) -> str:
         """A path with the links on the way to its last part followed. Raises DataError for a circle."""
@@ -47,14 +48,35 @@ class _Tree:
                 done = here
         return posixpath.join(done, posixpath.basename(path))
 
-    def remove(self, path: str, *, itself: bool = True) -> None:
-        """Take out a path with all below it, or what is below it alone."""
-        gone = [each for each in self.members if each.startswith(f"{path}/" if path else "")]
-        for each in [*gone, *([path] if itself else [])]:
+    def add(self, path: str, at: tuple[int, int], *, is_directory: bool) -> None:
+        """Put a member into the tree, in place of what was there; a directory keeps what is in it."""
+        if not (is_directory and path in self.directories):
+            self.remove(path)
+        above = posixpath.dirname(path)
+        while above not in self.directories:  # which no member needs to have made
+            self.remove(above)
+            self.directories.add(above)
+            self.names.setdefault(posixpath.dirname(above), set()).add(above)
+            above = posixpath.dirname(above)
+        self.names.setdefault(posixpath.dirname(path), set()).add(path)
+        self.members[path] = at
+        if is_directory:
+            self.directories.add(path)
+
+    def remove(self, path: str, *, below: int | None = None, itself: bool = True) -> None:
+        """Take out a path with all in it, or what is in it alone; of what layers `below` a number have."""
+        waiting = [path] if itself else [*self.names.get(path, ())]
+        while waiting:
+            each = waiting.pop()
+            waiting += self.names.get(each, ())
+            if below is not None and self.members.get(each, (-1, 0))[0] >= below:
+                continue
             self.members.pop(each, None)
             self.links.pop(each, None)
             self.hard.pop(each, None)
-            self.directories.discard(each)
+            if below is None:
+                self.directories.discard(each)
+                self.names.pop(each, None)
 
 
 @dataclass(frozen=True)
@@ -110,31 +132,19 @@ def _apply(tar: tarfile.TarFile, number: int, tree: _Tree) -> list[str]:
         path = tree.place(normal_path(info.name))
         folder, name = posixpath.split(path)
         if name.startswith(_WHITEOUT):
-            _remove_below(tree, folder, name, number)
+            hidden = folder if name == _OPAQUE else posixpath.join(folder, name[len(_WHITEOUT) :])
+            tree.remove(hidden, below=number, itself=name != _OPAQUE)
             paths.append("")
             continue
         paths.append(path)
         if not path:
             continue
-        if not (info.isdir() and path in tree.directories) and path in tree.members:
-            tree.remove(path)
-        if info.isdir():
-            tree.directories.add(path)
+        tree.add(path, (number, at), is_directory=info.isdir())
         if info.issym():
             tree.links[path] = info.linkname
         if info.islnk():
             tree.hard[path] = number, tree.place(normal_path(info.linkname))
-        tree.members[path] = number, at
     return paths
-
-
-def _remove_below(tree: _Tree, folder: str, name: str, number: int) -> None:
-    """Apply a whiteout: it hides what lower layers have, not what its own has."""
-    below = {path for path, (layer, _) in tree.members.items() if layer < number}
-    top = folder if name == _OPAQUE else posixpath.join(folder, name[len(_WHITEOUT) :])
-    for path in below:
-        if path.startswith(f"{top}/") or (path == top and name != _OPAQUE):
-            tree.remove(path)
 
 
 def _entry(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> Entry:
