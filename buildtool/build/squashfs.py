@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shlex
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -43,21 +44,14 @@ def write_squashfs(
     """
     require_program()
     options = ["-comp", "zstd", "-Xcompression-level", str(LEVEL), "-b", str(BLOCK_BYTES), "-all-root"]
-    options += [
-        "-mkfs-time",
-        str(epoch),
-        "-root-time",
-        str(epoch),
-        "-no-progress",
-        "-quiet",
-        "-exit-on-error",
-        "-noappend",
-    ]
+    options += ["-root-mode", "755", "-no-progress", "-quiet", "-exit-on-error", "-noappend"]
     with replacing(target) as partial_file:
         try:
             run_streaming(
                 [PROGRAM, "-", str(partial_file), "-tar", *options],
                 progress=lambda line: progress(f"{PROGRAM}: {line}"),
+                # times of the file system and its root; with -root-time, 4.5.1 takes now for tars
+                env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
                 stdin=tar_chunks(entries(image, store, epoch)),
             )
         except CommandFailed as error:

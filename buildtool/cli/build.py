@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(parser, "--push", "push the names of --tag, if no image is over its budget")
     for name, metavar, text in OUTPUTS:
-        option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name")
+        option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name", Path)
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -189,7 +189,7 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     """What --layout, --sqsh and --conda ask for. Raises ConfigError, DataError, EnvironmentMissing."""
     outputs: list[Output] = []
     for name, _, _ in OUTPUTS:
-        text = getattr(args, _attribute(name))
+        text = str(getattr(args, _attribute(name)) or "")
         for candidates in options.candidates if text else ():
             variant = candidates[0]
             if variant.dockerfile:

@@ -7,6 +7,7 @@ from buildtool.build import pipeline
 from buildtool.build.workplace import default_workplace
 from buildtool.cli.arguments import add_variant_arguments, build_options
 from buildtool.core.errors import Exit
+from buildtool.engine.buildx import literal
 from probes.core.output import write
 
 
@@ -24,7 +25,10 @@ def run(args: argparse.Namespace) -> int:
         epoch=options.epoch,
         every_target=options.targets_given,
     )
-    write(json.dumps(plan.as_json(), indent=2) + "\n")
+    made = plan.as_json()
+    if "bake" in made:
+        made["bake"] = literal(made["bake"])
+    write(json.dumps(made, indent=2) + "\n")
     return int(Exit.OK)
 
 

@@ -37,6 +37,7 @@ MEASURED = {
     "fit-gpu": ("probes/fit",),
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
+    "layout": IMAGES,
     "placement": PLACEMENT,
     "probes": ("probes/measure", "probes/records"),
     "prune": ("buildtool/prune", "buildtool/gpucode", *IMAGES),

@@ -192,9 +192,9 @@ def test_an_installed_package_knows_its_commit_and_answers(installed: Installed)
 
 
 def test_an_installed_package_plans_from_its_own_catalog(installed: Installed) -> None:
-    done = installed.weir("plan", "cpu")
+    done = installed.weir("plan", "cpu-naive")
     assert done.returncode == 0, done.stderr
-    dockerfile = json.loads(done.stdout)["target"]["cpu"]["dockerfile"]
+    dockerfile = json.loads(done.stdout)["bake"]["target"]["cpu-naive"]["dockerfile"]
     assert Path(dockerfile).is_file()
     assert not Path(dockerfile).is_relative_to(ROOT)
 
