@@ -123,7 +123,6 @@ def _variant(name: str, raw: Fields, document: Document) -> Variant:
     return Variant(
         name=name,
         summary=raw["summary"],
-        dockerfile=_dockerfile(raw["dockerfile"], where, document),
         python=raw["python"],
         base=_bases(raw["base"], (*where, "base"), document),
         torch=sources,
@@ -133,6 +132,7 @@ def _variant(name: str, raw: Fields, document: Document) -> Variant:
         prune=raw.get("prune", False),
         labels=tuple(raw.get("labels", {}).items()),
         budget=Budget(unpacked_bytes=budget.get("unpacked"), stored_bytes=budget.get("stored")),
+        dockerfile=_dockerfile(raw["dockerfile"], where, document) if "dockerfile" in raw else None,
     )
 
 
@@ -158,7 +158,9 @@ def _dockerfile(folder: str, where: KeyPath, document: Document) -> Path:
         if (directory / folder / "Dockerfile").is_file():
             return (directory / folder / "Dockerfile").resolve()
     raise document.error(
-        (*where, "dockerfile"), f"there is no {folder}/Dockerfile next to the file or in images/"
+        (*where, "dockerfile"),
+        f"there is no {folder}/Dockerfile next to the file or in images/",
+        "leave `dockerfile` out for an image without one: root file system, wheels and service, a layer each",
     )
 
 

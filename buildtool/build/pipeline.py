@@ -1,4 +1,4 @@
-"""The steps of a build: plan, stage, bake, prove, audit, record, name.
+"""The steps of a build: plan, write (or stage and bake, by a Dockerfile), load, prove, audit, record, name.
 
 Each takes the result of the one before; `buildtool.cli.build` calls them in this order.
 """
@@ -7,55 +7,51 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from buildtool.audit.audit import audit_image, progress_lines, write_reports
+from buildtool.audit.audit import Saver, audit_image, progress_lines, write_reports
 from buildtool.audit.options import AuditOptions
 from buildtool.audit.text import SummaryRow, summary_row, text_table
+from buildtool.build import payload
+from buildtool.build.image_writer import write_image
+from buildtool.build.layer_store import LayerStore
 from buildtool.build.lockfile import Lock
 from buildtool.build.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, group_wheels, unresolved
+from buildtool.build.registry_base import fetch_base, registry_digest
 from buildtool.build.sources import Sources
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
+from buildtool.core.errors import BuildFailed, ProofFailed
 from buildtool.core.files import read_cached, require_writable, scratch, sha256_of, write_text
-from buildtool.core.model import BuiltImage, Resolved, Variant, Wheel
+from buildtool.core.model import LABEL, BuiltImage, Resolved, Variant, Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
-from buildtool.core.shipped import IMAGES, PROBES
 from buildtool.engine import buildx, proof
-from buildtool.engine.client import Engine
+from buildtool.engine.client import Engine, RunResult
 from buildtool.engine.host import require_engine_space, require_free_space
 from buildtool.engine.proof import Proof
-from buildtool.engine.reference import Reference
+from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.engine.tags import move_tags
 from buildtool.gpucode.source import TargetMissing
 from buildtool.gpucode.target import TargetId
+from buildtool.image.written import WrittenImage, archive_chunks
 from buildtool.prune.inputs import PrunedInputs
 from buildtool.prune.manifest import IMAGE_PATH
 from probes.core.codec import encode
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
-APP = "payload/opt/weir/app"  # in a context
-# what goes into every image -> where, below APP
-PAYLOAD = {
-    IMAGES / "service": "service",
-    IMAGES / "profiles": "profiles",
-    PROBES: "probes",
-    IMAGES / "smoke.py": "smoke.py",
-}
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "py.typed", ".*", "*~")  # bytecode, what editors leave
-
 
 def make_plan(
     workplace: Workplace,
     candidates: Sequence[Sequence[Variant]],
     *,
-    engine: Engine,
+    engine: Engine | None,
     epoch: int,
     update_lock: bool = False,
     every_target: bool = False,
@@ -69,12 +65,18 @@ def make_plan(
     Raises SourceUnreachable, EnvironmentMissing, DataError, ConfigError or TargetMissing for the first image
     that fails.
     """
-    buildx.require_buildx()  # the build needs it after minutes of downloads
+    is_baked = any(variants[0].dockerfile for variants in candidates)
+    if is_baked:
+        buildx.require_buildx()  # the build needs it after minutes of downloads
     workplace.sweep()
     lock = Lock.load(workplace.lock)
-    if update_lock or not lock.tools or None in (lock.get(variants[0]) for variants in candidates):
+    if (
+        update_lock
+        or (is_baked and not lock.tools)
+        or None in (lock.get(variants[0]) for variants in candidates)
+    ):
         require_writable(workplace.lock.parent, "name another lock file: WEIR_LOCK=FILE")
-    sources = Sources(engine, workplace.wheels, workplace.rootfs, lock, epoch, workplace.progress)
+    sources = Sources(registry_digest, workplace.wheels, workplace.rootfs, lock, epoch, workplace.progress)
     require_disk_space(workplace, [variants[0] for variants in candidates], engine, lock)
 
     def planned(variant: Variant) -> ImagePlan:
@@ -91,7 +93,7 @@ def make_plan(
 
     tasks = [partial(_first_served, variants, planned, workplace.progress) for variants in candidates]
     images = run_parallel(tasks, workers=4, stop=stop_children)
-    return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock))
+    return BuildPlan(tuple(images), epoch, sources.tools(update_lock=update_lock) if is_baked else ())
 
 
 def locked_plan(
@@ -129,7 +131,9 @@ def _first_served(
     return planned(variants[-1])
 
 
-def require_disk_space(workplace: Workplace, variants: Sequence[Variant], engine: Engine, lock: Lock) -> None:
+def require_disk_space(
+    workplace: Workplace, variants: Sequence[Variant], engine: Engine | None, lock: Lock
+) -> None:
     """Raise EnvironmentMissing for a build that certainly doesn't fit on a disk of this host.
 
     Variants that are locked already have most of their inputs here, and count only as the smallest build.
@@ -138,26 +142,96 @@ def require_disk_space(workplace: Workplace, variants: Sequence[Variant], engine
     needed = sum(disk_needed(variant, lock.get(variant)) for variant in missing)
     purpose = f"building {', '.join(variant.name for variant in variants)}"
     require_free_space(workplace.state, max(needed, DISK_FLOOR), purpose)
-    require_engine_space(engine, max(needed, DISK_FLOOR), purpose, progress=workplace.progress)
+    if engine:
+        require_engine_space(engine, max(needed, DISK_FLOOR), purpose, progress=workplace.progress)
 
 
-def stage(workplace: Workplace, build_plan: BuildPlan) -> None:
-    """Check every input, prune what is to be pruned, and make the contexts. Raises DataError, OSError."""
-    for image in build_plan.images:
+def write(workplace: Workplace, plan: BuildPlan, *, anew: bool = False) -> dict[str, WrittenImage]:
+    """Write the images that need no Dockerfile, by variant. Raises as `image_writer.write_image` does."""
+    images = {}
+    for planned in plan.written:
         begun = time.monotonic()
-        wheels = (*image.resolved.wheels, *build_plan.tools)
+        base = planned.resolved.base
+        image = write_image(
+            workplace,
+            planned,
+            base=fetch_base(base, workplace.layers, workplace.progress)
+            if base.origin == "registry"
+            else None,
+            pruned=_prune(workplace, planned, plan.epoch) if planned.variant.prune else None,
+            epoch=plan.epoch,
+            anew=anew,
+        )
+        images[planned.variant.name] = image
+        stored = sum(layer.n_bytes for layer in image.layers)
+        workplace.progress(
+            f"{planned.variant.name}: {image.digest[:19]}, {decimal_bytes(stored)} in "
+            f"{counted(len(image.layers), 'layer')}: {_description(planned.resolved)} "
+            f"({time.monotonic() - begun:.1f} s)"
+        )
+    return images
+
+
+def load(
+    workplace: Workplace, images: Mapping[str, WrittenImage], named: str, *, engine: Engine
+) -> dict[str, str]:
+    """Give the engine the images, under temporary names that `named` is the beginning of; their ids there.
+
+    Layers that it has of earlier builds aren't sent again. Raises as `Engine.load` does.
+    """
+    store = workplace.layers
+    ids: dict[str, str] = {}
+    if not images:
+        return ids
+    rows = engine.labelled_images(f"{LABEL}.variant")
+    held = store.held_by({row.Id for row in rows})
+    for variant, image in images.items():
+        name = f"{named}-{variant}"
+        known = next((row.Id for row in rows if row.Id in image.ids), None)
+        if known:
+            ids[variant] = engine.tag(known, parse_new_name(name))
+            continue
+        sent = sum(layer.n_bytes for layer in image.layers if layer.digest not in held)
+        workplace.progress(f"{variant}: giving it to the engine, {decimal_bytes(sent)}")
+        ids[variant] = _load(image, name, held, store=store, engine=engine)
+    return ids
+
+
+def _load(image: WrittenImage, name: str, held: frozenset[str], *, store: LayerStore, engine: Engine) -> str:
+    """Load one image and return its id; with all its layers where the engine lacks one after all."""
+    for without in (held, frozenset[str]()) if held else (held,):
+        try:
+            full_name = parse_new_name(name).canonical
+            engine.load(archive_chunks(image, full_name, store.content, without=without))
+        except BuildFailed:
+            if not without:
+                raise
+        record = engine.inspect(name)
+        if record is not None and record["Id"] in image.ids:
+            return str(record["Id"])
+    raise ProofFailed(f"the engine holds another image as {name} than the one it was given")
+
+
+def stage(workplace: Workplace, plan: BuildPlan) -> None:
+    """Check the inputs of images that BuildKit makes, prune what is to be pruned, and make their contexts.
+
+    Raises DataError, OSError.
+    """
+    for image in plan.baked:
+        begun = time.monotonic()
+        wheels = (*image.resolved.wheels, *plan.tools)
         workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in image.scanned_inputs])
-        rootfs = workplace.rootfs_of(image, build_plan.epoch)
+        rootfs = workplace.rootfs_of(image, plan.epoch)
         if rootfs and not image.variant.prune:
             workplace.rootfs.verify(rootfs, image.resolved.base.pin)
         stage_context(
             image.context,
             image.resolved,
             workplace.wheels,
-            build_plan.tools,
+            plan.tools,
             rootfs=rootfs,
-            epoch=build_plan.epoch,
-            pruned=_prune(workplace, image, build_plan.epoch) if image.variant.prune else None,
+            epoch=plan.epoch,
+            pruned=_prune(workplace, image, plan.epoch) if image.variant.prune else None,
         )
         description = _description(image.resolved)
         workplace.progress(
@@ -182,25 +256,35 @@ def bake(
     progress: Progress,
     no_cache: bool = False,
     verbose: bool = False,
-) -> list[BuiltImage]:
-    """Build every image of the plan, named as `BuildPlan.bake` says. Raises as `buildx.bake_plan` does."""
-    baked = plan.bake(zstd=engine.info().containerd_store, named=named)
-    digests = buildx.bake_plan(baked, engine=engine, progress=progress, no_cache=no_cache, verbose=verbose)
-    variants = [image.variant for image in plan.images]
-    return [BuiltImage(variant.name, variant.ref, digests[variant.name]) for variant in variants]
+) -> dict[str, str]:
+    """Build every image of the plan that has a Dockerfile, named as `BuildPlan.bake` says; ids by variant.
+
+    Raises as `buildx.bake_plan` does.
+    """
+    if not plan.baked:
+        return {}
+    baked = plan.bake(named)
+    return buildx.bake_plan(baked, engine=engine, progress=progress, no_cache=no_cache, verbose=verbose)
 
 
-def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine) -> Proof:
+class Runner(Protocol):
+    """What can run an image: an engine, or `runtimes.LocalRunner`."""
+
+    def run(self, ref: str, command: list[str]) -> RunResult:
+        """Run a command in an image, by its id there or its digest."""
+
+
+def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, runner: Runner) -> Proof:
     """Run the image and check that it is what its variant promises, once for each digest and promise.
 
-    Raises ProofFailed.
+    Raises ProofFailed, and as the runner does.
     """
     promise = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
     seal = workplace.seal("proved", image.digest, promise, proof.COMMAND)
     if earlier := read_cached(seal, proof.from_seal):
         return earlier
     workplace.progress(f"{image.variant}: proving {image.ref} in a fresh container")
-    ran = engine.run(image.digest, proof.COMMAND)
+    ran = runner.run(image.image_id or image.digest, proof.COMMAND)
     judged = proof.judge(
         planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
     )
@@ -209,11 +293,11 @@ def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: E
 
 
 def audit(
-    workplace: Workplace, planned: ImagePlan, image: BuiltImage, engine: Engine, reports: Path
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, source: Saver, reports: Path
 ) -> SummaryRow:
     """Audit the image and write its reports, unless the reports of this very audit are there unchanged.
 
-    Raises as `buildtool.audit.audit.audit_image` does.
+    `source` gives its archive: the engine, or `Written`. Raises as `buildtool.audit.audit.audit_image` does.
     """
     variant = planned.variant
     seal = workplace.seal(
@@ -225,7 +309,7 @@ def audit(
     workplace.progress(f"{variant.name}: auditing {image.ref}")
     report = audit_image(
         image.ref,
-        engine=engine,
+        engine=source,
         options=AuditOptions(budget=variant.budget, targets=variant.gpu_targets),
         tick=progress_lines(workplace.progress, image.ref),
         digest=image.digest,
@@ -235,6 +319,18 @@ def audit(
     files = _digests(reports, [path.name for path in written])
     write_text(seal, json.dumps({"row": asdict(row), "files": files}))
     return row
+
+
+@dataclass(frozen=True)
+class Written:
+    """An image that was written here, as an engine would save it."""
+
+    image: WrittenImage
+    store: LayerStore
+
+    def save(self, _ref: str) -> Iterator[bytes]:
+        """Its archive, in chunks."""
+        return archive_chunks(self.image, "built:latest", self.store.content)
 
 
 def _audit_from_seal(text: str) -> tuple[SummaryRow, dict[str, str]]:
@@ -248,11 +344,34 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
     return {name: sha256_of(folder / name) if (folder / name).is_file() else None for name in names}
 
 
-def record(planned: ImagePlan, image: BuiltImage, proven: Proof, reports: Path) -> None:
-    """Write `<variant>.build.json`: what the image was made from and what its proof showed."""
-    parts = {"image": image, "inputs": planned.resolved, "proof": proven}
-    data = {"schema_version": 1, **{name: encode(part) for name, part in parts.items()}}
+def record(planned: ImagePlan, image: BuiltImage, proven: Proof | None, reports: Path) -> None:
+    """Write `<variant>.build.json`: what the image was made from and what its proof showed, if any."""
+    parts = {"image": encode(image), "inputs": encode(planned.resolved), "proof": proven and encode(proven)}
+    data = {"schema_version": 1, **parts}
     write_text(reports / f"{image.variant}.build.json", json.dumps(data, indent=1) + "\n")
+
+
+def keep(
+    workplace: Workplace, images: Mapping[str, WrittenImage], proofs: Mapping[str, Proof | None]
+) -> None:
+    """Name the images in the layout of the state directory, with what was proved of them.
+
+    Raises as `write_text` does.
+    """
+    said = {name: {f"{LABEL}.proof": _said(proof)} for name, proof in proofs.items()}
+    workplace.layers.name(images, said)
+
+
+def keep_unproved(workplace: Workplace, images: Mapping[str, WrittenImage], variant: str) -> None:
+    """Name an image that failed its proof in that layout, to be looked at. Raises as `write_text` does."""
+    if variant in images:
+        name = proof.unproved(variant)
+        workplace.layers.name({name: images[variant]}, {name: {f"{LABEL}.proof": "failed"}})
+
+
+def _said(proof: Proof | None) -> str:
+    """What an annotation says of a proof: it isn't in the image, whose digest is the same without one."""
+    return f"torch {proof.torch_version} computes" if proof else "not proved"
 
 
 def name_all(
@@ -262,7 +381,7 @@ def name_all(
 
     Raises as `buildtool.engine.tags.move_tags` does.
     """
-    moves = [(image.digest, name) for image, own in names for name in own]
+    moves = [(image.image_id, name) for image, own in names for name in own]
     for name, old, new in move_tags(engine, moves):
         last_given = workplace.named(name)
         if old not in ("", new, read_cached(last_given, str)):
@@ -317,10 +436,10 @@ def _fill(
     for folder, wheels in by_folder.items():
         _link_all(wheels, cache, context / "wheels" / folder, pruned=pruned)
     _link_all(tools, cache, context / "tools")
-    for script in (IMAGES / "tools").glob("*.py"):
-        shutil.copyfile(script, context / "tools" / script.name)
-    for origin, name in PAYLOAD.items():
-        _copy(origin, context / APP / name)
+    for name, content in payload.payload_files().items():
+        path = context / "payload" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     if pruned:
         (context / "payload" / IMAGE_PATH).write_text(pruned.manifest(), encoding="utf-8")
     _set_modes_and_times(context / "payload", epoch)
@@ -341,19 +460,6 @@ def _link(origin: Path, target: Path) -> None:
         os.link(origin, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(origin, target)
-
-
-def _copy(origin: Path, target: Path) -> None:
-    if origin.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(origin, target)
-    elif origin.is_dir():
-        shutil.copytree(
-            origin,
-            target,
-            ignore=LEFT_OUT,
-            copy_function=shutil.copyfile,
-        )
 
 
 def _set_modes_and_times(folder: Path, epoch: int, *, links: bool = True) -> None:
@@ -382,16 +488,16 @@ def _description(resolved: Resolved) -> str:
     )
 
 
-def built_text(plans: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Sequence[Proof]) -> str:
+def built_text(
+    plans: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs: Sequence[Proof | None]
+) -> str:
     """A table of where each image came from and what its proof showed, and why other sources weren't used."""
     rows = [
         (
             image.ref,
             image.digest[:19],
             f"{planned.resolved.base.origin}: {planned.resolved.base.name}",
-            f"{proof.torch_version} ({proof.torch_build.value}, from {planned.resolved.torch_source})",
-            proof.python,
-            proof.rocminfo,
+            *(_shown(proof, planned.resolved) if proof else _promised(planned.resolved)),
         )
         for planned, image, proof in zip(plans, images, proofs, strict=True)
     ]
@@ -400,6 +506,16 @@ def built_text(plans: Sequence[ImagePlan], images: Sequence[BuiltImage], proofs:
         f"  {planned.variant.name}: skipped {note}" for planned in plans for note in planned.resolved.notes
     ]
     return "\n".join([text_table(headers, rows), *map(terminal, notes)])
+
+
+def _shown(proof: Proof, resolved: Resolved) -> tuple[str, str, str]:
+    torch = f"{proof.torch_version} ({proof.torch_build.value}, from {resolved.torch_source})"
+    return torch, proof.python, proof.rocminfo
+
+
+def _promised(resolved: Resolved) -> tuple[str, str, str]:
+    torch = f"{resolved.torch_version or resolved.torch_build.value} (not proved)"
+    return torch, f"{resolved.python} (not proved)", "not proved"
 
 
 def audited_text(rows: Sequence[SummaryRow]) -> str:

@@ -1,20 +1,44 @@
-"""What a build will do, as values: plans of images, the bake file, labels, build arguments. Pure.
+"""What a build will do, as values: plans of images, their layers, configs and labels, the bake file. Pure.
 
 The same inputs give the same bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from buildtool.core.model import LABEL, ZSTD_LEVEL, Bootstrap, Registry, Resolved, Variant, Wheel
+from buildtool.core.model import LABEL, Bootstrap, Registry, Resolved, Variant, Wheel
 from buildtool.gpucode.source import prefix_errors
 from buildtool.gpucode.target import TargetId, served_targets
+from buildtool.image.documents import Platform
+from buildtool.image.reader import host_platform
 
 HEAVY_BYTES = 20_000_000  # wheels of at least this size get their own layer
 DISK_FLOOR = 2_000_000_000  # bytes; with less, no build is started
 UNPACKED_PER_STORED = 4  # wheels; a generous guess for the disk check alone
+PACKAGES = "packages"  # the layer of small wheels
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# how the service is run in images that are written here
+ENVIRONMENT = {
+    "PYTHONPATH": "/opt/weir/lib:/opt/weir/app",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "HOME": "/tmp",
+}
+_SECOND = 10**9  # in nanoseconds
+SERVED = {
+    "User": "10001:10001",
+    "Cmd": ["python3", "-m", "service"],
+    "Healthcheck": {
+        "Test": ["CMD", "python3", "-m", "service.health"],
+        "Interval": 10 * _SECOND,
+        "Timeout": 5 * _SECOND,
+        "StartPeriod": 120 * _SECOND,
+        "StartInterval": _SECOND,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -66,25 +90,48 @@ class BuildPlan:
 
     images: tuple[ImagePlan, ...]
     epoch: int  # SOURCE_DATE_EPOCH, seconds since 1970
-    tools: tuple[Wheel, ...] = ()  # run inside the build, stay out of the images
+    tools: tuple[Wheel, ...] = ()  # run inside BuildKit's builds, stay out of the images
 
-    def bake(self, *, zstd: bool, named: str | None = None) -> dict[str, Any]:
+    @property
+    def written(self) -> tuple[ImagePlan, ...]:
+        """The images that are written here, layer by layer."""
+        return tuple(image for image in self.images if image.variant.dockerfile is None)
+
+    @property
+    def baked(self) -> tuple[ImagePlan, ...]:
+        """The images that BuildKit makes, by a Dockerfile."""
+        return tuple(image for image in self.images if image.variant.dockerfile is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weir plan` prints."""
+        images = {image.variant.name: _image_json(image, self.epoch) for image in self.written}
+        return {"images": images, **({"bake": self.bake()} if self.baked else {})}
+
+    def bake(self, named: str | None = None) -> dict[str, Any]:
         """The bake file for `docker buildx bake -f -`.
 
         The images get their own names or, where it is `named`, those that it is the beginning of.
-
-        zstd needs the engine's containerd image store; the classic store keeps layers unpacked anyway.
         Provenance is off: it holds the time of the build, and with it no two builds have the same digest.
         """
-        targets = {image.variant.name: _bake_target(image, self.epoch, zstd=zstd) for image in self.images}
+        targets = {image.variant.name: _bake_target(image, self.epoch) for image in self.baked}
         for name, target in targets.items() if named else ():
             target["tags"] = [f"{named}-{name}"]
         return {"group": {"default": {"targets": [*targets]}}, "target": targets}
 
 
-def _bake_target(image: ImagePlan, epoch: int, *, zstd: bool) -> dict[str, Any]:
+def _image_json(image: ImagePlan, epoch: int) -> dict[str, Any]:
+    base = image.resolved.base
+    layers: list[dict[str, Any]] = [{"layer": "base", base.origin: base.name, "pin": base.pin}]
+    for name, wheels in wheel_layers(image.resolved.wheels):
+        rows = {wheel.filename: f"sha256:{wheel.sha256}" for wheel in wheels}
+        layers.append({"layer": name, "wheels": rows})
+    layers.append({"layer": "service"})
+    run = config_of(image, epoch, host_platform(), {})["config"]
+    return {"tags": [image.variant.ref], "layers": layers, "config": run}
+
+
+def _bake_target(image: ImagePlan, epoch: int) -> dict[str, Any]:
     variant = image.variant
-    ours = variant.dockerfile.parent.name != "naive"  # the naive image stays as people build it
     return {
         "context": str(image.context),
         "dockerfile": str(variant.dockerfile),
@@ -92,7 +139,6 @@ def _bake_target(image: ImagePlan, epoch: int, *, zstd: bool) -> dict[str, Any]:
         "labels": labels(variant, image.resolved),
         "tags": [variant.ref],
         "attest": ["type=provenance,disabled=true"],
-        **({"output": [image_output()]} if zstd and ours else {}),
     }
 
 
@@ -104,20 +150,58 @@ def group_wheels(wheels: Sequence[Wheel]) -> Groups:
     return Groups(torch, heavy, tuple(w for w in rest if w.stored_bytes < HEAVY_BYTES))
 
 
+def wheel_layers(wheels: Sequence[Wheel]) -> list[tuple[str, tuple[Wheel, ...]]]:
+    """The layers of wheels by name, from the bottom up: in the order of how seldom they change.
+
+    The last one is there even without wheels: the user of the service is in it.
+    """
+    groups = group_wheels(wheels)
+    heavy = [(name, each) for name, each in (("torch", groups.torch), ("heavy", groups.heavy)) if each]
+    return [*heavy, (PACKAGES, groups.small)]
+
+
 def build_args(variant: Variant, resolved: Resolved, epoch: int) -> dict[str, str]:
-    """The Dockerfile's arguments: the base, and which stages have something to do."""
-    groups = group_wheels(resolved.wheels)
+    """The arguments of a Dockerfile: the base, and what is to be installed on a registry's."""
     on_registry = resolved.base.origin == "registry"
     base = f"{resolved.base.name.split('@')[0]}@{resolved.base.pin}" if on_registry else "rootfs"
     args = {"SOURCE_DATE_EPOCH": str(epoch), "BASE": base}
-    stage = "base"
     if on_registry and variant.system_packages:
         args["SYSTEM_PACKAGES"] = " ".join(variant.system_packages)
-        stage = "packages"
-    for name, wheels in (("torch", groups.torch), ("heavy", groups.heavy)):
-        args[f"{name.upper()}_FROM"] = stage
-        stage = name if wheels else stage
-    return args | {"SMALL_FROM": stage}
+    return args
+
+
+def config_of(image: ImagePlan, epoch: int, platform: Platform, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of an image that is written here, without its layers; `base` is that of a registry's base.
+
+    What the base says of how it is to be run stays, unless the service needs another value.
+    """
+    below = base.get("config")
+    run = dict(below) if isinstance(below, Mapping) else {}
+    inherited = [text for text in run.get("Env") or [PATH] if text.partition("=")[0] not in ENVIRONMENT]
+    run |= SERVED
+    run["Env"] = [*inherited, *(f"{name}={value}" for name, value in ENVIRONMENT.items())]
+    run["ExposedPorts"] = {**(run.get("ExposedPorts") or {}), "8000/tcp": {}}
+    run["Labels"] = {**(run.get("Labels") or {}), **labels(image.variant, image.resolved)}
+    run.setdefault("WorkingDir", "/")
+    machine = {"architecture": platform.architecture, "os": platform.os}
+    kept = {key: base[key] for key in ("variant", "os.version", "os.features") if key in base}
+    return {**machine, **kept, "created": _time(epoch), "config": run}
+
+
+def history_of(image: ImagePlan, epoch: int, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A step for each layer, after those of a registry's base."""
+    resolved = image.resolved
+    steps = [] if resolved.base.origin == "registry" else [f"root file system of Debian {resolved.base.name}"]
+    for name, wheels in wheel_layers(resolved.wheels):
+        user = " and the user of the service" if name == PACKAGES else ""
+        steps.append(f"{', '.join(f'{w.distribution} {w.version}' for w in wheels) or 'no wheels'}{user}")
+    steps.append("the service")
+    own = [{"created": _time(epoch), "created_by": f"weir build: {step}"} for step in steps]
+    return [*(dict(step) for step in base), *own]
+
+
+def _time(epoch: int) -> str:
+    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
@@ -140,12 +224,6 @@ def labels(variant: Variant, resolved: Resolved) -> dict[str, str]:
         f"{LABEL}.source.wheels": "host-pip" if resolved.wheels else "none",
         **dict(variant.labels),
     }
-
-
-def image_output() -> str:
-    """How BuildKit is to write an image into a containerd store."""
-    compression = f"compression=zstd,compression-level={ZSTD_LEVEL},force-compression=true"
-    return f"type=image,oci-mediatypes=true,{compression}"
 
 
 def unresolved(variant: Variant) -> Resolved:

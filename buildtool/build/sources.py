@@ -2,16 +2,16 @@
 
 import re
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildtool.build.lockfile import Lock, spec_sha256
 from buildtool.build.rootfs import RootfsCache
 from buildtool.build.wheels import TOOLS_PYTHON, WheelCache
-from buildtool.core.errors import DataError, SourceUnreachable
+from buildtool.core.errors import DataError, SourceUnreachable, ToolError
 from buildtool.core.model import Base, Bootstrap, PinnedBase, Registry, Resolved, TorchSource, Variant, Wheel
 from buildtool.core.progress import Progress
-from buildtool.engine.client import Engine
 from probes.core.quoting import command
 
 STATUS = "./var/lib/dpkg/status"  # dpkg's list of packages
@@ -23,9 +23,9 @@ class _NoBase(SourceUnreachable):
 
 @dataclass(frozen=True)
 class Sources:
-    """Resolves inputs with this host's engine, caches and lock file."""
+    """Resolves inputs with this host's caches and lock file; `registry_digest` asks a registry."""
 
-    engine: Engine
+    registry_digest: Callable[[str], str]
     wheels: WheelCache
     rootfs: RootfsCache
     lock: Lock
@@ -71,7 +71,7 @@ class Sources:
         )
 
     def tools(self, *, update_lock: bool = False) -> tuple[Wheel, ...]:
-        """The wheels that run inside a build, locked like every other input."""
+        """The wheels that run inside BuildKit's builds, locked like every other input."""
         if self.lock.tools and not update_lock:
             self.wheels.fetch(self.lock.tools, TOOLS_PYTHON, index=None)
         else:
@@ -119,7 +119,14 @@ class Sources:
 
     def _pin(self, base: Base, variant: Variant, *, update: bool) -> PinnedBase:
         if isinstance(base, Registry):
-            return base.pinned(self.engine.registry_digest(base.ref))
+            if variant.system_packages and variant.dockerfile is None:
+                raise SourceUnreachable(
+                    f"registry base {base.ref}: `system_packages` go into bootstrapped bases alone"
+                )
+            try:
+                return base.pinned(self.registry_digest(base.ref))
+            except ToolError as error:  # whatever it is, the next base may do
+                raise SourceUnreachable(f"registry base {base.ref}: {error.message}") from error
         recipe = with_packages(base, variant)
         tar, digest = self.rootfs.bring(recipe, self.epoch, update=update)
         # apt reads a name that no package has as a pattern, and installs what matches that

@@ -35,7 +35,10 @@ _CACHES = {
     "rootfs": ("root file systems for builds", r"[a-z][a-z0-9.-]*-[0-9a-f]{16}\.tar"),
     "pruned": ("inputs of builds, pruned", r"[0-9a-f]{24}(\.\w+)?"),
     "inspected": ("targets of inputs of builds", r"[0-9a-f]{24}\.json"),
-    "context": ("build contexts", r"[a-z0-9]+(-+[a-z0-9]+)*"),
+    "layers": ("layers by their inputs", r"[0-9a-f]{64}\.json"),
+    "layout": ("images as an OCI layout", r"oci-layout|index\.json|blobs|lock"),
+    "pushed": ("what registries have", r"[0-9a-f]{64}\.(json|lock)"),
+    "context": ("contexts of Dockerfiles", r"[a-z0-9]+(-+[a-z0-9]+)*"),
     "proved": ("outcomes of proofs", _SHA256),
     "audited": ("outcomes of audits", _SHA256),
     "packed": ("packed weights", r"[0-9a-f]+\.(packed|origin)"),
@@ -283,8 +286,8 @@ def no_build_running(places: Places) -> Iterator[None]:
     """Keep builds from beginning during the block. Raises EnvironmentMissing where one is running."""
     with ExitStack() as held:
         for state in places.states:
-            lock = state / _LOCK
-            free = not lock.exists() or held.enter_context(lock_if_free(lock))
+            locks = [lock for lock in (state / _LOCK, state / "layout/lock") if lock.exists()]
+            free = all(held.enter_context(lock_if_free(lock)) for lock in locks)
             living = next(
                 (path for folder in _folders(state) for path, is_held in partials(folder) if is_held), None
             )

@@ -42,8 +42,8 @@ _MAX_METADATA = 4 << 20  # bytes of a wheel's description of itself
 # a requirement of torch itself, with its extras
 IS_TORCH = re.compile(r"\s*torch\s*(\[[^\]]*\])?(?![\w.-])", re.IGNORECASE)
 CONNECTION = {"CERT", "CLIENT_CERT", "PROXY", "TRUSTED_HOST"}  # pip options that set how, not where
-# wheels that run inside a build; never installed into an image
-TOOLS = ("installer>=0.7", "pip>=23")
+# a wheel that runs inside BuildKit's builds; never installed into an image
+TOOLS = ("pip>=23",)
 TOOLS_PYTHON = "3.11"  # the oldest that an image has
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buildtool.build.layer_store import LayerStore
 from buildtool.build.plan import ImagePlan
 from buildtool.build.rootfs import RootfsCache
 from buildtool.build.sources import bootstrap_of
@@ -96,6 +97,11 @@ class Workplace:
     def prunes(self) -> PruneCache:
         """The cache of inputs without GPU code for other cards."""
         return PruneCache(self.state / "pruned", self.progress)
+
+    @property
+    def layers(self) -> LayerStore:
+        """The layers and images that builds write."""
+        return LayerStore(self.state)
 
     @property
     def inspections(self) -> Inspections:

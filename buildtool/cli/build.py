@@ -3,10 +3,14 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from buildtool.build import pipeline
+from buildtool.audit.audit import Saver
+from buildtool.build import conda, pipeline, publish, squashfs
+from buildtool.build.layer_store import require_layout_or_nothing
 from buildtool.build.plan import BuildPlan
+from buildtool.build.runtimes import LocalRunner
 from buildtool.build.workplace import Workplace, default_workplace
 from buildtool.cli.arguments import (
     BuildOptions,
@@ -15,15 +19,30 @@ from buildtool.cli.arguments import (
     extra_names,
     require_platform,
 )
-from buildtool.core.errors import ConfigError, Exit
+from buildtool.core.errors import ConfigError, EngineUnavailable, EnvironmentMissing, Exit, ProofFailed
 from buildtool.core.files import relative_to_cwd, require_writable
 from buildtool.core.model import BuiltImage
 from buildtool.core.progress import Progress, ProgressLog
 from buildtool.core.shipped import reports_directory
 from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
+from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
+from buildtool.image.written import WrittenImage
 from probes.core.output import echo, flag, option
+from probes.core.quoting import command
+from probes.core.units import decimal_bytes
+
+# options that write an image, or what is in it, beside what an engine gets
+OUTPUTS = (
+    ("--layout", "DIR", "write the image as an OCI layout, for podman, skopeo, apptainer and others"),
+    (
+        "--sqsh",
+        "FILE",
+        "write the image as a squashfs file, for enroot and charliecloud (needs squashfs-tools)",
+    ),
+    ("--conda", "FILE", "write a conda environment with the image's versions (environment.yml)"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another name for the finished image; {variant} in it means the variant's name; may be repeated",
     )
     flag(parser, "--push", "push the names of --tag, if no image is over its budget")
+    for name, metavar, text in OUTPUTS:
+        option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name", Path)
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -68,51 +89,173 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     # a mistake in the command is reported before an engine is installed
     options = build_options(args, progress)
     extra = _extra_names(args, options)
+    outputs = _outputs(args, options)
     if args.platform:
         require_platform(args.platform, "")
     reports = args.reports or relative_to_cwd(reports_directory())
     require_writable(reports, "choose another directory for the reports: --reports DIR")
     workplace = default_workplace(progress, args.catalog, verbose=args.verbose)
-    engine = provision.ensure_engine(progress, assume_yes=args.yes, verbose=args.verbose)
-    if args.platform:
+    engine = _engine(args, options, progress)
+    if args.platform and engine:
         require_platform(args.platform, engine.info().machine)
     with ExitStack() as held:
-        plan, images = _bake(args, options, workplace, engine=engine, held=held)
+        made = _make(args, options, workplace, engine=engine, held=held)
+        plan, images = made.plan, made.images
         pairs = list(zip(plan.images, images, strict=True))
-        proofs = [pipeline.prove(workplace, planned, image, engine) for planned, image in pairs]
+        proofs = _proofs(made, workplace, engine)
         for (planned, image), proof in zip(pairs, proofs, strict=True):
             pipeline.record(planned, image, proof, reports)
         rows = (
             []
             if args.no_audit
-            else [pipeline.audit(workplace, planned, image, engine, reports) for planned, image in pairs]
+            else [
+                pipeline.audit(workplace, planned, image, made.source(image, workplace, engine), reports)
+                for planned, image in pairs
+            ]
         )
         over_budget = {row.ref for row in rows if row.verdict == "fail"}
         own_names = [(image, (parse_new_name(image.ref),)) for image in images]
         others = [(image, extra[image.variant]) for image in images if image.ref not in over_budget]
-        pipeline.name_all(workplace, [*own_names, *others], engine)
-    echo(pipeline.built_text(plan.images, images, proofs))
-    for image, names in others:
-        for name in names:
-            echo(f"{image.ref} is also {name}")
-    if rows:
-        pages = ", ".join(str(reports / f"{image.variant}.html") for image in images)
-        echo(f"\n{pipeline.audited_text(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
-    if args.tag and over_budget:
-        echo(f"no name of --tag was given to what is over its budget: {', '.join(sorted(over_budget))}")
-    if args.push and over_budget:
-        echo(f"nothing was pushed: {', '.join(sorted(over_budget))} over budget")
-    elif args.push:
-        _push(images, extra, engine=engine, progress=progress, verbose=args.verbose)
+        pipeline.keep(workplace, made.written, dict(zip((i.variant for i in images), proofs, strict=True)))
+        if engine:
+            pipeline.name_all(workplace, [*own_names, *others], engine)
+        echo(pipeline.built_text(plan.images, images, proofs))
+        for image, names in others if engine else ():
+            for name in names:
+                echo(f"{image.ref} is also {name}")
+        if rows:
+            pages = ", ".join(str(reports / f"{image.variant}.html") for image in images)
+            echo(f"\n{pipeline.audited_text(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
+        if args.tag and over_budget:
+            echo(f"no name of --tag was given to what is over its budget: {', '.join(sorted(over_budget))}")
+        for output in outputs:
+            echo(_written(output, made, workplace))
+        if args.push and over_budget:
+            echo(f"nothing was pushed: {', '.join(sorted(over_budget))} over budget")
+        elif args.push:
+            _push(made, extra, workplace, engine=engine, verbose=args.verbose)
     where = "" if args.no_audit else f"reports are in {reports}/, "
     progress(f"{where}inputs are pinned in {relative_to_cwd(workplace.lock)}; done in {log.seconds:.1f} s")
     return Exit.FINDINGS if over_budget else Exit.OK
 
 
-def _bake(
-    args: argparse.Namespace, options: BuildOptions, workplace: Workplace, *, engine: Engine, held: ExitStack
-) -> tuple[BuildPlan, list[BuiltImage]]:
-    """The plan and its images, under temporary names that they have for as long as `held`."""
+def _engine(args: argparse.Namespace, options: BuildOptions, progress: Progress) -> Engine | None:
+    """The engine; None where none answers, and what is asked for can be made without one."""
+    dockerfiles = [variants[0].name for variants in options.candidates if variants[0].dockerfile]
+    elsewhere = args.push or any(getattr(args, _attribute(name)) for name, _, _ in OUTPUTS)
+    if dockerfiles or not elsewhere:
+        return provision.ensure_engine(progress, assume_yes=args.yes, verbose=args.verbose)
+    try:
+        return Engine()
+    except EngineUnavailable as error:
+        progress(f"{error.message}; writing images without one")
+        return None
+
+
+def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[Proof | None]:
+    """What each image's proof showed, None where nothing here can run it. Raises ProofFailed."""
+    local = LocalRunner(
+        {image.digest: image for image in made.written.values()}, workplace.layers, workplace.state
+    )
+    proofs: list[Proof | None] = []
+    for planned, image in zip(made.plan.images, made.images, strict=True):
+        try:
+            proofs.append(pipeline.prove(workplace, planned, image, engine or local))
+        except ProofFailed:
+            pipeline.keep_unproved(workplace, made.written, image.variant)
+            raise
+        except EnvironmentMissing as error:
+            if engine:
+                raise
+            workplace.progress(f"{image.variant}: not proved: {error}")
+            proofs.append(None)
+    return proofs
+
+
+def _attribute(name: str) -> str:
+    return name.removeprefix("--")
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file or directory that an option asks for, of one variant."""
+
+    option: str
+    variant: str
+    path: Path
+
+
+def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
+    """What --layout, --sqsh and --conda ask for. Raises ConfigError, DataError, EnvironmentMissing."""
+    outputs: list[Output] = []
+    for name, _, _ in OUTPUTS:
+        text = str(getattr(args, _attribute(name)) or "")
+        for candidates in options.candidates if text else ():
+            variant = candidates[0]
+            if variant.dockerfile:
+                raise ConfigError(
+                    f"{name} can't write {variant.name}, which BuildKit makes by a Dockerfile",
+                    f"save it from the engine: {command('docker', 'save', variant.ref)}",
+                )
+            path = Path(text.replace("{variant}", variant.name))
+            if any(path == other.path for other in outputs):
+                raise ConfigError(
+                    f"two things would be written to {path}",
+                    f"write {{variant}} in the name: {name} {text}-{{variant}}",
+                )
+            outputs.append(Output(name, variant.name, path))
+            require_writable(path.absolute().parent, f"name another place: {name}")
+            if name == "--layout":
+                require_layout_or_nothing(path)
+    if args.sqsh:
+        squashfs.require_program()
+    return outputs
+
+
+def _written(output: Output, made: "Made", workplace: Workplace) -> str:
+    """Write one output, and what is said of it. Raises as its writer does."""
+    image = made.written[output.variant]
+    planned = next(each for each in made.plan.images if each.variant.name == output.variant)
+    store = workplace.layers
+    match output.option:
+        case "--layout":
+            store.copy(image, output.variant, output.path)
+            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}"
+        case "--sqsh":
+            squashfs.write_squashfs(
+                image, output.path, store=store, epoch=made.plan.epoch, progress=workplace.progress
+            )
+            stored = decimal_bytes(output.path.stat().st_size)
+            return f"{output.path} is the image {output.variant} as a squashfs file, {stored}"
+        case _:
+            conda.write_environment(planned.variant, planned.resolved, output.path)
+            return f"{output.path} is {output.variant}'s Python environment, for: conda env create -f FILE"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a build has made: the plan, its images in the plan's order, those that were written here."""
+
+    plan: BuildPlan
+    images: list[BuiltImage]
+    written: dict[str, WrittenImage]  # by variant
+
+    def source(self, image: BuiltImage, workplace: Workplace, engine: Engine | None) -> Saver:
+        """Where an image's archive can be read."""
+        if engine and image.variant not in self.written:
+            return engine
+        return pipeline.Written(self.written[image.variant], workplace.layers)
+
+
+def _make(
+    args: argparse.Namespace,
+    options: BuildOptions,
+    workplace: Workplace,
+    *,
+    engine: Engine | None,
+    held: ExitStack,
+) -> Made:
+    """The plan and its images, which an engine has under temporary names for as long as `held`."""
     with workplace.alone():
         plan = pipeline.make_plan(
             workplace,
@@ -122,17 +265,27 @@ def _bake(
             update_lock=args.update_lock,
             every_target=options.targets_given,
         )
-        pipeline.stage(workplace, plan)
-        prefix = held.enter_context(workplace.temporary_names(engine))
-        images = pipeline.bake(
-            plan,
-            prefix,
-            engine=engine,
-            progress=workplace.progress,
-            no_cache=args.no_cache,
-            verbose=args.verbose,
-        )
-        return plan, images
+        held.enter_context(workplace.layers.in_use())
+        written = pipeline.write(workplace, plan, anew=args.no_cache)
+        ids: dict[str, str] = {}
+        if engine:
+            prefix = held.enter_context(workplace.temporary_names(engine))
+            ids = pipeline.load(workplace, written, prefix, engine=engine)
+            pipeline.stage(workplace, plan)
+            ids |= pipeline.bake(
+                plan,
+                prefix,
+                engine=engine,
+                progress=workplace.progress,
+                no_cache=args.no_cache,
+                verbose=args.verbose,
+            )
+    images = []
+    for planned in plan.images:
+        name = planned.variant.name
+        digest = written[name].digest if name in written else ids[name]
+        images.append(BuiltImage(name, planned.variant.ref, digest, ids.get(name, "")))
+    return Made(plan, images, written)
 
 
 def _extra_names(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[Reference, ...]]:
@@ -148,20 +301,28 @@ def _extra_names(args: argparse.Namespace, options: BuildOptions) -> dict[str, t
 
 
 def _push(
-    images: Sequence[BuiltImage],
+    made: Made,
     names: Mapping[str, Sequence[Reference]],
+    workplace: Workplace,
     *,
-    engine: Engine,
-    progress: Progress,
+    engine: Engine | None,
     verbose: bool,
 ) -> None:
     """Push every name of every image, in order; the first that fails ends it, listed with the rest."""
-    left = [(image.digest, name) for image in images for name in names[image.variant]]
+    progress = workplace.progress
+    left = [(image, name) for image in made.images for name in names[image.variant]]
     try:
         while left:
-            built, name = left[0]
+            image, name = left[0]
             progress(f"pushing {name}")
-            digest = registry.push(built, name, engine=engine, progress=progress, verbose=verbose)
+            if written := made.written.get(image.variant):
+                pushed = publish.Pushed(workplace.state / "pushed")
+                digest = publish.push(written, name, store=workplace.layers, pushed=pushed, progress=progress)
+            else:
+                assert engine  # which has made what wasn't written here
+                digest = registry.push(
+                    image.image_id, name, engine=engine, progress=progress, verbose=verbose
+                )
             echo(f"pushed {name}{f'@{digest}' if digest else ''}")
             del left[0]
     finally:

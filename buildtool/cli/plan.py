@@ -1,14 +1,14 @@
-"""`weir plan`: print the bake file that a build would run; nothing is fetched, made or changed."""
+"""`weir plan`: print what a build would make, as JSON; nothing is fetched, made or changed."""
 
 import argparse
+import json
 
 from buildtool.build import pipeline
 from buildtool.build.workplace import default_workplace
 from buildtool.cli.arguments import add_variant_arguments, build_options
-from buildtool.core.errors import Exit, ToolError
-from buildtool.engine.buildx import render_plan
-from buildtool.engine.client import ANSWER_TIMEOUT_S, Engine
-from probes.core.output import error, write
+from buildtool.core.errors import Exit
+from buildtool.engine.buildx import literal
+from probes.core.output import write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan as a bake file, as far as earlier builds know the inputs."""
+    """Print the plan, as far as earlier builds know the inputs."""
     options = build_options(args, _silent)
     plan = pipeline.locked_plan(
         default_workplace(_silent, args.catalog),
@@ -25,18 +25,12 @@ def run(args: argparse.Namespace) -> int:
         epoch=options.epoch,
         every_target=options.targets_given,
     )
-    write(render_plan(plan.bake(zstd=_keeps_zstd())) + "\n")
+    made = plan.as_json()
+    if "bake" in made:
+        made["bake"] = literal(made["bake"])
+    write(json.dumps(made, indent=2) + "\n")
     return int(Exit.OK)
 
 
-def _keeps_zstd() -> bool:
-    """Whether the engine's image store keeps layers as zstd, as a build asks it; yes where none answers."""
-    try:
-        return Engine(timeout_s=ANSWER_TIMEOUT_S).info().containerd_store
-    except ToolError as failure:
-        error(f"{failure.message}: this is the plan for one with containerd's image store")
-        return True
-
-
 def _silent(_line: str) -> None:
-    """Only the bake file is printed."""
+    """Only the plan is printed."""

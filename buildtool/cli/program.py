@@ -13,7 +13,7 @@ from probes.core.output import Parser, error
 # verb -> one line of help; the verb's module is buildtool.cli.<verb>, imported only when asked for
 VERBS = {
     "build": "build images from a catalog, test each in a container, and audit it (what `make images` does)",
-    "plan": "print what `build` would do, as JSON for docker buildx bake, and change nothing",
+    "plan": "print what `build` would do, as JSON, and change nothing",
     "audit": "show what takes the bytes of an image, and which commands make it smaller",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
     "prune": "remove GPU code for other cards from a file, a directory tree or an image",

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +76,19 @@ def run_streaming(
     *,
     progress: Progress,
     env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
+    stdin: str | Iterable[bytes] | None = None,
 ) -> Completed:
-    """Run to the end, passing each line of both streams to `progress` as it comes. Raises as `run` does."""
+    """Run to the end, passing each line of both streams to `progress` as it comes. Raises as `run` does.
+
+    A program that is given bytes prints little until it has read them all.
+    """
     last: deque[str] = deque(maxlen=KEPT_LINES)
-    with _child(args, env=env, stdin=stdin, stderr=subprocess.STDOUT) as process:
+    with _child(args, env=env, has_stdin=stdin is not None, stderr=subprocess.STDOUT) as process:
         if stdin is not None and process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # its exit code shows why it stopped reading
-                process.stdin.write(stdin)
+                with open(process.stdin.fileno(), "wb", closefd=False) as file:
+                    for piece in [stdin.encode()] if isinstance(stdin, str) else stdin:
+                        file.write(piece)
                 process.stdin.close()
         for line in process.stdout or ():
             last.append(line.rstrip("\n"))
@@ -130,13 +135,13 @@ def _child(
     *,
     stderr: int,
     env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
+    has_stdin: bool = False,
 ) -> Iterator["subprocess.Popen[str]"]:
     """A program that runs during the block, and ends with it if the block fails."""
     with _children.lock:
         if _children.stopped:
             raise KeyboardInterrupt
-        process = _start(args, env, stdin, stderr=stderr)
+        process = _start(args, env, has_stdin=has_stdin, stderr=stderr)
         _children.running.add(process)
     try:
         yield process
@@ -155,13 +160,13 @@ def _child(
 
 
 def _start(
-    args: Sequence[str], env: Mapping[str, str] | None, stdin: str | None, *, stderr: int
+    args: Sequence[str], env: Mapping[str, str] | None, *, has_stdin: bool, stderr: int
 ) -> "subprocess.Popen[str]":
     try:
         return subprocess.Popen(
             args,
             env=english_environment(os.environ if env is None else env),
-            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

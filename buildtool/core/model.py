@@ -112,7 +112,6 @@ class Variant:
 
     name: str
     summary: str
-    dockerfile: Path
     python: str
     base: tuple[Base, ...]
     torch: tuple[TorchSource, ...]
@@ -122,6 +121,7 @@ class Variant:
     prune: bool = False  # whether GPU code for other cards than gpu_targets is taken out
     labels: tuple[tuple[str, str], ...] = ()
     budget: Budget = Budget()
+    dockerfile: Path | None = None  # of an image that BuildKit makes; the others are written layer by layer
 
     @property
     def first_target(self) -> str:
@@ -212,8 +212,9 @@ class Resolved:
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An image that the engine now holds."""
+    """An image that a build made."""
 
     variant: str
     ref: str
     digest: str  # of the manifest
+    image_id: str = ""  # by which the engine knows it; empty where no engine has it

@@ -111,16 +111,16 @@ def _build_error(error: CommandFailed, engine: Engine) -> ToolError:
 
 def render_plan(plan: dict[str, Any]) -> str:
     """The plan as the JSON that bake reads, in which no text is a template."""
-    return json.dumps(_literal(plan), indent=2, sort_keys=True)
+    return json.dumps(literal(plan), indent=2, sort_keys=True)
 
 
-def _literal(value: Json) -> Json:
+def literal(value: Json) -> Json:
     """The value with all its texts, keys too, quoted against bake's interpolation."""
     match value:
         case dict():
-            return {bake_text(key): _literal(item) for key, item in value.items()}
+            return {bake_text(key): literal(item) for key, item in value.items()}
         case list():
-            return [_literal(item) for item in value]
+            return [literal(item) for item in value]
         case str():
             return bake_text(value)
         case _:

@@ -6,6 +6,7 @@ from typing import Any
 
 from buildtool.core.errors import ProofFailed
 from buildtool.core.model import Resolved, TorchBuild, Variant
+from buildtool.core.shipped import state_directory
 from probes.core.codec import decode, encode, load
 from probes.core.invocation import host_command
 from probes.core.quoting import command, terminal
@@ -60,12 +61,12 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
     try:
         facts = facts_of(stdout)
     except MalformedFacts as error:
-        raise ProofFailed(f"{new}: {error.message}", _look_inside(variant.name)) from error
+        raise ProofFailed(f"{new}: {error.message}", _look_inside(variant)) from error
     if exit_code or facts is None:
         raise ProofFailed(
             f"{new} doesn't run: `{' '.join(COMMAND)}` exited with {exit_code}\n"
             + output_tail(stdout + stderr),
-            _look_inside(variant.name),
+            _look_inside(variant),
         )
     build = build_of(facts.hip, facts.cuda)
     version = terminal(facts.torch_version)
@@ -142,8 +143,16 @@ def _rocminfo(answer: object) -> str:
     return f"runs (exit {report.exit_code}: {report.said.splitlines()[0] if report.said else 'silent'})"
 
 
-def _look_inside(variant: str) -> str:
-    """The commands that start a failed image, which has no name of its own."""
-    bake = command("docker", "buildx", "bake", "-f", "-", "--set", f"{variant}.tags=look")
+def _look_inside(variant: Variant) -> str:
+    """The commands that start a failed image, which has no name of its own in the engine."""
     run = command("docker", "run", "--rm", "-it", "--entrypoint", "sh", "look")
-    return f"look inside: {host_command()} plan {variant} | {bake} && {run}"
+    if variant.dockerfile:
+        bake = command("docker", "buildx", "bake", "-f", "-", "--set", f"{variant.name}.tags=look")
+        return f"look inside: {host_command()} plan {variant.name} | jq .bake | {bake} && {run}"
+    layout = f"oci:{state_directory()}/layout:{unproved(variant.name)}"
+    return f"look inside: {command('skopeo', 'copy', layout, 'docker-daemon:look:latest')} && {run}"
+
+
+def unproved(variant: str) -> str:
+    """The name of a failed image in the layout of the state directory."""
+    return f"{variant}.unproved"

@@ -4,19 +4,15 @@ The original isn't touched.
 """
 
 import contextlib
-import os
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buildtool.core.compression import zstd
 from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, ProofFailed, ToolError
 from buildtool.core.files import replacing, require_writable, scratch
-from buildtool.core.model import ZSTD_LEVEL
 from buildtool.core.progress import Progress
 from buildtool.core.shipped import IMAGES
 from buildtool.engine import proof
@@ -27,9 +23,10 @@ from buildtool.engine.tags import temporary_names
 from buildtool.gpucode.source import prefix_errors
 from buildtool.gpucode.target import TargetId, served_targets
 from buildtool.image.documents import Platform
-from buildtool.image.streams import Meter
+from buildtool.image.layer_writer import LayerWriter, pieces_of
+from buildtool.image.written import LayerFile, archive_chunks
 from buildtool.prune.archives import archive_targets, prune_tar
-from buildtool.prune.flat_image import LayerFile, archive_chunks, config_of, flat_image, read_config
+from buildtool.prune.flat_image import config_of, flat_image, read_config
 from buildtool.prune.manifest import (
     IMAGE_PATH,
     MAX_BYTES,
@@ -44,7 +41,6 @@ from probes.core.units import decimal_bytes
 _ENGINES_OWN = (".dockerenv",)  # put into every container, not part of an image
 _TARS = 2  # copies of an image's files are on disk at once: all of them, and the pruned ones
 _TEMPORARY = "weir-pruning"  # the name of a copy until it is proved
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -189,16 +185,16 @@ class _Job:
         self.progress("making the pruned image")
         path, tar = self.folder / "layer", self.folder / "rootfs.tar"
         n_bytes = tar.stat().st_size
-        layer = pack_layer(tar, path, compress=self.engine.info().containerd_store)
+        layer = pack_layer(tar, path)
         # the engine keeps the layer, or a copy of it for as long as it loads it, and its files
         require_engine_space(
             self.engine, layer.n_bytes + n_bytes, "loading the pruned image", progress=self.progress
         )
         name = f"docker.io/library/{temporary}"
-        image = flat_image(config, layer, name=name, targets=",".join(map(str, self.targets)))
+        image = flat_image(config, layer, targets=",".join(map(str, self.targets)))
         self.progress(f"loading it into the engine, {decimal_bytes(layer.n_bytes)}")
         with path.open("rb") as file:
-            self.engine.load(archive_chunks(image, iter(partial(file.read, _CHUNK), b"")))
+            self.engine.load(archive_chunks(image, name, lambda _layer: pieces_of(file)))
         path.unlink()
         record = self.engine.inspect(temporary)
         if record is None or record["Id"] not in image.ids:
@@ -244,36 +240,12 @@ def _earlier_runs(whole: Path) -> list[Any]:
     return []
 
 
-def pack_layer(tar: Path, packed: Path, *, compress: bool) -> LayerFile:
-    """Write `tar` to `packed` as a layer, and remove it. Without `compress` only its place changes.
-
-    Raises as `files.replacing` does.
-    """
-    plain, stored = Meter(), Meter()
-    with tar.open("rb") as file:
-        chunks = plain.through(iter(partial(file.read, _CHUNK), b""))
-        if not compress:
-            for _ in chunks:
-                pass
-            tar.rename(packed)
-            return LayerFile(plain.digest, plain.digest, plain.n_bytes, zstd=False)
-        with replacing(packed) as part, part.open("wb") as out:
-            for piece in stored.through(_compressed(chunks)):
-                out.write(piece)
+def pack_layer(tar: Path, packed: Path) -> LayerFile:
+    """Write `tar` to `packed` as a layer, and remove it. Raises as `files.replacing` does."""
+    with tar.open("rb") as file, replacing(packed) as part, part.open("wb") as out:
+        writer = LayerWriter(out)
+        for piece in pieces_of(file):
+            writer.write(piece)
+        layer = writer.finish()
     tar.unlink()
-    return LayerFile(plain.digest, stored.digest, stored.n_bytes, zstd=True)
-
-
-def _compressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """A zstd frame, compressed by all cores: how many doesn't change its bytes."""
-    most = zstd.CompressionParameter.nb_workers.bounds()[1]
-    options: dict[int, int] = {
-        zstd.CompressionParameter.compression_level: ZSTD_LEVEL,
-        zstd.CompressionParameter.nb_workers: min(os.cpu_count() or 1, most),
-        zstd.CompressionParameter.checksum_flag: 1,
-    }
-    packer = zstd.ZstdCompressor(options=options)
-    for chunk in chunks:
-        if piece := packer.compress(chunk):
-            yield piece
-    yield packer.flush()
+    return layer

@@ -3,9 +3,9 @@
 Run by `make bench-digest`, as root. Each root file system is made from nothing by mmdebstrap, through a proxy
 on loopback that keeps the mirror's answers, in a state directory of its own: below a directory with another
 mode, of root or of another user with a default ACL and a group to pass on, on another file system, under
-another umask, HOME, host name, time zone and locale. Then its build context is staged. Over the cases of a
-variant there must be one tar and one context. Two of the cases are built by the engine without cache as well:
-there must be one manifest digest.
+another umask, HOME, host name, time zone and locale. Then an image of it is written. Over the cases of a
+variant there must be one tar and one manifest. Two of the cases are whole builds as well, without cache, by
+which there must be one manifest, too.
 
 Twelve cases have every pair of values; `--cases N` takes the first N, `--every` all 48. A minute a case for
 `cpu` and three for `rocm` on 2 idle cores, and 40 GB of disk. The builds move the tags `weir/cpu:latest` and
@@ -13,18 +13,16 @@ Twelve cases have every pair of values; `--cases N` takes the first N, `--every`
 """
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
-import stat
 import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,7 +30,7 @@ from pathlib import Path
 from board import Board, tell
 from caching_proxy import caching_proxy
 
-from buildtool.build import catalog, pipeline
+from buildtool.build import catalog, pipeline, plan
 from buildtool.build.sources import with_packages
 from buildtool.build.workplace import Workplace
 from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
@@ -105,30 +103,19 @@ def recipe(name: str) -> tuple[Bootstrap, int]:
 
 
 def make(name: str, state: Path) -> None:
-    """Make the root file system and the context, and print their digests: what a case's own process does."""
+    """Make the root file system and its image, and print their digests: what a case's own process does."""
     base, epoch = recipe(name)
     place = Workplace(state, state / "lock.json", lambda line: print(line, file=sys.stderr))
     with place.alone():
-        path, sha256 = place.rootfs.bring(base, epoch)
-        resolved = Resolved(name, "", "", TorchBuild.CPU, "", PinnedBase("bootstrap", base.suite, sha256))
-        pipeline.stage_context(state / "context", resolved, place.wheels, (), rootfs=path, epoch=epoch)
-    print(json.dumps({"rootfs": sha256, "context": tree_digest(state / "context")}))
-
-
-def tree_digest(folder: Path) -> str:
-    """Of all that layers take from a folder: names, modes, times, contents; of wheels no mode or time."""
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        found = path.stat()
-        linked = path.is_file() and found.st_nlink > 1
-        about = [str(path.relative_to(folder))]
-        if path.is_relative_to(folder / "payload") or (path.parent.name == "tools" and not linked):
-            about += [oct(stat.S_IMODE(found.st_mode)), str(found.st_mtime_ns)]
-        if path.is_file():
-            with path.open("rb") as file:
-                about.append(hashlib.file_digest(file, "sha256").hexdigest())
-        total.update("\0".join([*about, ""]).encode())
-    return total.hexdigest()
+        _, sha256 = place.rootfs.bring(base, epoch)
+        [variant] = catalog.load().select((name,))
+        bare = replace(variant, prune=False, base=(base,))  # its wheels and pruning are bench-layout's
+        pinned = PinnedBase("bootstrap", base.suite, sha256)
+        resolved = Resolved(name, "", variant.torch[0].name, TorchBuild.CPU, "3.11", pinned)
+        bare = replace(bare, torch=(replace(variant.torch[0], base=()),), system_packages=())
+        image = plan.ImagePlan(bare, resolved, state / "context")
+        written = pipeline.write(place, plan.BuildPlan((image,), epoch))[name]
+    print(json.dumps({"rootfs": sha256, "image": written.digest}))
 
 
 def run_case(number: int, case: Case, *, name: str, proxy: str, kept: dict[int, Path]) -> dict[str, str]:
@@ -198,7 +185,7 @@ def bars(board: Board, name: str, cases: Sequence[Case], *, proxy: str, builds: 
     one = partial(run_case, name=name, proxy=proxy, kept=ends)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(one, range(len(cases)), cases))
-    for kind in ("rootfs", "context"):
+    for kind in ("rootfs", "image"):
         digests = sorted({each[kind] for each in found})
         board.bar(f"{name}: one {kind}", len(digests), 1, "digests", cases=len(cases), digests=digests)
     if builds:
@@ -207,7 +194,9 @@ def bars(board: Board, name: str, cases: Sequence[Case], *, proxy: str, builds: 
         finally:
             for state in ends.values():
                 shutil.rmtree(state.parent, ignore_errors=True)
-        board.bar(f"{name}: one image", len(images), 1, "digests", builds=len(ends), digests=sorted(images))
+        board.bar(
+            f"{name}: one built image", len(images), 1, "digests", builds=len(ends), digests=sorted(images)
+        )
 
 
 def main() -> int:
@@ -216,7 +205,7 @@ def main() -> int:
     more = "how many of the twelve (default: all)"
     parser.add_argument("--cases", type=int, choices=range(2, 13), default=12, metavar="N", help=more)
     parser.add_argument("--every", action="store_true", help="all 48 combinations")
-    parser.add_argument("--no-builds", action="store_true", help="root file systems and contexts alone")
+    parser.add_argument("--no-builds", action="store_true", help="root file systems and their images alone")
     parser.add_argument("--downloads", type=Path, help="keep the mirror's answers here for the next run")
     parser.add_argument("--make", nargs=2, metavar=("VARIANT", "STATE"), help=argparse.SUPPRESS)
     args = parser.parse_args()

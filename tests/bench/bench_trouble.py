@@ -49,7 +49,6 @@ SUMMARY = "small, made of everything that a build has"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 CATALOG = """  {variant}:
     summary: {summary}
-    dockerfile: slim
     python: "3.11"
     base:
       - bootstrap:
@@ -97,8 +96,8 @@ STEPS = (
     Step("resolve", None, r"making a root file system", ("lock.json", "state/wheels"), share=3),
     Step("mmdebstrap", r"making a root file system", r"pruning ", ("state/rootfs",), share=2),
     Step("prune", r"pruning bookworm", PRUNED, ("state/pruned",), share=3),
-    Step("stage", PRUNED, r"inputs ready", ("state/pruned",), share=3),
-    Step("export", r"inputs ready", r"proving", options=("--no-cache",), share=3),
+    Step("write", PRUNED, r"giving it to the engine", ("state/pruned", "state/layers"), share=3),
+    Step("load", r"giving it to the engine", r"proving", options=("--no-cache",), share=3),
     Step("prove", r"proving", r"auditing", ("state/proved",), share=3),
     Step("audit", r"auditing", r"reports are in", ("state/audited",), share=3),
 )
@@ -161,18 +160,18 @@ def clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def half_written(shop: Shop, complete: set[str]) -> list[str]:
+def half_written(shop: Shop) -> list[str]:
     """Files under their final name that aren't whole, and why."""
-    return [f"{path}: {why}" for path, why in _faults(shop, complete)]
+    return [f"{path}: {why}" for path, why in _faults(shop)]
 
 
-def _faults(shop: Shop, complete: set[str]) -> Iterator[tuple[Path, str]]:
+def _faults(shop: Shop) -> Iterator[tuple[Path, str]]:
     checks = (_rootfs_faults, _wheel_faults, _pruned_faults, _json_faults)
     for check in checks:
         yield from check(shop)
-    context = shop.state / "context" / VARIANT
-    if context.exists() and listing(context) != complete:
-        yield context, "isn't what a whole context holds"
+    for blob in (shop.state / "layout/blobs/sha256").glob("*"):
+        if sha256(blob) != blob.name:
+            yield blob, "isn't what its digest says"
     for page in (shop.folder / "reports").glob("*.html"):
         if not page.read_text().rstrip().endswith("</html>"):
             yield page, "cut short"
@@ -208,7 +207,10 @@ def _pruned_faults(shop: Shop) -> Iterator[tuple[Path, str]]:
 
 
 def _json_faults(shop: Shop) -> Iterator[tuple[Path, str]]:
-    seals = [path for kind in ("audited", "proved") for path in (shop.state / kind).glob("[0-9a-f]*")]
+    seals = [
+        path for kind in ("audited", "proved", "layers") for path in (shop.state / kind).glob("[0-9a-f]*")
+    ]
+    seals += shop.state.glob("layout/index.json")
     for path in (*seals, *(shop.folder / "reports").glob("*.json")):
         try:
             json.loads(path.read_text())
@@ -232,10 +234,6 @@ def tar_is_whole(path: Path) -> bool:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def listing(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 def leftovers(shop: Shop) -> list[str]:
@@ -288,7 +286,6 @@ class Reference:
 
     seconds: dict[str, float]  # of each step
     lines: dict[str, int]  # how many lines announce each step
-    context: set[str]
     image: str
 
     @staticmethod
@@ -302,7 +299,7 @@ class Reference:
                 )
             seconds[step.name] = max(0.02, end - begin)
             lines[step.name] = sum(bool(re.search(step.begins or "$^", line)) for _, line in run.lines)
-        return Reference(seconds, lines, listing(shop.state / "context" / VARIANT), image_of(shop))
+        return Reference(seconds, lines, image_of(shop))
 
 
 def image_of(shop: Shop) -> str:
@@ -357,13 +354,13 @@ def one_round(
     if number is not signal.SIGKILL:
         tally.slowest_exit_s = max(tally.slowest_exit_s, waited)
         tally.left_after_stop += bool(leftovers(shop))
-    torn = half_written(shop, reference.context)
+    torn = half_written(shop)
     tally.clean += not torn
     faults += torn
     again = start(shop)
     code = again.process.wait()
     faults += [f"next run: exit {code}: {again.lines[-6:]}"] if code else []
-    faults += half_written(shop, reference.context) + [f"left: {path}" for path in leftovers(shop)]
+    faults += half_written(shop) + [f"left: {path}" for path in leftovers(shop)]
     if not code and not image_of(shop) == named(REF) == reference.image:
         faults.append(f"next run: image {image_of(shop)}, not {reference.image}")
     tally.recovered += not faults
@@ -391,7 +388,7 @@ def shop_below(folder: Path) -> Iterator[Shop]:
         try:
             yield made
         finally:
-            Engine().forget(REF)
+            Engine().remove_tag(REF)
 
 
 def plan_of_rounds(

@@ -37,6 +37,7 @@ MEASURED = {
     "fit-gpu": ("probes/fit",),
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
+    "layout": IMAGES,
     "placement": PLACEMENT,
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),

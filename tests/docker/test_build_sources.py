@@ -1,5 +1,6 @@
 """Registry bases and package indexes, on stand-ins: which source serves, what is pinned, what is refused."""
 
+import json
 import os
 import re
 import shutil
@@ -69,7 +70,7 @@ def shop(tmp_path: Path, base: str, index: Index) -> Iterator[Shop]:
 def variant(base: str, *torch: str) -> str:
     sources = "".join(f"      - {source}\n" for source in torch)
     return (
-        "  standin:\n    summary: stand-in for a registry base and a ROCm wheel index\n    dockerfile: slim\n"
+        "  standin:\n    summary: stand-in for a registry base and a ROCm wheel index\n"
         f'    python: "3.11"\n    base: [{{registry: "{base}"}}]\n    torch:\n{sources}    wheels: []\n'
     )
 
@@ -97,7 +98,7 @@ def test_a_proved_image_is_named_and_pushed(shop: Shop, base: str) -> None:
     engine = Engine()
     assert engine.inspect(ref)["Id"] == engine.inspect("weir/standin:latest")["Id"]  # type: ignore[index]
     assert f"pushed {ref}@{engine.registry_digest(ref)}" in done.stdout
-    assert "load build definition" in done.stderr, "a line that only --verbose shows"
+    assert "Looking in indexes" in done.stderr, "a line that only --verbose shows"
     subprocess.run(["docker", "image", "rm", "-f", ref], check=False, capture_output=True)
 
 
@@ -229,7 +230,7 @@ def test_a_corrupt_cached_wheel_is_named_removed_and_fetched_again(shop: Shop) -
     data = bytearray(cached.read_bytes())
     data[len(data) // 2] ^= 0xFF
     cached.write_bytes(data)
-    done = shop.build("--no-audit")
+    done = shop.build("--no-audit", "--no-cache")
     assert done.returncode == Exit.DATA
     assert "torch-9.1.0+rocm9.9-py3-none-any.whl is corrupt" in done.stderr
     assert shop.build("--no-audit").returncode == Exit.OK
@@ -237,6 +238,10 @@ def test_a_corrupt_cached_wheel_is_named_removed_and_fetched_again(shop: Shop) -
 
 def test_what_plan_prints_is_what_the_build_hands_to_bake(shop: Shop) -> None:
     """A `docker` in the way keeps the bake file of the build; the inputs are locked by then."""
+    catalog_file = shop.folder / "variants.yaml"
+    catalog_file.write_text(
+        catalog_file.read_text().replace("    python:", "    dockerfile: naive\n    python:")
+    )
     assert shop.build("--no-audit").returncode == Exit.OK
     programs, handed = shop.folder / "programs", shop.folder / "handed.json"
     programs.mkdir()
@@ -248,6 +253,7 @@ def test_what_plan_prints_is_what_the_build_hands_to_bake(shop: Shop) -> None:
     plan = [sys.executable, "-m", "buildtool", "plan", "--catalog", str(shop.folder / "variants.yaml")]
     printed = subprocess.run(plan, env=shop.environment(), capture_output=True, text=True, check=True)
     [given] = re.findall(r"weir-building:\S+-standin", handed.read_text())  # until it is proved
-    assert printed.stdout == handed.read_text().replace(given, "weir/standin:latest") + "\n"
+    expected = json.loads(handed.read_text().replace(given, "weir/standin:latest"))
+    assert json.loads(printed.stdout) == {"images": {}, "bake": expected}
     assert "sha256:" in printed.stdout
     assert "not-resolved-yet" not in printed.stdout

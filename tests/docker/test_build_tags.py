@@ -44,13 +44,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def variant(
-    name: str, index: Index, summary: str, torch: str = GOOD, folder: str = "slim", more: str = ""
+    name: str, index: Index, summary: str, torch: str = GOOD, folder: str = "", more: str = ""
 ) -> str:
     text = (ROOT / "images/variants.yaml").read_text()
     bootstrap = text[text.index("      - bootstrap:") : text.index("    torch:")]
     source = f'{{name: standin-index, build: cpu, require: ["torch=={torch}"], index: "{index.url}"}}'
+    dockerfile = f"    dockerfile: {folder}\n" if folder else ""
     return (
-        f"  {name}:\n    summary: {summary}\n    dockerfile: {folder}\n"
+        f"  {name}:\n    summary: {summary}\n{dockerfile}"
         f'    python: "3.11"\n    base:\n{bootstrap}    torch:\n      - {source}\n{more}'
     )
 

@@ -192,9 +192,9 @@ def test_an_installed_package_knows_its_commit_and_answers(installed: Installed)
 
 
 def test_an_installed_package_plans_from_its_own_catalog(installed: Installed) -> None:
-    done = installed.weir("plan", "cpu")
+    done = installed.weir("plan", "cpu-naive")
     assert done.returncode == 0, done.stderr
-    dockerfile = json.loads(done.stdout)["target"]["cpu"]["dockerfile"]
+    dockerfile = json.loads(done.stdout)["bake"]["target"]["cpu-naive"]["dockerfile"]
     assert Path(dockerfile).is_file()
     assert not Path(dockerfile).is_relative_to(ROOT)
 
@@ -213,7 +213,7 @@ def built(installed: Installed) -> Iterator[str]:
         source = f'{{name: standin-index, build: cpu, require: ["torch==9.1.0+cpu"], index: "{index.url}"}}'
         catalog.write_text(
             "schema_version: 1\nsource_date_epoch: 1767225600\nvariants:\n"
-            f"  {VARIANT}:\n    summary: built by an installed package\n    dockerfile: slim\n"
+            f"  {VARIANT}:\n    summary: built by an installed package\n"
             f'    python: "3.11"\n    base:\n{bootstrap}    torch:\n      - {source}\n    wheels: []\n'
         )
         done = installed.weir(

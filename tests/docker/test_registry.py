@@ -12,10 +12,16 @@ import pytest
 from free_ports import free_port
 from standins import refusing_registry, registry, silent_registry
 
+from buildtool.build import publish
+from buildtool.build.layer_store import LayerStore
+from buildtool.build.registry_base import fetch_base, registry_digest
 from buildtool.core.errors import BuildFailed, EnvironmentMissing, Exit, SourceUnreachable
+from buildtool.core.model import PinnedBase
 from buildtool.engine import registry as gate
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference, parse_new_name
+from buildtool.image.layer_writer import LayerWriter, TarMembers
+from buildtool.image.written import LayerFile, WrittenImage, written_image
 
 LOCAL = f"t-registry-{os.getpid()}/tiny:1"
 DOCKERFILE = "FROM scratch\nCOPY one /one\nCOPY two /two\n"
@@ -68,6 +74,78 @@ def pushed(host: str, image: str) -> Iterator[Reference]:
     assert engine.inspect(str(name)) is None
     yield name
     forget(str(name))
+
+
+@pytest.fixture
+def layout_image(tmp_path: Path) -> tuple[WrittenImage, LayerStore]:
+    """A written image of two layers of 200 kB, and the store that has it."""
+    store = LayerStore(tmp_path / "state")
+
+    def make(writer: LayerWriter) -> LayerFile:
+        members = TarMembers(writer, 1)
+        members.file("file", 200_000, [os.urandom(200_000)])
+        return members.end()
+
+    layers = [store.bring(store.key(n), make)[0] for n in range(2)]
+    made = written_image({"architecture": "amd64", "os": "linux"}, layers, [])
+    store.put(made)
+    return made, store
+
+
+def test_a_push_from_a_layout_moves_only_what_the_registry_lacks(
+    host: str, layout_image: tuple[WrittenImage, LayerStore], tmp_path: Path
+) -> None:
+    made, store = layout_image
+    said = list[str]()
+    pushed = publish.Pushed(tmp_path / "pushed")
+    for name in ("layouts/a:1", "layouts/a:2", "layouts/b:1"):
+        ref = parse_new_name(f"{host}/{name}")
+        digest = publish.push(made, ref, store=store, pushed=pushed, progress=said.append)
+        assert digest == made.digest == registry_digest(str(ref))
+    assert "in 3 blobs, 0 were there" in said[0]
+    assert said[1].endswith("sent 0 B in 0 blobs, 3 were there")
+    assert said[2].endswith("sent 0 B in 0 blobs, 3 were there, 3 of them in another repository")
+    fetched = fetch_base(PinnedBase("registry", f"{host}/layouts/b:1", made.digest), store, said.append)
+    assert [layer.digest for layer in fetched.layers] == [layer.digest for layer in made.layers]
+    elsewhere = LayerStore(tmp_path / "elsewhere")
+    again = fetch_base(PinnedBase("registry", f"{host}/layouts/b:1", made.digest), elsewhere, said.append)
+    assert again == fetched
+    assert all(elsewhere.blob(layer.digest).is_file() for layer in again.layers)
+
+
+def test_a_mount_that_a_registry_refuses_is_an_upload(
+    host: str, layout_image: tuple[WrittenImage, LayerStore], tmp_path: Path
+) -> None:
+    """What is remembered may be gone: somebody removed that repository."""
+    made, store = layout_image
+    pushed = publish.Pushed(tmp_path / "pushed")
+    pushed.remember(host, dict.fromkeys((layer.digest for layer in made.layers), "layouts/gone"))
+    said = list[str]()
+    publish.push(
+        made, parse_new_name(f"{host}/layouts/c:1"), store=store, pushed=pushed, progress=said.append
+    )
+    assert "in 3 blobs, 0 were there" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "way_out"),
+    [
+        (401, EnvironmentMissing, "docker login"),
+        (429, SourceUnreachable, "wait some minutes"),
+        (503, SourceUnreachable, "later"),
+    ],
+)
+def test_a_registry_that_does_not_take_a_layout_is_told_with_the_way_out(
+    status: int, error: type[Exception], way_out: str, layout_image: tuple[WrittenImage, LayerStore],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("buildtool.engine.registry_api._PAUSE_S", 0)
+    made, store = layout_image
+    pushed = publish.Pushed(tmp_path / "pushed")
+    with refusing_registry(status) as address:
+        name = parse_new_name(f"{address}/team/tiny:1")
+        with pytest.raises(error, match=way_out):
+            publish.push(made, name, store=store, pushed=pushed, progress=lambda _line: None)
 
 
 def test_an_audit_pulls_what_the_engine_lacks_and_says_so_first(pushed: Reference) -> None:

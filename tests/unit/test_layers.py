@@ -63,9 +63,12 @@ WRITERS = {
     "buildtool/core/command.py",  # the log of a program that outlives us
     "buildtool/engine/provision.py",  # a scratch directory for apt
     "buildtool/build/pipeline.py",  # fills a scratch directory that is renamed as a whole
+    "buildtool/build/layer_store.py",  # a scratch directory, from which what is whole is renamed
+    "buildtool/build/runtimes.py",  # an image's files, in a scratch directory
     "buildtool/build/wheels.py",  # pip's scratch directory
     "buildtool/image/gpu_code.py",  # a file without a name
     # these write into what `replacing` or `scratch` gave them
+    "buildtool/build/registry_base.py",
     "buildtool/prune/images.py",
     "buildtool/prune/archives.py",
     "probes/placement/packing/cache.py",  # a partial file of `replacing`, by descriptor

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from buildtool.cli.arguments import BuildOptions
 from buildtool.cli.program import main
 from buildtool.core.errors import DataError
 from buildtool.core.model import Variant
-from buildtool.engine import buildx, proof
+from buildtool.engine import proof
 from buildtool.engine.client import EngineInfo, RunResult
 from buildtool.engine.reference import Reference, parse_reference
 
@@ -74,15 +75,13 @@ class StandinEngine:
         found = self._known(ref)
         return {"Id": found} if found else None
 
-    def build(self, baked: dict[str, Any], **_more: object) -> dict[str, str]:
-        digests = {}
-        for name, target in baked["target"].items():
-            self._call(f"build {name}")
-            digests[name] = f"sha256:{name}-{self.run_number}"
-            for tag in target["tags"]:
-                self.names[parse_reference(tag).canonical] = digests[name]
+    def load(self, _place: object, images: Mapping[str, Any], named: str, **_more: object) -> dict[str, str]:
+        """Stands in for `pipeline.load`."""
+        for name, image in images.items():
+            self._call(f"load {name}")
+            self.names[parse_reference(f"{named}-{name}").canonical] = image.digest
             self._end()
-        return digests
+        return {name: image.digest for name, image in images.items()}
 
     def run(self, ref: str, _command: list[str]) -> RunResult:
         self._call(f"run {ref}")
@@ -140,9 +139,13 @@ def build_on(
     patch.setenv("WEIR_STATE", str(folder / "state"))
     patch.setattr(build, "build_options", lambda *_: options)
     patch.setattr(build.provision, "ensure_engine", lambda *_, **__: engine)
+    patch.setattr(build, "Engine", lambda: engine)
     patch.setattr(pipeline, "make_plan", lambda *_, **__: plan.BuildPlan(targets, 0))
-    patch.setattr(pipeline, "stage", lambda *_: None)
-    patch.setattr(buildx, "bake_plan", engine.build)
+    made = {each.name: SimpleNamespace(digest=f"sha256:{each.name}-{engine.run_number}") for each in variants}
+    patch.setattr(pipeline, "write", lambda *_, **__: made)
+    patch.setattr(pipeline, "load", engine.load)
+    patch.setattr(pipeline, "keep", lambda *_: None)
+    patch.setattr(pipeline, "keep_unproved", lambda *_: None)
     patch.setattr(pipeline, "audit", audited)
     names = [each.name for each in variants]
     return main(["build", *names, "--reports", str(folder / "reports"), *words])

@@ -20,7 +20,7 @@ source_date_epoch: 1
 variants:
   one:
     summary: s
-    dockerfile: slim
+    dockerfile: naive
     python: "3.11"
     base: [{registry: "a:1"}]
     torch: [{name: t, build: cpu}]
@@ -97,7 +97,7 @@ def test_duplicate_key_names_both_lines(tmp_path: Path) -> None:
         ('"3.11"', "3.10", ":7: variants.one.python: expected string, found the number 3.1"),
         ("summary: s", "summary: no", ":5: variants.one.summary: expected string, found a truth value"),
         ("summary: s", "sumary: s", "unknown key 'sumary'"),
-        ("dockerfile: slim", "dockerfile: fat", ":6: variants.one.dockerfile: there is no fat/Dockerfile"),
+        ("dockerfile: naive", "dockerfile: fat", ":6: variants.one.dockerfile: there is no fat/Dockerfile"),
         ("build: cpu", "build: gpu", "variants.one.torch.0.build: 'gpu' is not one of"),
         ("schema_version: 1", "schema_version: 2", ":1: schema_version"),
         ('registry: "a:1"', 'registry: "a:1", bootstrap: {suite: b, packages: []}', "variants.one.base.0"),
@@ -243,9 +243,13 @@ def test_a_key_that_is_a_list_is_refused_and_not_unfolded(tmp_path: Path) -> Non
     [
         ("source_date_epoch: 1", "source_date_epoch: 99999999999999999999", "greater than the maximum"),
         ("source_date_epoch: 1", f"source_date_epoch: 0x{'f' * 6000}", "not a number that this tool reads"),
-        ("dockerfile: slim", f"dockerfile: 0b{'1' * 90_000}", "not a number that this tool reads"),
-        ("dockerfile: slim", f"dockerfile: {'a' * 300}", "too long"),
-        ("dockerfile: slim", f"dockerfile: slim\n    budget: {{unpacked: {'9' * 400} GB}}", "does not match"),
+        ("dockerfile: naive", f"dockerfile: 0b{'1' * 90_000}", "not a number that this tool reads"),
+        ("dockerfile: naive", f"dockerfile: {'a' * 300}", "too long"),
+        (
+            "dockerfile: naive",
+            f"dockerfile: naive\n    budget: {{unpacked: {'9' * 400} GB}}",
+            "does not match",
+        ),
         ("one:", f"{'a' * 300}:", "too long"),
         ("one:", "one-:", "does not match"),
     ],

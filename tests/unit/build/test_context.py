@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.build import pipeline
+from buildtool.build import payload, pipeline
 from buildtool.build.wheels import WheelCache
 from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import replacing, write_text
@@ -107,7 +107,7 @@ def test_what_editors_leave_in_a_clone_changes_no_image(
     clone.mkdir()
     for name in ("main.py", "main.py~", ".main.py.swp", ".DS_Store"):
         (clone / name).touch()
-    monkeypatch.setattr(pipeline, "PAYLOAD", {clone: "service"})
+    monkeypatch.setattr(payload, "PAYLOAD", {clone: "service"})
     pipeline.stage_context(
         tmp_path / "context", RESOLVED_WITHOUT_WHEELS, WheelCache(tmp_path, print), (), rootfs=None, epoch=1
     )

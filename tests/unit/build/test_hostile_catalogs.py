@@ -43,7 +43,7 @@ def loaded(tmp_path: Path, name: str = "one", **keys: object) -> Variant:
     """The one variant of a catalog with these keys."""
     base: dict[str, object] = {
         "summary": "s",
-        "dockerfile": "slim",
+        "dockerfile": "naive",
         "python": "3.11",
         "base": [{"registry": "a:1"}],
         "torch": [torch()],

@@ -132,7 +132,7 @@ def test_parallel_resolvers_lose_no_entry_and_share_no_temporary_name(tmp_path: 
 
 
 ASKED = Variant(
-    "one", "s", Path("d"), "3.11", (Registry("a:1"),),
+    "one", "s", "3.11", (Registry("a:1"),),
     (TorchSource("first", TorchBuild.CPU), TorchSource("second", TorchBuild.CPU)),
 )  # fmt: skip
 

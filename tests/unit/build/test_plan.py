@@ -19,6 +19,7 @@ from buildtool.core.model import (
     Wheel,
 )
 from buildtool.engine.buildx import render_plan
+from buildtool.image.documents import Platform
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -44,11 +45,12 @@ def test_torch_and_heavy_wheels_get_layers_of_their_own() -> None:
     assert [w.distribution for w in groups.small] == ["idna"]
 
 
-def test_stages_without_wheels_are_skipped(cpu: Variant) -> None:
-    args = plan.build_args(cpu, resolved(wheel("torch"), wheel("idna")), 7)
-    assert (args["TORCH_FROM"], args["HEAVY_FROM"], args["SMALL_FROM"]) == ("base", "torch", "torch")
-    args = plan.build_args(cpu, resolved(wheel("idna"), wheel("big", 10**9)), 7)
-    assert (args["HEAVY_FROM"], args["SMALL_FROM"]) == ("base", "heavy")
+def test_layers_without_wheels_are_left_out_but_for_that_of_the_user() -> None:
+    layers = plan.wheel_layers([wheel("idna"), wheel("big", 10**9)])
+    assert [(name, [w.distribution for w in wheels]) for name, wheels in layers] == [
+        ("heavy", ["big"]), ("packages", ["idna"]),
+    ]  # fmt: skip
+    assert plan.wheel_layers([]) == [("packages", ())]
 
 
 def test_a_registry_base_is_named_by_digest(cpu: Variant) -> None:
@@ -61,7 +63,6 @@ def test_system_packages_are_installed_on_a_registry_base_only(cpu: Variant) -> 
     wanted = replace(cpu, system_packages=("jq",))
     on_registry = plan.build_args(wanted, resolved(wheel("torch"), origin="registry"), 7)
     assert on_registry["SYSTEM_PACKAGES"] == "jq"
-    assert on_registry["TORCH_FROM"] == "packages"
     assert "SYSTEM_PACKAGES" not in plan.build_args(wanted, resolved(), 7)
 
 
@@ -73,19 +74,54 @@ def test_labels_say_the_sources_and_keep_the_hosts_network_out(cpu: Variant) -> 
     assert "10.0.0.1" not in json.dumps(labels)
 
 
-def test_the_same_targets_give_the_same_bytes(cpu: Variant) -> None:
-    target = plan.ImagePlan(cpu, resolved(wheel("torch")), Path("c"))
-    first = render_plan(plan.BuildPlan((target,), 7).bake(zstd=True))
-    assert first == render_plan(plan.BuildPlan((target,), 7).bake(zstd=True))
-    image = json.loads(first)["target"]["cpu"]
-    assert image["attest"] == ["type=provenance,disabled=true"]
-    assert "compression=zstd" in image["output"][0]
-    assert image["args"]["SOURCE_DATE_EPOCH"] == "7"
+def test_a_plan_has_the_layers_from_the_bottom_up(cpu: Variant) -> None:
+    target = plan.ImagePlan(cpu, resolved(wheel("torch"), wheel("idna")), Path("c"))
+    image = plan.BuildPlan((target,), 7).as_json()["images"]["cpu"]
+    assert [layer["layer"] for layer in image["layers"]] == ["base", "torch", "packages", "service"]
+    assert image["layers"][1]["wheels"] == {"torch-1.0-py3-none-any.whl": "sha256:" + "0" * 64}
+    assert "bake" not in plan.BuildPlan((target,), 7).as_json()
 
 
-def test_the_classic_store_gets_the_default_exporter(cpu: Variant) -> None:
-    target = plan.ImagePlan(cpu, resolved(), Path("c"))
-    assert "output" not in plan.BuildPlan((target,), 7).bake(zstd=False)["target"]["cpu"]
+BASE = {
+    "architecture": "s390x", "variant": "v8", "created": "2001-01-01T00:00:00Z", "history": [{}],
+    "config": {
+        "Env": ["PATH=/bin", "HOME=/root", "LANG=C"], "User": "root", "Entrypoint": ["/init"], "Cmd": ["sh"],
+        "ExposedPorts": {"1/tcp": {}}, "Labels": {"theirs": "x", "io.weir.variant": "x"},
+        "WorkingDir": "/srv",
+    },
+}  # fmt: skip
+
+
+def test_an_image_keeps_what_its_base_says_of_running_it_unless_the_service_needs_another_value() -> None:
+    target = plan.ImagePlan(ASKED, FOUND, Path("c"))
+    config = plan.config_of(target, 1767225600, Platform("linux", "arm64"), BASE)
+    run = config.pop("config")
+    assert config == {
+        "architecture": "arm64", "os": "linux", "variant": "v8", "created": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    assert run["Env"] == [
+        "PATH=/bin", "LANG=C", "PYTHONPATH=/opt/weir/lib:/opt/weir/app", "PYTHONDONTWRITEBYTECODE=1",
+        "PYTHONUNBUFFERED=1", "HOME=/tmp",
+    ]  # fmt: skip
+    assert run["Labels"] == {"theirs": "x", **LABELS}
+    assert run["ExposedPorts"] == {"1/tcp": {}, "8000/tcp": {}}
+    assert (run["User"], run["Entrypoint"], run["Cmd"], run["WorkingDir"]) == (
+        "10001:10001", ["/init"], ["python3", "-m", "service"], "/srv",
+    )  # fmt: skip
+    assert run["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "service.health"]
+
+
+def test_an_image_on_a_root_file_system_has_a_path_and_a_step_for_each_layer() -> None:
+    target = plan.ImagePlan(ASKED, FOUND, Path("c"))
+    run = plan.config_of(target, 0, Platform("linux", "amd64"), {})["config"]
+    assert run["Env"][0] == "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    steps = plan.history_of(target, 0, ())
+    assert [step["created_by"] for step in steps] == [
+        "weir build: root file system of Debian bookworm",
+        "weir build: torch 2.9.1+rocm6.4",
+        "weir build: no wheels and the user of the service",
+        "weir build: the service",
+    ]
 
 
 def test_an_unresolved_variant_can_still_be_planned(cpu: Variant) -> None:
@@ -100,10 +136,9 @@ def test_the_disk_check_asks_for_more_where_rocm_may_be_bootstrapped() -> None:
 
 
 def test_no_text_of_a_plan_is_a_template_of_bake(cpu: Variant) -> None:
-    target = plan.ImagePlan(
-        replace(cpu, labels=(("k${A}", "v${FOO:-x} %{ if true }"),)), resolved(), Path("c ${HOME}'\"")
-    )
-    rendered = json.loads(render_plan(plan.BuildPlan((target,), 7).bake(zstd=True)))["target"]["cpu"]
+    foreign = replace(cpu, labels=(("k${A}", "v${FOO:-x} %{ if true }"),), dockerfile=Path("x/Dockerfile"))
+    target = plan.ImagePlan(foreign, resolved(), Path("c ${HOME}'\""))
+    rendered = json.loads(render_plan(plan.BuildPlan((target,), 7).bake()))["target"]["cpu"]
     assert rendered["labels"]["k$${A}"] == "v$${FOO:-x} %%{ if true }"
     assert rendered["context"] == "c $${HOME}'\""
 
@@ -114,21 +149,18 @@ def test_a_wheel_of_20_mb_gets_a_layer_apart_from_small_ones(n_bytes: int, heavy
     assert plan.group_wheels([big]) == plan.Groups((), *(((big,), ()) if heavy else ((), (big,))))
 
 
-def test_a_build_without_heavy_wheels_has_exactly_these_arguments(cpu: Variant) -> None:
+def test_a_dockerfile_gets_exactly_these_arguments(cpu: Variant) -> None:
     wanted = replace(cpu, system_packages=("jq", "tini"))
     found = replace(resolved(wheel("torch"), origin="registry"), base=PinnedBase("registry", "a:1@x", DIGEST))
     assert plan.build_args(wanted, found, 7) == {
         "SOURCE_DATE_EPOCH": "7",
         "BASE": f"a:1@{DIGEST}",
         "SYSTEM_PACKAGES": "jq tini",
-        "TORCH_FROM": "packages",
-        "HEAVY_FROM": "torch",
-        "SMALL_FROM": "torch",
     }
 
 
 ASKED = Variant(
-    "tiny", "A summary", Path("images/slim/Dockerfile"), "3.11", (Bootstrap("bookworm", ()),),
+    "tiny", "A summary", "3.11", (Bootstrap("bookworm", ()),),
     (TorchSource("host-pip", TorchBuild.ROCM),), gpu_targets=("gfx906", "gfx1100"), prune=True,
     labels=(("org.example", "mine"),),
 )  # fmt: skip
@@ -165,24 +197,24 @@ def test_every_label_of_an_image_says_what_is_in_it() -> None:
     assert bare.keys() == LABELS.keys() - {"org.example"}
 
 
-def test_bake_is_asked_for_each_image_and_nothing_else() -> None:
+def test_bake_is_asked_for_images_with_a_dockerfile_and_nothing_else() -> None:
     naive = replace(ASKED, name="plain", dockerfile=Path("images/naive/Dockerfile"))
     images = (plan.ImagePlan(ASKED, FOUND, Path("one")), plan.ImagePlan(naive, FOUND, Path("two")))
-    asked = plan.BuildPlan(images, 7).bake(zstd=True)
-    assert asked["group"] == {"default": {"targets": ["tiny", "plain"]}}
+    asked = plan.BuildPlan(images, 7).bake()
+    assert asked["group"] == {"default": {"targets": ["plain"]}}
     assert asked.keys() == {"group", "target"}
-    assert asked["target"]["tiny"] == {
-        "context": "one",
-        "dockerfile": "images/slim/Dockerfile",
-        "args": plan.build_args(ASKED, FOUND, 7),
-        "labels": LABELS,
-        "tags": ["weir/tiny:latest"],
-        "attest": ["type=provenance,disabled=true"],
-        "output": [
-            "type=image,oci-mediatypes=true,compression=zstd,compression-level=1,force-compression=true"
-        ],
+    assert asked["target"] == {
+        "plain": {
+            "context": "two",
+            "dockerfile": "images/naive/Dockerfile",
+            "args": plan.build_args(naive, FOUND, 7),
+            "labels": plan.labels(naive, FOUND),
+            "tags": ["weir/plain:latest"],
+            "attest": ["type=provenance,disabled=true"],
+        }
     }
-    assert "output" not in asked["target"]["plain"]  # stays as a plain `docker build` makes it
+    assert plan.BuildPlan(images, 7).bake("t:1")["target"]["plain"]["tags"] == ["t:1-plain"]
+    assert plan.BuildPlan(images, 7).as_json().keys() == {"images", "bake"}
 
 
 def test_an_unresolved_variant_names_its_first_source_and_base() -> None:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from standin_engine import StandinEngine, build_on
 
-from buildtool.build import catalog
+from buildtool.build import catalog, publish
 from buildtool.cli.arguments import extra_names
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, EnvironmentMissing, Exit
 from buildtool.core.model import Variant
-from buildtool.engine import registry
 
 CPU, ROCM = catalog.load().select(("cpu", "rocm"))
 NAME = "ghcr.example/team/cpu:1"
@@ -78,14 +78,14 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         engine = StandinEngine()
         done = engine.done
 
-        def push(image: str, name: object, **_more: object) -> str:
-            done.append(f"push {image} {name}")
+        def push(image: Any, name: object, **_more: object) -> str:
+            done.append(f"push {image.digest} {name}")
             if refused and str(name) == refused[0]:
                 raise refused[1]
             return "sha256:pushed"
 
         with monkeypatch.context() as patch:
-            patch.setattr(registry, "push", push)
+            patch.setattr(publish, "push", push)
             code = build_on(engine, patch, tmp_path, (CPU,), *words, verdict=verdict)
         return code, [line for line in done if line.split()[0] in ("run", "save", "tag", "push")]
 

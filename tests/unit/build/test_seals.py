@@ -17,7 +17,7 @@ from buildtool.engine.client import RunResult
 
 VARIANT = catalog.load().select(("cpu",))[0]
 TARGET = plan.ImagePlan(VARIANT, plan.unresolved(VARIANT), Path("context"))
-A, B = (BuiltImage("cpu", VARIANT.ref, f"sha256:{letter * 64}") for letter in "ab")
+A, B = (BuiltImage("cpu", VARIANT.ref, f"sha256:{letter * 64}", letter) for letter in "ab")
 
 
 @pytest.fixture
@@ -105,11 +105,11 @@ def test_an_image_is_proved_by_digest_and_for_each_promise(place: Workplace) -> 
 
     engine: Any = SimpleNamespace(run=run)
     assert pipeline.prove(place, TARGET, A, engine) == pipeline.prove(place, TARGET, A, engine)
-    assert ran == [A.digest]
+    assert ran == [A.image_id]
     promising = replace(TARGET, resolved=replace(TARGET.resolved, torch_build=TorchBuild.ROCM))
     with pytest.raises(ProofFailed):
         pipeline.prove(place, promising, A, engine)
-    assert ran == [A.digest] * 2
+    assert ran == [A.image_id] * 2
 
 
 def test_a_build_sweeps_what_killed_builds_left_in_every_folder(place: Workplace) -> None:

@@ -17,7 +17,6 @@ TORCH = Wheel("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "ab" * 32, 5)
 VARIANT = Variant(
     name="cpu",
     summary="",
-    dockerfile=Path("slim/Dockerfile"),
     python="3.11",
     base=(Registry("python:3.11-slim"), Bootstrap("bookworm", ("python3",))),
     torch=(
@@ -27,6 +26,7 @@ VARIANT = Variant(
         ),
     ),
     system_packages=("tini",),
+    dockerfile=Path("mine/Dockerfile"),  # which installs them on a registry's base
 )
 
 
@@ -51,7 +51,7 @@ class World:
     def registry_digest(self, ref: str) -> str:
         self.asked.append(f"registry {ref}")
         if not self.registry:
-            raise SourceUnreachable(f"registry base {ref}: no such host")
+            raise SourceUnreachable("no such host")
         return "sha256:1"
 
     def bring(
@@ -73,7 +73,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def sources(world: World, tmp_path: Path) -> Sources:
     lock = Lock.load(tmp_path / "lock.json")
-    return Sources(world, world, world, lock, 7, lambda _line: None)  # type: ignore[arg-type]
+    return Sources(world.registry_digest, world, world, lock, 7, lambda _line: None)  # type: ignore[arg-type]
 
 
 def test_the_first_source_that_answers_is_used_and_pinned(tmp_path: Path) -> None:
@@ -104,6 +104,18 @@ def test_a_dead_registry_leads_to_the_bootstrapped_base(tmp_path: Path) -> None:
     found = sources(World(registry=False), tmp_path).resolve(VARIANT)
     assert (found.base.name, found.base.pin) == ("bookworm", "tar-digest")
     assert found.notes == ("registry base python:3.11-slim: no such host",)
+
+
+def test_system_packages_without_a_dockerfile_lead_to_the_bootstrapped_base(
+    tmp_path: Path,
+) -> None:
+    world = World()
+    found = sources(world, tmp_path).resolve(replace(VARIANT, dockerfile=None))
+    assert found.base.name == "bookworm"
+    assert not [line for line in world.asked if line.startswith("registry")]
+    assert "`system_packages`" in found.notes[0]
+    plain = replace(VARIANT, dockerfile=None, system_packages=())
+    assert sources(World(), tmp_path).resolve(plain).base.origin == "registry"
 
 
 def test_a_package_that_the_root_file_system_lacks_is_an_error(installed: set[str], tmp_path: Path) -> None:

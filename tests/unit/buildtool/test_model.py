@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from buildtool.core.model import (
 )
 from buildtool.core.shipped import IMAGES
 
-ONE = Variant("one", "s", Path("d"), "3.11", (Registry("a:1"),), (TorchSource("t", TorchBuild.CPU),))
+ONE = Variant("one", "s", "3.11", (Registry("a:1"),), (TorchSource("t", TorchBuild.CPU),))
 CATALOG = Catalog(1, ("two",), tuple(replace(ONE, name=name) for name in ("three", "two", "one")))
 
 

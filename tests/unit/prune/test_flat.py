@@ -12,11 +12,12 @@ import pytest
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.gpucode.target import parse_targets
 from buildtool.image.documents import Platform
-from buildtool.prune.flat_image import LayerFile, archive_chunks, config_of, flat_image
+from buildtool.image.written import LayerFile, WrittenImage, archive_chunks, written_image
+from buildtool.prune.flat_image import config_of, flat_image
 from buildtool.prune.images import created_at, name_of_copy
 
 LAYER_BYTES = b"layer" * 300
-LAYER = LayerFile("sha256:" + "a" * 64, "sha256:" + "b" * 64, len(LAYER_BYTES), zstd=True)
+LAYER = LayerFile("sha256:" + "a" * 64, "sha256:" + "b" * 64, len(LAYER_BYTES))
 HOSTILE = "a\nRUN x\r\n${FOO:-x} $BAR \\ \" ' \x1b[2J \u2028 é \ud800"
 RUN: dict[str, Any] = {
     "Env": ["PATH=/bin", "EMPTY=", f"A\nB={HOSTILE}", "NOEQUALS"],
@@ -50,8 +51,8 @@ CONFIG: dict[str, Any] = {
 
 def remade(config: object) -> dict[str, Any]:
     """The config as an engine finds it in the archive: by the digests of index and manifest."""
-    image = flat_image(packed(config), LAYER, name="docker.io/library/x:t", targets="gfx906,sm_90")
-    with tarfile.open(fileobj=io.BytesIO(b"".join(archive_chunks(image, iter([LAYER_BYTES]))))) as tar:
+    image = flat_image(packed(config), LAYER, targets="gfx906,sm_90")
+    with tarfile.open(fileobj=io.BytesIO(archive(image, LAYER_BYTES))) as tar:
         files = {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
     assert files[f"blobs/sha256/{'b' * 64}"] == LAYER_BYTES
     [row] = json.loads(files["index.json"])["manifests"]
@@ -67,6 +68,10 @@ def remade(config: object) -> dict[str, Any]:
     assert row["annotations"]["io.containerd.image.name"] == "docker.io/library/x:t"
     assert [layer["digest"] for layer in manifest["layers"]] == [LAYER.digest]
     return dict(json.loads(files[config_path]))
+
+
+def archive(image: WrittenImage, layer: bytes, name: str = "docker.io/library/x:t") -> bytes:
+    return b"".join(archive_chunks(image, name, lambda _layer: iter([layer])))
 
 
 def packed(value: object) -> bytes:
@@ -93,8 +98,8 @@ def test_an_empty_configuration_gets_only_our_labels(run: dict[str, None] | None
 
 def test_bytes_that_are_no_utf8_are_read_as_the_engine_reads_them() -> None:
     text = b'{"config": {"User": "\xff"}}'
-    image = flat_image(text, LAYER, name="x:t", targets="gfx906")
-    config = json.loads(image.documents[f"blobs/sha256/{image.ids[1][7:]}"])
+    image = flat_image(text, LAYER, targets="gfx906")
+    config = json.loads(image.config)
     assert config["config"]["User"] == "\ufffd"
 
 
@@ -105,12 +110,12 @@ def test_bytes_that_are_no_utf8_are_read_as_the_engine_reads_them() -> None:
 )  # fmt: skip
 def test_a_configuration_that_is_none_is_an_error_without_a_traceback(text: bytes) -> None:
     with pytest.raises(DataError, match="config"):
-        flat_image(text, LAYER, name="x:t", targets="gfx906")
+        flat_image(text, LAYER, targets="gfx906")
 
 
 def test_a_plain_layer_is_described_as_one() -> None:
-    image = flat_image(b"{}", LayerFile(LAYER.diff_id, LAYER.diff_id, 5, zstd=False), name="x:t", targets="g")
-    [layer] = json.loads(image.documents[f"blobs/sha256/{image.ids[0][7:]}"])["layers"]
+    image = flat_image(b"{}", LayerFile(LAYER.diff_id, LAYER.diff_id, 5, ""), targets="g")
+    [layer] = json.loads(image.manifest)["layers"]
     assert layer["mediaType"] == "application/vnd.oci.image.layer.v1.tar"
 
 
@@ -195,11 +200,13 @@ def described(kind: str, text: bytes) -> dict[str, object]:
 
 @pytest.mark.parametrize("made", [None, "2026-01-01T00:00:00Z"])
 def test_every_document_is_what_both_stores_of_an_engine_read(made: str | None) -> None:
-    image = flat_image(packed({"created": made}), LAYER, name="host:5000/a/x:t", targets="gfx906")
+    image = flat_image(packed({"created": made}), LAYER, targets="gfx906")
     manifest_id, config_id = image.ids
-    texts = {path: json.loads(text) for path, text in image.documents.items()}
-    manifest = image.documents[f"blobs/sha256/{manifest_id[7:]}"]
-    config = image.documents[f"blobs/sha256/{config_id[7:]}"]
+    with tarfile.open(fileobj=io.BytesIO(archive(image, LAYER_BYTES, "host:5000/a/x:t"))) as tar:
+        files = {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
+    assert files.pop(f"blobs/sha256/{LAYER.digest[7:]}") == LAYER_BYTES
+    texts = {path: json.loads(text) for path, text in files.items()}
+    manifest, config = image.manifest, image.config
     labels = {"io.weir.gpu-targets": "gfx906", "io.weir.pruned": "yes"}
     step = {"created_by": "weir prune --targets gfx906"} | ({"created": made} if made else {})
     assert texts == {
@@ -221,7 +228,7 @@ def test_every_document_is_what_both_stores_of_an_engine_read(made: str | None) 
             {
                 "Config": f"blobs/sha256/{config_id[7:]}",
                 "RepoTags": ["host:5000/a/x:t"],
-                "Layers": [image.layer_path],
+                "Layers": [f"blobs/sha256/{LAYER.digest[7:]}"],
             }
         ],
         f"blobs/sha256/{config_id[7:]}": {
@@ -244,19 +251,29 @@ def test_every_document_is_what_both_stores_of_an_engine_read(made: str | None) 
         },
     }
     assert config.startswith(b'{"created":')  # no blanks: the same image has the same digest everywhere
-    assert image.layer_bytes == LAYER.n_bytes
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 511, 512, 513])
 def test_an_archive_is_padded_to_blocks_and_ends_with_two_of_zeros(n_bytes: int) -> None:
     layer = replace(LAYER, n_bytes=n_bytes)
-    image = flat_image(b"{}", layer, name="x:t", targets="gfx906")
-    data = b"".join(archive_chunks(image, iter([b"l" * n_bytes])))
-    sizes = [n_bytes, *map(len, image.documents.values())]
-    assert len(data) == sum(512 + -(-size // 512) * 512 for size in sizes) + 1024
+    image = flat_image(b"{}", layer, targets="gfx906")
+    data = archive(image, b"l" * n_bytes)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert [info.name for info in tar] == [*image.documents, image.layer_path]
-        assert {info.mode for info in tar} == {0o644}
+        members = tar.getmembers()
+    assert members[-1].name == f"blobs/sha256/{LAYER.digest[7:]}"
+    assert {info.mode for info in members} == {0o644}
+    assert len(data) == sum(512 + -(-info.size // 512) * 512 for info in members) + 1024
+
+
+def test_layers_that_an_engine_has_are_not_sent_again_and_others_once() -> None:
+    again = replace(LAYER, digest="sha256:" + "d" * 64)
+    image = written_image({}, [LAYER, again, again], [])
+    chunks = archive_chunks(image, "x:t", lambda _layer: iter([LAYER_BYTES]), without={LAYER.digest})
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+        names = [name for name in tar.getnames() if name[13:14] in "bd"]
+        [saved] = json.loads(tar.extractfile("manifest.json").read())  # type: ignore[union-attr]
+    assert [name for name in names if name[13:] in ("b" * 64, "d" * 64)] == [f"blobs/sha256/{'d' * 64}"]
+    assert len(saved["Layers"]) == 3, "an engine finds those that it has by their place"
 
 
 def test_a_fraction_of_a_second_or_a_missing_time_is_no_traceback() -> None:

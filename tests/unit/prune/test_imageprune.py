@@ -86,7 +86,7 @@ def test_more_files_than_there_is_room_for_stop_the_export(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("free", "fits"), [(2 * 10_240 - 1, False), (2 * 10_240, True)])
+@pytest.mark.parametrize(("free", "fits"), [(10_240, False), (3 * 10_240, True)])
 def test_an_engine_without_room_for_the_layer_and_its_files_is_not_given_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:

@@ -5,8 +5,6 @@ import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
 from buildtool.cli.arguments import chosen_targets
 from buildtool.cli.program import main
-from buildtool.core.errors import ConfigError, EngineUnavailable, Exit
+from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
 from buildtool.engine.host import amd_targets
 from buildtool.gpucode.source import TargetMissing
@@ -285,8 +283,8 @@ def test_a_card_that_the_stack_lacks_gives_way_to_the_files_list_unless_it_was_a
         assert code == Exit.USAGE
         assert "no code for gfx1036" in capsys.readouterr().err
     else:
-        image = json.loads(capsys.readouterr().out)["target"]["rocm"]
-        assert image["labels"]["io.weir.gpu-targets"] == ",".join(built)
+        run = json.loads(capsys.readouterr().out)["images"]["rocm"]["config"]
+        assert run["Labels"]["io.weir.gpu-targets"] == ",".join(built)
 
 
 def test_plan_says_before_the_first_build_what_was_asked_for(
@@ -295,7 +293,8 @@ def test_plan_says_before_the_first_build_what_was_asked_for(
     """Nothing is known of the inputs yet, so no card is left out."""
     assert not workplace.lock.exists()
     assert main(["plan", "rocm"]) == Exit.OK
-    assert json.loads(capsys.readouterr().out)["target"]["rocm"]["labels"]["io.weir.gpu-targets"] == "gfx1036"
+    run = json.loads(capsys.readouterr().out)["images"]["rocm"]["config"]
+    assert run["Labels"]["io.weir.gpu-targets"] == "gfx1036"
 
 
 @pytest.fixture
@@ -304,29 +303,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
     monkeypatch.setenv("WEIR_LOCK", str(tmp_path / "lock.json"))
     monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1036",))
-    monkeypatch.setattr("buildtool.cli.plan.Engine", refused_engine)
     return Workplace(tmp_path, tmp_path / "lock.json", lambda _line: None)
-
-
-def refused_engine(timeout_s: float) -> Any:
-    raise EngineUnavailable("no Docker engine answers")
-
-
-def test_a_plan_is_for_the_engines_own_image_store(
-    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A build writes zstd layers into containerd's store alone."""
-    for containerd in (True, False):
-        info = SimpleNamespace(containerd_store=containerd)
-        engine = SimpleNamespace(info=lambda info=info: info)
-        monkeypatch.setattr("buildtool.cli.plan.Engine", lambda timeout_s, engine=engine: engine)
-        assert main(["plan", "cpu"]) == Exit.OK
-        assert ("output" in json.loads(capsys.readouterr().out)["target"]["cpu"]) is containerd
-    monkeypatch.setattr("buildtool.cli.plan.Engine", refused_engine)
-    assert main(["plan", "cpu"]) == Exit.OK
-    told = capsys.readouterr()
-    assert "output" in json.loads(told.out)["target"]["cpu"]
-    assert told.err == "no Docker engine answers: this is the plan for one with containerd's image store\n"
 
 
 def test_a_locked_stack_with_nothing_to_cut_fails_in_the_plan_as_in_the_build(
@@ -335,7 +312,7 @@ def test_a_locked_stack_with_nothing_to_cut_fails_in_the_plan_as_in_the_build(
     """Torch comes with a registry's image, so no input has GPU code that could be looked for."""
     file = tmp_path / "v.yaml"
     file.write_text(
-        "schema_version: 1\nsource_date_epoch: 1\nvariants:\n  one:\n    summary: s\n    dockerfile: slim\n"
+        "schema_version: 1\nsource_date_epoch: 1\nvariants:\n  one:\n    summary: s\n    dockerfile: naive\n"
         '    python: "3.11"\n    base: [{registry: "a:1"}]\n    torch: [{name: t, build: rocm}]\n'
         "    gpu_targets: [gfx906]\n    prune: true\n"
     )
