@@ -15,7 +15,6 @@ from buildtool.core.files import ARCHIVE_NAME, PathKind, kind_of_path, looks_lik
 from buildtool.core.progress import ProgressLog
 from buildtool.engine.client import Engine
 from buildtool.gpucode.plan import PrunePlan
-from buildtool.gpucode.scan import SECTIONS_READ
 from buildtool.gpucode.source import prefix_errors
 from buildtool.gpucode.target import (
     TargetId,
@@ -31,7 +30,7 @@ from probes.core.output import echo, flag, option, progress
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
-_NOTHING_FOREIGN = f"no code for other cards is in {', '.join(SECTIONS_READ)}, the sections that are read"
+_NOTHING_FOREIGN = "there is no code for other cards in it"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
 
 
