@@ -4,6 +4,7 @@ Written apart from `buildtool.gpucode`, of which it uses nothing: it maps the fi
 each format anywhere, in no order, then drops what lies inside of something else.
 """
 
+import hashlib
 import mmap
 import struct
 from collections import Counter
@@ -151,3 +152,52 @@ def offloads(data: mmap.mmap) -> list[Place]:
         if version in (1, 2) and 64 < length <= len(data) - start:
             places.append((start, start + length, {"unknown": length}))
     return places
+
+
+def code_digests(path: Path, target: str) -> Counter[str]:
+    """SHA-256 of every piece of machine code for one target, with how often it is there.
+
+    Of a compressed bundle, which is packed anew, the unpacked pieces count.
+    """
+    digests: Counter[str] = Counter()
+    if not path.exists() or not path.stat().st_size:
+        return digests
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        places = sorted([*fatbins(data), *bundles(data), *compressed(data)])
+        covered = 0
+        for start, end, codes in places:
+            if start >= covered:
+                covered = end
+                if target in codes:
+                    pieces = pieces_of(bytes(data[start:end]), target)
+                    digests.update(hashlib.sha256(piece).hexdigest() for piece in pieces)
+    return digests
+
+
+def pieces_of(content: bytes, target: str) -> list[bytes]:
+    """The payloads for a target in one container."""
+    if content.startswith(FATBIN):
+        return fatbin_pieces(content, int(target.removeprefix("sm_")))
+    if content.startswith(b"CCOB"):
+        from backports import zstd
+
+        header = {2: 24, 3: 32}[int.from_bytes(content[4:6], "little")]
+        content = zstd.ZstdDecompressor().decompress(content[header:])
+    _, rows = bundle_codes(content)
+    return [
+        content[offset : offset + length]
+        for name, offset, length in rows
+        if length and not name.startswith("host") and processor(name) == target
+    ]
+
+
+def fatbin_pieces(content: bytes, architecture: int) -> list[bytes]:
+    pieces, at = [], 16
+    while at + 64 <= len(content):
+        kind, header, payload = struct.unpack_from("<HxxIQ", content, at)
+        (number,) = struct.unpack_from("<I", content, at + 28)
+        piece = content[at : at + header + payload]
+        if (kind, number) == (2, architecture) and any(piece[header : header + 16]):
+            pieces.append(piece)
+        at += header + payload
+    return pieces
