@@ -41,7 +41,7 @@ from buildtool.audit.packages import (
 )
 from buildtool.audit.treemap import FileRow, Tree, TreeCounter, largest_directories, largest_files
 from buildtool.image.documents import ImageConfig
-from buildtool.image.layer import HASHED_BYTES, LayerIndex, join_path
+from buildtool.image.layer import LayerIndex, join_path
 from buildtool.image.merge import Finder, Merged, merge
 from buildtool.image.reader import ImageContents
 from buildtool.image.secrets import (
@@ -102,7 +102,6 @@ class Sums:
     gpu_in_libraries: defaultdict[str, Tally] = field(default_factory=_tallies)  # visible, by target
     cuttable: defaultdict[str, Tally] = field(default_factory=_tallies)  # of these, what a prune cuts
     libraries: list[LibraryCode] = field(default_factory=list)  # visible, with GPU code
-    unsearched: Tally = field(default_factory=Tally)  # visible: libraries with code where none is read
     strippable: Tally = field(default_factory=Tally)  # visible debug information in libraries and programs
     cuda: Tally = field(default_factory=Tally)  # visible: CUDA's distributions, and its libraries elsewhere
     overwritten: Tally = field(default_factory=Tally)  # path -> content that a later layer replaces
@@ -181,10 +180,6 @@ _TOP_DIRECTORIES = 200
 _CUDA_LIBRARY = re.compile(
     rb"^lib(cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|cudart|cudss|nccl|nvrtc|nvJitLink|nvshmem"
     rb"|nvToolsExt|nvperf|(torch|c10)_(cuda|nvshmem)|caffe2_nvrtc)",
-)
-# libraries that are known to keep GPU code, or some of it, in sections that the audit doesn't read
-_HIDES_CODE = re.compile(
-    rb"^lib(cudnn|cufft|cusparseLt|cutensor|nvinfer|nvjpeg|npp)[^/]*\.so|(tensorflow|xla|pjrt|jax)[^/]*\.so"
 )
 _CUDA_DISTRIBUTION = re.compile(r"(nvidia[-_].*|(pytorch[-_])?triton|cuda[-_].*|cupy[-_]cuda.*)$")
 _NO_PARTS: Mapping[tuple[Kind, str], int] = {}
@@ -336,8 +331,6 @@ class _ByteCounter:
                     self.sums.libraries.append(code)
                 cut = self.claims.cut_from(code.code, alignment=code.alignment)
                 self._visible_parts(parts, join_path(directory, name), causes, cut)
-            if size >= HASHED_BYTES and _HIDES_CODE.search(name):
-                self.sums.unsearched.add(size, join_path(directory, name))
 
     def _visible_parts(
         self, parts: Mapping[tuple[Kind, str], int], path: bytes, causes: list[str], cut: frozenset[str]

@@ -29,7 +29,7 @@ from buildtool.audit.claims import (
 )
 from buildtool.audit.counts import LATER_RUN, ONE_LAYER, ROCM_TWICE, TWO_COPIES, Facts, Tally
 from buildtool.audit.kinds import Location, PackageName, command_naming, display
-from buildtool.gpucode.scan import SECTIONS_READ, UNKNOWN
+from buildtool.gpucode.scan import UNKNOWN
 from buildtool.gpucode.target import GENERIC_ISAS, PROCESSORS, SPIRV, TargetId, known_targets
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
@@ -40,7 +40,6 @@ WORTH_BYTES = 1 << 20  # a smaller finding isn't listed, except where the image 
 _CHOICE = 2  # cards, of which one can be chosen
 _NAMED_CARDS = 4
 _PLAIN = re.compile(r"gfx[0-9a-f]+")  # one processor, no family and no list
-SECTIONS = ", ".join(SECTIONS_READ)
 
 
 class Severity(Enum):
@@ -249,9 +248,9 @@ def named_cards(cards: Sequence[str]) -> str:
 
 
 def no_code_for_target(facts: Facts) -> Finding | None:
-    """A card that the image is for, and for which no GPU code was found.
+    """A card that the image is for, and for which no GPU code is in any section of any library, or in a file.
 
-    A warning where some may be in sections that aren't read: the libraries that may hold it are named.
+    A warning where a file couldn't be inspected; none where some code is in a form that doesn't name its card.
     """
     names, kept = _code_names(facts), _kept_targets(facts)
     vendors = {code.is_cuda for code in known_targets(names)}
@@ -259,21 +258,18 @@ def no_code_for_target(facts: Facts) -> Finding | None:
     missing = [target for target in wanted if target not in kept]
     if not missing or UNKNOWN in names:
         return None
-    missing_code = f"no GPU code for {', '.join(map(str, missing))}"
-    unread = facts.unsearched.top(MAX_PATHS)
-    if unread:
-        title = (
-            f"{missing_code} was found, only for {', '.join(sorted(names))}; not read: what "
-            f"{counted(len(facts.unsearched.places), 'library')} may hold outside {SECTIONS}"
-        )
-    else:
-        title = f"{missing_code}, only for {', '.join(sorted(names))}: the libraries here can't use that card"
+    unread = tuple(display(path) for path, _ in facts.unread[:MAX_PATHS])
+    consequence = (
+        f"; {counted(len(facts.unread), 'file')} couldn't be inspected"
+        if unread
+        else ": the libraries here can't use that card"
+    )
     return Finding(
         "no-code-for-target",
         Severity.WARNING if unread else Severity.ERROR,
-        title,
+        f"no GPU code for {', '.join(map(str, missing))}, only for {', '.join(sorted(names))}{consequence}",
         0,
-        tuple(map(display, unread)),
+        unread,
         f"{command('weir', 'doctor', '--card', missing[0].processor)}\n"
         "# shows which torch and which ROCm have code for the card; prune can only keep what is here",
     )

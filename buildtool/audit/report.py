@@ -10,7 +10,6 @@ from pathlib import Path
 
 from buildtool.audit.counts import Duplicate, Facts, Tally
 from buildtool.audit.findings import (
-    SECTIONS,
     WORTH_BYTES,
     Finding,
     Prediction,
@@ -18,7 +17,6 @@ from buildtool.audit.findings import (
     find_waste,
     predict,
 )
-from buildtool.audit.kinds import display
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.treemap import NO_TREE, FileRow, Tree
 from buildtool.core.errors import DataError
@@ -283,13 +281,6 @@ def _notes(facts: Facts, code: GpuCode) -> tuple[str, ...]:
         notes.append(
             "how many stored bytes GPU code takes is unknown: a layer is one compressed stream, and GPU code "
             "may compress far better than the rest of it"
-        )
-    if facts.unsearched.places:
-        hiding, rest = facts.unsearched.top(1)[0], len(facts.unsearched.places) - 1
-        others = f" and {counted(rest, 'more library')}" if rest else ""
-        notes.append(
-            f"GPU code was looked for in {SECTIONS} of libraries, and not in their other sections, where "
-            f"/{display(hiding)}{others} may hold some"
         )
     if facts.packages_left_out:
         notes.append(f"{facts.packages_left_out:,} packages are beyond the limit; their files have no owner")

@@ -15,7 +15,6 @@ from buildtool.core.files import ARCHIVE_NAME, PathKind, kind_of_path, looks_lik
 from buildtool.core.progress import ProgressLog
 from buildtool.engine.client import Engine
 from buildtool.gpucode.plan import PrunePlan
-from buildtool.gpucode.scan import SECTIONS_READ
 from buildtool.gpucode.source import prefix_errors
 from buildtool.gpucode.target import (
     TargetId,
@@ -26,12 +25,12 @@ from buildtool.gpucode.target import (
 )
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
-from buildtool.prune.trees import prune_file, prune_tree
+from buildtool.prune.trees import prune_file, prune_tree, sizes_text
 from probes.core.output import echo, flag, option, progress
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
-_NOTHING_FOREIGN = f"no code for other cards is in {', '.join(SECTIONS_READ)}, the sections that are read"
+_NOTHING_FOREIGN = "there is no code for other cards in it"
 COMPRESS_VERSION = 2  # the oldest that carries its own length; HIP runtimes of ROCm 6.2 and later read it
 
 
@@ -134,8 +133,7 @@ def _describe(path: Path, plan: PrunePlan, *, dry_run: bool) -> str:
         return f"{name}: nothing to cut; {f'it holds code for {held}' if held else _NOTHING_FOREIGN}"
     verb = "would shrink from" if dry_run else "shrank from"
     return (
-        f"{name}: {verb} {decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
-        f" ({plan.bytes_after / plan.bytes_before:.1%});"
+        f"{name}: {verb} {sizes_text(plan)} ({plan.bytes_after / plan.bytes_before:.1%});"
         f" kept {', '.join(sorted(plan.kept_bytes))};"
         f" cut {', '.join(sorted(plan.removed_bytes)) or 'nothing'}"
     )
@@ -178,7 +176,8 @@ def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
     done = made.result
     echo("\n".join(_by_target(done)))
     echo(
-        f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref};"
+        f"{made.name} ({made.image_id[:19]}): {decimal_bytes(done.saved_bytes)} less than {ref}"
+        f"{_zeros_text(done)};"
         f" {_counts(done)}; {made.proof}"
     )
     return Exit.FINDINGS if done.refused else Exit.OK
@@ -209,10 +208,15 @@ def _summary(root: Path, result: TreeResult, *, dry_run: bool) -> str:
         return f"{name}: nothing to cut; {_NOTHING_FOREIGN}"
     verb = "would save" if dry_run else "saved"
     totals = (
-        f"{name}: {verb} {decimal_bytes(result.saved_bytes)}; {_counts(result)};"
+        f"{name}: {verb} {decimal_bytes(result.saved_bytes)}{_zeros_text(result)}; {_counts(result)};"
         f" kept for {', '.join(result.targets)}"
     )
     return "\n".join([*_by_target(result), totals])
+
+
+def _zeros_text(result: TreeResult) -> str:
+    """The bytes that became zeros where they are; empty without any."""
+    return f", and {decimal_bytes(result.zeroed_bytes)} are zeros now" if result.zeroed_bytes else ""
 
 
 def _by_target(result: TreeResult) -> Iterator[str]:

@@ -16,17 +16,18 @@ from itertools import pairwise
 from typing import Protocol
 
 from buildtool.core.compression import FAULTS, Unpacker, Zlib, zstd
+from buildtool.gpucode.forward import BUNDLE_MAGIC, COMPRESSED_MAGIC, Read, Reader, read_forward
 from buildtool.gpucode.source import CHUNK_BYTES, FIRST_BYTES, BadBundle, BadTarget, Source
 from buildtool.gpucode.target import SPIRV, TargetId
 
 # Plain bundles.
 
-BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 PAGE_BYTES = 4096  # clang aligns bundles and their payloads to it, so that runtimes can map them
 HEAD_BYTES = 1 << 16  # the most bytes that a bundle's entry table may take here
 _MAX_ENTRIES = 1024
 _MAX_ID_BYTES = 512
 MOST_CODES = 1 << 18  # in one section or file; each takes some 400 bytes of memory
+_COUNT_END = len(BUNDLE_MAGIC) + 8
 _ID = re.compile(r"(host|hip|hipv4|openmp)-(.*?)(?:-{1,2}(gfx[0-9a-z]++[0-9a-z:+-]*+|amdgcnspirv))?-?")
 
 
@@ -99,6 +100,26 @@ def parse_bundle(head: bytes, limit: int, *, place: int = 0) -> Bundle:
     return Bundle(tuple(entries), position)
 
 
+def is_bundle(head: bytes) -> bool:
+    """Whether these bytes begin a bundle: programs that read bundles hold the magic in a text."""
+    count = int.from_bytes(head[len(BUNDLE_MAGIC) : _COUNT_END], "little")
+    return head.startswith(BUNDLE_MAGIC) and 1 <= count <= _MAX_ENTRIES
+
+
+def read_bundle(start: int, end: int) -> Reader[Bundle]:
+    """The bundle at `start`, which must end by `end`: reads a bit more than its table. Raises BadBundle."""
+    most = FIRST_BYTES
+    while True:
+        head = yield Read(start, min(most, end - start), "a bundle's entry table")
+        assert isinstance(head, bytes)
+        try:
+            return parse_bundle(head, end - start, place=start)
+        except BadBundle:
+            if most >= HEAD_BYTES or most >= end - start:
+                raise
+        most *= 2
+
+
 def _check_payloads(entries: Sequence[Entry], table_bytes: int, limit: int, place: int) -> None:
     if len({entry.id for entry in entries}) != len(entries):
         raise BadBundle("a bundle has two entries with the same id", place=place)
@@ -147,9 +168,9 @@ def align_up(value: int, align: int) -> int:
 
 # Compressed bundles.
 
-CCOB_MAGIC = b"CCOB"
 _FIELDS = {1: "<IQ", 2: "<IIQ", 3: "<QQQ"}  # after magic, u16 version, u16 method
 _PREFIX_BYTES = 8
+_MAX_HEADER_BYTES = 32
 UNPACKED_RATIO = 100  # times the file's own bytes, as for the audit's archives
 UNPACKED_FREE_BYTES = 1 << 30  # at any ratio
 VERSIONS = tuple(_FIELDS)
@@ -165,6 +186,9 @@ class Method(IntEnum):
 
     ZLIB = 0
     ZSTD = 1
+
+
+_BEGINNINGS = {Method.ZLIB: b"\x78", Method.ZSTD: b"\x28\xb5\x2f\xfd"}
 
 
 @dataclass(frozen=True)
@@ -183,24 +207,60 @@ class Header:
         return _PREFIX_BYTES + struct.calcsize(_FIELDS[self.version])
 
 
-def read_header(source: Source, start: int, end: int) -> Header:
+def is_compressed(head: bytes, room: int) -> bool:
+    """Whether these bytes, `room` before the end, begin a compressed bundle and not just a text like its magic."""
+    try:
+        header = _parse_header(head, 0, room)
+    except BadBundle:
+        return False
+    body = head[header.header_bytes :]
+    return body.startswith(_BEGINNINGS[header.method]) and header.unpacked_bytes > 0
+
+
+def read_header(start: int, end: int) -> Reader[Header]:
     """The header at `start` of a bundle that must end by `end`. Raises BadBundle."""
-    prefix = source.exactly(start, _PREFIX_BYTES, "a compressed bundle's header")
-    version, method = struct.unpack("<HH", prefix[4:])
-    if prefix[:4] != CCOB_MAGIC or version not in _FIELDS or method not in tuple(Method):
+    head = yield Read(start, min(_MAX_HEADER_BYTES, end - start), "a compressed bundle's header")
+    assert isinstance(head, bytes)
+    return _parse_header(head, start, end)
+
+
+def _parse_header(head: bytes, start: int, end: int) -> Header:
+    version, method = struct.unpack("<HH", head[4:_PREFIX_BYTES].ljust(4, b"\0"))
+    if head[:4] != COMPRESSED_MAGIC or version not in _FIELDS or method not in tuple(Method):
         raise BadBundle(
             f"a compressed bundle of version {version}, method {method}; versions 1 to 3, "
             "methods 0 (zlib) and 1 (zstd) are known",
             place=start,
         )
     layout = _FIELDS[version]
-    raw = source.exactly(start + _PREFIX_BYTES, struct.calcsize(layout), "a compressed bundle's header")
+    raw = head[_PREFIX_BYTES : _PREFIX_BYTES + struct.calcsize(layout)]
+    if len(raw) != struct.calcsize(layout):
+        raise BadBundle("a compressed bundle's header is cut off", place=start)
     *sizes, checksum = struct.unpack(layout, raw)
     stored = sizes[0] if len(sizes) == 2 else None
     header = Header(version, Method(method), stored, sizes[-1], checksum)
     if stored is not None and not header.header_bytes < stored <= end - start:
         raise BadBundle(f"a compressed bundle claims {stored} bytes, {end - start} are there", place=start)
     return header
+
+
+def read_head(header: Header, start: int, end: int) -> Reader[tuple[bytes, int]]:
+    """The first HEAD_BYTES of a compressed bundle, unpacked and unverified, and the bundle's length in the file.
+
+    Version 1 doesn't say where it ends, so it is unpacked and verified whole. Raises BadBundle.
+    """
+    stored_bytes = header.stored_bytes
+    unpacking = _Pieces(header, start, end if stored_bytes is None else start + stored_bytes)
+    digest = hashlib.md5(usedforsecurity=False)
+    head = b""
+    while not unpacking.eof and (stored_bytes is None or len(head) < HEAD_BYTES):
+        piece = yield from unpacking.piece()
+        digest.update(piece)
+        head += piece[: HEAD_BYTES - len(head)]
+    if stored_bytes is None:
+        unpacking.check(digest.digest())
+        stored_bytes = unpacking.stored_bytes
+    return head, stored_bytes
 
 
 class Allowance:
@@ -222,67 +282,78 @@ class Allowance:
 
 
 class Unpacking:
-    """A compressed bundle being unpacked piece by piece: iterate, or take the `head` alone.
+    """A compressed bundle being unpacked piece by piece: iterate.
 
     Never gives more than the header promises. After iterating to the end, size and checksum have
-    been verified (else BadBundle) and `stored_bytes` is exact, also for version 1.
+    been verified (else BadBundle).
     """
 
     def __init__(self, source: Source, start: int, end: int) -> None:
-        self.header = read_header(source, start, end)
-        self.stored_bytes = self.header.stored_bytes
+        self.header = read_forward(read_header(start, end), source)
+        stored_bytes = self.header.stored_bytes
         self._source = source
-        self._start = start
-        self._end = end if self.stored_bytes is None else start + self.stored_bytes
-
-    def head(self, length: int) -> bytes:
-        """The first `length` unpacked bytes (fewer if there aren't as many), unverified."""
-        head = b""
-        for piece in self._pieces():
-            head += piece
-            if len(head) >= length:
-                break
-        return head[:length]
+        self._pieces = _Pieces(self.header, start, end if stored_bytes is None else start + stored_bytes)
 
     def __iter__(self) -> Iterator[bytes]:
         digest = hashlib.md5(usedforsecurity=False)
-        total = 0
-        for piece in self._pieces():
+        while not self._pieces.eof:
+            piece = read_forward(self._pieces.piece(), self._source)
             digest.update(piece)
-            total += len(piece)
             yield piece
-        if total != self.header.unpacked_bytes:
+        self._pieces.check(digest.digest())
+
+
+class _Pieces:
+    """The decompressor of a bundle at `start` of a file, and how far it has come."""
+
+    def __init__(self, header: Header, start: int, end: int) -> None:
+        self._header, self._start, self._end = header, start, end
+        self._unpacker: Unpacker = Zlib() if header.method is Method.ZLIB else zstd.ZstdDecompressor()
+        self._position = start + header.header_bytes
+        self._left = header.unpacked_bytes
+        self._most = FIRST_BYTES
+
+    @property
+    def eof(self) -> bool:
+        """Whether all is unpacked."""
+        return self._unpacker.eof
+
+    @property
+    def stored_bytes(self) -> int:
+        """At the end: the bundle's bytes in the file."""
+        return self._position - len(self._unpacker.unused_data) - self._start
+
+    def piece(self) -> Reader[bytes]:
+        """The next piece, possibly empty. Raises BadBundle."""
+        packed = b""
+        hungry = self._unpacker.needs_input
+        if hungry and self._position < self._end:
+            length = min(self._most, self._end - self._position)
+            answer = yield Read(self._position, length, "a compressed bundle")
+            assert isinstance(answer, bytes)
+            packed = answer
+            self._position, self._most = self._position + length, min(2 * self._most, CHUNK_BYTES)
+        try:
+            piece = self._unpacker.decompress(packed, min(CHUNK_BYTES, self._left + 1))
+        except FAULTS as error:
+            raise BadBundle(f"a compressed bundle is damaged: {error}", place=self._start) from error
+        self._left -= len(piece)
+        if self._left < 0:
+            raise BadBundle("a compressed bundle unpacks to more than its header says", place=self._start)
+        if hungry and not packed and not piece and not self._unpacker.eof:
+            raise BadBundle("a compressed bundle is cut off", place=self._start)
+        return piece
+
+    def check(self, digest: bytes) -> None:
+        """Compare size and MD5 of all that was unpacked with the header. Raises BadBundle."""
+        if self._left:
             raise BadBundle(
-                f"a compressed bundle unpacks to {total} bytes, its header says {self.header.unpacked_bytes}",
+                f"a compressed bundle unpacks to {self._header.unpacked_bytes - self._left} bytes,"
+                f" its header says {self._header.unpacked_bytes}",
                 place=self._start,
             )
-        if _hash64(digest.digest()) != self.header.hash:
+        if _hash64(digest) != self._header.hash:
             raise BadBundle("a compressed bundle fails its checksum", place=self._start)
-
-    def _pieces(self) -> Iterator[bytes]:
-        unpacker: Unpacker = Zlib() if self.header.method is Method.ZLIB else zstd.ZstdDecompressor()
-        position = self._start + self.header.header_bytes
-        left = self.header.unpacked_bytes
-        most = FIRST_BYTES
-        while not unpacker.eof:
-            packed = b""
-            hungry = unpacker.needs_input
-            if hungry:
-                length = min(most, self._end - position)
-                packed = self._source.exactly(position, length, "a compressed bundle")
-                position, most = position + length, min(2 * most, CHUNK_BYTES)
-            try:
-                piece = unpacker.decompress(packed, min(CHUNK_BYTES, left + 1))
-            except FAULTS as error:
-                raise BadBundle(f"a compressed bundle is damaged: {error}", place=self._start) from error
-            left -= len(piece)
-            if left < 0:
-                raise BadBundle("a compressed bundle unpacks to more than its header says", place=self._start)
-            if hungry and not packed and not piece and not unpacker.eof:
-                raise BadBundle("a compressed bundle is cut off", place=self._start)
-            yield piece
-        if self.stored_bytes is None:
-            self.stored_bytes = position - len(unpacker.unused_data) - self._start
 
 
 class _Packer(Protocol):
@@ -309,7 +380,7 @@ def pack(chunks: Iterable[bytes], unpacked_bytes: int, *, version: int, method: 
         fields = struct.pack(layout, *sizes, _hash64(digest.digest()))
     except struct.error as error:
         raise ValueError(f"a bundle of {unpacked_bytes} bytes doesn't fit CCOB version {version}") from error
-    return CCOB_MAGIC + struct.pack("<HH", version, method) + fields + body
+    return COMPRESSED_MAGIC + struct.pack("<HH", version, method) + fields + body
 
 
 def _compressor(method: Method, unpacked_bytes: int) -> _Packer:

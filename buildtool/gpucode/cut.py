@@ -6,7 +6,7 @@ moved place (headers, relocations, symbols) is overwritten.
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,8 +41,18 @@ from buildtool.gpucode.elf import (
     read_dynamic,
     read_elf,
 )
+from buildtool.gpucode.forward import BUNDLE_MAGIC, COMPRESSED_MAGIC
 from buildtool.gpucode.plan import Copy, Literal, Patch, Piece, PrunePlan, Zeros
-from buildtool.gpucode.scan import UNKNOWN, Container, find_container, scan_file
+from buildtool.gpucode.scan import (
+    UNKNOWN,
+    Container,
+    FoundCode,
+    find_code,
+    find_container,
+    foreign_in_place,
+    is_inside,
+    scan_file,
+)
 from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import TargetId, known_targets, served_targets, serves_any
 
@@ -68,23 +78,23 @@ def plan_prune(
     if compress is not None and compress not in bundle.VERSIONS:
         raise ValueError(f"CCOB version {compress}")
     head = head_of(source)
-    plan = None
+    plan = PrunePlan.unchanged(source.size)
     if is_elf64(head):
         plan = _plan_library(source, targets, compress=compress, strict=strict)
-    elif head.startswith((bundle.BUNDLE_MAGIC, bundle.CCOB_MAGIC)):
+    elif head.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
         plan = _plan_bundle(source, targets, compress=compress, strict=strict)
-    if plan is None and strict:
+    if not (plan.changed or plan.kept_bytes) and strict:
         _refuse_uncuttable(source, targets)
-    return plan or _unchanged(source)
+    return plan
 
 
 def _plan_bundle(
     source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
-) -> PrunePlan | None:
-    """A file that is a bundle itself; None when no target is of its vendor."""
+) -> PrunePlan:
+    """A file that is a bundle itself."""
     own = tuple(target for target in targets if not target.is_cuda)
     if not own:
-        return None
+        return PrunePlan.unchanged(source.size)
     cut = cut_bundles(source, 0, source.size, address=0, targets=own, strict=strict, compress=compress)
     if not cut.changed or cut.n_bytes >= source.size:
         return _unchanged(source, cut)
@@ -99,31 +109,76 @@ def _refuse_uncuttable(source: Source, targets: Sequence[TargetId]) -> None:
         served_targets(codes, targets, strict=True)
     if UNKNOWN in names or not all(serves_any(code, targets) for code in codes):
         raise PruneRefused(
-            "its GPU code is in a form that can't be cut: LLVM's OffloadBinary, or relocatable CUDA code"
+            "its GPU code is in a form that can't be cut: LLVM's OffloadBinary, or code objects and"
+            " compressed bundles outside of the sections for them"
         )
 
 
-def _unchanged(source: Source, cut: Cut | None = None) -> PrunePlan:
+def _unchanged(source: Source, cut: Cut) -> PrunePlan:
     """A plan that changes nothing; what the cut would have removed counts as kept."""
-    kept = Counter(cut.kept_bytes) + Counter(cut.removed_bytes) if cut else Counter[str]()
-    return PrunePlan(source.size, source.size, (Copy(0, source.size),), (), dict(kept))
+    return PrunePlan.unchanged(source.size, Counter(cut.kept_bytes) + Counter(cut.removed_bytes))
 
 
 def _plan_library(
     source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
-) -> PrunePlan | None:
-    """Plan a library or program; None when it has no section with code of the targets' vendors."""
+) -> PrunePlan:
+    """Plan a library or program: zeros for code outside of the known sections, then these get shorter."""
     elf = read_elf(source)
     match = find_container(elf, targets)
+    sections = match[1] if match else ()
+    own = match[2] if match else tuple(targets)
+    places = find_code(source)
+    present = {code.target for place in places for code in place.codes if code.target and not code.is_blank}
+    vendors = {target.is_cuda for target in own}
+    codes = {code for code in present if code.is_cuda in vendors}
+    if not codes:
+        if match and strict:
+            served_targets((), own, strict=True)
+        return PrunePlan.unchanged(source.size)
+    served_targets(codes, own, strict=strict)
+    plan = _plan_zeros(source, [place for place in places if not is_inside(place, sections)], own)
     if match is None:
-        return None
-    container, section, own = match
+        return plan
     if elf.machine != EM_X86_64:
         raise PruneRefused(f"a host program for ELF machine {elf.machine}; only x86-64 (62) can be pruned")
     elf.check_loading(source.size)
-    cutter = cut_fatbins if container.is_cuda else partial(cut_bundles, compress=compress)
-    start, end = section.offset, section.file_end
-    cut = cutter(source, start, end, address=section.address, targets=own, strict=strict)
+    kept, removed = Counter(plan.kept_bytes), Counter(plan.removed_bytes)
+    for section in sections:
+        cutter = cut_fatbins if match[0].is_cuda else partial(cut_bundles, compress=compress, strict=strict)
+        step = _plan_section(plan.view(source), match[0], section.name, partial(cutter, targets=own))
+        kept, removed = kept + Counter(step.kept_bytes), removed + Counter(step.removed_bytes)
+        plan = plan.then(step)
+    return replace(plan, kept_bytes=dict(kept), removed_bytes=dict(removed))
+
+
+def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[TargetId]) -> PrunePlan:
+    """Zeros in place of foreign code: nothing moves, so that tables of any kind may point to it.
+
+    A runtime chooses by the containers' headers, which stay, and never reads what isn't for the card.
+    """
+    kept, removed = Counter[str](), Counter[str]()
+    pieces: list[Piece] = []
+    end = 0
+    for place in places:
+        foreign = frozenset(foreign_in_place(place, targets))
+        for code in place.codes:
+            if not code.is_blank:
+                (removed if code in foreign else kept)[code.name] += code.n_bytes or code.stored_bytes
+            if code in foreign:
+                pieces += [Copy(end, code.start - end), Zeros(code.n_bytes)]
+                end = code.start + code.n_bytes
+    if not pieces:
+        return PrunePlan.unchanged(source.size, kept)
+    pieces.append(Copy(end, source.size - end))
+    whole = tuple(piece for piece in pieces if piece.n_bytes)
+    return PrunePlan(source.size, source.size, whole, (), dict(kept), dict(removed))
+
+
+def _plan_section(source: Source, container: Container, name: str, cutter: Callable[..., Cut]) -> PrunePlan:
+    elf = read_elf(source)
+    section = elf.section(name)
+    assert section is not None
+    cut = cutter(source, section.offset, section.file_end, address=section.address)
     return _plan_elf(source, elf, container, section=section, cut=cut) or _unchanged(source, cut)
 
 
@@ -133,7 +188,10 @@ def _plan_elf(
     """Join a section's cut, the pointers and the layout; None when no page would be freed."""
     around = find_surroundings(elf, section, source.size)
     moved = {section.address + old: section.address + new for old, new in cut.moved.items()}
-    pointers = pointer_patches(source, elf, container, MovedBundles(section, moved))
+    siblings = tuple(
+        other for name in container.sections if name != section.name and (other := elf.section(name))
+    )
+    pointers = pointer_patches(source, elf, container, MovedBundles(section, moved, siblings))
     layout = lay_out_file(elf, around, cut.n_bytes, source.size) if cut.changed else None
     if layout is None:
         return None
@@ -193,7 +251,8 @@ def find_surroundings(elf: Elf, section: Section, size: int) -> Surroundings:
     segment = _segment_of(elf, section)
     # an earlier prune's table ends the segment and isn't kept: this prune writes its own
     table_end = elf.segments_offset + len(elf.segments) * SEGMENT_BYTES
-    moved_table = elf.segments_offset >= section.file_end and table_end == segment.file_end
+    right_behind = elf.segments_offset == align_up(section.file_end, 8)
+    moved_table = right_behind and table_end == segment.file_end
     split = segment.file_end > section.file_end and not moved_table
     if segment.memory_bytes > segment.file_bytes and not split:
         raise PruneRefused(f"zero-filled memory follows {section.name} in its segment")
@@ -328,10 +387,18 @@ _R_X86_64_RELATIVE = 8
 
 @dataclass(frozen=True)
 class MovedBundles:
-    """Where bundles were and will be: `moved` maps old addresses to new ones, all within `section`."""
+    """Where bundles were and will be: `moved` maps old addresses to new ones, all within `section`.
+
+    `siblings` are the file's other sections of bundles, which wrappers may point to as well.
+    """
 
     section: Section
     moved: Mapping[int, int]
+    siblings: tuple[Section, ...] = ()
+
+    def in_sibling(self, address: int) -> bool:
+        """Whether the address is in another section of bundles."""
+        return any(s.address <= address < s.address + s.n_bytes for s in self.siblings)
 
     def contains(self, address: int) -> bool:
         """Whether the address is in the old section."""
@@ -357,6 +424,9 @@ def pointer_patches(
     pointers = frozenset(missing)
     patches: dict[int, Patch] = {}
     for place, address, addend in _relocated_pointers(source, elf, bundles, pointers):
+        if bundles.in_sibling(addend):
+            missing.discard(address)
+            continue
         new = bundles.new_address(addend, f"the relocation of {address:#x}")
         if place in patches or (address in pointers and address not in missing):
             raise PruneRefused(f"the pointer at {address:#x} is relocated twice")
@@ -415,7 +485,7 @@ def _relocated_pointers(
             addend = int.from_bytes(source.exactly(place, 8, "a relocated pointer"), "little")
             if bundles.contains(address):
                 raise _written_into(bundles, address)
-            if bundles.contains(addend):
+            if bundles.contains(addend) or (address in pointers and bundles.in_sibling(addend)):
                 yield place, address, addend
 
 
@@ -427,7 +497,8 @@ def _relocations(
     for place, (offset, info, addend) in iter_records(source, start, n_bytes, _RELA):
         if first <= offset < last:
             raise _written_into(bundles, offset)
-        relative = first <= addend < last and info & 0xFFFFFFFF == _R_X86_64_RELATIVE
+        into = first <= addend < last or (offset in pointers and bundles.in_sibling(addend))
+        relative = into and info & 0xFFFFFFFF == _R_X86_64_RELATIVE
         if relative and info == _R_X86_64_RELATIVE:
             yield place + _ADDEND_AT, offset, addend
         elif relative or offset in pointers:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import PAGE_BYTES, Bundle, Entry, align_up, lay_out_bundle
-from buildtool.gpucode.nvfatbin import NvEntry, NvFatbin, iter_fatbins
+from buildtool.gpucode.nvfatbin import BLANK_BYTES, NvEntry, NvFatbin, iter_fatbins
 from buildtool.gpucode.plan import Copy, Literal, Piece, Zeros, chunks_of, total_bytes
-from buildtool.gpucode.scan import BundlePlace, iter_bundles
+from buildtool.gpucode.scan import UNKNOWN, BundlePlace, iter_bundles
 from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import TargetId, served_targets, serves_any
 
@@ -152,43 +152,57 @@ def _selected(
 ALIGN_BYTES = 8  # of fat binaries and their entries, as nvcc writes them
 
 
-def cut_fatbins(
-    source: Source, start: int, end: int, *, address: int, targets: Sequence[TargetId], strict: bool
-) -> Cut:
-    """Plan the run of fat binaries between two file positions, loaded at `address`; see `cut_bundles`.
+def cut_fatbins(source: Source, start: int, end: int, *, address: int, targets: Sequence[TargetId]) -> Cut:
+    """Plan the run of fat binaries between two file positions, loaded at `address`.
 
-    One without any code for the targets is left whole: it never served them. Raises TargetMissing.
+    One without any code for the targets keeps one entry, as zeros: the driver, which chooses by the entries'
+    headers, finds nothing for the card there, as before.
     """
     fatbins = list(iter_fatbins(source, start, end))
-    served_targets((entry.code for fatbin in fatbins for entry in fatbin.entries), targets, strict=strict)
     kept_bytes, removed_bytes = Counter[str](), Counter[str]()
     row: list[tuple[int, list[Piece]]] = []
     for fatbin in fatbins:
         kept = kept_fatbin_entries(fatbin, targets)
         staying = frozenset(kept)
         for entry in fatbin.entries:
-            totals = kept_bytes if entry in staying else removed_bytes
-            totals[str(entry.code)] += entry.unpacked_bytes
+            if not entry.is_blank:
+                totals = kept_bytes if entry in staying else removed_bytes
+                totals[str(entry.code or UNKNOWN)] += entry.unpacked_bytes
         row.append((fatbin.start - start, _rebuild_fatbin(source, fatbin, kept)))
     pieces, moved = lay_out_in_row(row, address=address, align=ALIGN_BYTES)
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), bool(removed_bytes))
 
 
 def kept_fatbin_entries(fatbin: NvFatbin, targets: Sequence[TargetId]) -> tuple[NvEntry, ...]:
-    """Machine code that a target can run, and PTX for targets without their own machine code."""
-    own = {entry.code.processor for entry in fatbin.entries}
+    """Machine code and LTO-IR that serve a target, PTX for targets without their own machine code.
+
+    What kind of entry isn't known stays.
+    """
+    own = {entry.code.processor for entry in fatbin.entries if entry.code and not entry.is_blank}
     compiled = [target for target in targets if target.processor not in own]
-    kept = tuple(
-        entry for entry in fatbin.entries if serves_any(entry.code, compiled if entry.is_ptx else targets)
+    return tuple(
+        entry
+        for entry in fatbin.entries
+        if entry.code is None or serves_any(entry.code, compiled if entry.code.is_ptx else targets)
     )
-    return kept or fatbin.entries
+
+
+def emptied_entry(fatbin: NvFatbin) -> NvEntry | None:
+    """The entry that stays, as zeros, in a fat binary without code for the targets; None for one without any."""
+    machine_code = [entry for entry in fatbin.entries if entry.code and not entry.code.is_ptx]
+    return next(iter(machine_code or fatbin.entries), None)
 
 
 def _rebuild_fatbin(source: Source, fatbin: NvFatbin, kept: Sequence[NvEntry]) -> list[Piece]:
-    if len(kept) == len(fatbin.entries):
+    emptied = None if kept else emptied_entry(fatbin)
+    if len(kept) == len(fatbin.entries) or (emptied and emptied.is_blank and len(fatbin.entries) == 1):
         return [Copy(fatbin.start, fatbin.n_bytes)]
     head = source.exactly(fatbin.start, fatbin.header_bytes, "a fat binary's header")
-    entries = [Copy(entry.start, entry.stored_bytes) for entry in kept]
+    entries: list[Piece] = [Copy(entry.start, entry.stored_bytes) for entry in kept]
+    if emptied:
+        entry_head = source.exactly(emptied.start, emptied.header_bytes, "a fat binary's entry")
+        length = BLANK_BYTES.to_bytes(8, "little")
+        entries = [Literal(entry_head[:8] + length + entry_head[16:]), Zeros(BLANK_BYTES)]
     return [Literal(head[:8] + total_bytes(entries).to_bytes(8, "little") + head[16:]), *entries]
 
 

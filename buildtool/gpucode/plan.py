@@ -3,8 +3,10 @@
 Writes nothing itself; `prune.trees` does.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from buildtool.gpucode.source import CHUNK_BYTES, Source
 
@@ -37,6 +39,7 @@ class Zeros:
 
 
 Piece = Copy | Literal | Zeros
+HOLE_BYTES = 1 << 16  # from this length on zeros are a hole in the file that is written
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,89 @@ class PrunePlan:
     kept_bytes: dict[str, int] = field(default_factory=dict)
     removed_bytes: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def unchanged(cls, size: int, kept_bytes: Mapping[str, int] | None = None) -> "PrunePlan":
+        """The plan that leaves a file of `size` bytes as it is."""
+        return cls(size, size, (Copy(0, size),), (), dict(kept_bytes or {}))
+
     @property
     def changed(self) -> bool:
         """False when the file would stay as it is."""
         return self.pieces != (Copy(0, self.bytes_before),)
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """Bytes of zeros that the new file has, beyond padding: they take no room on a disk, or in a layer."""
+        return sum(
+            piece.n_bytes for piece in self.pieces if isinstance(piece, Zeros) and piece.n_bytes >= HOLE_BYTES
+        )
+
+    def view(self, source: Source) -> Source:
+        """The new file as a source, before it is written."""
+        return _Ranges(_with_patches(self)).view(source) if self.changed else source
+
+    def then(self, other: "PrunePlan") -> "PrunePlan":
+        """This plan and `other`, which was made for its result, as one."""
+        if not self.changed:
+            return other
+        if not other.changed:
+            return self
+        ranges = _Ranges(_with_patches(self))
+        pieces: list[Piece] = []
+        for piece in other.pieces:
+            pieces += ranges.cut(piece.offset, piece.n_bytes) if isinstance(piece, Copy) else [piece]
+        return PrunePlan(self.bytes_before, other.bytes_after, tuple(pieces), other.patches)
+
+
+def _with_patches(plan: PrunePlan) -> tuple[Piece, ...]:
+    """The plan's pieces with its patches in them."""
+    if not plan.patches:
+        return plan.pieces
+    ranges = _Ranges(plan.pieces)
+    pieces: list[Piece] = []
+    end = 0
+    for patch in sorted(plan.patches, key=lambda patch: patch.offset):
+        if patch.offset < end:
+            raise ValueError(f"two patches at {patch.offset:#x}")
+        pieces += [*ranges.cut(end, patch.offset - end), Literal(patch.data)]
+        end = patch.offset + len(patch.data)
+    return (*pieces, *ranges.cut(end, plan.bytes_after - end))
+
+
+class _Ranges:
+    """Pieces by position of the file that they make."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = [piece for piece in pieces if piece.n_bytes]
+        self._starts = [0, *accumulate(piece.n_bytes for piece in self._pieces)]
+
+    def cut(self, start: int, n_bytes: int) -> list[Piece]:
+        """The pieces that make `n_bytes` from `start` on."""
+        result: list[Piece] = []
+        end = start + n_bytes
+        index = bisect_right(self._starts, start) - 1
+        while start < end:
+            piece, first = self._pieces[index], start - self._starts[index]
+            last = min(piece.n_bytes, first + end - start)
+            match piece:
+                case Copy():
+                    result.append(Copy(piece.offset + first, last - first))
+                case Literal():
+                    result.append(Literal(piece.data[first:last]))
+                case Zeros():
+                    result.append(Zeros(last - first))
+            start, index = start + last - first, index + 1
+        return result
+
+    def view(self, source: Source) -> Source:
+        """What the pieces make of `source`."""
+        size = self._starts[-1]
+
+        def read_at(offset: int, length: int) -> bytes:
+            length = max(min(length, size - offset), 0)
+            return b"".join(chunk for piece in self.cut(offset, length) for chunk in chunks_of(piece, source))
+
+        return Source(size, read_at)
 
 
 def total_bytes(pieces: Iterable[Piece]) -> int:

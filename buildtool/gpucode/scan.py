@@ -1,19 +1,31 @@
-"""What GPU code a file holds, for which targets, in how many bytes. Reads tables, not code.
+"""What GPU code a file holds, where, for which targets, in how many bytes. Reads tables, not code.
 
-Knows `.hip_fatbin` (raw and CCOB), `.nv_fatbin`, LLVM's OffloadBinary, and files that are a bundle or
-a code object themselves.
+Knows CUDA fat binaries, bundles (raw and CCOB), code objects of AMD's and NVIDIA's, LLVM's OffloadBinary. They are
+found by their first bytes: in every section of a library, or as the file itself.
 """
 
+import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 
 from buildtool.gpucode import bundle, nvfatbin
 from buildtool.gpucode.bundle import Bundle, Header
-from buildtool.gpucode.elf import EM_AMDGPU, EM_CUDA, Elf, Section, head_of, is_elf64, read_elf
-from buildtool.gpucode.source import BadBundle, GpuCodeError, PruneRefused, Source
+from buildtool.gpucode.elf import EM_AMDGPU, EM_CUDA, HEADER_BYTES, Elf, Section, head_of, is_elf64, read_elf
+from buildtool.gpucode.forward import (
+    ALIGN_BYTES,
+    BUNDLE_MAGIC,
+    COMPRESSED_MAGIC,
+    FATBIN_MAGIC,
+    OBJECT_MAGIC,
+    OFFLOAD_MAGIC,
+    Find,
+    Read,
+    Reader,
+    read_forward,
+)
+from buildtool.gpucode.source import CHUNK_BYTES, FIRST_BYTES, BadBundle, GpuCodeError, PruneRefused, Source
 from buildtool.gpucode.target import MACH, TargetId, known_targets, serves_any
 
 # Sections of libraries that hold GPU code. HIP and CUDA agree on the shape: a section of bundles, and one of
@@ -24,44 +36,40 @@ from buildtool.gpucode.target import MACH, TargetId, known_targets, serves_any
 class Container:
     """Names and numbers of one vendor's sections."""
 
-    section: str
+    sections: tuple[str, ...]
     wrapper_section: str
     wrapper_magic: int
     wrapper_versions: tuple[int, ...]
     is_cuda: bool
 
 
-HIP = Container(".hip_fatbin", ".hipFatBinSegment", 0x48495046, (1,), is_cuda=False)
+HIP = Container((".hip_fatbin",), ".hipFatBinSegment", 0x48495046, (1,), is_cuda=False)
 # version 2 is what nvcc's device link adds; its second pointer is to a list of relocatable code
-CUDA = Container(".nv_fatbin", ".nvFatBinSegment", 0x466243B1, (1, 2), is_cuda=True)
-UNCUTTABLE = {
-    ".llvm.offloading": "LLVM's OffloadBinary",
-    "__nv_relfatbin": "relocatable CUDA code, which is linked again when it is loaded",
-}
-NV_SECTIONS = (CUDA.section, "__nv_relfatbin")
+# `__nv_relfatbin` is relocatable code, which is linked again when it is loaded
+CUDA = Container((".nv_fatbin", "__nv_relfatbin"), ".nvFatBinSegment", 0x466243B1, (1, 2), is_cuda=True)
 OFFLOAD_SECTION = ".llvm.offloading"
-OFFLOAD_MAGIC = b"\x10\xff\x10\xad"
-SECTIONS_READ = (HIP.section, *NV_SECTIONS, OFFLOAD_SECTION)  # a library may keep GPU code elsewhere, too
+_OFFLOAD_VERSIONS = 2
 
 
 def find_container(
     elf: Elf, targets: Sequence[TargetId]
-) -> tuple[Container, Section, tuple[TargetId, ...]] | None:
-    """The section that can be cut, with those of the targets that are of its vendor; None when there is none.
+) -> tuple[Container, tuple[Section, ...], tuple[TargetId, ...]] | None:
+    """The sections that can be cut, with those of the targets that are of their vendor; None without any.
 
-    Raises PruneRefused when code of another form, or of both vendors, is there as well.
+    Without the wrappers that point into them they can't: nothing shows what uses them. Raises PruneRefused when code of another form, or of both vendors, is there as well.
     """
     candidates = []
     for container in (HIP, CUDA):
-        section = elf.section(container.section)
+        named = (elf.section(name) for name in container.sections)
+        sections = tuple(section for section in named if section is not None and section.file_bytes)
         own = tuple(target for target in targets if target.is_cuda == container.is_cuda)
-        if section is not None and section.file_bytes and own:
-            candidates.append((container, section, own))
+        if sections and own and elf.section(container.wrapper_section):
+            candidates.append((container, sections, own))
     if not candidates:
         return None
     for section in elf.sections:
-        if section.name in UNCUTTABLE and section.file_bytes:
-            raise PruneRefused(f"{section.name} holds {UNCUTTABLE[section.name]}")
+        if section.name == OFFLOAD_SECTION and section.file_bytes:
+            raise PruneRefused(f"{section.name} holds LLVM's OffloadBinary")
     if len(candidates) > 1:
         raise PruneRefused("HIP and CUDA code in one file", "name targets of one vendor")
     return candidates[0]
@@ -80,18 +88,13 @@ class BundlePlace:
     header: Header | None = None
 
 
-def iter_bundles(
-    source: Source, start: int, end: int, allowance: bundle.Allowance | None = None
-) -> Iterator[BundlePlace]:
-    """Every bundle between two file positions, in order; with only zeros between. Raises BadBundle.
-
-    `allowance` is the whole file's; without one, these are taken for all of its bundles.
-    """
-    allowance = allowance or bundle.Allowance(source.size)
+def iter_bundles(source: Source, start: int, end: int) -> Iterator[BundlePlace]:
+    """Every bundle between two file positions, in order; with only zeros between. Raises BadBundle."""
+    allowance = bundle.Allowance(source.size)
     position = source.skip_zeros(start, end)
     room = bundle.MOST_CODES
     while position < end:
-        place = _read_bundle(source, position, end, allowance)
+        place = read_forward(_read_bundle(position, end, allowance), source)
         room -= len(place.bundle.entries)
         if room < 0:
             raise bundle.too_many_codes(position)
@@ -99,34 +102,65 @@ def iter_bundles(
         position = source.skip_zeros(position + place.stored_bytes, end)
 
 
-def _read_bundle(source: Source, start: int, end: int, allowance: bundle.Allowance) -> BundlePlace:
-    head = source.exactly(start, min(len(bundle.BUNDLE_MAGIC), end - start), "a bundle's magic")
-    if head == bundle.BUNDLE_MAGIC:
-        table = source.exactly(start, min(bundle.HEAD_BYTES, end - start), "a bundle's entry table")
-        parsed = bundle.parse_bundle(table, end - start, place=start)
+def _read_bundle(start: int, end: int, allowance: bundle.Allowance) -> Reader[BundlePlace]:
+    head = yield Read(start, min(len(BUNDLE_MAGIC), end - start), "a bundle's magic")
+    assert isinstance(head, bytes)
+    if head == BUNDLE_MAGIC:
+        parsed = yield from bundle.read_bundle(start, end)
         return BundlePlace(start, parsed.n_bytes, parsed)
-    if not head.startswith(bundle.CCOB_MAGIC):
+    if not head.startswith(COMPRESSED_MAGIC):
         kind = "an OffloadBinary" if head.startswith(OFFLOAD_MAGIC) else "something unknown"
         raise BadBundle(f"found {kind} where a bundle of code objects was expected", place=start)
-    unpacking = bundle.Unpacking(source, start, end)
-    allowance.take(unpacking.header, start)
-    parsed = bundle.parse_bundle(
-        unpacking.head(bundle.HEAD_BYTES), unpacking.header.unpacked_bytes, place=start
-    )
-    # version 1 doesn't say where it ends, so only unpacking all of it shows where the next one starts
-    if unpacking.stored_bytes is None:
-        for _ in unpacking:
-            pass
-    return BundlePlace(start, unpacking.stored_bytes or 0, parsed, unpacking.header)
+    header = yield from bundle.read_header(start, end)
+    allowance.take(header, start)
+    unpacked, stored_bytes = yield from bundle.read_head(header, start, end)
+    parsed = bundle.parse_bundle(unpacked, header.unpacked_bytes, place=start)
+    return BundlePlace(start, stored_bytes, parsed, header)
 
 
 # Scanning.
+
 UNKNOWN = "unknown"  # a format that is recognised, but not read
+
+
+@dataclass(frozen=True)
+class Code:
+    """A piece of GPU code: its target (None: not known), its place in the file, and all bytes that it takes.
+
+    `n_bytes` is 0 where it has no place of its own: code in a compressed bundle. `is_blank`: a prune left
+    zeros there.
+    """
+
+    target: TargetId | None
+    start: int
+    n_bytes: int
+    stored_bytes: int
+    is_blank: bool = False
+
+    @property
+    def name(self) -> str:
+        """The target's name, `unknown` without one."""
+        return str(self.target or UNKNOWN)
+
+
+@dataclass(frozen=True)
+class FoundCode:
+    """What was found at one place: a fat binary, a bundle (whose codes a runtime chooses from), or an object."""
+
+    magic: bytes
+    start: int
+    n_bytes: int
+    codes: tuple[Code, ...]
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether a runtime chooses one of the codes by a table, and never reads the others."""
+        return self.magic in (FATBIN_MAGIC, BUNDLE_MAGIC)
 
 
 def may_hold_bundles(head: bytes) -> bool:
     """Whether a file with these first bytes (HEADER_BYTES are enough) may hold code that a prune can cut."""
-    return is_elf64(head) or head.startswith((bundle.BUNDLE_MAGIC, bundle.CCOB_MAGIC))
+    return is_elf64(head) or head.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC))
 
 
 def may_hold_code(source: Source) -> bool:
@@ -154,59 +188,190 @@ def foreign_targets(source: Source, targets: Sequence[TargetId]) -> tuple[str, .
 def scan_file(source: Source) -> Counter[str]:
     """The bytes of GPU code in a file by target, as its container names it, or `unknown`.
 
-    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `spirv`. In a compressed bundle, whose code objects are
-    compressed together, each takes a share in proportion to its unpacked size. A file without any, or that is
-    neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when the file
-    contradicts itself.
+    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `lto_80` for LTO-IR, `spirv`. In a compressed bundle, whose
+    code objects are compressed together, each takes a share in proportion to its unpacked size. A file without
+    any, or that is neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when
+    the file contradicts itself.
     """
-    bytes_by_target: Counter[str] = Counter()
-    for target, stored_bytes in _codes(source):
-        bytes_by_target[target] += stored_bytes
-    return bytes_by_target
+    places = find_code(source)
+    if is_elf64(head_of(source)) and not (len(places) == 1 and places[0].n_bytes == source.size):
+        _check_sections(source, places)
+    return bytes_by_target(places)
 
 
-_Code = tuple[str, int]  # target, and bytes in the file
+def find_code(source: Source) -> list[FoundCode]:
+    """All GPU code in a file, in order. Raises GpuCodeError."""
+    places: list[FoundCode] = []
+    read_forward(code_reader(source.size, places.append), source)
+    return places
 
 
-def _codes(source: Source) -> Iterator[_Code]:
-    head = head_of(source)
-    whole = [(0, source.size)]
-    if is_elf64(head):
-        yield from _elf_codes(source)
-    elif head.startswith((bundle.BUNDLE_MAGIC, bundle.CCOB_MAGIC)):
-        yield from _hip_codes(source, whole)
-    elif head.startswith(nvfatbin.MAGIC):
-        yield from _nv_codes(source, whole)
-    elif head.startswith(OFFLOAD_MAGIC):
-        yield UNKNOWN, source.size
+def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Code, ...]:
+    """The codes of a choice that none of the targets runs, of their vendors, where zeros can take their place.
+
+    PTX is foreign, too, where each target that it serves has machine code of its own there.
+    """
+    vendors = {target.is_cuda for target in targets}
+    present = {code.target.processor for code in place.codes if code.target and not code.is_blank}
+    compiled = [target for target in targets if target.processor not in present]
+    return tuple(
+        code
+        for code in place.codes
+        if place.is_choice
+        and code.target
+        and code.target.is_cuda in vendors
+        and not code.is_blank
+        and code.n_bytes >= nvfatbin.BLANK_BYTES
+        and not serves_any(code.target, compiled if code.target.is_ptx else targets)
+    )
 
 
-def _elf_codes(source: Source) -> Iterator[_Code]:
+def is_inside(place: FoundCode, sections: Sequence[Section]) -> bool:
+    """Whether the place is in one of the sections."""
+    return any(section.offset <= place.start < section.file_end for section in sections)
+
+
+def bytes_by_target(places: Sequence[FoundCode]) -> Counter[str]:
+    """Stored bytes of the code at these places by target."""
+    totals: Counter[str] = Counter()
+    for place in places:
+        for code in place.codes:
+            if not code.is_blank:
+                totals[code.name] += code.stored_bytes
+    return totals
+
+
+def _check_sections(source: Source, places: Sequence[FoundCode]) -> None:
+    """Raise BadBundle for a section that should hold GPU code and begins with something else."""
     elf = read_elf(source)
-    if elf.machine == EM_AMDGPU:
-        yield str(target_of_flags(elf.flags, elf.abi_version) or UNKNOWN), source.size
-        return
-    if elf.machine == EM_CUDA:
-        yield nvfatbin.target_of_flags(elf.flags, elf.abi_version), source.size
-        return
-    by_name: dict[str, list[tuple[int, int]]] = {}
+    starts = {place.start for place in places}
     for section in elf.sections:
-        if section.file_bytes:
-            by_name.setdefault(section.name, []).append((section.offset, section.file_end))
-    hip = by_name.get(HIP.section, [])
-    nvidia = [place for name in NV_SECTIONS for place in by_name.get(name, [])]
-    offload = by_name.get(OFFLOAD_SECTION, [])
-    _refuse_overlaps([*hip, *nvidia, *offload])
-    yield from _hip_codes(source, hip)
-    yield from _nv_codes(source, nvidia)
-    yield from ((UNKNOWN, end - start) for start, end in offload)
+        if section.name in (*HIP.sections, *CUDA.sections) and section.file_bytes:
+            first = source.skip_zeros(section.offset, section.file_end)
+            if first < section.file_end and first not in starts:
+                raise BadBundle(f"{section.name} begins with something unknown", place=first)
 
 
-def _refuse_overlaps(places: Sequence[tuple[int, int]]) -> None:
-    """Sections that share bytes would be read once for each of them. Raises BadBundle."""
-    for (_, end), (start, _) in pairwise(sorted(places)):
-        if start < end:
-            raise BadBundle("sections of GPU code overlap", place=start)
+def code_reader(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
+    """Reads a file of `size` bytes forward and calls `sink` for all GPU code in it. Raises GpuCodeError.
+
+    In a library that is whatever has the form of such code, in any section. A file that is code itself must
+    be code to its end.
+    """
+    head = yield Read(0, min(FIRST_BYTES, size), "the first bytes")
+    assert isinstance(head, bytes)
+    if is_elf64(head):
+        machine = int.from_bytes(head[18:20], "little")
+        if machine in (EM_AMDGPU, EM_CUDA):
+            sink(_object(head, 0, size))
+            return
+        yield from _read_anywhere(size, sink)
+    elif head.startswith(OFFLOAD_MAGIC):
+        sink(FoundCode(OFFLOAD_MAGIC, 0, size, (Code(None, 0, size, size),)))
+    elif head.startswith((FATBIN_MAGIC, BUNDLE_MAGIC, COMPRESSED_MAGIC)):
+        yield from _read_in_row(size, sink)
+
+
+def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
+    allowance, room, at = bundle.Allowance(size), bundle.MOST_CODES, HEADER_BYTES
+    while at < size:
+        start = yield Find(at, size)
+        assert isinstance(start, int)
+        if start >= size:
+            return
+        head = yield Read(start, min(HEADER_BYTES, size - start), "the first bytes of GPU code")
+        assert isinstance(head, bytes)
+        at = start + ALIGN_BYTES
+        if _is_plausible(head, size - start):
+            place = yield from _read_code(head, start, size, allowance, room)
+            room -= max(len(place.codes), 1)
+            at = start + place.n_bytes
+            sink(place)
+
+
+def _read_in_row(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
+    allowance, room, at = bundle.Allowance(size), bundle.MOST_CODES, 0
+    while at < size:
+        head = yield Read(at, min(HEADER_BYTES, size - at), "the first bytes of GPU code")
+        assert isinstance(head, bytes)
+        place = yield from _read_code(head, at, size, allowance, room)
+        room -= max(len(place.codes), 1)
+        at = yield from _after_zeros(at + place.n_bytes, size)
+        sink(place)
+
+
+def _after_zeros(at: int, size: int) -> Reader[int]:
+    most = FIRST_BYTES
+    while at < size:
+        block = yield Read(at, min(most, size - at), "padding")
+        assert isinstance(block, bytes)
+        rest = block.lstrip(b"\0")
+        if rest:
+            return at + len(block) - len(rest)
+        at, most = at + len(block), min(2 * most, CHUNK_BYTES)
+    return size
+
+
+def _is_plausible(head: bytes, room: int) -> bool:
+    """Whether what begins with these bytes, `room` before the file's end, is meant as GPU code.
+
+    Programs that make or read such code hold its magic, too: as a constant, or in a text.
+    """
+    if head.startswith(FATBIN_MAGIC):
+        return nvfatbin.is_fatbin(head)
+    if head.startswith(BUNDLE_MAGIC):
+        return bundle.is_bundle(head)
+    if head.startswith(COMPRESSED_MAGIC):
+        return bundle.is_compressed(head, room)
+    if head.startswith(OFFLOAD_MAGIC):
+        version, n_bytes = struct.unpack("<IQ", head[4:16].ljust(12, b"\0"))
+        return 1 <= version <= _OFFLOAD_VERSIONS and len(head) < n_bytes <= room
+    machine = int.from_bytes(head[18:20], "little")
+    return machine in (EM_AMDGPU, EM_CUDA) and len(head) < _object_bytes(head) <= room
+
+
+def _read_code(
+    head: bytes, start: int, size: int, allowance: bundle.Allowance, room: int
+) -> Reader[FoundCode]:
+    if head.startswith(FATBIN_MAGIC):
+        fatbin = yield from nvfatbin.read_fatbin(start, size, room)
+        codes = tuple(map(_code_of_entry, fatbin.entries))
+        return FoundCode(FATBIN_MAGIC, start, fatbin.n_bytes, codes)
+    if head.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
+        place = yield from _read_bundle(start, size, allowance)
+        if len(place.bundle.codes) > room:
+            raise bundle.too_many_codes(start)
+        if place.header is None:
+            codes = yield from _codes_of_bundle(place)
+            return FoundCode(BUNDLE_MAGIC, start, place.stored_bytes, codes)
+        return FoundCode(COMPRESSED_MAGIC, start, place.stored_bytes, tuple(_shares(place, place.header)))
+    if head.startswith(OFFLOAD_MAGIC):
+        n_bytes = int.from_bytes(head[8:16], "little")
+        return FoundCode(OFFLOAD_MAGIC, start, n_bytes, (Code(None, start, n_bytes, n_bytes),))
+    if head.startswith(OBJECT_MAGIC):
+        return _object(head, start, _object_bytes(head))
+    raise BadBundle("found something unknown where GPU code was expected", place=start)
+
+
+def _code_of_entry(entry: nvfatbin.NvEntry) -> Code:
+    start, n_bytes = entry.start + entry.header_bytes, entry.stored_bytes - entry.header_bytes
+    return Code(entry.code, start, n_bytes, entry.stored_bytes, entry.is_blank)
+
+
+def _object(head: bytes, start: int, n_bytes: int) -> FoundCode:
+    machine, flags = int.from_bytes(head[18:20], "little"), int.from_bytes(head[48:52], "little")
+    if machine == EM_CUDA:
+        target: TargetId | None = TargetId(nvfatbin.target_of_flags(flags, head[8]))
+    else:
+        target = target_of_flags(flags, head[8])
+    return FoundCode(OBJECT_MAGIC, start, n_bytes, (Code(target, start, n_bytes, n_bytes),))
+
+
+def _object_bytes(head: bytes) -> int:
+    """Length of an ELF file by its header: its tables of headers come last."""
+    segments, sections = struct.unpack("<QQ", head[32:48].ljust(16, b"\0"))
+    counts = struct.unpack("<HHHH", head[54:62].ljust(8, b"\0"))
+    return max(segments + counts[0] * counts[1], sections + counts[2] * counts[3])
 
 
 _ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later number on from there
@@ -231,26 +396,23 @@ def target_of_flags(flags: int, abi_version: int) -> TargetId | None:
     return TargetId(processor, tuple(sorted(features.items())))
 
 
-def _hip_codes(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[_Code]:
-    allowance = bundle.Allowance(source.size)
-    for start, end in places:
-        for place in iter_bundles(source, start, end, allowance):
-            yield from _codes_of(place)
+def _codes_of_bundle(place: BundlePlace) -> Reader[tuple[Code, ...]]:
+    """The codes of a raw bundle, in the order of their places."""
+    codes = []
+    for entry in sorted(place.bundle.codes, key=lambda entry: entry.offset):
+        start = place.start + entry.offset
+        first = yield Read(start, min(nvfatbin.BLANK_BYTES, entry.n_bytes), "a code object")
+        assert isinstance(first, bytes)
+        is_blank = len(first) == nvfatbin.BLANK_BYTES and not any(first)
+        codes.append(Code(entry.target, start, entry.n_bytes, entry.n_bytes, is_blank))
+    return tuple(codes)
 
 
-def _codes_of(place: BundlePlace) -> Iterator[_Code]:
+def _shares(place: BundlePlace, header: Header) -> Iterator[Code]:
     unpacked_total = sum(entry.n_bytes for entry in place.bundle.codes)
     done = given = 0
     for entry in place.bundle.codes:
-        stored = entry.n_bytes
-        if place.header is not None:
-            done += entry.n_bytes
-            share = (place.stored_bytes - place.header.header_bytes) * done // unpacked_total
-            stored, given = share - given, share
-        yield str(entry.target), stored
-
-
-def _nv_codes(source: Source, places: Sequence[tuple[int, int]]) -> Iterator[_Code]:
-    for start, end in places:
-        for fatbin in nvfatbin.iter_fatbins(source, start, end):
-            yield from ((str(entry.code), entry.stored_bytes) for entry in fatbin.entries)
+        done += entry.n_bytes
+        share = (place.stored_bytes - header.header_bytes) * done // unpacked_total
+        yield Code(entry.target, place.start, 0, share - given)
+        given = share

@@ -47,7 +47,7 @@ PROCESSORS = frozenset(MACH.values()) - GENERIC_ISAS.keys()
 SPIRV = "spirv"  # portable code, compiled for the card that is present: it serves every target
 
 _PROCESSOR = re.compile(
-    r"(sm|compute)_[0-9]{2,3}|gfx[0-9]{1,3}[0-9a-f](-strict)?|gfx[0-9]+(-[0-9]+)?-generic"
+    r"(sm|compute|lto)_[0-9]{2,3}|gfx[0-9]{1,3}[0-9a-f](-strict)?|gfx[0-9]+(-[0-9]+)?-generic"
 )
 _FEATURE = re.compile(r"(sramecc|xnack)([+-])")
 
@@ -86,8 +86,13 @@ class TargetId:
 
     @property
     def is_cuda(self) -> bool:
-        """True for NVIDIA's `sm_80` (machine code) and `compute_80` (PTX)."""
-        return self.processor.startswith(("sm_", "compute_"))
+        """True for NVIDIA's `sm_80` (machine code), `compute_80` (PTX) and `lto_80` (LTO-IR)."""
+        return self.processor.startswith(("sm_", "compute_", "lto_"))
+
+    @property
+    def is_ptx(self) -> bool:
+        """True for PTX, which the driver compiles for a card without machine code of its own."""
+        return self.processor.startswith("compute_")
 
     def serves(self, wanted: "TargetId") -> bool:
         """Whether a card of target `wanted` can run this code.
@@ -105,10 +110,13 @@ class TargetId:
         return all(other.get(name, on) == on for name, on in self.features)
 
     def _serves_cuda(self, wanted: "TargetId") -> bool:
-        """CUDA's promise: machine code runs on the same major version from its minor on, PTX on all later."""
+        """CUDA's promise: machine code runs on the same major version from its minor on, PTX on all later.
+
+        LTO-IR is linked into machine code of a later version, too.
+        """
         kind, _, version = self.processor.partition("_")
         own, other = int(version), int(wanted.processor.partition("_")[2])
-        return own <= other and (kind == "compute" or own // 10 == other // 10)
+        return own <= other and (kind != "sm" or own // 10 == other // 10)
 
     def _is_family_of(self, processor: str) -> bool:
         if self.processor.endswith("-generic"):
@@ -122,8 +130,12 @@ def parse_targets(text: str) -> tuple[TargetId, ...]:
     if not names:
         raise BadTarget("no GPU target was given", "name at least one: --targets gfx906")
     for name in names:
-        if name.startswith("compute_"):
-            raise BadTarget(f"`{name}` is PTX, not a card", f"name the card that is to run it: sm_{name[8:]}")
+        kind, _, version = name.partition("_")
+        if kind in ("compute", "lto"):
+            what = "PTX" if kind == "compute" else "LTO-IR"
+            raise BadTarget(
+                f"`{name}` is {what}, not a card", f"name the card that is to run it: sm_{version}"
+            )
     return tuple(sorted({TargetId.parse(name) for name in names}))
 
 
@@ -165,9 +177,15 @@ def served_targets(
             raise TargetMissing("there is no GPU code at all")
         raise TargetMissing(
             f"there is no code for {', '.join(map(str, missing))}, but code for {', '.join(map(str, codes))}",
-            f"name cards that it is for: --targets {str(codes[0]).replace('compute_', 'sm_')}",
+            f"name cards that it is for: --targets {_card_of(codes[0])}",
         )
     return tuple(target for target in targets if target not in missing)
+
+
+def _card_of(code: TargetId) -> str:
+    """The card to name for a piece of code."""
+    kind, _, version = code.processor.partition("_")
+    return f"sm_{version}" if kind in ("compute", "lto") else str(code)
 
 
 # endings that hold code or tuning data of one target when a target is named in the path

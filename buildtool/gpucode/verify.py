@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import Entry
 from buildtool.gpucode.cut import read_wrappers, relr_addresses
-from buildtool.gpucode.cut_bundles import kept_fatbin_entries
+from buildtool.gpucode.cut_bundles import emptied_entry, kept_fatbin_entries
 from buildtool.gpucode.elf import (
     DT_JMPREL,
     DT_PLTRELSZ,
@@ -34,7 +34,15 @@ from buildtool.gpucode.elf import (
     read_elf,
 )
 from buildtool.gpucode.nvfatbin import iter_fatbins
-from buildtool.gpucode.scan import BundlePlace, Container, find_container, iter_bundles
+from buildtool.gpucode.scan import (
+    BundlePlace,
+    Container,
+    find_code,
+    find_container,
+    foreign_in_place,
+    is_inside,
+    iter_bundles,
+)
 from buildtool.gpucode.source import CHUNK_BYTES, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, serves_any
 
@@ -44,37 +52,62 @@ _ADDEND_AT = 16  # in a RELA record
 _HEADER_FIELDS = ((32, 8), (40, 8), (56, 2))  # e_phoff, e_shoff, e_phnum may differ
 
 
-# of each bundle: its file position, and id and SHA-256 of each code object in it
+# of each bundle: its file position, and id and SHA-256 of each code object in it, EMPTIED for zeros in its place
 _Inventory = Sequence[tuple[int, Sequence[tuple[str, bytes]]]]
+_EMPTIED = b"zeros"
 
 
 @dataclass(frozen=True)
 class _File:
-    """A library with what the checks need. `pointers`: address -> (value, place it is read from)."""
+    """A library with what the checks need: `sections` hold bundles, `inventory` is theirs in that order.
+
+    `pointers`: address -> (value, place it is read from).
+    """
 
     source: Source
     elf: Elf
-    container: Container
-    fatbin: Section
+    container: Container | None
+    sections: tuple[Section, ...]
     inventory: _Inventory
     pointers: dict[int, tuple[int, int]]
 
     @classmethod
-    def read(cls, source: Source, container: Container, targets: Sequence[TargetId] | None) -> "_File":
+    def read(
+        cls,
+        source: Source,
+        container: Container | None,
+        names: Sequence[str],
+        targets: Sequence[TargetId] | None,
+    ) -> "_File":
         elf = read_elf(source)
-        fatbin = elf.section(container.section)
-        if fatbin is None:
-            raise VerifyFailed(f"{container.section} is gone")
-        inventory_of = _cuda_inventory if container.is_cuda else _hip_inventory
-        inventory = list(inventory_of(source, fatbin.offset, fatbin.file_end, targets))
-        start, end = fatbin.address, fatbin.address + fatbin.n_bytes
-        pointers = {at: (to, place) for at, to, place in _relocated(source, elf) if start <= to < end}
-        return cls(source, elf, container, fatbin, inventory, pointers)
+        sections = []
+        for name in names:
+            section = elf.section(name)
+            if section is None:
+                raise VerifyFailed(f"{name} is gone")
+            sections.append(section)
+        inventory: list[tuple[int, Sequence[tuple[str, bytes]]]] = []
+        for section in sections:
+            inventory_of = _cuda_inventory if container and container.is_cuda else _hip_inventory
+            inventory += inventory_of(source, section.offset, section.file_end, targets)
+        file = cls(source, elf, container, tuple(sections), inventory, {})
+        if container:
+            relocated = _relocated(source, elf)
+            file.pointers.update({at: (to, place) for at, to, place in relocated if file.holds(to)})
+        return file
+
+    def holds(self, address: int) -> bool:
+        """Whether the address is in a section of bundles."""
+        return any(
+            section.address <= address < section.address + section.n_bytes for section in self.sections
+        )
 
     def bundle_pointers(self) -> dict[int, int | None]:
         """Address of a pointer -> index of the bundle that it points to once loaded, None in its midst."""
-        base = self.fatbin.address - self.fatbin.offset
-        index_of = {base + place: index for index, (place, _) in enumerate(self.inventory)}
+        index_of = {}
+        for index, (place, _) in enumerate(self.inventory):
+            section = next(s for s in self.sections if s.offset <= place < s.file_end)
+            index_of[section.address - section.offset + place] = index
         return {address: index_of.get(value) for address, (value, _) in self.pointers.items()}
 
 
@@ -86,16 +119,34 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     if not is_elf64(head_of(old)):
         kept = list(_hip_inventory(old, 0, old.size, targets))
         return _check_code(kept, list(_hip_inventory(new, 0, new.size, None)))
-    match = find_container(read_elf(old), targets)
-    if match is None:
+    elf = read_elf(old)
+    match = find_container(elf, targets)
+    container, sections, own = match or (None, (), tuple(targets))
+    zeroed, n_elsewhere = _zeroed_ranges(old, sections, own)
+    if not (match or zeroed):
         raise VerifyFailed("the original holds no code that could be pruned")
-    container, _, own = match
-    before, after = _File.read(old, container, own), _File.read(new, container, None)
+    names = [section.name for section in sections]
+    before, after = _File.read(old, container, names, own), _File.read(new, container, names, None)
     _check_headers(before, after)
-    _check_pointers(before, after)
-    _check_memory(before, after)
+    if container:
+        _check_pointers(before, after, container)
+    _check_memory(before, after, zeroed)
     _check_sections(before, after)
-    return _check_code(before.inventory, after.inventory)
+    return _check_code(before.inventory, after.inventory) + n_elsewhere
+
+
+def _zeroed_ranges(
+    source: Source, sections: Sequence[Section], targets: Sequence[TargetId]
+) -> tuple[list[tuple[int, int]], int]:
+    """File ranges outside of the sections that may have become zeros, and how many codes are kept there."""
+    ranges: list[tuple[int, int]] = []
+    n_kept = 0
+    for place in find_code(source):
+        if not is_inside(place, sections):
+            foreign = foreign_in_place(place, targets)
+            ranges += [(code.start, code.n_bytes) for code in foreign]
+            n_kept += sum(not code.is_blank for code in place.codes) - len(foreign)
+    return ranges, n_kept
 
 
 def _expect(condition: bool, message: str) -> None:
@@ -134,7 +185,12 @@ def _cuda_inventory(
 ) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
     for fatbin in iter_fatbins(source, start, end):
         entries = fatbin.entries if targets is None else kept_fatbin_entries(fatbin, targets)
-        yield fatbin.start, [(str(e.code), _digest(source, e.start, e.stored_bytes)) for e in entries]
+        emptied = None if entries else emptied_entry(fatbin)
+        rows = [
+            (e.code, _EMPTIED if e.is_blank else _digest(source, e.start, e.stored_bytes)) for e in entries
+        ]
+        rows += [(emptied.code, _EMPTIED)] if emptied else []
+        yield fatbin.start, [(str(code), digest) for code, digest in rows]
 
 
 def _digests(source: Source, place: BundlePlace, wanted: Sequence[Entry]) -> dict[str, bytes]:
@@ -176,9 +232,9 @@ def _check_headers(before: _File, after: _File) -> None:
             _expect(now.offset == present, f"segment {now.type:#x} is not where it is loaded from")
 
 
-def _check_pointers(before: _File, after: _File) -> None:
-    wrappers = read_wrappers(before.source, before.elf, before.container)
-    _expect(wrappers == read_wrappers(after.source, after.elf, after.container), "its wrappers changed")
+def _check_pointers(before: _File, after: _File, container: Container) -> None:
+    wrappers = read_wrappers(before.source, before.elf, container)
+    _expect(wrappers == read_wrappers(after.source, after.elf, container), "its wrappers changed")
     pointed = after.bundle_pointers()
     _expect(pointed == before.bundle_pointers(), "a pointer lost its bundle")
     for wrapper in wrappers:
@@ -202,37 +258,56 @@ def _relocated(source: Source, elf: Elf) -> Iterator[tuple[int, int, int]]:
             yield address, int.from_bytes(source.exactly(place, _WORD_BYTES, "a pointer"), "little"), place
 
 
-def _check_memory(before: _File, after: _File) -> None:
-    """Compare what the loader maps, address by address, outside the bundles."""
-    fatbin = before.fatbin
+def _check_memory(before: _File, after: _File, zeroed: Sequence[tuple[int, int]]) -> None:
+    """Compare what the loader maps, address by address, outside the bundles and what may be zeros now."""
     excused = {(place, _WORD_BYTES) for _, place in before.pointers.values()}
     excused |= {(before.elf.offset_of(at, _WORD_BYTES), _WORD_BYTES) for at in before.pointers}
     excused |= set(_HEADER_FIELDS)
     if before.elf.segments_offset == after.elf.segments_offset:
         excused.add((before.elf.segments_offset, len(before.elf.segments) * SEGMENT_BYTES))
+    ordered = sorted(excused)
     for segment in before.elf.segments:
         if segment.type != PT_LOAD:
             continue
-        for start, end in _outside(segment, fatbin, before.elf):
+        for start, end in _outside(segment, before, zeroed):
             for place in range(start, end, CHUNK_BYTES):
                 n_bytes = min(CHUNK_BYTES, end - place)
                 address = segment.address + place - segment.offset
                 present = after.elf.offset_of(address, n_bytes)
-                _expect_same(before, after, place=place, present=present, n_bytes=n_bytes, excused=excused)
+                _expect_same(before, after, place=place, present=present, n_bytes=n_bytes, excused=ordered)
+        for start, n_bytes in zeroed:
+            if segment.offset <= start and start + n_bytes <= segment.file_end:
+                present = after.elf.offset_of(segment.address + start - segment.offset, n_bytes)
+                _expect_zeros(before, after, place=start, present=present, n_bytes=n_bytes)
 
 
-def _outside(segment: Segment, fatbin: Section, elf: Elf) -> Iterator[tuple[int, int]]:
-    """File ranges of a segment except the bundles, and a table of program headers behind them."""
-    if not segment.offset <= fatbin.offset < segment.file_end:
-        yield segment.offset, segment.file_end
-        return
-    yield segment.offset, fatbin.offset
-    if elf.segments_offset < fatbin.file_end:
-        yield fatbin.file_end, segment.file_end
+def _expect_zeros(before: _File, after: _File, *, place: int, present: int, n_bytes: int) -> None:
+    """Foreign code outside of the sections is as it was, or all zeros."""
+    end = after.source.skip_zeros(present, present + n_bytes)
+    if end < present + n_bytes:
+        _expect_same(before, after, place=place, present=present, n_bytes=n_bytes, excused=())
+
+
+def _outside(segment: Segment, file: _File, zeroed: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """File ranges of a segment except the bundles, a table of program headers behind them, and zeros."""
+    skipped = [(start, start + n_bytes) for start, n_bytes in zeroed]
+    for section in file.sections:
+        moved_table = file.elf.segments_offset == bundle.align_up(section.file_end, _WORD_BYTES)
+        table_end = file.elf.segments_offset + len(file.elf.segments) * SEGMENT_BYTES
+        behind = moved_table and table_end == segment.file_end
+        skipped.append((section.offset, segment.file_end if behind else section.file_end))
+    position = segment.offset
+    for start, end in sorted(skipped):
+        if segment.offset <= start < segment.file_end:
+            if position < start:
+                yield position, start
+            position = max(position, end)
+    if position < segment.file_end:
+        yield position, segment.file_end
 
 
 def _expect_same(
-    before: _File, after: _File, *, place: int, present: int, n_bytes: int, excused: set[tuple[int, int]]
+    before: _File, after: _File, *, place: int, present: int, n_bytes: int, excused: Sequence[tuple[int, int]]
 ) -> None:
     left = before.source.exactly(place, n_bytes, "a range to compare")
     right = after.source.exactly(present, n_bytes, "a range to compare")
@@ -240,6 +315,8 @@ def _expect_same(
         return
     masked_left, masked_right = bytearray(left), bytearray(right)
     for start, length in excused:
+        if start >= place + n_bytes:
+            break
         first, last = max(start - place, 0), min(start + length - place, n_bytes)
         if first < last:
             masked_left[first:last] = masked_right[first:last] = bytes(last - first)
@@ -251,10 +328,12 @@ def _check_sections(before: _File, after: _File) -> None:
     _expect(len(before.elf.sections) == len(after.elf.sections), "another number of sections")
     for old, new in zip(before.elf.sections, after.elf.sections, strict=True):
         same = (old.name, old.type, old.flags, old.address) == (new.name, new.type, new.flags, new.address)
-        _expect(same and (old == before.fatbin or old.n_bytes == new.n_bytes), f"section {old.name} changed")
+        _expect(
+            same and (old in before.sections or old.n_bytes == new.n_bytes), f"section {old.name} changed"
+        )
         if old.flags & SHF_ALLOC or not old.file_bytes:
             continue
-        excused = set(_symbol_values(before, old)) if old.type == SHT_SYMTAB else set()
+        excused = sorted(_symbol_values(before, old)) if old.type == SHT_SYMTAB else []
         for step in range(0, old.n_bytes, CHUNK_BYTES):
             n_bytes = min(CHUNK_BYTES, old.n_bytes - step)
             place, present = old.offset + step, new.offset + step
@@ -263,5 +342,5 @@ def _check_sections(before: _File, after: _File) -> None:
 
 def _symbol_values(file: _File, table: Section) -> Iterator[tuple[int, int]]:
     for place, fields in iter_records(file.source, table.offset, table.n_bytes, "<IBBHQQ"):
-        if fields[3] == file.fatbin.index:
+        if any(fields[3] == section.index for section in file.sections):
             yield place + 8, _WORD_BYTES

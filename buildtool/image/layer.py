@@ -214,18 +214,18 @@ def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[by
     """Hash a large file's content, look for GPU code and debug information; returns the memory used."""
     digest, debug_counter = hashlib.sha256(), DebugCounter(size)
     gpu_code: Mapping[str, int] = {}
-    with GpuCodeCounter(size) as gpu:
-        for piece in pieces:
-            digest.update(piece)
-            gpu.feed(piece)
-            debug_counter.feed(piece)
-        try:
-            gpu_code = gpu.stored_bytes_by_processor()
-            debug = debug_counter.debug_bytes(other_bytes=sum(gpu_code.values()))
-            if debug:
-                index.debug[row] = debug
-        except GpuCodeError as error:
-            index.unread[row] = error.message
+    gpu = GpuCodeCounter(size)
+    for piece in pieces:
+        digest.update(piece)
+        gpu.feed(piece)
+        debug_counter.feed(piece)
+    try:
+        gpu_code = gpu.stored_bytes_by_processor()
+        debug = debug_counter.debug_bytes(other_bytes=sum(gpu_code.values()))
+        if debug:
+            index.debug[row] = debug
+    except GpuCodeError as error:
+        index.unread[row] = error.message
     if gpu_code:
         index.gpu_code[row] = gpu_code
         index.alignments[row] = gpu.alignment

@@ -36,10 +36,10 @@ from buildtool.prune.trees import (
     is_foreign_path,
     open_source,
     prune_file,
+    sizes_text,
     window,
     write_plan,
 )
-from probes.core.units import decimal_bytes
 
 BLOCK = tarfile.BLOCKSIZE
 AGAIN = "it is damaged or was cut short: make or fetch it again"
@@ -77,8 +77,7 @@ class _Run:
             if foreign := foreign_targets(source, self.targets):
                 self.progress(self.result.add_untouched(path, foreign))
             return None
-        sizes = f"{decimal_bytes(change.bytes_before)} to {decimal_bytes(change.bytes_after)}"
-        self.progress(f"prune {path}: {sizes}")
+        self.progress(f"prune {path}: {sizes_text(change)}")
         self.result.pruned.append(Pruned.by(change, path))
         return change
 

@@ -35,18 +35,29 @@ class Deleted:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A file that lost code. Lengths of the file; the maps are unpacked bytes of code by target."""
+    """A file that lost code. Lengths of the file; the maps are unpacked bytes of code by target.
+
+    `zeroed_bytes` of its length are zeros in place of code: they take no room on a disk, nor compressed.
+    """
 
     path: str
     bytes_before: int
     bytes_after: int
     kept_bytes: dict[str, int]
     removed_bytes: dict[str, int]
+    zeroed_bytes: int = 0
 
     @classmethod
     def by(cls, plan: PrunePlan, path: str) -> "Pruned":
         """What a plan makes of the file at `path`."""
-        return cls(path, plan.bytes_before, plan.bytes_after, plan.kept_bytes, plan.removed_bytes)
+        return cls(
+            path,
+            plan.bytes_before,
+            plan.bytes_after,
+            plan.kept_bytes,
+            plan.removed_bytes,
+            plan.zeroed_bytes,
+        )
 
 
 Change = Deleted | Pruned
@@ -85,6 +96,11 @@ class TreeResult:
         """How many bytes smaller the files are together."""
         cut = sum(item.bytes_before - item.bytes_after for item in self.pruned)
         return cut + sum(item.freed_bytes for item in self.deleted)
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """How many bytes became zeros where they are."""
+        return sum(item.zeroed_bytes for item in self.pruned)
 
     @property
     def changed(self) -> bool:

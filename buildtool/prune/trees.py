@@ -17,7 +17,7 @@ from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import link_over, replacing
 from buildtool.core.progress import Progress
 from buildtool.gpucode.cut import plan_prune
-from buildtool.gpucode.plan import Copy, PrunePlan, chunks_of
+from buildtool.gpucode.plan import HOLE_BYTES, Copy, PrunePlan, Zeros, chunks_of
 from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served_targets, serves_any
@@ -89,12 +89,22 @@ def _write_checked(
         os.close(handle)
 
 
+def sizes_text(plan: PrunePlan) -> str:
+    """What a prune makes of a file's length: "4.00 MB to 1.00 MB, of which 0.50 MB are zeros"."""
+    sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
+    zeros = f", of which {decimal_bytes(plan.zeroed_bytes)} are zeros" if plan.zeroed_bytes else ""
+    return sizes + zeros
+
+
 def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *, origin: int = 0) -> None:
     """Write the pruned file at the position of `handle`; the original begins at `origin` of `descriptor`."""
     begin = os.lseek(handle, 0, os.SEEK_CUR)
     for piece in plan.pieces:
         if isinstance(piece, Copy):
             copy_range(descriptor, handle, origin + piece.offset, n_bytes=piece.n_bytes)
+        elif isinstance(piece, Zeros) and piece.n_bytes >= HOLE_BYTES:
+            os.lseek(handle, piece.n_bytes - 1, os.SEEK_CUR)  # a hole
+            write_all(handle, b"\0")
         else:
             for chunk in chunks_of(piece, source):
                 write_all(handle, chunk)
@@ -342,8 +352,7 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
         return
     if plan.changed:
         verb = "would prune" if job.dry_run else "prune"
-        sizes = f"{decimal_bytes(plan.bytes_before)} to {decimal_bytes(plan.bytes_after)}"
-        job.progress(f"{verb} {relative}: {sizes}")
+        job.progress(f"{verb} {relative}: {sizes_text(plan)}")
         result.add([Pruned.by(plan, relative)])
         return
     nothing: tuple[str, ...] = ()

@@ -328,10 +328,11 @@ def gpu_code(board: Board, work: Path, args: argparse.Namespace) -> None:
 
 
 def by_probe(library: Path) -> dict[str, int]:
-    with library.open("rb") as opened, GpuCodeCounter(library.stat().st_size) as probe:
+    probe = GpuCodeCounter(library.stat().st_size)
+    with library.open("rb") as opened:
         while piece := opened.read(1 << 18):
             probe.feed(piece)
-        return dict(probe.stored_bytes_by_processor())
+    return dict(probe.stored_bytes_by_processor())
 
 
 def by_llvm(library: Path, root: Path) -> Counter[str]:

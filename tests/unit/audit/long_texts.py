@@ -172,13 +172,12 @@ def _bundle_ids(text: bytes) -> None:
 def _code(head: bytes) -> Callable[[bytes], object]:
     def read(text: bytes) -> None:
         content = head + text
-        with GpuCodeCounter(len(content)) as probe:
-            debug = DebugCounter(len(content))
-            for piece in _cut(content, 1 << 18):
-                probe.feed(piece)
-                debug.feed(piece)
-            debug.debug_bytes(other_bytes=0)
-            probe.stored_bytes_by_processor()
+        probe, debug = GpuCodeCounter(len(content)), DebugCounter(len(content))
+        for piece in _cut(content, 1 << 18):
+            probe.feed(piece)
+            debug.feed(piece)
+        debug.debug_bytes(other_bytes=0)
+        probe.stored_bytes_by_processor()
 
     return read
 

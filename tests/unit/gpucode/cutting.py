@@ -8,7 +8,7 @@ from buildtool.gpucode.target import parse_targets
 from buildtool.gpucode.verify import verify_prune
 from gpucode.maker import Spec, make_library
 
-PTX, CUBIN = 1, 2
+PTX, CUBIN, LTO = 1, 2, 8
 ALL = [(CUBIN, 75, 9000), (CUBIN, 80, 9000), (CUBIN, 86, 9000), (CUBIN, 90, 9000), (PTX, 90, 900)]
 
 

@@ -214,3 +214,21 @@ def nv_fatbin(entries: list[tuple[int, int, int]], *, unpacked: int = 0) -> byte
         )
         body += payload
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def split_section(library: Library, at: int, name: str) -> bytes:
+    """The library with its section of bundles cut in two: from `at` bytes on it is called `name`."""
+    data = bytearray(library.data)
+    (shoff,), (count, names_index) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 60)
+    rows = [list(struct.unpack_from("<IIQQQQIIQQ", data, shoff + 64 * n)) for n in range(count)]
+    first = next(row for row in rows if row[4] == library.fatbin)
+    second = list(first)
+    second[3], second[4], second[5] = first[3] + at, first[4] + at, first[5] - at
+    first[5] = at
+    names = bytes(data[rows[names_index][4] :][: rows[names_index][5]]) + name.encode() + b"\0"
+    second[0] = rows[names_index][5]
+    rows[names_index][4], rows[names_index][5] = len(data), len(names)
+    data += names + bytes(-(len(data) + len(names)) % 8)
+    struct.pack_into("<Q", data, 40, len(data))
+    struct.pack_into("<H", data, 60, count + 1)
+    return bytes(data) + b"".join(struct.pack("<IIQQQQIIQQ", *row) for row in [*rows, second])

@@ -4,10 +4,11 @@ import pytest
 
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.nvfatbin import NvEntry
+from buildtool.gpucode.scan import find_code
 from buildtool.gpucode.source import PruneRefused, Source, TargetMissing
 from buildtool.gpucode.target import parse_targets
-from gpucode.cutting import ALL, CUBIN, cuda, pruned, targets_in
-from gpucode.maker import Spec, bundles, make_library, nv_fatbin
+from gpucode.cutting import ALL, CUBIN, LTO, PTX, cuda, pruned, targets_in
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin, split_section
 
 LIBRARY = cuda([nv_fatbin(ALL), nv_fatbin(ALL)])
 
@@ -35,9 +36,51 @@ def test_second_cuda_prune_changes_nothing_and_two_steps_equal_one() -> None:
     assert pruned(pruned(LIBRARY, "sm_80,sm_90"), "sm_90") == once
 
 
-def test_fat_binary_that_never_served_the_card_stays_whole() -> None:
-    out = pruned(cuda([nv_fatbin(ALL), nv_fatbin([(CUBIN, 100, 800)])]), "sm_90")
-    assert targets_in(out) == {"sm_90", "sm_100"}
+def test_fat_binary_that_never_served_the_card_keeps_one_entry_without_its_code() -> None:
+    """The driver finds nothing for the card there, as before, and the file holds no code for another."""
+    old = cuda([nv_fatbin(ALL), nv_fatbin([(PTX, 100, 900), (CUBIN, 100, 800), (CUBIN, 103, 9000)])])
+    out = pruned(old, "sm_90")
+    assert targets_in(out) == {"sm_90"}
+    [*_, last] = find_code(Source.of_bytes(out))
+    assert [(code.name, code.n_bytes, code.is_blank) for code in last.codes] == [("sm_100", 16, True)]
+    assert not plan_prune(Source.of_bytes(out), parse_targets("sm_90")).changed
+
+
+def two_sections() -> bytes:
+    """A library of device-linked code, as NCCL's: `.nv_fatbin`, and relocatable code right behind it."""
+    one, two = nv_fatbin(ALL), nv_fatbin([*ALL, (CUBIN, 70, 30_000)])
+    library = make_library(
+        Spec([one, two], section=".nv_fatbin", wrapper_section=".nvFatBinSegment", wrapper_magic=0x466243B1)
+    )
+    return split_section(library, at=library.bundle_starts[1], name="__nv_relfatbin")
+
+
+def test_relocatable_code_is_cut_as_well_as_linked_code() -> None:
+    """NCCL, NVSHMEM and bitsandbytes hold hundreds of megabytes of it, and were left whole for it."""
+    old = two_sections()
+    out = pruned(old, "sm_90")
+    assert targets_in(out) == {"sm_90"}
+    assert len(old) - len(out) > 60_000
+    assert not plan_prune(Source.of_bytes(out), parse_targets("sm_90")).changed
+    places = find_code(Source.of_bytes(out))
+    assert [code.name for place in places for code in place.codes] == ["sm_90", "sm_90"]
+
+
+@pytest.mark.parametrize("section", [".data.more", ".cask_resource"])
+def test_code_that_anything_may_point_to_becomes_zeros_where_it_is(section: str) -> None:
+    """cuFFT's and cublasLt's is reached in ways that the file doesn't show: nothing moves."""
+    lto = (LTO, 75, 800)
+    old = cuda([nv_fatbin([*ALL, lto]), nv_fatbin([(CUBIN, 100, 9000)])], section=section)
+    out = pruned(old, "sm_90")
+    assert len(out) == len(old)
+    assert targets_in(out) == {"sm_90", "lto_75"}
+    before, after = find_code(Source.of_bytes(old)), find_code(Source.of_bytes(out))
+    assert [(p.start, p.n_bytes) for p in before] == [(p.start, p.n_bytes) for p in after]
+    for old_code, new_code in zip(before[0].codes, after[0].codes, strict=True):
+        content = out[new_code.start :][: new_code.n_bytes]
+        same = content == old[old_code.start :][: old_code.n_bytes]
+        assert same if new_code.name in ("sm_90", "lto_75") else not any(content)
+    assert not plan_prune(Source.of_bytes(out), parse_targets("sm_90")).changed
 
 
 def test_wrapper_of_the_device_link_is_understood() -> None:
@@ -47,7 +90,6 @@ def test_wrapper_of_the_device_link_is_understood() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (cuda([nv_fatbin(ALL)], behind="__nv_relfatbin"), "relocatable CUDA code"),
         (cuda([nv_fatbin(ALL)], wrapper_version=3), "unknown kind"),
         (cuda([nv_fatbin(ALL[:2])]), "no code for sm_90, but code for sm_75, sm_80"),
     ],

@@ -179,7 +179,7 @@ def test_compressed_bundle_keeps_version_and_method_when_another_is_asked_for_ra
     raw = raw_bundle({"gfx906": b"code " * 3000, "gfx803": b"more " * 3000})
     packed = pack([raw], len(raw), version=2, method=Method.ZLIB)
     out = written(packed, cut(packed, "gfx906", compress=3))
-    header = bundle.read_header(Source.of_bytes(out), 0, len(out))
+    header = bundle.Unpacking(Source.of_bytes(out), 0, len(out)).header
     assert (header.version, header.method) == (2, Method.ZLIB)
 
 

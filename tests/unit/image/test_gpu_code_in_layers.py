@@ -5,8 +5,6 @@ import pytest
 from elf_maker import KERNELS, PAGE, bundle, library
 from image_maker import file, tar
 
-from buildtool.gpucode.source import GpuCodeError
-from buildtool.image.gpu_code import GpuCodeCounter
 from buildtool.image.layer import LayerIndex, index_layer
 from buildtool.image.tar import TarReader
 
@@ -45,20 +43,3 @@ def test_a_bundle_that_lies_about_itself_is_reported_and_the_file_still_counts()
     assert found.gpu_code == {}
     assert list(found.unread) == [0]
     assert found.n_entries == 2
-
-
-def test_a_library_that_would_fill_the_disk_is_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.image.gpu_code._LARGEST_BYTES", 100_000)
-    found = index(file("lib/x.so", library(b"CCOB" + b"c" * 200_000)))
-    assert "more than 100,000 bytes" in found.unread[0]
-
-
-def test_a_full_disk_leaves_the_file_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-    with GpuCodeCounter(100_000) as probe:
-        probe.feed(library(bundle(KERNELS)))
-        with pytest.raises(GpuCodeError, match="No space left"):
-            probe.stored_bytes_by_processor()

@@ -16,6 +16,7 @@ from test_archive import LIBRARY, STUBBORN, Part, make
 from buildtool.core.errors import EnvironmentMissing
 from buildtool.gpucode import bundle, verify
 from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.forward import read_forward
 from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import GpuCodeError, Source, TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
@@ -80,10 +81,14 @@ def test_the_head_of_a_compressed_bundle_is_all_that_is_unpacked(
         read += length
         return packed[offset : offset + length]
 
-    unpacking = bundle.Unpacking(Source(len(packed), read_at), 0, len(packed))
-    assert unpacking.head(1200) == data[:1200]
-    assert read < len(packed) / 2
-    assert unpacking.head(30_000) == data
+    for head_bytes, most in ((1200, len(packed) / 2), (30_000, len(packed) + 100)):
+        monkeypatch.setattr(bundle, "HEAD_BYTES", head_bytes)
+        read = 0
+        source = Source(len(packed), read_at)
+        header = read_forward(bundle.read_header(0, len(packed)), source)
+        head, stored_bytes = read_forward(bundle.read_head(header, 0, len(packed)), source)
+        assert (head, stored_bytes) == (data[:head_bytes], len(packed))
+        assert read < most
 
 
 def test_a_result_is_compared_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:

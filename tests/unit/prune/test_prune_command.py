@@ -78,9 +78,7 @@ def test_a_file_shows_what_was_kept_and_cut(place: Path, capsys: pytest.CaptureF
     assert command(place, "libmath.so.1", "--targets", "gfx906", "--out", place / "same.so") == Exit.OK
     assert "same.so: a copy of it" in capsys.readouterr().out
     assert command(place, "notes.txt", "--targets", "gfx906") == Exit.OK
-    said = capsys.readouterr().out
-    assert "nothing to cut; no code for other cards is in .hip_fatbin, .nv_fatbin, " in said
-    assert "the sections that are read" in said
+    assert "nothing to cut; there is no code for other cards in it" in capsys.readouterr().out
 
 
 def test_code_for_other_cards_that_stays_in_a_tree_is_listed(

@@ -181,7 +181,7 @@ def test_sections_of_gpu_code_may_touch() -> None:
     assert second
     assert first.file_end == second.offset
     found = scan_file(Source.of_bytes(library))
-    assert found.keys() == {"gfx906", "unknown"}
+    assert found.keys() == {"gfx906"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,304 @@
+"""The bars of GPU code wherever it is, one JSON line each: foreign wheels, and PyTorch's CUDA stack.
+
+`make bench-gpucode` downloads them one at a time with pip (10 GB in all, 6 GB of disk at most) and keeps none.
+Each is unpacked, counted by the audit's reader of layers and by `whole_scan.py`, which reads every byte and knows
+nothing of `buildtool.gpucode`; then it is pruned to the card that it has most machine code for, and judged by
+readelf, by the loader and by the scan. Parts: `--only wheels`, `--only stack`. Exit code 1 when a bar is missed.
+
+The 30 wheels are drawn by this rule, written down before the first run. Of a list of all packages of the registry
+(name, version, month, rank among the most downloaded, summary), those from 2022 on whose name or summary has none of
+placeholder, reserved, reservation, metapackage, nightly; for HIP the names that match
+`(-rocm[0-9-]*|-hip(-\\d+)?)$|^jax-rocm\\d+-|^rocm-sdk-libraries|^amd-libhip`, for CUDA those among the 15,000 most
+downloaded that match `-cu1[123](-|$)|cuda1[123]x?(-|$)|-gpu(-|$)|^nvidia-[a-z]+$` or are bitsandbytes, xformers,
+torch, vllm or sgl-kernel. Sorted by the SHA-256 of the name, they are `gpucode_wheels.txt`. From its top, wheels in
+which `whole_scan.py` finds GPU code count, until there are 10 for HIP and 20 for CUDA. A package without a binary
+wheel for Linux on x86-64, of more than 1.2 GB, or without GPU code doesn't count; each such line is in the results.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from board import Board, tell
+from whole_scan import code_digests, whole_scan
+
+from buildtool.gpucode.source import BadTarget
+from buildtool.gpucode.target import TargetId, parse_targets, serves_any
+from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer
+from buildtool.image.tar import TarReader
+from buildtool.prune.manifest import TreeResult
+from buildtool.prune.trees import prune_tree
+
+DRAWN = Path(__file__).with_name("gpucode_wheels.txt")
+WANTED = {"hip": 10, "cuda": 20}
+MOST_WHEEL_BYTES = 1_200_000_000
+MOST_BYTES = 10_000_000_000  # of downloads for the wheels
+GROUPS = ("wheels", "stack")
+# what pip installs with torch 2.11.0 on Linux: the CUDA stack of PyTorch, with CUDA 13.0
+STACK = tuple(
+    """
+    torch==2.11.0 triton==3.6.0 nvidia-cublas==13.1.0.3 nvidia-cuda-cupti==13.0.85 nvidia-cuda-nvrtc==13.0.88
+    nvidia-cuda-runtime==13.0.96 nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35
+    nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3 nvidia-nvjitlink==13.0.88 nvidia-nvtx==13.0.85
+    nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5
+    """.split()
+)
+STACK_CARD = "sm_90"
+# libraries with code where few readers look; those of the stack are counted with it
+NAMED = (
+    "nvidia-cufft-cu12==11.3.0.4",
+    "nvidia-cufft==12.5.0.14",
+    "nvidia-cusparse-cu12==12.5.10.65",
+    "tensorflow-rocm==2.14.0.600",
+)
+LOAD = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="some of the bars")
+    args = parser.parse_args()
+    board = Board(whole=args == parser.parse_args([]))
+    if "wheels" in args.only:
+        wheel_bars(board)
+    if "stack" in args.only:
+        stack_bars(board)
+    board.waive("CUDA stack pruned to one card: outputs bit-identical", "needs an H100 or H200")
+    return board.finish()
+
+
+# Wheels.
+
+
+class Totals:
+    """Sums over all wheels, for the bars."""
+
+    def __init__(self) -> None:
+        self.counted = Counter[str]()  # wheels by vendor
+        self.downloaded = 0
+        self.differing = 0  # wheels in which audit and scan differ by more than 0.1 %
+        self.unread = 0
+        self.false_alarms = 0
+        self.damages: list[str] = []
+
+
+def wheel_bars(board: Board) -> None:
+    totals = Totals()
+    for line in DRAWN.read_text().splitlines():
+        vendor, requirement = line.split()
+        if totals.counted[vendor] < WANTED[vendor] and totals.downloaded < MOST_BYTES:
+            with_wheel(board, totals, requirement, vendor)
+    for requirement in NAMED:
+        with_wheel(board, totals, requirement, "")
+    for vendor, wanted in WANTED.items():
+        board.bar(
+            f"foreign wheels with {vendor} code", totals.counted[vendor], wanted, "wheels", at_least=True
+        )
+    board.bar("wheels whose bytes differ from the scan's by more than 0.1 %", totals.differing, 0, "wheels")
+    board.bar("files that the audit couldn't read", totals.unread, 0, "files")
+    board.bar("false `no code for this card`", totals.false_alarms, 0, "cards")
+    board.bar("damages by prunes", len(totals.damages), 0, "damages", which=totals.damages[:20])
+
+
+def with_wheel(board: Board, totals: Totals, requirement: str, vendor: str) -> None:
+    tell(requirement)
+    with tempfile.TemporaryDirectory(prefix="bench-gpucode-") as name:
+        folder = Path(name)
+        try:
+            totals.downloaded += unpacked(requirement, folder / "tree", folder)
+        except (OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+            board.line({"wheel": requirement, "not counted": str(error)[-200:]})
+            return
+        measure_tree(board, totals, requirement, folder / "tree", vendor)
+
+
+def unpacked(requirement: str, tree: Path, scratch: Path) -> int:
+    """Download a wheel and unpack it into `tree`; returns its bytes. Raises OSError with the reason."""
+    failure = ""
+    for python in ("3.12", "3.11", "3.10"):
+        folder = scratch / "wheel"
+        words = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+        words += ["--disable-pip-version-check", "--python-version", python, "-d", str(folder), requirement]
+        script = f'ulimit -f {MOST_WHEEL_BYTES // 1024}; exec "$@"'
+        env = {**os.environ, "TMPDIR": str(scratch)}
+        done = subprocess.run(
+            ["bash", "-c", script, "-", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env,
+            timeout=1200,
+        )
+        wheels = list(folder.glob("*.whl"))
+        if done.returncode == 0 and wheels:
+            size = wheels[0].stat().st_size
+            with zipfile.ZipFile(wheels[0]) as archive:
+                archive.extractall(tree)
+            shutil.rmtree(folder)
+            return size
+        failure = next(
+            (line for line in done.stderr.splitlines() if "ERROR" in line or "File too large" in line), ""
+        )
+        failure = failure.split("(from")[0].strip() or f"pip ended with {done.returncode}"
+    raise OSError(failure)
+
+
+def measure_tree(board: Board, totals: Totals, name: str, tree: Path, vendor: str) -> None:
+    files = [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink()]
+    large = [path for path in files if path.stat().st_size >= HASHED_BYTES]
+    scanned = {path: found for path in large if (found := whole_scan(path))}
+    if not scanned:
+        board.line({"wheel": name, "not counted": "no GPU code in it"})
+        return
+    totals.counted[vendor] += 1
+    index = audited(tree)
+    audit = sum((Counter(code) for code in index.gpu_code.values()), Counter[str]())
+    scan = sum(scanned.values(), Counter[str]())
+    off = abs(audit.total() / scan.total() - 1)
+    totals.differing += off > 0.001
+    totals.unread += len(index.unread)
+    cards = {target for target in map(card_of, scan) if target}
+    missing = [
+        str(card)
+        for card in cards
+        if not any(serves_any(code, [card]) for code in map(target_of, audit) if code)
+    ]
+    totals.false_alarms += len(missing)
+    row: dict[str, object] = {
+        "wheel": name, "audit_bytes": audit.total(), "scan_bytes": scan.total(), "off": round(off, 6),
+        "audit_unread": [f"{index.path(at).decode()}: {why}" for at, why in index.unread.items()],
+    }  # fmt: skip
+    card = max((key for key in scan if card_of(key)), key=lambda key: scan[key], default="")
+    if card:
+        row |= prune_facts(totals, name, tree, sorted(scanned), card)
+    board.line(row)
+
+
+def audited(tree: Path) -> LayerIndex:
+    """The tree as the audit reads a layer of it."""
+    words = ["tar", "-C", str(tree), "-cf", "-", "."]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        chunks = iter(lambda: process.stdout.read(1 << 18) if process.stdout else b"", b"")
+        return index_layer(TarReader(chunks, place="tree"), place="tree")
+
+
+def target_of(name: str) -> TargetId | None:
+    try:
+        return TargetId.parse(name)
+    except BadTarget:
+        return None
+
+
+def card_of(name: str) -> TargetId | None:
+    """The card that machine code of this name is for; None for PTX and the like."""
+    return target_of(name) if name.startswith(("sm_", "gfx")) and "generic" not in name else None
+
+
+def prune_facts(
+    totals: Totals, name: str, tree: Path, libraries: Sequence[Path], card: str
+) -> dict[str, object]:
+    """Prune the tree to one card, and what the judges say of it; adds to the damages."""
+    targets = parse_targets(card)
+    kept = {path: code_digests(path, card) for path in libraries}
+    judged = {path: (readelf_faults(path), loads(path)) for path in libraries if is_elf(path)}
+    bytes_before = sum(path.stat().st_size for path in libraries)
+    planned = prune_tree(tree, targets, dry_run=True)
+    result = prune_tree(tree, targets)
+    again = prune_tree(tree, targets)
+    damages = []
+    if outcome(planned) != outcome(result):
+        damages.append("the dry run foretold something else")
+    if again.changed:
+        damages.append("a second prune changes something")
+    left = [path for path in libraries if path.exists()]
+    for path in left:
+        where = path.relative_to(tree).as_posix()
+        if code_digests(path, card) != kept[path]:
+            damages.append(f"{where}: other code for {card}")
+        if path in judged:
+            if readelf_faults(path) - judged[path][0]:
+                damages.append(f"{where}: readelf {sorted(readelf_faults(path))[:2]}")
+            if loads(path) != judged[path][1]:
+                damages.append(f"{where}: the loader says {loads(path)}, before {judged[path][1]}")
+    totals.damages += [f"{name}: {damage}" for damage in damages]
+    after = sum((whole_scan(path) for path in left), Counter[str]())
+    return {
+        "card": card, "libraries": len(libraries), "cut": len(result.pruned), "deleted": len(result.deleted),
+        "bytes_before": bytes_before, "saved_bytes": result.saved_bytes, "zeroed_bytes": result.zeroed_bytes,
+        "code_bytes_after": after.total(), "loaded": sum(why == "" for _, why in judged.values()),
+        "refused": [f"{row.path}: {row.reason}"[:200] for row in result.refused], "damages": damages,
+    }  # fmt: skip
+
+
+def outcome(result: TreeResult) -> tuple[object, ...]:
+    return result.deleted, result.pruned, result.refused, result.untouched
+
+
+def is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def readelf_faults(path: Path) -> set[str]:
+    """What readelf finds wrong with the file's headers, symbols, relocations and notes."""
+    words = ["readelf", "-hlSrdVnW", str(path)]
+    done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    return {line for line in done.stderr.splitlines() if line} | ({f"exit {done.returncode}"} - {"exit 0"})
+
+
+def loads(path: Path) -> str:
+    """Why the loader refuses the library, empty where it loads."""
+    words = [sys.executable, "-c", LOAD, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    return "" if done.returncode == 0 else f"{done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+
+
+# PyTorch's CUDA stack.
+
+
+def stack_bars(board: Board) -> None:
+    totals = Totals()
+    with tempfile.TemporaryDirectory(prefix="bench-gpucode-") as name:
+        folder = Path(name)
+        tree = folder / "tree"
+        for requirement in STACK:
+            tell(requirement)
+            unpacked(requirement, tree, folder)
+        before = tree_bytes(tree)
+        measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda")
+        after, on_disk = tree_bytes(tree), disk_bytes(tree)
+    board.bar("CUDA stack: bytes differ from the scan's by more than 0.1 %", totals.differing, 0, "stacks")
+    board.bar("CUDA stack: damages by the prune", len(totals.damages), 0, "damages", which=totals.damages)
+    board.bar(
+        f"CUDA stack pruned to {STACK_CARD}",
+        after / 1e9,
+        2.6,
+        "GB",
+        before_gb=before / 1e9,
+        on_disk_gb=on_disk / 1e9,
+    )
+
+
+def tree_files(tree: Path) -> Iterator[os.stat_result]:
+    return (path.stat() for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def tree_bytes(tree: Path) -> int:
+    return sum(status.st_size for status in tree_files(tree))
+
+
+def disk_bytes(tree: Path) -> int:
+    """Bytes on the disk: holes take none."""
+    return sum(512 * status.st_blocks for status in tree_files(tree))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
