@@ -678,9 +678,11 @@ def _buffer(of: Instruction, kernel: Kernel) -> Act:
 
 
 def _scalar_load(of: Instruction, kernel: Kernel) -> Act:
-    fields, words = of.fields, int(of.name.rsplit("_B", 1)[1]) // 32
-    if of.name.startswith("S_BUFFER"):
+    fields = of.fields
+    parsed = re.fullmatch(r"S_LOAD_([UIB])(\d+)", of.name)
+    if parsed is None:
         raise Fault("this scalar load is not known here")
+    size, words = int(parsed[2]) // 8, max(1, int(parsed[2]) // 32)
     bits = 24 if "ioffset" in fields else 21
     fixed = _signed(fields.get("ioffset", fields.get("offset", 0)), bits)
     if kernel.architecture == "cdna" and not fields["imm"]:
@@ -693,11 +695,13 @@ def _scalar_load(of: Instruction, kernel: Kernel) -> Act:
         address = base + U64(fixed & 0xFFFFFFFFFFFFFFFF)
         if with_register:
             address = address + m.scalar(register)
-        places = m.memory.places(address & ~U64(3), 4 * words)
-        m.touch(m.memory.shadow, "store", places, m.index, 4 * words, writes=False)
+        places = m.memory.places(address & ~U64(3) if size >= 4 else address, size)
+        m.touch(m.memory.shadow, "store", places, m.index, size, writes=False)
         m.executed.transactions["scalar loads"] += len(places)
         to = fields["sdata"]
-        for i, word in enumerate(_gathered(m.memory.bytes, places, 4 * words)):
+        for i, word in enumerate(_gathered(m.memory.bytes, places, size)):
+            if parsed[1] == "I":
+                word = _selected(0 if size == 1 else 4, True)(word)
             m.write_scalar(to + i, word)
         m.issue("scalar", [1000 + to + i for i in range(words)])
 

@@ -8,6 +8,7 @@ A function returns the result, or the result and what goes into SCC or a mask.
 `test_operations.py` compares each with AMD's own pseudocode.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -365,4 +366,5 @@ def common_name(name: str) -> str:
     if name.startswith("DS_"):
         name = name.replace("READ2", "LOAD_2ADDR").replace("WRITE2", "STORE_2ADDR").replace("ST64", "_STRIDE64")
         name = name.replace("DS_READ", "DS_LOAD").replace("DS_WRITE", "DS_STORE")
+        name = re.sub(r"DS_(LOAD|STORE)_([UIB]\d+)_(D16(?:_HI)?)", r"DS_\1_\3_\2", name)
     return RENAMED.get(name, name)
