@@ -655,7 +655,7 @@ def _buffer(of: Instruction, kernel: Kernel) -> Act:
     first = fields.get("srsrc", fields.get("rsrc"))
     if fields.get("idxen") or fields.get("lds") or fields.get("tfe"):
         raise Fault("this kind of buffer access is not known here")
-    offset = np.int64(_signed(fields["ioffset"], 24) if "ioffset" in fields else fields["offset"])
+    offset = U32((_signed(fields["ioffset"], 24) if "ioffset" in fields else fields["offset"]) & 0xFFFFFFFF)
     more = scalar_source(fields["soffset"], "u32", 0)
     register = fields["vaddr"] - 256
 
@@ -664,9 +664,9 @@ def _buffer(of: Instruction, kernel: Kernel) -> Act:
         if (words[1] >> U32(16) & U32(0x3FFF)).any():
             raise Fault("a buffer of records is not known here")
         base = words[0].astype(U64) | (words[1] & U32(0xFFFF)).astype(U64) << U64(32)
-        places = (more(m).astype(np.int64) + offset)[:, None]
-        if fields["offen"]:
-            places = places + m.vector(register).astype(np.int64)
+        # this sum wraps at 32 bits before gfx1250, which LLVM relies on
+        places = (m.vector(register) if fields["offen"] else np.zeros((1, 1), U32)) + offset
+        places = places.astype(np.int64) + more(m).astype(np.int64)[:, None]
         places = np.broadcast_to(places, m.ex.shape)
         records = words[2].astype(np.int64)[:, None]
         inside = (places >= 0) & (places + size <= records)

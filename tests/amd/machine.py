@@ -38,7 +38,7 @@ class Executed:
 
     instructions: Counter[str] = field(default_factory=Counter)
     transactions: Counter[str] = field(default_factory=Counter)
-    by_source: Counter[str] = field(default_factory=Counter)
+    by_place: Counter[int] = field(default_factory=Counter)  # the instruction's number in the kernel
 
 
 class Memory:
@@ -493,10 +493,10 @@ class Machine:
                     self.pc[self.sel] = at
                 if self.waiting.any():
                     self._release()
-        for instruction, count in zip(code, times.tolist(), strict=True):
+        for place, count in enumerate(times.tolist()):
             if count:
-                self.executed.instructions[instruction.name] += count
-                self.executed.by_source[instruction.source] += count
+                self.executed.instructions[code[place].name] += count
+                self.executed.by_place[place] += count
         return self.executed
 
     def _where(self, instruction: Instruction, what: str) -> str:

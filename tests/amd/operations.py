@@ -169,6 +169,9 @@ COMPARISONS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+_OF_FLOATS = ("O", "U", "NGE", "NLG", "NGT", "NLE", "NEQ", "NLT")
+
+
 def _ones(a: np.ndarray, count: int) -> np.ndarray:
     return a & a.dtype.type((1 << count) - 1)
 
@@ -177,7 +180,6 @@ def _ones(a: np.ndarray, count: int) -> np.ndarray:
 _TABLE: dict[str, tuple[str, Callable[..., Result]]] = {
     "S_MOV_B32": ("u32 u32", lambda a: a),
     "S_MOV_B64": ("u64 u64", lambda a: a),
-    "S_CMOV_B32": ("u32 u32 old scc", lambda a, old, scc: np.where(scc, a, old)),
     "S_NOT_B32": ("u32,scc u32", lambda a: _set(~a)),
     "S_NOT_B64": ("u64,scc u64", lambda a: _set(~a)),
     "S_BREV_B32": ("u32 u32", _reversed),
@@ -298,6 +300,8 @@ for _bits in (32, 64):
     for _type in ("u", "i"):
         for _name, _by in COMPARISONS.items():
             kind = f"{_type}{_bits}"
+            if _name in _OF_FLOATS or _name == "NE" or (_bits == 64 and (_type == "i" or _name not in ("EQ", "LG"))):
+                continue
             _TABLE[f"S_CMP_{_name}_{kind.upper()}"] = (f"scc {kind} {kind}", _by)
     _LOGIC = {
         "AND": lambda a, b: a & b,
@@ -310,13 +314,17 @@ for _bits in (32, 64):
         of = f"u{_bits}"
         _TABLE[f"S_{_name}_B{_bits}"] = (f"{of},scc {of} {of}", lambda a, b, by=_by: _set(by(a, b)))
 for _name, _by in COMPARISONS.items():
-    _TABLE[f"S_CMP_{_name}_F32"] = ("scc f32 f32", _by)
+    if _name != "NE":
+        _TABLE[f"S_CMP_{_name}_F32"] = ("scc f32 f32", _by)
     for kind in TYPES:
+        if _name in (("NE",) if kind[0] == "f" else ("LG", *_OF_FLOATS)):
+            continue
         _TABLE[f"V_CMP_{_name}_{kind.upper()}"] = (f"mask {kind} {kind}", _by)
 _TABLE |= {
     f"S_CMPK_{name}_{kind.upper()}": (f"scc old {kind}", lambda a, b, by=by: by(a.view(b.dtype), b))
     for name, by in COMPARISONS.items()
     for kind in ("u32", "i32")
+    if name != "NE" and name not in _OF_FLOATS
 }
 
 OPERATIONS = {
