@@ -77,11 +77,12 @@ class Values:
             yield first, self.read(first, min(first + step, prod(self.shape)), None)
 
 
-def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
+def pack(tensor: torch.Tensor, *, dense: bool = False, layout: Layout | None = None) -> Packed | None:
     """Pack a tensor on its device, or return None where that isn't worth it or its dtype has no layout.
 
     `dense` chooses 3-bit codes for bfloat16 (11.2 bits a weight instead of 12), from which no product can
-    be computed. A subclass of Tensor isn't packed: its bits may not be its own.
+    be computed. With a `layout` of its dtype, it is packed so even where that isn't worth it. A subclass of
+    Tensor isn't packed: its bits may not be its own.
     """
     if type(tensor) not in _PLAIN or tensor.is_meta:
         return None
@@ -95,7 +96,7 @@ def pack(tensor: torch.Tensor, *, dense: bool = False) -> Packed | None:
             parts[name] = torch.empty(size, dtype=torch.uint8, device=tensor.device)
         return place
 
-    encoded = _encode(Values.of(tensor), allocate, dense=dense)
+    encoded = _encode(Values.of(tensor), allocate, dense=dense, layout=layout)
     if encoded is None:
         return None
     of, others = encoded
@@ -189,14 +190,19 @@ def _unpack_by_kernel(packed: Packed, out: torch.Tensor) -> bool:
 
 
 def _encode(
-    values: Values, allocate: Callable[[Mapping[str, int]], Place | None], *, dense: bool
+    values: Values,
+    allocate: Callable[[Mapping[str, int]], Place | None],
+    *,
+    dense: bool,
+    layout: Layout | None = None,
 ) -> tuple[PackedForm, dict[str, torch.Tensor]] | None:
     """Place the large parts, for which `allocate` gets the bytes. Returns the form and the other parts."""
     n = prod(values.shape)
     if values.dtype not in _USUAL or not n:
         return None
-    layout = _narrowest(values, dense=dense)
-    code = _code(layout, values)
+    always = layout is not None
+    layout = layout or _narrowest(values, dense=dense)
+    code = _code(layout, values, least=-1.0 if always else _LEAST)
     if code is None:
         return None
     base, table = code
@@ -220,7 +226,7 @@ def _encode(
         PartForm(name, str(part.dtype).removeprefix("torch."), part.numel()) for name, part in others.items()
     ]
     of = PackedForm(layout.name, values.shape, base, table, tuple(parts))
-    return (of, others) if worth_it(of.n_bytes, n * values.dtype.itemsize) else None
+    return (of, others) if always or worth_it(of.n_bytes, n * values.dtype.itemsize) else None
 
 
 def _narrowest(values: Values, *, dense: bool) -> Layout:
@@ -244,8 +250,8 @@ def _is_half(piece: torch.Tensor) -> bool:
     )
 
 
-def _code(layout: Layout, values: Values) -> tuple[int, tuple[int, ...]] | None:
-    """The base or table that most weights have a code with; None where too few have one."""
+def _code(layout: Layout, values: Values, *, least: float) -> tuple[int, tuple[int, ...]] | None:
+    """The base or table that most weights have a code with; None where less than a share `least` has one."""
     # an odd step: no column of a matrix is preferred; and a sample that says no may be wrong
     for step in (prod(values.shape) // _SAMPLE | 1, 1):
         counts, zeros = _counts(layout, values, step)
@@ -254,7 +260,7 @@ def _code(layout: Layout, values: Values) -> tuple[int, tuple[int, ...]] | None:
         else:
             table, (base, share) = (), codecs.best_base(counts)
             share += zeros
-        if share >= _LEAST:
+        if share >= least:
             return base, table
         if step == 1:
             break

@@ -51,11 +51,7 @@ def gaussian(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) ->
 def forced(tensor: torch.Tensor, layout=None) -> Packed:
     """Packed even where it isn't worth it."""
     layout = layout or {torch.bfloat16: B12, torch.float16: H14, torch.float32: F28}[tensor.dtype]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors, "_LEAST", -1.0)
-        patch.setattr(tensors, "worth_it", lambda _packed, _raw: True)
-        patch.setattr(tensors, "_narrowest", lambda _values, *, dense: layout)
-        packed = pack(tensor)
+    packed = pack(tensor, layout=layout)
     assert packed
     return packed
 

@@ -1,0 +1,648 @@
+"""Runs a kernel's machine code as an AMD GPU does, stricter than a card, on numpy's arrays.
+
+An array has an element for each lane of each wave of a launch. Waves that are at one instruction execute it
+together; of those that can go on, the ones at the lowest instruction go first. These end the run with a Fault,
+which names the instruction and its source line: an instruction or a mode that isn't known here, an access
+outside the memory given, a register or a word of LDS that is read before it was written, a register used
+before the wait counter says that it was loaded, and two waves that touch a byte, one of them writing, without
+a barrier between that waits for it.
+
+Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_DELAY_ALU, traps.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from code_object import Instruction, Kernel
+from operations import TYPES, U16, U32, U64
+
+_FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0}
+_INVERSE_2_PI = {"16": 0x3118, "32": 0x3E22F983, "64": 0x3FC45F306DC9C882}
+VCC, EXEC, SCC, LITERAL = 106, 126, 253, 255
+_BASE = 0x7F00_0000_0000  # where the emulated memory begins
+_GAP = 4096  # bytes between buffers
+
+Act = Callable[["Machine"], None]
+Read = Callable[["Machine"], np.ndarray]
+
+
+class Fault(Exception):
+    """Something that a kernel must not do, or that isn't known here."""
+
+
+@dataclass
+class Executed:
+    """What was executed: instructions of waves by name, transactions of memory, by reading and writing."""
+
+    instructions: Counter[str] = field(default_factory=Counter)
+    transactions: Counter[str] = field(default_factory=Counter)
+    by_place: Counter[int] = field(default_factory=Counter)  # the instruction's number in the kernel
+
+
+class Memory:
+    """The GPU's memory: copies of buffers, with gaps between them. Overlapping buffers stay together."""
+
+    def __init__(self, buffers: Sequence[tuple[str, int, int]]) -> None:
+        spans: list[list] = []  # of the process: first, last, names
+        for name, address, size in sorted(buffers, key=lambda of: of[1]):
+            if not size:
+                continue
+            if spans and address < spans[-1][1]:
+                spans[-1][1] = max(spans[-1][1], address + size)
+                spans[-1][2] += f"/{name}"
+            else:
+                spans.append([address, address + size, name])
+        place = _GAP
+        self.first, self.last, self.own, self.names = [], [], [], []
+        for first, last, name in spans:
+            place += (first - place) % 256  # aligned as the process's
+            self.first.append(place)
+            self.last.append(place + last - first)
+            self.own.append(first)
+            self.names.append(name)
+            place += -(-(last - first) // 256) * 256 + _GAP
+        self.bytes = np.zeros(-(-place // 256) * 256, np.uint8)
+        self.shadow = Shadow(len(self.bytes))
+        self.begins = np.array(self.first or [0], np.int64)
+        self.ends = np.array(self.last or [0], np.int64)
+
+    def placed(self, address: int) -> int:
+        """Where the emulated kernel finds what is at an address of this process. 0 where nothing is."""
+        for first, last, own in zip(self.first, self.last, self.own, strict=True):
+            if own <= address < own + last - first:
+                return _BASE + first + address - own
+        return 0
+
+    def copy_in(self) -> None:
+        """Take the process's bytes."""
+        for first, last, own in zip(self.first, self.last, self.own, strict=True):
+            self.bytes[first:last] = _process_bytes(own, last - first)
+
+    def copy_out(self) -> None:
+        """Give them back."""
+        for first, last, own in zip(self.first, self.last, self.own, strict=True):
+            _process_bytes(own, last - first)[:] = self.bytes[first:last]
+
+    def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        """Places in `bytes`. Raises Fault for an access outside the buffers, or not aligned."""
+        places = (addresses - np.uint64(_BASE)).view(np.int64)
+        nearest = np.searchsorted(self.begins, places, "right") - 1
+        bad = (nearest < 0) | (places + size > self.ends[np.maximum(nearest, 0)])
+        if bad.any():
+            place = int(places[bad][0])
+            name, first, last = min(
+                zip(self.names, self.first, self.last, strict=True),
+                key=lambda of: max(of[1] - place, place - of[2]),
+                default=("nothing", 0, 0),
+            )
+            where = f"byte {place - first:,} of `{name}`, which has {last - first:,}"
+            raise Fault(f"{size} bytes at {where}")
+        if (places & (min(size, 4) - 1)).any():
+            raise Fault(f"an address is not a multiple of {min(size, 4)}")
+        return places
+
+
+def _process_bytes(address: int, size: int) -> np.ndarray:
+    import ctypes
+
+    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8)
+
+
+class Shadow:
+    """For each byte, which wave wrote it last and when, by the wave's count; likewise who read it."""
+
+    def __init__(self, size: int) -> None:
+        self.writer = np.full(size, -1, np.int32)
+        self.written = np.zeros(size, np.int64)
+        self.reader = np.full(size, -1, np.int32)  # -2: several
+        self.epoch = np.zeros(size, np.int32)  # barriers passed by then
+
+
+@dataclass
+class _Wait:
+    """A register that something outstanding will write: the counter, and its value by wave."""
+
+    counter: str
+    due: np.ndarray
+
+
+class Machine:
+    """All waves of one launch."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        groups: int,
+        threads: int,
+        kernarg: bytes,
+        memory: Memory,
+        kernarg_address: int,
+        lds: int = 0,
+    ) -> None:
+        self.kernel, self.memory, self.groups = kernel, memory, groups
+        self.cdna = kernel.architecture == "cdna"
+        lanes = kernel.wave
+        self.lanes = lanes
+        self.per_group = -(-threads // lanes)
+        waves = self.waves = groups * self.per_group
+        self.group_of = np.repeat(np.arange(groups), self.per_group)
+        self.V = np.zeros((kernel.vgprs, waves, lanes), U32)
+        self.undefined = np.full((kernel.vgprs, waves, lanes), 0xFFFFFFFF, U32)  # bits never written
+        self.S = np.zeros((128, waves), U32)
+        self.known_s = np.zeros((128, waves), np.bool_)
+        self.E = np.zeros((waves, lanes), np.bool_)
+        self.scc = np.zeros(waves, np.bool_)
+        self.known_scc = np.zeros(waves, np.bool_)
+        self.clean: set[int] = set()  # vector registers written in every lane
+        self.filling: int | None = None  # within arithmetic: with what undefined bits are filled
+        self.loading = ""  # the counter of a load in progress: such loads arrive in order
+        self.filled = False  # whether there were some
+        self.pending: dict[int, list[_Wait]] = {}  # by register; scalar ones from 1000 on
+        self.counters = ("load", "store", "lds", "scalar")
+        self.issued = {name: np.zeros(waves, np.int64) for name in self.counters}
+        self.done = {name: np.zeros(waves, np.int64) for name in self.counters}
+        self.at_barrier = {name: np.zeros(waves, np.int64) for name in ("store", "lds")}
+        self.released = {name: np.zeros(waves, np.int64) for name in ("store", "lds")}
+        self.epoch = np.zeros(groups, np.int32)
+        self.pc = np.full(waves, kernel.entry, np.int64)
+        self.waiting = np.zeros(waves, np.bool_)
+        self.lds_bytes = max(lds, kernel.descriptor.lds)
+        room = -(-max(self.lds_bytes, 4) // 64) * 64
+        self.lds_stride = room
+        self.lds = np.zeros(groups * room, np.uint8)
+        self.lds_known = np.zeros(groups * room, np.bool_)
+        self.lds_shadow = Shadow(groups * room)
+        self.scratch = np.zeros(
+            (waves * lanes, -(-max(kernel.descriptor.private, 1) // 16) * 16), np.uint8
+        )
+        self.lane_numbers = np.arange(lanes, dtype=U32)[None, :]
+        self.executed = Executed()
+        self.labels = {of.at: i for i, of in enumerate(kernel.code)}
+        self._start(kernarg, kernarg_address, threads)
+        self._select(np.ones(waves, np.bool_))
+
+    # --- the beginning -------------------------------------------------------------------------------------
+
+    def _start(self, kernarg: bytes, address: int, threads: int) -> None:
+        of, n = self.kernel.descriptor, 0
+        if self.kernel.descriptor.rsrc1 >> 12 & 0xF:
+            raise Fault("a rounding mode other than to the nearest is not known here")
+        if of.rsrc1 >> 16 & 0xF != 0xF:
+            raise Fault("flushing denormal numbers is not known here")
+
+        def put(words: Sequence[int]) -> None:
+            nonlocal n
+            for word in words:
+                self.S[n] = word
+                self.known_s[n] = True
+                n += 1
+
+        for bit, count in ((0, 4), (1, 2), (2, 2)):
+            if of.properties >> bit & 1:
+                n += count  # the private segment's descriptor and packets: nothing of ours reads them
+        if of.properties >> 3 & 1:
+            put([address & 0xFFFFFFFF, address >> 32])
+        for bit, count in ((4, 2), (5, 2), (6, 1)):
+            if of.properties >> bit & 1:
+                n += count
+        words, skipped = of.preloaded_words
+        given = np.frombuffer(kernarg[skipped * 4 : (skipped + words) * 4], U32)
+        put(given.tolist())
+        n = max(n, of.rsrc2 >> 1 & 0x1F)
+        numbers = self.group_of.astype(U32)
+        if self.kernel.architecture == "rdna4":  # in trap registers: x in ttmp9, y and z in ttmp7
+            self.S[117], self.known_s[117] = numbers, True
+            self.S[115], self.known_s[115] = 0, True
+            wave = np.arange(self.waves, dtype=U32) % U32(self.per_group)
+            self.S[116], self.known_s[116] = wave << U32(25), True
+        else:
+            for bit in (7, 8, 9):
+                if of.rsrc2 >> bit & 1:
+                    self.S[n], self.known_s[n] = (numbers if bit == 7 else 0), True
+                    n += 1
+        thread = np.tile(
+            np.arange(self.per_group * self.lanes, dtype=U32).reshape(self.per_group, self.lanes),
+            (self.groups, 1),
+        )
+        self.V[0], self.undefined[0] = thread, 0
+        self.clean.add(0)
+        self.E[:] = thread < threads
+
+    def _select(self, chosen: np.ndarray) -> None:
+        """The waves that execute the next instructions."""
+        self.whole = bool(chosen.all())
+        self.sel = slice(None) if self.whole else np.flatnonzero(chosen)
+        self.index = np.flatnonzero(chosen)
+        self._mask()
+
+    def _mask(self) -> None:
+        self.ex = self.E[self.sel]
+        self.all_lanes = bool(self.ex.all())
+
+    # --- registers -----------------------------------------------------------------------------------------
+
+    def awaited(self, register: int) -> None:
+        """Raises Fault where something outstanding still writes a register, before what `loading` loads."""
+        for wait in self.pending.get(register, ()):
+            if wait.counter != self.loading and (wait.due[self.sel] > self.done[wait.counter][self.sel]).any():
+                raise Fault(f"{_register_name(register)} is used before the {wait.counter} counter is waited for")
+
+    def vector(self, register: int, bits: int = 0xFFFFFFFF, every: bool = False) -> np.ndarray:
+        """A vector register's words (waves, lanes). `bits`: which are used; `every`: of lanes that are off, too.
+
+        Raises Fault where one was never written; within arithmetic, it is filled (see `defined`).
+        """
+        if register >= len(self.V):
+            raise Fault(f"v{register} is not among the {len(self.V)} that a wave has")
+        if self.pending and register in self.pending:
+            self.awaited(register)
+        words = self.V[register][self.sel]
+        if register not in self.clean:
+            undefined = self.undefined[register][self.sel] & U32(bits)
+            if not every:
+                undefined = np.where(self.ex, undefined, U32(0))
+            if undefined.any():
+                if self.filling is None:
+                    raise Fault(f"{_register_name(register)} is read before it is written")
+                self.filled = True
+                words = words ^ (undefined & _FILLINGS[self.filling])
+        return words
+
+    def defined(self, compute: Callable[["Machine"], object]) -> tuple[object, list | None]:
+        """Results of arithmetic, and which of their bits depend on bits that were never written, if any.
+
+        Compilers let such bits go through arithmetic where they don't matter in the end. So what they are
+        filled with is varied: result bits that vary are undefined.
+        """
+        self.filling, self.filled = 0, False
+        try:
+            value = compute(self)
+            if not self.filled:
+                return value, None
+            varying = None
+            for self.filling in range(1, len(_FILLINGS)):
+                other = compute(self)
+                parts = zip(_words_of(value), _words_of(other), strict=True)
+                differing = [np.bitwise_xor(*np.broadcast_arrays(a, b)) for a, b in parts]
+                varying = differing if varying is None else [a | b for a, b in zip(varying, differing, strict=True)]
+            return value, varying
+        finally:
+            self.filling = None
+
+    def write_vector(
+        self,
+        register: int,
+        value: np.ndarray,
+        lanes: np.ndarray | None = None,
+        *,
+        bits: int = 0xFFFFFFFF,
+        undefined: np.ndarray | None = None,
+    ) -> None:
+        """Set the words of lanes that are on, or of `lanes` (waves, lanes) of them.
+
+        `bits`: which of them are written, the others are the old ones; `undefined`: bits that aren't known.
+        """
+        if register >= len(self.V):
+            raise Fault(f"v{register} is not among the {len(self.V)} that a wave has")
+        if self.pending and register in self.pending:
+            self.awaited(register)
+        on = True if self.all_lanes and lanes is None else self.ex if lanes is None else self.ex & lanes
+        _put(self.V[register], self.sel, self.whole, value, on)
+        if undefined is None and register in self.clean:
+            return
+        if undefined is None and bits == 0xFFFFFFFF:
+            if on is True and self.whole:
+                self.clean.add(register)
+            undefined = U32(0)
+        elif bits != 0xFFFFFFFF:
+            old = self.undefined[register][self.sel] & U32(~bits & 0xFFFFFFFF)
+            undefined = old if undefined is None else old | undefined & U32(bits)
+        if not (undefined.ndim == 0 and undefined == 0):
+            self.clean.discard(register)
+        _put(self.undefined[register], self.sel, self.whole, undefined, on)
+
+    def scalar(self, register: int) -> np.ndarray:
+        """A scalar register's words by wave."""
+        if register in (EXEC, EXEC + 1):
+            return self._exec_words()[:, register - EXEC].copy()
+        if register == SCC:
+            return self._scc().astype(U32)
+        if register == (124 if not self.cdna else -1):
+            return np.zeros(len(self.index), U32)
+        if register > 127:
+            raise Fault(f"scalar source {register} is not known here")
+        if self.pending and register + 1000 in self.pending:
+            self.awaited(register + 1000)
+        if not self.known_s[register][self.sel].all():
+            raise Fault(f"s{register} is read before it is written")
+        return self.S[register][self.sel]
+
+    def write_scalar(self, register: int, value: np.ndarray) -> None:
+        if self.pending and register + 1000 in self.pending:
+            self.awaited(register + 1000)
+        if register in (EXEC, EXEC + 1):
+            words = self._exec_words()
+            words[:, register - EXEC] = value
+            self._set_exec(words)
+        elif register != (124 if not self.cdna else -1):
+            self.S[register][self.sel] = value
+            self.known_s[register][self.sel] = True
+
+    def _exec_words(self) -> np.ndarray:
+        words = _packed(self.ex)
+        return words if self.lanes == 64 else np.concatenate([words, np.zeros_like(words)], 1)
+
+    def _set_exec(self, words: np.ndarray) -> None:
+        self.E[self.sel] = _unpacked(words, self.lanes)
+        self._mask()
+
+    def mask(self, register: int) -> np.ndarray:
+        """The bits of scalar registers for each lane."""
+        if register == EXEC:
+            return self.ex
+        words = [self.scalar(register)] + ([self.scalar(register + 1)] if self.lanes == 64 else [])
+        return _unpacked(np.stack(words, 1), self.lanes)
+
+    def write_mask(self, register: int, bits: np.ndarray) -> None:
+        """Set the bits of lanes that are on; those of others become 0."""
+        words = _packed(np.broadcast_to(bits, self.ex.shape) & self.ex)
+        if register == EXEC:
+            self._set_exec(words)
+            return
+        for i in range(self.lanes // 32):
+            self.write_scalar(register + i, words[:, i])
+
+    def _scc(self) -> np.ndarray:
+        if not self.known_scc[self.sel].all():
+            raise Fault("SCC is read before it is written")
+        return self.scc[self.sel]
+
+    # --- waits and barriers --------------------------------------------------------------------------------
+
+    def issue(self, counter: str, registers: Sequence[int]) -> None:
+        """An access that is counted, and the registers that it writes when it is done."""
+        self.issued[counter][self.sel] += 1
+        for register in registers:
+            due = np.zeros(self.waves, np.int64)
+            due[self.sel] = self.issued[counter][self.sel]
+            waits = self.pending.setdefault(register, [])
+            for wait in waits:
+                if wait.counter == counter:
+                    np.maximum(wait.due, due, out=wait.due)
+                    break
+            else:
+                waits.append(_Wait(counter, due))
+
+    def wait(self, counter: str, left: int) -> None:
+        """All but the last `left` accesses are done. Scalar loads end in any order, so only 0 says anything."""
+        if counter == "scalar" and left:
+            return
+        done = self.done[counter]
+        done[self.sel] = np.maximum(done[self.sel], self.issued[counter][self.sel] - left)
+        for register, waits in list(self.pending.items()):
+            open_ones = [of for of in waits if (of.due > self.done[of.counter]).any()]
+            if open_ones:
+                self.pending[register] = open_ones
+            else:
+                del self.pending[register]
+
+    def arrive(self) -> None:
+        """What waves have done when they come to a barrier is what others see behind it.
+
+        The waves of a workgroup share the memory pipeline of one compute unit on CDNA, so a store is seen
+        after those that were issued before; on RDNA they may be on two, and a store must be waited for.
+        """
+        counts = self.issued if self.cdna else self.done
+        self.at_barrier["store"][self.sel] = counts["store"][self.sel]
+        self.at_barrier["lds"][self.sel] = self.done["lds"][self.sel]
+
+    def _release(self) -> None:
+        ended = self.pc >= len(self.kernel.code)
+        ready = (self.waiting | ended).reshape(self.groups, -1).all(1)
+        ready &= self.waiting.reshape(self.groups, -1).any(1)
+        if ready.any():
+            waves = np.repeat(ready, self.per_group) & self.waiting
+            self.waiting &= ~waves
+            self.epoch[ready] += 1
+            for name, of in self.at_barrier.items():
+                self.released[name][waves] = of[waves]
+
+    def touch(self, shadow: Shadow, kind: str, places: np.ndarray, waves: np.ndarray, size: int, *, writes: bool) -> None:
+        """Raises Fault if another wave's access to these bytes isn't ordered before this one."""
+        for i in range(size):
+            at = places + i
+            writer = shadow.writer[at]
+            foreign = (writer >= 0) & (writer != waves)
+            if foreign.any():
+                who, when = writer[foreign], shadow.written[at][foreign]
+                other = self.group_of[who] != self.group_of[waves[foreign]]
+                late = other | (self.released[kind][who] < when)
+                if late.any():
+                    whom = int(who[late][0])
+                    raise Fault(f"a race with wave {whom}, which wrote the same {_SPACES[kind]} without a barrier that waits for it")
+            if writes:
+                if kind == "lds":
+                    reader = shadow.reader[at]
+                    epochs = self.epoch[self.group_of[waves]]
+                    if ((reader != -1) & (reader != waves) & (shadow.epoch[at] == epochs)).any():
+                        raise Fault("a race with another wave, which reads the same word of LDS, without a barrier between")
+                shadow.writer[at] = waves
+                shadow.written[at] = self.issued[kind][waves] + 1
+            elif kind == "lds":
+                epochs = self.epoch[self.group_of[waves]]
+                again = (shadow.reader[at] != -1) & (shadow.epoch[at] == epochs) & (shadow.reader[at] != waves)
+                shadow.reader[at] = np.where(again, -2, waves)
+                shadow.epoch[at] = epochs
+
+    # --- execution -----------------------------------------------------------------------------------------
+
+    def run(self, act_of: Callable[[Instruction, Kernel], Act]) -> Executed:
+        """Until every wave has ended. `act_of`: what an instruction does, `instructions.act_of`. Raises Fault."""
+        code = self.kernel.code
+        acts = [None] * len(code)
+        end = len(code)
+        far = np.iinfo(np.int64).max
+        times = np.zeros(end, np.int64)
+        with np.errstate(all="ignore"):
+            while True:
+                key = np.where(self.waiting | (self.pc >= end), far, self.pc)
+                at = int(key.min())
+                if at == far:
+                    if (self.waiting & (self.pc < end)).any():
+                        raise Fault("waves wait at a barrier that others of their workgroup never reach")
+                    break
+                here = key == at
+                others = key[~here]
+                until = int(others.min()) if others.size and others.min() != far else end
+                self._select(here)
+                self.branched = False
+                while at < until and not self.branched:
+                    instruction = code[at]
+                    if acts[at] is None:
+                        acts[at] = _checked(instruction, lambda: act_of(instruction, self.kernel), self)
+                    times[at] += len(self.index)
+                    self.next = at + 1
+                    try:
+                        acts[at](self)
+                    except Fault as fault:
+                        raise Fault(self._where(instruction, str(fault))) from None
+                    at = self.next if not self.branched else at + 1
+                if not self.branched:
+                    self.pc[self.sel] = at
+                if self.waiting.any():
+                    self._release()
+        for place, count in enumerate(times.tolist()):
+            if count:
+                self.executed.instructions[code[place].name] += count
+                self.executed.by_place[place] += count
+        return self.executed
+
+    def _where(self, instruction: Instruction, what: str) -> str:
+        source = f" ({instruction.source})" if instruction.source else ""
+        return f"{self.kernel.name}+{instruction.at:#x}{source}: {instruction.text}: {what}"
+
+
+# undefined bits stay as they are, all change, or some change
+_FILLINGS = np.array([0, 0xFFFFFFFF, 0x5A3C96E1, 0xC96A0F55], U32)
+
+
+def _words_of(value: object) -> list[np.ndarray]:
+    """Results as unsigned numbers, or whether a bit is set."""
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return [
+        part if part.dtype == np.bool_ else part.view(np.dtype(f"u{part.itemsize}")) for part in parts
+    ]
+
+
+def _put(rows: np.ndarray, sel: slice | np.ndarray, whole: bool, value: np.ndarray, on: np.ndarray | bool) -> None:
+    if on is True:
+        rows[sel] = value
+    elif whole:
+        np.copyto(rows, value, where=on)
+    else:
+        words = rows[sel]
+        np.copyto(words, value, where=on)
+        rows[sel] = words
+
+
+_SPACES = {"store": "bytes", "lds": "word of LDS"}
+
+
+def _checked(instruction: Instruction, made: Callable[[], Act], machine: Machine) -> Act:
+    try:
+        return made()
+    except Fault as fault:
+        raise Fault(machine._where(instruction, str(fault))) from None
+
+
+def _register_name(register: int) -> str:
+    return f"s{register - 1000}" if register >= 1000 else f"v{register}"
+
+
+def _packed(bits: np.ndarray) -> np.ndarray:
+    return np.packbits(bits, axis=1, bitorder="little").view(U32)
+
+
+def _unpacked(words: np.ndarray, lanes: int) -> np.ndarray:
+    octets = np.ascontiguousarray(words).view(np.uint8)
+    return np.unpackbits(octets, axis=1, bitorder="little", count=lanes).astype(np.bool_)
+
+
+# --- operands ----------------------------------------------------------------------------------------------
+
+
+def constant(code: int, kind: str, literal: int) -> int | None:
+    """The word or two of an inline constant or a literal for a source of that kind; None for a register."""
+    bits = kind[-2:] if kind[-2:] in ("16", "32", "64") else "32"
+    if 128 <= code <= 192:
+        return code - 128
+    if 193 <= code <= 208:
+        return (192 - code) & (0xFFFFFFFFFFFFFFFF if bits == "64" else 0xFFFFFFFF)
+    if code == 248:
+        return _INVERSE_2_PI[bits]
+    if code in _FLOATS:
+        of = {"16": np.float16, "32": np.float32, "64": np.float64}[bits]
+        return int(np.array([_FLOATS[code]], of).view({"16": U16, "32": U32, "64": U64}[bits])[0])
+    if code == LITERAL:
+        if kind == "f64":
+            return literal << 32
+        return literal | 0xFFFFFFFF00000000 if kind == "i64" and literal >> 31 else literal
+    return None
+
+
+def scalar_source(code: int, kind: str, literal: int) -> Read:
+    """Reads a scalar operand by wave, as a type."""
+    of = TYPES[kind]
+    value = constant(code, kind, literal)
+    if value is not None:
+        words = np.array([value], U64 if kind[1:] == "64" else U32)
+        if kind[1:] == "16":
+            words = words.astype(U16)
+        fixed = words.view(of)
+        return lambda m: fixed
+    if kind[1:] == "64":
+        return lambda m: _wide(m.scalar(code), m.scalar(code + 1) if code != SCC else 0).view(of)
+    return lambda m: m.scalar(code).view(of)
+
+
+def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return low.astype(U64) | np.asarray(high, U64) << U64(32)
+
+
+@dataclass(frozen=True)
+class Modifiers:
+    """What a source is changed by before the operation."""
+
+    high: bool = False  # of 16-bit sources
+    negative: bool = False
+    absolute: bool = False
+    lanes: Callable[[Machine, np.ndarray], np.ndarray] | None = None  # of other lanes
+    part: Callable[[np.ndarray], np.ndarray] | None = None  # of SDWA
+
+
+def vector_source(code: int, kind: str, literal: int, how: Modifiers = Modifiers()) -> Read:
+    """Reads an operand of a vector instruction: (waves, lanes), or broadcast to that."""
+    of = TYPES[kind]
+    narrow, wide = kind[1:] == "16", kind[1:] == "64"
+    value = constant(code, kind, literal)
+    bits = 0xFFFFFFFF if not narrow else 0xFFFF0000 if how.high else 0xFFFF
+    if value is not None:
+        words = np.array([[value]], U64 if wide else U32)
+        read = lambda m: words  # noqa: E731
+    elif code >= 256:
+        register = code - 256
+
+        def read(m: Machine) -> np.ndarray:
+            every = how.lanes is not None
+            if wide:
+                return _wide(m.vector(register), m.vector(register + 1))
+            if every:
+                return how.lanes(m, register)
+            return m.vector(register, bits)
+
+    elif wide:
+        read = lambda m: _wide(m.scalar(code), m.scalar(code + 1))[:, None]  # noqa: E731
+    else:
+        read = lambda m: m.scalar(code)[:, None]  # noqa: E731
+
+    def typed(m: Machine) -> np.ndarray:
+        words = read(m)
+        if how.part is not None:
+            words = how.part(words)
+        if narrow:
+            words = (words >> U32(16) if how.high else words).astype(U16)
+        return words.view(of)
+
+    if not (how.negative or how.absolute):
+        return typed
+    if kind[0] != "f":
+        raise Fault("a sign modifier of an integer is not known here")
+
+    def signed(m: Machine) -> np.ndarray:
+        values = typed(m)
+        values = np.abs(values) if how.absolute else values
+        return -values if how.negative else values
+
+    return signed
