@@ -18,7 +18,7 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
-from probes.placement.models.modules import Block, why_gpu_only
+from probes.placement.models.modules import Block, RecurrentLayers, why_gpu_only
 from probes.placement.runtime.buffers import StorageOptions
 from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse, memory_refusals
 from probes.placement.runtime.capture import Captured, Recorder
@@ -29,6 +29,7 @@ from probes.placement.runtime.hooks import (
     ForwardHook,
     InputConversionHook,
     ModelHook,
+    RecurrentHook,
 )
 from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOperations
 from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
@@ -152,6 +153,8 @@ class Handle:
             if make is not None:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
+        for recurrent in _called_by_layer(blocks):
+            self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
@@ -286,6 +289,15 @@ class Handle:
             self._origins.restore()
             self._engine.clear()
             self._builder.clear()
+
+
+def _called_by_layer(blocks: Sequence[tuple[Block, Tier]]) -> list[RecurrentLayers]:
+    """The recurrent modules of which some layers aren't resident, or on another card."""
+    staying: dict[RecurrentLayers, int] = {}
+    for block, tier in blocks:
+        if block.recurrent is not None:
+            staying[block.recurrent] = staying.get(block.recurrent, 0) + (tier == "resident")
+    return [recurrent for recurrent, count in staying.items() if count < len(recurrent.layers)]
 
 
 def new_handle(

@@ -281,8 +281,8 @@ def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
     parameter = entry.like(values)
-    for owner, key in entry.owners:
-        owner._parameters[key] = parameter
+    for holder, key in entry.holders():
+        holder[key] = parameter
     return parameter
 
 
