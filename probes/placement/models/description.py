@@ -187,7 +187,7 @@ class BlockDescription:
             tensors.setdefault(part_name(tensor.name), []).append(tensor)
         if not self.divisible or len(tensors) < 2:
             return (self,)
-        above = {name[:dot.start()] for name in tensors for dot in re.finditer(r"\.", name)}
+        above = {name[: dot.start()] for name in tensors for dot in re.finditer(r"\.", name)}
         parts = []
         for name, held in tensors.items():
             if name in above:

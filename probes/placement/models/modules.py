@@ -231,7 +231,7 @@ def _has_layers(module: nn.Module) -> bool:
     """Whether it is a recurrent module of torch that computes with its own parameters and nothing else."""
     if type(module) not in (nn.LSTM, nn.GRU, nn.RNN) or "forward" in module.__dict__:
         return False
-    return module._parameters.keys() == set(module._flat_weights_names)
+    return set(module._parameters) == set(module._flat_weights_names)
 
 
 def _loose(entry: Entry, called: set[int], model: nn.Module) -> Block:

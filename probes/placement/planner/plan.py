@@ -321,7 +321,7 @@ def make_plan(
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
-    versions = _versions(model, vram, captured=captured)
+    versions = all_versions(model, vram)[: 2 if captured else 1]
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
     if not results:
@@ -333,12 +333,10 @@ def make_plan(
     return PlanResult(_plan(task, result, vram, task.host_bytes(host)), result)
 
 
-def _versions(model: ModelDescription, vram: int, *, captured: bool) -> list[ModelDescription]:
-    """The model with its large blocks divided; for captured passes also with all, where more can be."""
+def all_versions(model: ModelDescription, vram: int) -> list[ModelDescription]:
+    """The model with its large blocks divided, and with all, where more can be."""
     fitting = model if model.weight_bytes <= vram else model.divided(int(vram * LARGEST))
-    if not captured or len(model.blocks) > MOST_DIVIDED:
-        return [fitting]
-    divided = model.divided()
+    divided = model.divided() if len(model.blocks) <= MOST_DIVIDED else fitting
     return [fitting, divided] if len(divided.blocks) > len(fitting.blocks) else [fitting]
 
 
@@ -346,6 +344,12 @@ def _search(task: PlanningTask, vram: int, host: int | None) -> SearchResult | N
     limits = task.limits(vram, host)
     result = search(task.counted, limits) if limits.vram >= 0 else None
     return hedged(result, task.counted, limits) if result else None
+
+
+def plan_task(task: PlanningTask, vram: int, host: int) -> Plan | None:
+    """The best plan for blocks whose costs are known already; None where nothing fits the budgets."""
+    result = _search(task, vram, host)
+    return _plan(task, result, vram, host) if result else None
 
 
 def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:

@@ -21,7 +21,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import RecurrentLayers
-from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine, Turns, active_transform, refuse_training, training_error
 from probes.placement.runtime.offloaded import (
     CpuBlock,
@@ -181,7 +180,7 @@ class RecurrentHook(ForwardHook):
         return self._layer_by_layer(*args, **kwargs)
 
     def _layer_by_layer(self, input: Any, hx: Any = None) -> Any:
-        """The whole computes itself, with fetched weights, where it drops outputs between layers, or refuses."""
+        """Where it drops outputs between layers, or the state doesn't fit, the whole is called instead."""
         whole, layers = self._recurrent.whole, self._recurrent.layers
         directions = 2 if whole.bidirectional else 1
         states = () if hx is None else hx if type(hx) in (tuple, list) else (hx,)
@@ -199,7 +198,7 @@ class RecurrentHook(ForwardHook):
 
 
 class ModelHook(ForwardHook):
-    """The forward of a placed model. Threads take turns."""
+    """The forward of a placed model. Threads take turns. `run(*args, **kwargs)` is a pass."""
 
     def __init__(
         self,
@@ -209,11 +208,11 @@ class ModelHook(ForwardHook):
         failed: Callable[[], None],
         *,
         trainable: bool,
-        recorder: Recorder | None,
+        run: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(forward)
         self._turns, self._model, self._trainable = turns, model, trainable
-        self._failed, self._recorder = failed, recorder
+        self._failed, self._run = failed, run or forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
@@ -224,9 +223,7 @@ class ModelHook(ForwardHook):
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_grad_enabled():
             refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
-        if self._recorder is not None:
-            return self._recorder.call(self.forward, args, kwargs)
-        return self.forward(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
 
 class InputConversionHook(ForwardHook):
