@@ -76,6 +76,11 @@ def add_verbs(verbs: Verbs) -> None:
         default=[],
         help="also run it with accelerate's device_map, or with everything in VRAM; may be repeated",
     )
+    place.add_argument(
+        "--refine",
+        action="store_true",
+        help="time the blocks of a pass, plan again with that, and keep the quicker of both plans",
+    )
     option(place, "--seed", "N", "seed for random weights and inputs", seed, default=0)
     place.set_defaults(do=_place)
 
@@ -148,6 +153,7 @@ def _place(args: argparse.Namespace) -> Exit:
         host=args.host,
         compute=args.compute,
         given=given,
+        refine=args.refine,
     )
     report = placement_benchmark.run(options, tuple(args.compare))
     echo(f"{args.model}, {dtype}, batch {batch}, {binary_bytes(vram)} of VRAM")

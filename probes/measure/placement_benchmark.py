@@ -27,7 +27,7 @@ from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load
 from probes.placement.models.reading import CheckpointFolder
 from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
-from probes.placement.planner.api import plan
+from probes.placement.planner.api import plan, resolve_machine
 from probes.placement.planner.compute_dtype import Compute
 from probes.placement.planner.machine import Constants, nearest_profile, profile, without_gpu
 from probes.placement.runtime.handle import Handle
@@ -67,6 +67,7 @@ class BenchmarkOptions:
     compute: Compute = "auto"  # of bfloat16 weights on a GPU without units for them
     host: int | None = None  # bytes of host memory for a checkpoint; None: what is available above a floor
     given: Plan | None = None  # a checkpoint's plan that was made before
+    refine: bool = False  # plan again with what a pass takes, and keep the better plan
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _run_placed(
     """The placed model's time, its output and its report. It stays placed where it is `kept`."""
     with capped(plan.vram_budget):
         _announce_placing(plan)
-        handle = _place(built.module, plan, options.checkpoint)
+        handle = _place(built.module, plan, options)
         try:
             with _memory_for(options):
                 _announce_pass(built, plan, inputs)
@@ -153,11 +154,14 @@ def _run_placed(
     return ours, output, report if torch.cuda.is_available() else f"{NO_LIMIT}\n{report}"
 
 
-def _place(module: nn.Module, plan: Plan, checkpoint: CheckpointFolder | None) -> Handle:
-    if checkpoint is None:
-        return place(module, plan)
-    skipped = ignored_tensors(module, checkpoint)
-    handle: Handle = load(lambda: module, checkpoint.path, plan, ignored=skipped).placement
+def _place(module: nn.Module, plan: Plan, options: BenchmarkOptions) -> Handle:
+    refine = options.refine and resolve_machine(options.machine or _nearest())
+    if options.checkpoint is None:
+        return place(module, plan, refine=refine)
+    skipped = ignored_tensors(module, options.checkpoint)
+    handle: Handle = load(
+        lambda: module, options.checkpoint.path, plan, ignored=skipped, refine=refine
+    ).placement
     return handle
 
 

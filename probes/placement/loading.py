@@ -35,7 +35,7 @@ from probes.placement.read_ahead import FileSource, ReadAhead, ReadBuffer
 from probes.placement.runtime.buffers import StoredBlock, memory_order
 from probes.placement.runtime.builder import require_plan
 from probes.placement.runtime.multi_gpu import Devices, place_on_cards, streams_of_cards
-from probes.placement.runtime.place import place_model
+from probes.placement.runtime.place import Refine, machine_to_refine_by, place_model
 from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.runtime.weight_sources import WeightSource, conversion_error, given_values
 from probes.placement.tensor_reading import convert_into, torch_dtype
@@ -56,13 +56,14 @@ def load(
     pinned: bool = True,
     ignored: Sequence[str] = (),
     cache: Path | str | bool = True,
+    refine: Refine = False,
 ) -> nn.Module:
     """Build a model with `factory` and bring the checkpoint's weights to their tiers, one tensor at a time.
 
     `factory` takes no arguments and returns the model; its parameters are never initialised. `checkpoint` is
     a safetensors file, a folder of them, or an index. `ignored` has patterns of stored tensors that the model
-    doesn't need. `device` and `pinned` are as for `place`. What was packed is kept in the folder `cache`
-    (True: the usual one, below $WEIR_STATE or ~/.cache; False: nowhere), and a second load reads it there.
+    doesn't need. `device`, `pinned` and `refine` are as for `place`. What was packed is kept in the folder
+    `cache` (True: the usual one, below $WEIR_STATE or ~/.cache; False: nowhere), and a second load reads it.
     The model is in evaluation mode; `model.placement` is its `Handle`.
 
     Raises UsageError for what isn't a path, CheckpointUnreadable for a file that is malformed or changes
@@ -71,6 +72,7 @@ def load(
     """
     path, folder = named_path(checkpoint, "checkpoint"), _cache_folder(cache)
     require_plan(plan)
+    machine = machine_to_refine_by(plan, refine)
     cards = plan.cards if isinstance(plan, CardsPlan) else (plan,)
     for card in cards:
         _require_room(card)
@@ -93,7 +95,9 @@ def load(
             handle = place_on_cards(model, plan, sources, all_streams, pinned=pinned)
             model.__dict__["placement"], handle.at_end = handle, stack.pop_all()
         else:
-            model.__dict__["placement"] = place_model(model, plan, sources[0], all_streams[0], pinned=pinned)
+            model.__dict__["placement"] = place_model(
+                model, plan, sources[0], all_streams[0], pinned=pinned, refine=machine
+            )
             sources[0].files = stack.pop_all()
     values.buffers.release()
     return model

@@ -13,7 +13,7 @@ from random_models import TIERS, plan_of
 from test_random_placements import exact_linear
 
 from probes.core.errors import PlacementError
-from probes.placement.models.modules import find_blocks, is_divisible
+from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.runtime import hooks
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
@@ -72,16 +72,7 @@ def _ordinary(tensor):
 
 def divided(model):
     """The names of blocks, of which those that can be divided are."""
-    names = []
-    for block in find_blocks(model):
-        modules = {id(one): name for name, one in model.named_modules(remove_duplicate=False)}
-        tops = [modules[id(module)] for module in block.modules if id(module) in modules]
-        if len(tops) != 1 or not is_divisible(block):
-            names.append(block.name)
-            continue
-        holders = {id(owner) for entry in block.entries for owner, _ in entry.owners}
-        names += [modules[id(one)] for one in block.modules[0].modules() if id(one) in holders]
-    return names
+    return [block.name for block in describe_module(model).divided().blocks]
 
 
 WAYS = ("streamed", "packed", "mixed", "cpu", "disk", "divided", "recorded", "fused")

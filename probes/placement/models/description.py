@@ -4,6 +4,7 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 `block_name` is the one rule that turns a parameter's name into its block's, for files and module trees alike.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from probes.placement.types import LOADING_BYTES, Becomes
 Use = Literal["product", "lookup", "elementwise"]
 
 _POSITIONS: Final = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
+_OF_RECURRENT: Final = re.compile(r"(?:weight|bias)_(?:ih|hh|hr)_(l\d+)(?:_reverse)?")  # as torch names them
 
 # The width of a number in bits, by torch's name of its dtype.
 DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
@@ -140,8 +142,7 @@ class BlockDescription:
     touched_numbers: int = 0  # activations that those read and write for each input row; 0: unknown, guessed
     live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
     anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
-    # each module in it that holds tensors is called by itself, so it can be a block too
-    divisible: bool = False
+    divisible: bool = False  # into parts (`part_name`), each of which is called by itself
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
 
     @property
@@ -177,13 +178,22 @@ class BlockDescription:
         return replace(self, tensors=tensors)
 
     def divided(self) -> "tuple[BlockDescription, ...]":
-        """A block for each module that holds tensors, where possible; their costs add up to this one's."""
+        """A block for each part, where possible; their costs add up to this one's.
+
+        A tensor of a module above other parts is a block of its own, which can only be resident.
+        """
         tensors: dict[str, list[TensorDescription]] = {}
         for tensor in self.tensors:
-            tensors.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+            tensors.setdefault(part_name(tensor.name), []).append(tensor)
         if not self.divisible or len(tensors) < 2:
             return (self,)
-        parts = [replace(self, name=name, tensors=tuple(held)) for name, held in tensors.items()]
+        above = {name[: dot.start()] for name in tensors for dot in re.finditer(r"\.", name)}
+        parts = []
+        for name, held in tensors.items():
+            if name in above:
+                parts += [replace(self, name=t.name, tensors=(t,), anytime=True) for t in held]
+            else:
+                parts.append(replace(self, name=name, tensors=tuple(held)))
         main = max(parts, key=lambda part: part.weight_bytes)
 
         def share(whole: int, part: BlockDescription) -> int:
@@ -237,9 +247,20 @@ class ModelDescription:
         rows = max((table.shape[0] for table in tables), default=None)
         return rows if rows is None or self.positions is None else min(rows, self.positions)
 
-    def divided(self) -> "ModelDescription":
-        """The model with its blocks divided, where they can be."""
-        return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
+    def divided(self, most: int = 0) -> "ModelDescription":
+        """The model with its blocks of more than `most` bytes divided, where they can be."""
+        blocks = (block.divided() if block.weight_bytes > most else (block,) for block in self.blocks)
+        return replace(self, blocks=tuple(itertools.chain.from_iterable(blocks)))
+
+
+def part_name(parameter: str) -> str:
+    """The name of the part of a block that holds a parameter: its module, or a layer of a recurrent module.
+
+    `encoder.fc1.weight` is in `encoder.fc1`, and `encoder.lstm.weight_hh_l2` in `encoder.lstm.l2`.
+    """
+    module, _, name = parameter.rpartition(".")
+    layer = _OF_RECURRENT.fullmatch(name)
+    return f"{module}.{layer[1]}".lstrip(".") if layer else module
 
 
 def block_name(parameter: str) -> str:

@@ -1,7 +1,8 @@
 """A torch module as blocks: the pieces that are placed, and moved, as wholes. Works on meta.
 
 A block is a module that is called as a whole (a transformer layer, an embedding, a head) with the parameters
-below it. A parameter that several such modules hold is a block of its own, named after itself.
+below it. A parameter that several such modules hold is a block of its own, named after itself. A layer of a
+recurrent module can be a block, too: it is called as a module of that one layer.
 
 `find_blocks` finds the blocks for the runtime; `describe_module` describes them for the planner.
 """
@@ -16,12 +17,19 @@ import torch
 from torch import nn
 
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, PlacementError
-from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription, Use
+from probes.placement.models.description import (
+    BlockDescription,
+    ModelDescription,
+    TensorDescription,
+    Use,
+    part_name,
+)
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
 
 _CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # read no weights of the modules in them
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, *_NEVER_CALLED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +61,45 @@ class Entry:
         parameter.__dict__ = self.parameter.__dict__
         return parameter
 
+    def holders(self) -> Iterator[tuple[Any, str | int]]:
+        """Every container in which a module looks the parameter up, and its key there."""
+        for owner, key in self.owners:
+            yield owner._parameters, key
+            if isinstance(owner, nn.RNNBase) and key in owner._flat_weights_names:
+                yield owner._flat_weights, owner._flat_weights_names.index(key)  # it computes with this list
+
     @property
     def converts(self) -> bool:
         """Whether calls compute in another dtype than the model's."""
         return self.dtype is not self.given
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentLayers:
+    """A recurrent module of torch, and modules of one layer each, which have its parameters.
+
+    Called one after the other, they give what the whole gives.
+    """
+
+    whole: nn.RNNBase
+    layers: tuple[nn.RNNBase, ...]
+
+    @staticmethod
+    def of(whole: nn.RNNBase) -> "RecurrentLayers":
+        """The layers as modules, whose parameters have the names of a first layer's."""
+        size = (2 if whole.bidirectional else 1) * (whole.proj_size or whole.hidden_size)
+        options = {name: getattr(whole, name) for name in ("bias", "batch_first", "bidirectional")}
+        options |= {"proj_size": whole.proj_size} if whole.proj_size else {}
+        options |= {"nonlinearity": whole.nonlinearity} if type(whole) is nn.RNN else {}
+        layers = []
+        for number in range(whole.num_layers):
+            layer = type(whole)(
+                size if number else whole.input_size, whole.hidden_size, device="meta", **options
+            )
+            for name in layer._flat_weights_names:
+                setattr(layer, name, whole._parameters[name.replace("_l0", f"_l{number}")])
+            layers.append(layer.train(whole.training))
+        return RecurrentLayers(whole, tuple(layers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +110,7 @@ class Block:
     modules: tuple[nn.Module, ...]
     entries: tuple[Entry, ...]
     called: bool = True  # False: it is used while other blocks are called, so it can't wait for its turn
+    recurrent: "RecurrentLayers | None" = None  # of which it is a layer
 
     @property
     def written(self) -> str:
@@ -91,15 +135,16 @@ def find_blocks(
     """The blocks of a model in the order of their definition.
 
     A module is a block when it is called as a whole: it is neither a container, nor the model itself, nor
-    above a list of layers that holds most of its bytes. With `names`, those of a plan, the modules that they
+    above lists of layers that hold most of its bytes. With `names`, those of a plan, the modules that they
     name are the blocks instead; parameters outside them are blocks of their own. `becomes`: what bfloat16
     parameters are converted to.
 
     Raises PlacementError for parameters that can't be placed: tensor subclasses, sparse tensors and
     parameters without a shape yet; and for names of which one holds the other.
     """
-    entries = _entries(model, becomes)
-    units = _called_modules(model) if names is None else _named(model, names)
+    layers = _named_layers(model, names or ())
+    entries = _entries(model, layers, becomes)
+    units = _called_modules(model) if names is None else _named(model, names, layers)
     by_owner: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         for owner, _ in entry.owners:
@@ -107,10 +152,11 @@ def find_blocks(
     blocks: list[Block] = []
     taken: set[int] = set()
     for name, module in units:
-        own, shared = _below(module, by_owner, taken)
+        recurrent = layers[name][0] if name in layers else None
+        own, shared = _below(module, by_owner, taken, recurrent)
         taken |= {id(entry) for entry in (*own, *shared)}
         if own:
-            blocks.append(Block(name, (module,), own))
+            blocks.append(Block(name, (module,), own, recurrent=recurrent))
         blocks += [Block(entry.name, _owners(entry), (entry,)) for entry in shared]
     loose = [entry for entry in entries if id(entry) not in taken]
     called = {id(module) for block in blocks for module in block.modules}
@@ -153,21 +199,39 @@ def _computed_by_a_hook(module: nn.Module) -> str:
     return next((name for name, value in vars(module).items() if isinstance(value, torch.Tensor)), "")
 
 
+MOST_ABOVE: Final = 1 / 16  # of a block's bytes: parameters of modules above its parts, which stay in VRAM
+
+
 def is_divisible(block: Block) -> bool:
-    """Whether each module in it that holds parameters is called by itself, as far as types can say.
+    """Whether each of its parts that holds parameters is called by itself, as far as types can say.
 
     torch's own compositions, such as MultiheadAttention, read weights of modules that they don't call. A
-    model's own code may do so too; it gets the right values then, slowly.
+    model's own code may do so too; it gets the right values then, slowly. A module may have parameters of its
+    own beside those of modules that it calls, if they are few: they stay in VRAM.
     """
-    holders = {id(owner) for entry in block.entries for owner, _ in entry.owners}
-    return all(
-        sum(id(inner) in holders for inner in module.modules()) == 1
-        if id(module) in holders
-        else isinstance(module, _CALLING) or not type(module).__module__.startswith("torch.nn.")
-        for top in block.modules
-        for module in top.modules()
-        if any(id(inner) in holders for inner in module.modules())
-    )
+    held: dict[int, int] = defaultdict(int)  # bytes of each module's own
+    for entry in block.entries:
+        owner, *others = _owners(entry)
+        in_layer = part_name(entry.name) != entry.name.rpartition(".")[0]
+        if others or isinstance(owner, _NEVER_CALLED) or (in_layer and not _has_layers(owner)):
+            return False
+        held[id(owner)] += entry.given_bytes
+    above = 0
+    for module in (module for top in block.modules for module in top.modules()):
+        below = [inner for inner in module.modules() if id(inner) in held]
+        if not below or below == [module]:
+            continue
+        if not isinstance(module, _CALLING) and type(module).__module__.startswith("torch.nn."):
+            return False
+        above += held.get(id(module), 0)
+    return above <= MOST_ABOVE * block.given_bytes
+
+
+def _has_layers(module: nn.Module) -> bool:
+    """Whether it is a recurrent module of torch that computes with its own parameters and nothing else."""
+    if type(module) not in (nn.LSTM, nn.GRU, nn.RNN) or "forward" in module.__dict__:
+        return False
+    return set(module._parameters) == set(module._flat_weights_names)
 
 
 def _loose(entry: Entry, called: set[int], model: nn.Module) -> Block:
@@ -185,11 +249,14 @@ def _owners(entry: Entry) -> tuple[nn.Module, ...]:
 
 
 def _below(
-    module: nn.Module, by_owner: dict[int, list[Entry]], taken: set[int]
+    module: nn.Module, by_owner: dict[int, list[Entry]], taken: set[int], recurrent: RecurrentLayers | None
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """The module's parameters that aren't taken: its own, and those that modules outside it hold too."""
+    """The module's parameters that aren't taken: its own, and those that modules outside it hold too.
+
+    Those of a layer of a recurrent module are held by the whole module as well.
+    """
     order = inside_order(module)
-    inside = frozenset(order)
+    inside = frozenset((*order, id(recurrent.whole) if recurrent else 0))
     below = {id(entry): entry for key in order for entry in by_owner.get(key, ())}
     free = [entry for key, entry in below.items() if key not in taken]
     own = tuple(entry for entry in free if all(id(owner) in inside for owner, _ in entry.owners))
@@ -214,31 +281,51 @@ def _walk(name: str, module: nn.Module, model: nn.Module) -> Iterator[tuple[str,
     children = list(module.named_children())
     if not _bytes(module):
         return
-    if children and (module is model or isinstance(module, _CONTAINERS) or _holds_a_list(module)):
+    if children and (module is model or isinstance(module, _CONTAINERS) or _is_lists(module)):
         for child_name, child in children:
             yield from _walk(f"{name}.{child_name}".lstrip("."), child, model)
     else:
         yield name, module
 
 
-def _holds_a_list(module: nn.Module) -> bool:
-    """Whether most of the module is a list of layers, which are the blocks then."""
-    most = _bytes(module) // 2
-    return any(
-        isinstance(inner, nn.ModuleList | nn.Sequential)
-        and len(inner) > 1
-        and (inner is module or _bytes(inner) > most)
-        for inner in module.modules()
-    )
+def _is_lists(module: nn.Module) -> bool:
+    """Whether most of the module is lists of layers, which are the blocks then."""
+    return 2 * _listed_bytes(module) > _bytes(module)
+
+
+def _listed_bytes(module: nn.Module) -> int:
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
+        return _bytes(module)
+    return sum(map(_listed_bytes, module.children()))
 
 
 def _bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters() if not _is_shapeless(p))
 
 
-def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Module]]:
-    """The modules among the names, in order. Raises PlacementError where one is inside another."""
+Layers: TypeAlias = dict[str, tuple[RecurrentLayers, nn.RNNBase]]  # by name
+
+
+def _named_layers(model: nn.Module, names: Collection[str]) -> Layers:
+    """The layers of recurrent modules among the names."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    wholes: dict[int, RecurrentLayers] = {}
+    layers: Layers = {}
+    for name in names:
+        parent, _, layer = name.rpartition(".")
+        whole = modules.get(parent)
+        if name in modules or whole is None or not _has_layers(whole):
+            continue
+        for number in range(whole.num_layers):
+            if layer == f"l{number}":
+                recurrent = wholes.setdefault(id(whole), RecurrentLayers.of(whole))
+                layers[name] = recurrent, recurrent.layers[number]
+    return layers
+
+
+def _named(model: nn.Module, names: Collection[str], layers: Layers) -> list[tuple[str, nn.Module]]:
+    """The modules among the names, in order. Raises PlacementError where one is inside another."""
+    modules = dict(model.named_modules(remove_duplicate=False)) | {name: m for name, (_, m) in layers.items()}
     units = [(name, modules[name]) for name in names if name in modules]
     identities = {id(module): name for name, module in units}
     for name, module in units:
@@ -248,7 +335,7 @@ def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Modul
     return units
 
 
-def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]:
+def _entries(model: nn.Module, layers: Layers, becomes: torch.dtype | None) -> tuple[Entry, ...]:
     owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     first: dict[int, tuple[str, nn.Parameter]] = {}
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
@@ -264,6 +351,10 @@ def _entries(model: nn.Module, becomes: torch.dtype | None) -> tuple[Entry, ...]
                     )
                 first.setdefault(id(parameter), (full, parameter))
                 owners[id(parameter)].append((module, name))
+    for recurrent in {id(recurrent): recurrent for recurrent, _ in layers.values()}.values():
+        for layer in recurrent.layers:
+            for name, parameter in layer._parameters.items():
+                owners[id(parameter)].append((layer, name))
     return tuple(
         Entry(
             name,

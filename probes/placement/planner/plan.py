@@ -281,7 +281,8 @@ def _least(works: Callable[[int], bool], high: int) -> int:
     return high
 
 
-MOST_DIVIDED: Final = 1_000  # blocks of a model above which they aren't divided: they are small already
+MOST_DIVIDED: Final = 1_000  # blocks of a model above which they aren't all divided: they are small already
+LARGEST: Final = 1 / 16  # of the VRAM: larger blocks are divided, unless the whole model fits
 WORTH_DIVIDING: Final = 0.97  # of the time in whole blocks: a plan in parts of them must take less
 
 
@@ -307,8 +308,9 @@ def make_plan(
 ) -> PlanResult:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
-    A captured pass costs no Python time, so its blocks are divided where that saves time: smaller blocks need
-    smaller buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
+    Blocks that take more than a small share of VRAM are divided, as far as they can be. A captured pass costs
+    no Python time, so all of its blocks are divided where that saves time: smaller blocks need smaller
+    buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `with_compute_dtype`.
     """
@@ -319,7 +321,7 @@ def make_plan(
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
-    versions = _versions(model, captured=captured)
+    versions = all_versions(model, vram)[: 2 if captured else 1]
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
     if not results:
@@ -331,18 +333,23 @@ def make_plan(
     return PlanResult(_plan(task, result, vram, task.host_bytes(host)), result)
 
 
-def _versions(model: ModelDescription, *, captured: bool) -> list[ModelDescription]:
-    """The model as it is; for captured passes also with its blocks divided, where some can be."""
-    if not captured or len(model.blocks) > MOST_DIVIDED:
-        return [model]
-    divided = model.divided()
-    return [model, divided] if len(divided.blocks) > len(model.blocks) else [model]
+def all_versions(model: ModelDescription, vram: int) -> list[ModelDescription]:
+    """The model with its large blocks divided, and with all, where more can be."""
+    fitting = model if model.weight_bytes <= vram else model.divided(int(vram * LARGEST))
+    divided = model.divided() if len(model.blocks) <= MOST_DIVIDED else fitting
+    return [fitting, divided] if len(divided.blocks) > len(fitting.blocks) else [fitting]
 
 
 def _search(task: PlanningTask, vram: int, host: int | None) -> SearchResult | None:
     limits = task.limits(vram, host)
     result = search(task.counted, limits) if limits.vram >= 0 else None
     return hedged(result, task.counted, limits) if result else None
+
+
+def plan_task(task: PlanningTask, vram: int, host: int) -> Plan | None:
+    """The best plan for blocks whose costs are known already; None where nothing fits the budgets."""
+    result = _search(task, vram, host)
+    return _plan(task, result, vram, host) if result else None
 
 
 def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:

@@ -8,10 +8,11 @@ stream than were planned; where that isn't enough, the model is refused.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from math import prod
+from typing import Final
 
 import torch
 from torch import nn
@@ -53,6 +54,8 @@ from probes.placement.runtime.weight_sources import (
     require_packed_range,
 )
 from probes.placement.types import IN_VRAM, MOVING, PACKED, PINNED, TIERS, CardsPlan, Plan, PrefetchPool, Tier
+
+UNLIMITED: Final = 1 << 62  # bytes, for a plan without budgets
 
 # What can be placed
 
@@ -195,6 +198,7 @@ class PlannedBytes:
     vram: int  # of weights, staging buffers and decode buffers, as torch's allocator rounds them up
     host: int  # that blocks may take in host memory, except those that the CPU computes
     blocks: Mapping[str, int]  # the plan's blocks, each with its weights' bytes where they stay in VRAM
+    least: bool = False  # where `vram` isn't enough, as many blocks stream as can
 
     @staticmethod
     def of(plan: Plan) -> "PlannedBytes | None":
@@ -305,7 +309,9 @@ class Builder:
         self._into_host(blocks)
         self._spill()
         self._pin()
-        if self.spilled and self._beyond_plan > 0:  # blocks that were read in place stream, too
+        if (
+            self.spilled and self._beyond_plan > 0 and not (self.planned and self.planned.least)
+        ):  # blocks that were read in place stream, too
             assert self.host
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
@@ -399,6 +405,8 @@ class Builder:
             chosen = choose_spilled(able, over, StagingSize(self.staging_count, self.staging_bytes))
             if chosen is not None:
                 return {candidate.place: elsewhere[candidate.place] for candidate in chosen}
+        if self.planned and self.planned.least:
+            return {place: there for place, there in elsewhere.items() if there.decode_bytes <= now}
         raise self._refusal("too few blocks can stream instead")
 
     def _elsewhere(self, placement: BlockPlacement) -> BlockPlacement:
@@ -416,7 +424,7 @@ class Builder:
         )
 
     def _refusal(self, why: str) -> PlacementError:
-        needed, planned = self._vram_bytes, self._vram_bytes - self._beyond_plan
+        needed, planned = self.vram_bytes, self.vram_bytes - self._beyond_plan
         return PlacementError(
             f"weights, slots and scratch buffers take {binary_bytes(needed)} of VRAM instead of the plan's "
             f"{binary_bytes(planned)}: these weights pack worse than the Gaussian ones that plans assume, "
@@ -478,7 +486,7 @@ class Builder:
 
     def _into_vram(self) -> None:
         """One allocation for everything that stays in VRAM, filled."""
-        self.vram = DeviceArena(self._vram_bytes, self.streams.device)
+        self.vram = DeviceArena(self.vram_bytes, self.streams.device)
         self.streams.use(self.vram.whole)
         for placement in self.placements:
             if placement.tier in IN_VRAM:
@@ -486,7 +494,7 @@ class Builder:
                 self._filler.fill(placement, placement.memory)
 
     @property
-    def _vram_bytes(self) -> int:
+    def vram_bytes(self) -> int:
         """Bytes of what stays in VRAM and of all staging and decode buffers, as the arena aligns them."""
         stays = sum(
             aligned(placement.stored.n_bytes) for placement in self.placements if placement.tier in IN_VRAM
@@ -512,7 +520,20 @@ class Builder:
             max(planned.get(placement.block.name, 0) - placement.block.given_bytes, 0)
             for placement in self.placements
         )
-        return self._vram_bytes + beside - self.planned.vram - others
+        return self.vram_bytes + beside - self.planned.vram - others
+
+    @property
+    def movable_bytes(self) -> int:
+        """Bytes of VRAM of blocks that stay there and could stream instead."""
+        return sum(aligned(p.stored.n_bytes) for p in self.placements if p.can_stream_instead)
+
+    def with_room(self, n_bytes: int) -> PlannedBytes:
+        """What to take so that so many bytes of VRAM become free, or as many as can be."""
+        planned = self.planned or PlannedBytes(
+            self.vram_bytes, UNLIMITED, {placement.block.name: 0 for placement in self.placements}
+        )
+        beyond = self._beyond_plan if self.planned else 0
+        return replace(planned, vram=planned.vram + beyond - n_bytes, least=True)
 
     @property
     def staging_count(self) -> int:
@@ -612,8 +633,7 @@ class Builder:
         )
 
     def clear(self) -> None:
-        """Release the memory, as far as no tensor uses it, and the source."""
-        self.source.close()
+        """Release the memory, as far as no tensor uses it."""
         if self.host is not None:
             self.host.release()
         self.placements.clear()

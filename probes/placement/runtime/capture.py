@@ -49,12 +49,18 @@ class Recorder:
         self._passes: dict[Hashable, _RecordedPass] = {}
         self._seen: Counter[Hashable] = Counter()
         self._done = engine.streams.event()
+        self._ran_out: set[Hashable] = set()  # calls whose recording ran out of memory once
         self.refused: dict[Hashable, str] = {}  # why some calls can't be recorded
 
     @property
     def count(self) -> int:
         """How many graphs there are."""
         return len(self._passes)
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether nothing is recorded or refused yet, and will be."""
+        return self._engine.streams.records and not self._passes and not self.refused
 
     def call(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call. What a replayed call returns is overwritten by the next one of the same shapes.
@@ -86,12 +92,18 @@ class Recorder:
     def _recorded(
         self, key: Hashable, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _RecordedPass | None:
-        """The recorded pass; None where it can't be recorded, or VRAM is too small for what a graph keeps."""
+        """The recorded pass; None where it can't be recorded, or VRAM is too small for what a graph keeps.
+
+        Raises torch.OutOfMemoryError the first time that VRAM is: room may be made for it.
+        """
         try:
             recorded = self._passes[key] = self._record(work, args, kwargs)
         except RuntimeError as error:
             if (interruption := _interruption(error)) is not None:
                 raise interruption from None
+            if isinstance(error, torch.OutOfMemoryError) and key not in self._ran_out:
+                self._ran_out.add(key)
+                raise
             self.refused[key] = first_line(error)
         else:
             return recorded
@@ -140,6 +152,11 @@ class Recorder:
         """Release all graphs and their memory."""
         self._passes.clear()
         self._seen.clear()
+
+    def renew(self, engine: Engine) -> None:
+        """The model has been placed again, and is run by this engine: record anew."""
+        self.clear()
+        self._engine, self._done = engine, engine.streams.event()
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
@@ -257,14 +274,26 @@ def _with_copies(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
 
 
 class Captured:
-    """A function that calls a placed model, for fixed shapes. Its next call overwrites what it returns."""
+    """A function that calls a placed model, for fixed shapes. Its next call overwrites what it returns.
 
-    def __init__(self, engine: Engine, work: Callable[..., Any], example: tuple[Any, ...]) -> None:
-        self.recorder = Recorder(engine)
-        self._engine, self._work = engine, work
+    `guarded(call, args, kwargs)` takes the model's turn, and makes room where VRAM runs out.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        guarded: Callable[..., Any],
+        work: Callable[..., Any],
+        example: tuple[Any, ...],
+    ) -> None:
+        self.recorder = recorder
+        self._guarded, self._work = guarded, work
         self._shapes = call_key(example)
         for _ in range(EAGER_FIRST + 1):
             self(*example)
+        for _ in range(EAGER_FIRST + 1):
+            if recorder.is_counting:  # the model was placed again meanwhile
+                self(*example)
         if self.recorder.refused:
             why = next(iter(self.recorder.refused.values()))
             raise PlacementError(
@@ -279,5 +308,4 @@ class Captured:
                 "this capture is for other shapes, dtypes or objects than those that it was called with",
                 "capture the function once for each of them",
             )
-        call = partial(self.recorder.call, self._work, args, {})
-        return self._engine.turns.taken(call, self._engine.abandon_all)
+        return self._guarded(partial(self.recorder.call, self._work), args, {})

@@ -457,7 +457,7 @@ class Engine:
             if self.watches is None:
                 self.streams.compute.wait(used.filled)
             else:
-                self.watches.wait(self.streams.compute, used.filled)
+                self.watches.wait(self.streams.compute, used.filled, block.name)
         block.inside = block.products if block.fused and block.products is not None else block.unpacked
         if self._work.reads is not None:
             self._work.reads(block.name, _memory_read_by(block, block.inside))
@@ -493,7 +493,10 @@ class Engine:
             piece.weight_source.send(piece.target, stream)
         else:
             self.watches.copy(
-                partial(piece.weight_source.send, piece.target, stream), piece.target.numel(), stream
+                partial(piece.weight_source.send, piece.target, stream),
+                piece.target.numel(),
+                stream,
+                piece.owner.name,
             )
         staging_buffer.filled = staging_buffer.events[0]
         stream.record(staging_buffer.filled)
@@ -529,7 +532,7 @@ class Engine:
         if self.watches is None:
             stream.run(piece.unpack)
         else:
-            self.watches.unpack(piece.unpack, stream)
+            self.watches.unpack(piece.unpack, stream, piece.owner.name)
         if staging_buffer is not None:
             staging_buffer.holds, staging_buffer.unpacked = None, staging_buffer.events[2]
             stream.record(staging_buffer.unpacked)
@@ -676,6 +679,11 @@ class Engine:
             if buffer is not None
         ]
         return list(dict.fromkeys(buffers))
+
+    @property
+    def unpacks_ahead(self) -> bool:
+        """Whether blocks are unpacked on a stream of their own, before they are called."""
+        return self._unpacks_ahead
 
     def join(self) -> None:
         """Let the compute stream wait for all that has been begun with the buffers."""

@@ -1,16 +1,19 @@
 """What `place` returns: a handle that gives the model back, measures passes and reports what it takes.
 
-The methods of `Handle` from `take_over` to `finish` are the steps by which `place.py` and `multi_gpu.py`
-place a model; users need the others.
+Its passes are guarded: one that runs out of memory is undone, and done again with more room. The first may be
+repeated to refine the plan.
 """
 
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -18,23 +21,29 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
-from probes.placement.models.modules import Block, why_gpu_only
-from probes.placement.runtime.buffers import StorageOptions
-from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse, memory_refusals
-from probes.placement.runtime.capture import Captured, Recorder
-from probes.placement.runtime.engine import Engine, Turns
-from probes.placement.runtime.hooks import (
-    BlockHook,
-    CpuBlockHook,
-    ForwardHook,
-    InputConversionHook,
-    ModelHook,
+from probes.hardware.torch_build import first_line
+from probes.placement.models.modules import describe_module
+from probes.placement.planner.machine import Constants
+from probes.placement.planner.refinement import BlockTime, refine_plan
+from probes.placement.runtime.block_times import timed_blocks
+from probes.placement.runtime.builder import PlannedBytes, TierUse
+from probes.placement.runtime.capture import (
+    EAGER_FIRST,
+    MAX_COUNTED,
+    Captured,
+    Recorder,
+    call_key,
+    direct_tensors,
 )
-from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOperations
-from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.pass_state import PassState
+from probes.placement.runtime.placed_model import PlacedModel, free_memory
 from probes.placement.runtime.streams import Stopwatches, Streams
 from probes.placement.runtime.weight_sources import ModelWeights
-from probes.placement.types import PassTime, Plan, Tier
+from probes.placement.types import PassTime, Plan
+
+TIMED_PASSES: Final = 3  # of which the shortest counts
+_REFUSED: Final = re.compile(r"Tried to allocate ([0-9.]+) ([KMGT])iB")  # torch's words
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class PlacementReport:
     surprises: int  # blocks called in another order than in the pass before
     graphs: int
     not_captured: tuple[str, ...]
+    events: tuple[str, ...] = ()  # what has happened since it was placed, in sentences
 
     def gap(self) -> tuple[str, ...]:
         """Where the difference between the planned and the measured wall time comes from, in sentences."""
@@ -108,7 +118,8 @@ class PlacementReport:
         rows.append(
             f"pinned: {binary_bytes(self.pinned_taken)} taken, {binary_bytes(self.pinned_asked)} asked for"
         )
-        if self.spilled:
+        rows += self.events
+        if self.spilled and not self.events:
             rows.append(
                 f"{counted(self.spilled, 'block')} of these were to stay in VRAM and stream: "
                 "the weights pack worse than planned"
@@ -116,92 +127,207 @@ class PlacementReport:
         return "\n".join((*rows, *self.gap()))
 
 
-class Handle:
+class Handle(PlacedModel):
     """A placed model: `model` is called as before, `remove()` gives it back as it was."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, engine: Engine, origins: ParameterOrigins, builder: Builder
+        self,
+        model: nn.Module,
+        plan: Plan,
+        source: ModelWeights,
+        streams: Streams,
+        *,
+        refine: Constants | None = None,
+        **options: Any,
     ) -> None:
-        self.model = model
-        self.plan = plan
-        self.recorder: Recorder | None = None
-        self._engine = engine
-        self._origins = origins
-        self._builder = builder
-        self._captures: list[Captured] = []
+        self._machine = refine  # that plans are made for, until the first pass
+        self._description = describe_module(model) if refine else None
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
-
-    @property
-    def device(self) -> torch.device:
-        """Where blocks compute."""
-        return self._engine.streams.device
-
-    def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
-        self._builder.take_over(blocks, self._engine)
-        moving = {id(block.stored.block): block for block in self._engine.moving}
-        gpu_only = why_gpu_only([block for block, _ in blocks]) if self.device.type != "cpu" else {}
-        for block, tier in blocks:
-            make: Callable[..., ForwardHook] | None = None
-            if id(block) in moving:
-                make = partial(BlockHook, engine=self._engine, block=moving[id(block)])
-            elif tier == "cpu":
-                if why := gpu_only.get(block.name):
-                    raise PlacementError(f"{block.name} can't compute on the CPU: {why}", "plan again")
-                make = partial(CpuBlockHook, engine=self._engine, block=self._engine.add_cpu_block(block))
-            if make is not None:
-                for module in block.modules:
-                    self._origins.add_hook(module, make)
-
-    def convert_buffers(self) -> None:
-        """Convert buffers to what the plan says that bfloat16 becomes."""
-        dtype = bfloat16_target(self.plan)
-        if dtype is not None:
-            self._origins.convert_buffers(self.model, dtype)
-
-    def convert_inputs(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
-        dtype = bfloat16_target(self.plan)
-        if dtype is not None:
-            for module in converting_modules(self.model, blocks):
-                self._origins.add_hook(module, partial(InputConversionHook, dtype=dtype))
-
-    def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
-        """Move the buffers of all modules but these to the device. Raises PlacementError for want of VRAM."""
-        with memory_refusals(self.device):
-            self._origins.move_buffers(model, self.device, staying)
-
-    def record_passes(self) -> None:
-        """From now on whole passes become graphs. Raises PlacementError where that can't be."""
-        self._builder.require_capturable("place it without capture")
-        self.recorder = Recorder(self._engine)
-
-    def guard_passes(self, trainable: bool) -> None:
-        """Let whole passes take turns, and refuse changes of weights."""
-        make = partial(
-            ModelHook,
-            turns=self._engine.turns,
-            model=self.model,
-            failed=self.abandon,
-            trainable=trainable,
-            recorder=self.recorder,
-        )
-        self._origins.add_hook(self.model, make)
-        self._origins.refuse_changes(self.model)
-        self._origins.save_values(self.model)
-        self._origins.leave_weights_apart(self.model)
+        self._events: list[str] = []  # since it was placed, in sentences
+        self._guarding = False  # a pass is under way that is done again if it runs out of memory
+        self._known_kinds: set[Hashable] = set()  # of passes that have ended
+        self._too_large: set[Hashable] = set()  # passes for which no room was enough
+        super().__init__(model, plan, source, streams, **options)
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
+        self._guarding = False
+        super().abandon()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass, in this thread's turn: done again where memory runs out, the first to refine the plan."""
+        if self._machine is not None and not self._guarding:
+            machine, self._machine = self._machine, None
+            self._refine(machine, args, kwargs)
+        return self._guarded(self._pass, args, kwargs)
+
+    def _refine(self, machine: Constants, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Do a pass several times and undo it, plan with what its blocks took, and keep the better plan."""
+        assert self._description
+        first, planned = self.plan, self._builder.planned
+        try:
+            first_s, seen = self._timed(args, kwargs)
+        except torch.cuda.OutOfMemoryError:
+            self._events.append("not refined: a pass runs out of memory")
+            return
+        if first_s is None:
+            self._events.append("not refined: what a pass may write to is too large to be restored")
+            return
+        made = refine_plan(self._description, machine, first, seen, first_s)
+        if made is None:
+            self._events.append("not refined: there is no other plan")
+            return
+        predicted = f"{duration(first.time.middle_s)} predicted, {duration(first_s)} measured"
+        tiers = {block.name: block.tier for block in first.blocks}
+        moved = [block.name for block in made.blocks if block.tier != tiers[block.name]]
+        if not moved and made.rings == first.rings:
+            self.plan = replace(first, time=made.time)
+            self._events.append(f"refined: {predicted}; planned again with that, no block moves")
+            return
+        try:
+            self.place_again(made, PlannedBytes.of(made))
+            made_s, _ = self._timed(args, kwargs)
+        except (PlacementError, torch.cuda.OutOfMemoryError) as error:
+            made_s, why = None, first_line(error)
+        else:
+            why = "which is no quicker"
+        then = f"planned again with that, with {counted(len(moved), 'block')} elsewhere: "
+        then += f"{duration(made.time.middle_s)} predicted"
+        then += f", {duration(made_s)} measured" if made_s is not None else ""
+        if made_s is None or made_s >= first_s:
+            if self.plan is made:
+                self._engine.abandon_all()
+                self.place_again(replace(first, time=_exactly(first.time, first_s)), planned)
+            then += f"; the first is kept: {why}" if made_s is None else f", {why}: the first is kept"
+        self._events.append(f"refined: first {predicted}; {then}")
+
+    def _timed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[float | None, dict[str, BlockTime]]:
+        """The shortest of some passes, and what blocks took in one more; None where that can't be undone."""
+        state = PassState(self._buffers, args, kwargs, modules=tuple(self.model.modules()))
+        if not state.is_whole:
+            return None, {}
+        walls = []
+        self._guarding = True  # nothing is moved meanwhile
+        try:
+            for number in range(EAGER_FIRST + 1 + TIMED_PASSES):
+                self.finish()
+                begun = time.perf_counter()
+                self._pass(args, kwargs)
+                self.finish()
+                if number > EAGER_FIRST:
+                    walls.append(time.perf_counter() - begun)
+                state.restore()
+            with timed_blocks(self._engine, self._blocks) as times:
+                self._forward(*args, **kwargs)
+                self.finish()
+                seen = times.seen()
+        finally:
+            self._guarding = False
+            self._engine.abandon_all()
+            state.restore()
+        return min(walls), seen
+
+    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().run(*args, **kwargs)
+
+    def _guarded(
+        self,
+        work: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Do work that runs the model. Where VRAM runs out, blocks are moved, and it is done again.
+
+        Raises torch.OutOfMemoryError where all the room that there is isn't enough, or where it can't be done
+        again: the model is placed as before then.
+        """
+        if self._guarding:  # it is a part of such work
+            return work(args, kwargs)
+        kind = call_key([*direct_tensors(args), *direct_tensors(kwargs)])
+        try:
+            self._guarding = True
+            state = self._state(kind, args, kwargs)
+            output, error = _tried(work, args, kwargs)
+            if error is not None:
+                note = partial(self._state, kind, args, kwargs)
+                output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
+            if len(self._known_kinds) < MAX_COUNTED:
+                self._known_kinds.add(kind)
+        finally:
+            self._guarding = False
+        return output
+
+    def _state(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PassState:
+        """How things are before a pass; with all values before the first of its kind, likeliest to fail."""
+        modules = () if kind in self._known_kinds else tuple(self.model.modules())
+        return PassState(self._buffers, args, kwargs, modules=modules)
+
+    def _with_room(
+        self,
+        error: torch.cuda.OutOfMemoryError,
+        state: PassState,
+        kind: Hashable,
+        work: Callable[[], Any],
+        note: Callable[[], PassState],
+    ) -> Any:
+        """Do work again that ran out of memory, with a quarter of our VRAM free, then with all that can be.
+
+        `note` notes the state before it is done again. Raises the error where that isn't possible.
+        """
         self._engine.abandon_all()
+        planned, why = self._builder.planned, ""
+        if kind in self._too_large:
+            why = "such a pass has run out of memory before, with all blocks moved that can be"
+        elif state.is_lost:
+            why = "it can't be done again: it has written to a tensor that isn't kept"
+        for n_bytes in () if why else self._rooms(error):
+            state.restore()
+            before = self._builder.vram_bytes
+            try:
+                self.place_again(self.plan, self._builder.with_room(n_bytes))
+            except PlacementError as refused:
+                why = f"no room can be made: {refused}"
+                free_memory()
+            state = note()
+            output, failed = _tried(work)
+            if failed is None:
+                freed = before - self._builder.vram_bytes
+                if freed > 0:
+                    moved = counted(self._builder.spilled, "block")
+                    self._say(
+                        f"a pass ran out of memory: {moved} that were to stay in VRAM stream from now on, "
+                        f"which frees {binary_bytes(freed)}"
+                    )
+                return output
+            error = failed
+            self._engine.abandon_all()
+            if why:
+                break
+        if not state.is_lost:
+            state.restore()
+        if self._builder.planned is not planned:
+            self.place_again(self.plan, planned)
+            self._too_large.add(kind)
+        if why:
+            error.add_note(f"No block was moved out of the way: {why}.")
+        raise error
 
-    def begin(self) -> None:
-        """Everything is where it belongs: fetch ahead for a first pass."""
-        self._engine.begin()
+    def _rooms(self, error: torch.cuda.OutOfMemoryError) -> Iterator[int]:
+        """Bytes to free, one after the other: the first are enough for what was refused, twice."""
+        refused = _REFUSED.search(str(error))
+        size = float(refused[1]) * 1024 ** ("KMGT".index(refused[2]) + 1) if refused else 0.0
+        first = max(self._builder.vram_bytes // 4, int(2 * size))
+        if first < self._builder.movable_bytes:
+            yield first
+        if movable := self._builder.movable_bytes:
+            yield movable
 
-    def finish(self) -> None:
-        """Wait until every stream is done."""
-        self._engine.streams.finish()
+    def _say(self, what: str) -> None:
+        """In the report, and as a warning."""
+        self._events.append(what)
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
         """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.
@@ -211,9 +337,19 @@ class Handle:
         Without a GPU the capture calls `work`. Raises PlacementError where the work can't be captured.
         """
         self._builder.require_capturable("call it directly, or plan otherwise")
-        captured = Captured(self._engine, work, example)
+        recorder = Recorder(self._engine)
+        captured = Captured(recorder, self._taken, work, example)
         self._captures.append(captured)
         return captured
+
+    def _taken(
+        self,
+        work: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`_guarded` in a turn of this thread."""
+        return self._turns.taken(partial(self._guarded, work, args, kwargs), self.abandon)
 
     def join(self) -> None:
         """Let the caller's stream wait until all that has been begun for the next blocks is done."""
@@ -249,6 +385,7 @@ class Handle:
             surprises=self._engine.order.surprises,
             graphs=self.recorder.count if self.recorder else 0,
             not_captured=tuple(self.recorder.refused.values()) if self.recorder else (),
+            events=tuple(self._events),
         )
 
     def remove(self) -> None:
@@ -265,52 +402,26 @@ class Handle:
         self._engine.turns.taken(self._remove)
 
     def _remove(self) -> None:
-        with torch.inference_mode(False), torch.no_grad():
-            self._engine.drain()
-            self._origins.remove_hooks()
-            for recorder in (self.recorder, *(block.recorder for block in self._captures)):
-                if recorder is not None:
-                    recorder.clear()
-            for moving in self._engine.moving:
-                for place in moving.places:
-                    if (written := place.written()) is not None:
-                        self._origins.keep_written(place.entry, written)
-                for entry, values in self._engine.taken_back(moving):
-                    self._origins.bring_back(entry, values)
-            blocks: list[MovingBlock | CpuBlock] = [*self._engine.moving, *self._engine.cpu_blocks]
-            for block in blocks:
-                for place in block.places:
-                    place.give_back(self._origins.parameter(place.entry))
-                    if id(place.entry) in block.wanted:
-                        self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
-            self._origins.restore()
-            self._engine.clear()
-            self._builder.clear()
+        self.take_down(leave_values=False)
+        self._source.close()
 
 
-def new_handle(
-    model: nn.Module,
-    plan: Plan,
-    source: ModelWeights,
-    streams: Streams,
-    *,
-    pinned: bool,
-    work: PackedOperations | None,
-    turns: Turns | None = None,
-) -> Handle:
-    """The handle of a model, or of one card's part, of which nothing has been placed yet.
+def _exactly(time: PassTime, seconds: float) -> PassTime:
+    """The time of a pass that was measured."""
+    return replace(time, middle_s=seconds, low_s=seconds * 0.95, high_s=seconds * 1.05)
 
-    Passes of handles with the same `turns` come one after the other.
-    """
-    fast = plan.objective == "fast"
-    engine = Engine(
-        streams, ahead=plan.rings.ahead, fast=fast, work=work or PackedOperations(), turns=turns or Turns()
-    )
-    origins = ParameterOrigins()
-    builder = Builder(
-        model, streams, source, origins, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
-    )
-    return Handle(model, plan, engine, origins, builder)
+
+def _tried(
+    work: Callable[..., Any], *args: Any
+) -> tuple[Any, None] | tuple[None, torch.cuda.OutOfMemoryError]:
+    """What work returns; or torch's error where memory ran out, without frames, which keep tensors alive."""
+    try:
+        return work(*args), None
+    except torch.cuda.OutOfMemoryError as error:
+        failed = error
+    failed.add_note("Where memory ran out:\n" + "".join(traceback.format_tb(failed.__traceback__)[-3:]))
+    failed.__traceback__ = failed.__context__ = None
+    return None, failed
 
 
 def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: int) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from torch._functorch import pyfunctorch
 from torch.nn.utils.rnn import PackedSequence
 
 from probes.core.errors import PlacementError
-from probes.placement.runtime.capture import Recorder
+from probes.placement.models.modules import RecurrentLayers
 from probes.placement.runtime.engine import Engine, Turns, active_transform, refuse_training, training_error
 from probes.placement.runtime.offloaded import (
     CpuBlock,
@@ -166,8 +166,39 @@ class CpuBlockHook(ForwardHook):
         return output
 
 
+class RecurrentHook(ForwardHook):
+    """The forward of a recurrent module of which layers are blocks: they are called one after the other."""
+
+    def __init__(self, forward: Callable[..., Any], recurrent: RecurrentLayers) -> None:
+        super().__init__(forward)
+        self._recurrent = recurrent
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call each layer with what the one before gave, and its own part of the state."""
+        if is_compiled():
+            return call_uncompiled(self, args, kwargs)
+        return self._layer_by_layer(*args, **kwargs)
+
+    def _layer_by_layer(self, input: Any, hx: Any = None) -> Any:
+        """Where it drops outputs between layers, or the state doesn't fit, the whole is called instead."""
+        whole, layers = self._recurrent.whole, self._recurrent.layers
+        directions = 2 if whole.bidirectional else 1
+        states = () if hx is None else hx if type(hx) in (tuple, list) else (hx,)
+        if (whole.training and whole.dropout) or any(len(x) != directions * len(layers) for x in states):
+            return self.forward(input, hx)
+        output, ends = input, []
+        for number, layer in enumerate(layers):
+            layer.training = whole.training
+            own = tuple(state[number * directions :][:directions] for state in states)
+            output, end = layer(output, (own if isinstance(whole, nn.LSTM) else own[0]) if own else None)
+            ends.append(end)
+        if isinstance(whole, nn.LSTM):
+            return output, tuple(map(torch.cat, zip(*ends, strict=True)))
+        return output, torch.cat(ends)
+
+
 class ModelHook(ForwardHook):
-    """The forward of a placed model. Threads take turns."""
+    """The forward of a placed model. Threads take turns. `run(*args, **kwargs)` is a pass."""
 
     def __init__(
         self,
@@ -177,11 +208,11 @@ class ModelHook(ForwardHook):
         failed: Callable[[], None],
         *,
         trainable: bool,
-        recorder: Recorder | None,
+        run: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(forward)
         self._turns, self._model, self._trainable = turns, model, trainable
-        self._failed, self._recorder = failed, recorder
+        self._failed, self._run = failed, run or forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
@@ -192,9 +223,7 @@ class ModelHook(ForwardHook):
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_grad_enabled():
             refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
-        if self._recorder is not None:
-            return self._recorder.call(self.forward, args, kwargs)
-        return self.forward(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
 
 class InputConversionHook(ForwardHook):

@@ -26,7 +26,7 @@ from probes.core.units import duration
 from probes.placement.models.modules import Block
 from probes.placement.runtime.builder import cpu_modules, planned_blocks
 from probes.placement.runtime.engine import Turns
-from probes.placement.runtime.handle import Handle, PlacementReport, new_handle, wall_times
+from probes.placement.runtime.handle import Handle, PlacementReport, wall_times
 from probes.placement.runtime.hooks import (
     ForwardHook,
     InputConversionHook,
@@ -262,7 +262,6 @@ class CardsHandle:
                 model=self.model,
                 failed=self._abandon,
                 trainable=trainable,
-                recorder=None,
             ),
         )
         self._outer.refuse_changes(self.model)
@@ -367,7 +366,7 @@ def place_on_cards(
     try:
         handle.convert_buffers()
         for card, part, source, stream in zip(plan.cards, parts, sources, streams, strict=True):
-            part_handle = new_handle(model, card, source, stream, pinned=pinned, work=work, turns=turns)
+            part_handle = Handle(model, card, source, stream, pinned=pinned, work=work, turns=turns)
             handle.cards.append(part_handle)
             with on_card(stream.device):
                 part_handle.take_over(part)

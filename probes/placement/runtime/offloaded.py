@@ -482,7 +482,7 @@ class CpuBlock:
         for entry in self.block.entries:
             owner, name = entry.owners[0]
             present, absent = owner._parameters[name], offloaded[id(entry)]
-            places += [ParameterPlace(holder, key, entry, present, absent) for holder, key in _holders(entry)]
+            places += [ParameterPlace(holder, key, entry, present, absent) for holder, key in entry.holders()]
         self.swap = ParameterSwap(places)
         for place in places:
             place.holder[place.key] = place.absent
@@ -526,7 +526,7 @@ def prepare_block(
     staying: list[ParameterPlace] = []
     for item, parameter in zip(block.stored.items, present, strict=True):
         stays = item.form is None and not staging
-        for holder, key in _holders(item.entry):
+        for holder, key in item.entry.holders():
             address = 0 if isinstance(parameter, OffloadedParameter) else parameter.data_ptr()
             place = ParameterPlace(holder, key, item.entry, parameter, offloaded[id(item.entry)], address)
             (staying if stays else places).append(place)
@@ -574,14 +574,6 @@ def _piece(
     piece.unpack = partial(_run_all, steps)
     piece.written = block.decode_buffer.memory[min(edges, default=0) : max(edges, default=0)]
     return piece
-
-
-def _holders(entry: Entry) -> Iterator[tuple[Any, str | int]]:
-    """Every container in which a module looks the parameter up."""
-    for owner, key in entry.owners:
-        yield owner._parameters, key
-        if isinstance(owner, nn.RNNBase) and key in owner._flat_weights_names:  # it computes with this list
-            yield owner._flat_weights, owner._flat_weights_names.index(key)
 
 
 def _run_all(steps: Sequence[Callable[[], Any]]) -> None:

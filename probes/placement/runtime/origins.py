@@ -161,6 +161,14 @@ class ParameterOrigins:
         if origin.instead is None:
             origin.parameter.data, origin.fetch = values.cpu(), None
 
+    def leave_values(self) -> None:
+        """Forget values that can be read again, from now on nowhere: parameters are on meta as before."""
+        for origin in self._origins.values():
+            if origin.entry.parameter.is_meta:
+                for holder, key in origin.entry.holders():
+                    holder[key] = origin.entry.parameter
+                origin.parameter, origin.fetch = origin.entry.parameter, None
+
     def restore(self) -> None:
         """Bring all values back to the host.
 
@@ -281,8 +289,8 @@ def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
     parameter = entry.like(values)
-    for owner, key in entry.owners:
-        owner._parameters[key] = parameter
+    for holder, key in entry.holders():
+        holder[key] = parameter
     return parameter
 
 

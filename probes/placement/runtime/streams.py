@@ -126,36 +126,43 @@ def streams_of(device: torch.device | str | None) -> Streams:
 
 
 class Stopwatches:
-    """Begin and end of every step of one pass, by stream."""
+    """Begin and end of every step of one pass, by stream and block."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._taken: dict[str, list[tuple[Any, Any]]] = {"copy": [], "unpack": [], "wait": []}
+        self._taken: dict[str, list[tuple[Any, Any, str]]] = {"copy": [], "unpack": [], "wait": []}
         self.copied_bytes = 0
 
-    def _around(self, what: str, stream: Stream, work: Callable[[], object]) -> None:
+    def _around(self, what: str, stream: Stream, work: Callable[[], object], block: str) -> None:
         begin, end = self._streams.stopwatch(), self._streams.stopwatch()
         stream.record(begin)
         work()
         stream.record(end)
-        self._taken[what].append((begin, end))
+        self._taken[what].append((begin, end, block))
 
-    def copy(self, send: Callable[[], object], n_bytes: int, stream: Stream) -> None:
-        """Time a copy of so many bytes, which `send` appends to the stream."""
+    def copy(self, send: Callable[[], object], n_bytes: int, stream: Stream, block: str) -> None:
+        """Time a copy of so many bytes, which `send` appends to the stream, for a block of this name."""
         self.copied_bytes += n_bytes
-        self._around("copy", stream, send)
+        self._around("copy", stream, send, block)
 
-    def unpack(self, work: Callable[[], object], stream: Stream) -> None:
+    def unpack(self, work: Callable[[], object], stream: Stream, block: str) -> None:
         """An unpacking."""
-        self._around("unpack", stream, lambda: stream.run(work))
+        self._around("unpack", stream, lambda: stream.run(work), block)
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: Stream, event: Event, block: str) -> None:
         """A wait for weights."""
-        self._around("wait", stream, lambda: stream.wait(event))
+        self._around("wait", stream, lambda: stream.wait(event), block)
 
     def seconds(self, what: str) -> float:
         """The sum of these steps, all of them done."""
-        return sum(self._streams.seconds(begin, end) for begin, end in self._taken[what])
+        return sum(self.by_block(what).values())
+
+    def by_block(self, what: str) -> dict[str, float]:
+        """Likewise of each block."""
+        sums: dict[str, float] = {}
+        for begin, end, block in self._taken[what]:
+            sums[block] = sums.get(block, 0.0) + self._streams.seconds(begin, end)
+        return sums
 
 
 # Without a GPU
