@@ -41,9 +41,8 @@ KEPT = {
     # packed tensors are never in host memory outside their places, and unpacked ones nowhere
     "packed,uncached": PACKED_EMBEDDING + LAYERS * 3 // 4 + 3 * LAYER,
     "packed": PACKED_EMBEDDING + LAYERS * 3 // 4 + 3 * LAYER,
-    "streamed_packed": PACKED_EMBEDDING
-    + LAYERS * 3 // 4
-    + 4 * LAYER,  # read from the cache that `packed` wrote
+    # read from the cache that `packed` wrote
+    "streamed_packed": PACKED_EMBEDDING + LAYERS * 3 // 4 + 4 * LAYER,
 }
 
 
