@@ -11,7 +11,7 @@
     publish.py, squashfs.py, conda.py  where an image goes beside an engine
     runtimes.py   runs a proof where no engine is
     workplace.py  the state directory that holds all of these
-    pipeline.py   the steps: make_plan, write, load (stage and bake by a Dockerfile), prove, audit, record, name_all
+    pipeline.py   the steps: make_plan, write, load (or stage, bake), prove, audit, record, name_all
 
 The command line uses catalog, workplace and pipeline.
 """

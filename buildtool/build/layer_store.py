@@ -31,7 +31,7 @@ from buildtool.image.layer_writer import COMPRESSOR, LayerWriter, pieces_of
 from buildtool.image.written import BLOBS, LAYOUT, REF_NAME, LayerFile, WrittenImage, digest_of, index_of
 from probes.core.codec import decode, encode, load
 
-FORMAT = 1  # part of every key: raise it when the same inputs would give another layer
+FORMAT = 2  # part of every key: raise it when the same inputs would give another layer
 KEPT_LAYERS = 12  # of those that no image has; a layer of torch holds 0.2 to 3 GB
 Make = Callable[[LayerWriter], LayerFile]
 
