@@ -73,14 +73,14 @@ class Case:
     python: str
 
 
-def cases(pythons: Sequence[str]) -> list[Case]:
-    """Twelve cases, in which every value of every setting comes with several of each other."""
+def cases(pythons: Sequence[str], n_cases: int) -> list[Case]:
+    """The first of twelve cases; six hold every value of every setting, twelve most pairs of them."""
     return [
         Case(
             UMASKS[n % 4], LOCALES[n % 3], ZONES[n // 2 % 2], (0, PLAIN_USER)[n // 3 % 2],
             ("/var/tmp", "/dev/shm/some other place")[n % 2], pythons[n // 4 % len(pythons)],
         )
-        for n in range(12)
+        for n in range(n_cases)
     ]  # fmt: skip
 
 
@@ -162,14 +162,14 @@ def pythons(folder: Path) -> list[str]:
     return found
 
 
-def digest_bars(board: Board) -> None:
+def digest_bars(board: Board, n_cases: int = 12) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="weir-pythons-") as name:
         Path(name).chmod(0o755)
         others = pythons(Path(name))
         usable = [p for p in others if plain_user_can(p)]
         drawn = [
             replace(c, python=c.python if c.user == 0 or c.python in usable else usable[0])
-            for c in cases(others)
+            for c in cases(others, n_cases)
         ]
         digests = {}
         for case in drawn:
@@ -755,6 +755,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[*GROUPS, "trouble"], default=[*GROUPS, "trouble"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of killed runs (default: 50)")
+    few = "of the digest, six at least (default: 12)"
+    parser.add_argument("--cases", type=int, default=12, choices=range(6, 13), metavar="N", help=few)
     parser.add_argument("--seed", type=int, default=29)
     parser.add_argument("--make", metavar="STATE", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -766,6 +768,8 @@ def main() -> int:
     for group in args.only:
         if group == "trouble":
             trouble_bars(board, args.rounds, args.seed)
+        elif group == "digest":
+            digest_bars(board, args.cases)
         else:
             GROUPS[group](board)
     board.waive("cuda variant", "its wheels (3 GB) were not fetched, and no card is lent: not built")
