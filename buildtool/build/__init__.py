@@ -5,9 +5,13 @@
     lockfile.py   the resolved inputs, pinned by content
     wheels.py     wheels, by the host's pip (run as pip_alone.py) into a cache
     rootfs.py     Debian root file systems, by mmdebstrap into a cache
-    plan.py       ImagePlan, BuildPlan and the bake file; pure
+    plan.py       ImagePlan, BuildPlan, configs and the bake file; pure
+    image_writer.py, wheel_layer.py, payload.py, registry_base.py  an image's layers from its inputs
+    layer_store.py  the layers and images that were written, as one OCI layout
+    publish.py, squashfs.py, conda.py  where an image goes beside an engine
+    runtimes.py   runs a proof where no engine is
     workplace.py  the state directory that holds all of these
-    pipeline.py   the steps: make_plan, stage, bake, prove, audit, record, name_all
+    pipeline.py   the steps: make_plan, write, load (or stage, bake), prove, audit, record, name_all
 
 The command line uses catalog, workplace and pipeline.
 """

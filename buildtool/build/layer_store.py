@@ -19,6 +19,7 @@ from buildtool.core.errors import DataError
 from buildtool.core.files import (
     discard,
     lock_if_free,
+    locked,
     open_lock,
     read_cached,
     replacing,
@@ -31,7 +32,7 @@ from buildtool.image.layer_writer import COMPRESSOR, LayerWriter, pieces_of
 from buildtool.image.written import BLOBS, LAYOUT, REF_NAME, LayerFile, WrittenImage, digest_of, index_of
 from probes.core.codec import decode, encode, load
 
-FORMAT = 1  # part of every key: raise it when the same inputs would give another layer
+FORMAT = 2  # part of every key: raise it when the same inputs would give another layer
 KEPT_LAYERS = 12  # of those that no image has; a layer of torch holds 0.2 to 3 GB
 Make = Callable[[LayerWriter], LayerFile]
 
@@ -42,6 +43,7 @@ class LayerStore:
     def __init__(self, state: Path) -> None:
         self.layout = state / "layout"
         self._keys = state / "layers"
+        self._bases = state / "bases"
 
     # ---- layers
 
@@ -94,12 +96,14 @@ class LayerStore:
     def put(self, image: WrittenImage) -> None:
         """Write an image's documents beside its layers. Raises as `files.replacing` does."""
         for text in (image.config, image.manifest):
-            self.put_bytes(text)
+            _put(self.blob(digest_of(text)), text)
 
-    def put_bytes(self, content: bytes) -> None:
-        """Write a blob. Raises as `files.replacing` does."""
-        with replacing(self.blob(digest_of(content))) as part:
-            part.write_bytes(content)
+    def document(self, digest: str, fetch: Callable[[str], bytes]) -> bytes:
+        """A document of a base image, fetched where it isn't here yet. Raises as `fetch` does."""
+        path = self._bases / digest.removeprefix("sha256:")
+        if not path.is_file() or digest_of(path.read_bytes()) != digest:
+            _put(path, fetch(digest))
+        return path.read_bytes()
 
     def name(self, images: Mapping[str, WrittenImage], annotations: Mapping[str, Mapping[str, str]]) -> None:
         """Give images their names in the layout's index, all in one step. Raises as `write_text` does.
@@ -107,11 +111,13 @@ class LayerStore:
         Names of earlier builds stay, unless their blobs are gone.
         """
         replaced = {*images, *map(unproved, images)}
-        rows = {name: row for name, row in self._rows().items() if name not in replaced}
-        for name, image in images.items():
-            rows[name] = image.descriptor({REF_NAME: name, **annotations.get(name, {})})
-        write_text(self.layout / "oci-layout", LAYOUT.decode())
-        write_text(self.layout / "index.json", index_of([rows[name] for name in sorted(rows)]).decode())
+        self.layout.mkdir(parents=True, exist_ok=True)
+        with locked(self.layout, lambda: None):  # against another build that ends now
+            rows = {name: row for name, row in self._rows().items() if name not in replaced}
+            for name, image in images.items():
+                rows[name] = image.descriptor({REF_NAME: name, **annotations.get(name, {})})
+            write_text(self.layout / "oci-layout", LAYOUT.decode())
+            write_text(self.layout / "index.json", index_of([rows[name] for name in sorted(rows)]).decode())
 
     def held_by(self, ids: Collection[str]) -> frozenset[str]:
         """The layers of named images that an engine holds, by their ids: of manifest or config."""
@@ -207,6 +213,11 @@ def require_layout_or_nothing(target: Path) -> None:
         target.exists() and not ((target / "oci-layout").is_file() or _is_empty(target))
     ):
         raise DataError(f"{target} is there, and no OCI layout", "name another directory: --layout DIR")
+
+
+def _put(path: Path, content: bytes) -> None:
+    with replacing(path) as part:
+        part.write_bytes(content)
 
 
 def _is_empty(path: Path) -> bool:

@@ -14,7 +14,7 @@ from buildtool.engine.reference import Reference, parse_reference
 from buildtool.engine.registry_api import Registry
 from buildtool.image.documents import Descriptor, Manifest, parse_config, parse_index_or_manifest
 from buildtool.image.reader import host_platform
-from buildtool.image.written import LayerFile, digest_of
+from buildtool.image.written import LayerFile
 from buildtool.prune.flat_image import chosen_manifest, read_config
 from probes.core.units import decimal_bytes
 
@@ -47,16 +47,8 @@ def fetch_base(base: PinnedBase, store: LayerStore, progress: Progress) -> Regis
     """
     name = parse_reference(base.name)
     with closing(Registry(name)) as registry:
-
-        def document(digest: str, *, of_blob: bool = False) -> bytes:
-            path = store.blob(digest)
-            if not path.is_file() or digest_of(path.read_bytes()) != digest:
-                text = b"".join(registry.blob(digest)) if of_blob else registry.manifest(digest)
-                store.put_bytes(text)
-            return path.read_bytes()
-
-        manifest = _manifest(base.pin, document)
-        text = document(manifest.config.digest, of_blob=True)
+        manifest = _manifest(base.pin, lambda digest: store.document(digest, registry.manifest))
+        text = store.document(manifest.config.digest, lambda digest: b"".join(registry.blob(digest)))
         config = read_config(text)
         diff_ids = parse_config(text, place=base.name).diff_ids
         if len(diff_ids) != len(manifest.layers):

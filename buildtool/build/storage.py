@@ -37,6 +37,7 @@ _CACHES = {
     "inspected": ("targets of inputs of builds", r"[0-9a-f]{24}\.json"),
     "layers": ("layers by their inputs", r"[0-9a-f]{64}\.json"),
     "layout": ("images as an OCI layout", r"oci-layout|index\.json|blobs|lock"),
+    "bases": ("documents of base images", _SHA256),
     "pushed": ("what registries have", r"[0-9a-f]{64}\.(json|lock)"),
     "context": ("contexts of Dockerfiles", r"[a-z0-9]+(-+[a-z0-9]+)*"),
     "proved": ("outcomes of proofs", _SHA256),

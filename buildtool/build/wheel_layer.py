@@ -138,7 +138,8 @@ class _Layer(WheelDestination):
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
         """A script that calls an entry point."""
         script = Script(name, module, attr, section)  # type: ignore[arg-type]
-        path, content = script.generate(INTERPRETER, "posix")
+        path, content = script.generate("/usr/bin/python3", "posix")
+        content = f"#!{INTERPRETER}\n".encode() + content.partition(b"\n")[2]  # which it would quote
         return self._write(Scheme("scripts"), path, len(content), [content], executable=True)
 
     def finalize_installation(

@@ -4,6 +4,7 @@ client.py      Engine: inspect, tag, save, load, run
 connection.py  finds the engine as the Docker CLI does; the docker package's errors as ours
 buildx.py      bake_plan(): builds, by `docker buildx bake`
 registry.py    push() and pull(), by the CLI with its credentials
+registry_api.py  registries by their HTTP API
 tags.py        temporary tags, and moving several tags at once
 reference.py   parses names of images; pure
 proof.py       judges the output of an image's smoke test; pure

@@ -35,6 +35,7 @@ from board import Board, tell  # noqa: E402
 
 from buildtool.build import catalog, pipeline, plan, publish  # noqa: E402
 from buildtool.build.lockfile import Lock  # noqa: E402
+from buildtool.build.runtimes import unpack  # noqa: E402
 from buildtool.build.workplace import Workplace  # noqa: E402
 from buildtool.core.errors import ToolError  # noqa: E402
 from buildtool.core.model import (  # noqa: E402
@@ -48,6 +49,7 @@ from buildtool.core.model import (  # noqa: E402
 )
 from buildtool.engine import proof  # noqa: E402
 from buildtool.engine.reference import parse_new_name  # noqa: E402
+from buildtool.engine.registry_api import MANIFESTS  # noqa: E402
 from buildtool.image.written import WrittenImage, archive_chunks  # noqa: E402
 
 PLAIN_USER = 65534
@@ -71,14 +73,14 @@ class Case:
     python: str
 
 
-def cases(pythons: Sequence[str]) -> list[Case]:
-    """Twelve cases, in which every value of every setting comes with several of each other."""
+def cases(pythons: Sequence[str], n_cases: int) -> list[Case]:
+    """The first of twelve cases; six hold every value of every setting, twelve most pairs of them."""
     return [
         Case(
             UMASKS[n % 4], LOCALES[n % 3], ZONES[n // 2 % 2], (0, PLAIN_USER)[n // 3 % 2],
             ("/var/tmp", "/dev/shm/some other place")[n % 2], pythons[n // 4 % len(pythons)],
         )
-        for n in range(12)
+        for n in range(n_cases)
     ]  # fmt: skip
 
 
@@ -160,14 +162,14 @@ def pythons(folder: Path) -> list[str]:
     return found
 
 
-def digest_bars(board: Board) -> None:
+def digest_bars(board: Board, n_cases: int = 12) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="weir-pythons-") as name:
         Path(name).chmod(0o755)
         others = pythons(Path(name))
         usable = [p for p in others if plain_user_can(p)]
         drawn = [
             replace(c, python=c.python if c.user == 0 or c.python in usable else usable[0])
-            for c in cases(others)
+            for c in cases(others, n_cases)
         ]
         digests = {}
         for case in drawn:
@@ -227,18 +229,16 @@ def reader_bars(board: Board) -> None:
     with layout_of_cpu() as layout, tempfile.TemporaryDirectory(dir="/var/tmp", prefix="weir-read-") as name:
         folder, source = Path(name), f"oci:{layout.path}:cpu"
         own = [f"--root={folder}/store", f"--runroot={folder}/run", "--storage-driver=vfs"]
+        tree = folder / "tree"
+        tree.mkdir()
+        unpack(layout.image, usual().layers, tree)
         reads = {
             "skopeo": [["skopeo", "copy", source, f"dir:{folder}/skopeo"]],
             "podman": [["podman", *own, "pull", "-q", source]],
             "buildah": [["buildah", *own, "from", "--name", "weir", source]],
             "umoci": [["umoci", "unpack", "--image", f"{layout.path}:cpu", f"{folder}/umoci"]],
             "charliecloud": [
-                [
-                    "sh",
-                    "-c",
-                    f"mkdir {folder}/ch && umoci raw unpack --image {layout.path}:cpu {folder}/ch/root",
-                ],
-                ["ch-run", "--unset-env=*", *ch_environment(layout.image), f"{folder}/ch/root", "--", *SMOKE],
+                ["ch-run", "--unset-env=*", *ch_environment(layout.image), str(tree), "--", *SMOKE]
             ],
         }
         for reader, commands in reads.items():
@@ -460,11 +460,10 @@ def conda_bar(board: Board) -> None:
         python = Path(name) / "env/bin/python"
         subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
         install = program([str(python), "-m", "pip", "install", "-q", *lines])
-        frozen = program([str(python), "-m", "pip", "freeze"]).stdout.split()
+        everything = program([str(python), "-m", "pip", "freeze", "--all"]).stdout.split()
+        frozen = [row for row in everything if not row.startswith("pip==")]
         root = Path(name) / "root"
         root.mkdir()
-        from buildtool.build.runtimes import unpack
-
         unpack(write_cpu(here), here.layers, root)
         held = [
             f"{each.name}=={each.version}"
@@ -514,8 +513,6 @@ def without_engine_bars(board: Board) -> None:
             "/proc",
             "--tmpfs",
             "/run",
-            "--tmpfs",
-            "/var/run",
         ]
         inside += [
             "--ro-bind",
@@ -734,7 +731,9 @@ def tag_is_whole(host: str, image: WrittenImage, *, must: bool = False) -> int:
     """1 where the tag names nothing (unless it `must`), or the image with all its blobs."""
     import requests
 
-    answer = requests.get(f"http://{host}/v2/team/tiny/manifests/1", timeout=30, headers={"Accept": "*/*"})
+    answer = requests.get(
+        f"http://{host}/v2/team/tiny/manifests/1", timeout=30, headers={"Accept": ", ".join(MANIFESTS)}
+    )
     if answer.status_code == 404:
         return int(not must)
     digests = [image.config_digest, *(layer.digest for layer in image.layers)]
@@ -756,6 +755,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[*GROUPS, "trouble"], default=[*GROUPS, "trouble"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of killed runs (default: 50)")
+    few = "of the digest, six at least (default: 12)"
+    parser.add_argument("--cases", type=int, default=12, choices=range(6, 13), metavar="N", help=few)
     parser.add_argument("--seed", type=int, default=29)
     parser.add_argument("--make", metavar="STATE", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -767,6 +768,8 @@ def main() -> int:
     for group in args.only:
         if group == "trouble":
             trouble_bars(board, args.rounds, args.seed)
+        elif group == "digest":
+            digest_bars(board, args.cases)
         else:
             GROUPS[group](board)
     board.waive("cuda variant", "its wheels (3 GB) were not fetched, and no card is lent: not built")
