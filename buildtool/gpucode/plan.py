@@ -83,7 +83,7 @@ class PrunePlan:
 
     @property
     def zeroed_bytes(self) -> int:
-        """Bytes of zeros that the new file has, beyond padding: they take no room on a disk, or in a layer."""
+        """Bytes of zeros that the new file has, beyond padding: they take no room on a disk."""
         return sum(
             piece.n_bytes for piece in self.pieces if isinstance(piece, Zeros) and piece.n_bytes >= HOLE_BYTES
         )

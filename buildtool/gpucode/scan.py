@@ -1,7 +1,7 @@
 """What GPU code a file holds, where, for which targets, in how many bytes. Reads tables, not code.
 
-Knows CUDA fat binaries, bundles (raw and CCOB), code objects of AMD's and NVIDIA's, LLVM's OffloadBinary. They are
-found by their first bytes: in every section of a library, or as the file itself.
+Knows CUDA fat binaries, bundles (raw and CCOB), AMD's and NVIDIA's code objects, LLVM's OffloadBinary. These
+are found by their first bytes: in every section of a library, or as the file itself.
 """
 
 import struct
@@ -56,7 +56,8 @@ def find_container(
 ) -> tuple[Container, tuple[Section, ...], tuple[TargetId, ...]] | None:
     """The sections that can be cut, with those of the targets that are of their vendor; None without any.
 
-    Without the wrappers that point into them they can't: nothing shows what uses them. Raises PruneRefused when code of another form, or of both vendors, is there as well.
+    Without the wrappers that point into them they can't: nothing shows what uses them. Raises PruneRefused
+    when code of another form, or of both vendors, is there as well.
     """
     candidates = []
     for container in (HIP, CUDA):
@@ -145,7 +146,7 @@ class Code:
 
 @dataclass(frozen=True)
 class FoundCode:
-    """What was found at one place: a fat binary, a bundle (whose codes a runtime chooses from), or an object."""
+    """What was found at one place: a fat binary, a bundle (a runtime chooses from these), or an object."""
 
     magic: bytes
     start: int
@@ -188,10 +189,10 @@ def foreign_targets(source: Source, targets: Sequence[TargetId]) -> tuple[str, .
 def scan_file(source: Source) -> Counter[str]:
     """The bytes of GPU code in a file by target, as its container names it, or `unknown`.
 
-    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `lto_80` for LTO-IR, `spirv`. In a compressed bundle, whose
-    code objects are compressed together, each takes a share in proportion to its unpacked size. A file without
-    any, or that is neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when
-    the file contradicts itself.
+    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `lto_80` for LTO-IR, `spirv`. In a compressed bundle,
+    whose code objects are compressed together, each takes a share in proportion to its unpacked size. A file
+    without any, or that is neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf,
+    BadBundle) when the file contradicts itself.
     """
     places = find_code(source)
     if is_elf64(head_of(source)) and not (len(places) == 1 and places[0].n_bytes == source.size):
@@ -207,7 +208,7 @@ def find_code(source: Source) -> list[FoundCode]:
 
 
 def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Code, ...]:
-    """The codes of a choice that none of the targets runs, of their vendors, where zeros can take their place.
+    """The codes of a choice, of the targets' vendors, that none of them runs: zeros can take their place.
 
     PTX is foreign, too, where each target that it serves has machine code of its own there.
     """

@@ -52,7 +52,7 @@ _ADDEND_AT = 16  # in a RELA record
 _HEADER_FIELDS = ((32, 8), (40, 8), (56, 2))  # e_phoff, e_shoff, e_phnum may differ
 
 
-# of each bundle: its file position, and id and SHA-256 of each code object in it, EMPTIED for zeros in its place
+# of each bundle: its file position, and id and SHA-256 of each code object in it, _EMPTIED for zeros
 _Inventory = Sequence[tuple[int, Sequence[tuple[str, bytes]]]]
 _EMPTIED = b"zeros"
 

@@ -1,7 +1,7 @@
 """GPU code of a file by a scan of all its bytes, at any alignment: the referee of the audit's figures.
 
-Written apart from `buildtool.gpucode`, of which it uses nothing: it maps the file and looks for the first bytes of
-each format anywhere, in no order, then drops what lies inside of something else.
+Written apart from `buildtool.gpucode`, of which it uses nothing: it maps the file, looks for the first bytes
+of each format anywhere, in no order, then drops what lies inside of something else.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ def bundles(data: mmap.mmap) -> list[Place]:
 
 
 def compressed(data: mmap.mmap) -> list[Place]:
-    """CCOB of versions 2 and 3: its bytes without the header, by the names that it has when it is unpacked."""
+    """CCOB of versions 2 and 3: its bytes without the header, by the names inside."""
     from backports import zstd
 
     places = []

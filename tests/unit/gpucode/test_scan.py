@@ -155,7 +155,8 @@ def test_offload_binary_in_a_library_is_unknown_code() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (nv_fatbin([(2, 80, 5000), (1, 80, 400), (8, 75, 600)]), {"sm_80": 5064, "compute_80": 464, "lto_75": 664}),
+        (nv_fatbin([(2, 80, 5000), (1, 80, 400), (8, 75, 600)]),
+         {"sm_80": 5064, "compute_80": 464, "lto_75": 664}),
         (raw_bundle({"gfx906": b"c" * 5000}), {"gfx906": 5000}),
         (PACKED, None),
         (elf_object(224, 0x3F)[:40] + struct.pack("<Q", 900) + elf_object(224, 0x3F)[48:58]

@@ -1,4 +1,4 @@
-"""How GPU code is looked for in what streams by: what is kept of it, and content that doesn't fit together."""
+"""How GPU code is looked for in what streams by: what is kept of it, and what doesn't fit together."""
 
 import struct
 from collections.abc import Iterable
