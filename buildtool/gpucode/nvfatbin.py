@@ -9,6 +9,7 @@ u32 compressed length, at 28 u32 architecture, at 40 u64 flags, at 56 u64 uncomp
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from buildtool.gpucode.bundle import MOST_CODES, too_many_codes
 from buildtool.gpucode.forward import FATBIN_MAGIC, Read, Reader, read_forward
@@ -25,7 +26,7 @@ _MAX_ENTRY_HEADER_BYTES = 1 << 16
 _ABI_CUDA_13 = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NvEntry:
     """One cubin or PTX text; `start` is its header's position in the file."""
 
@@ -45,8 +46,14 @@ class NvEntry:
     @property
     def code(self) -> TargetId | None:
         """`sm_80` for machine code, `compute_80` for PTX, `lto_80` for LTO-IR; None for other kinds."""
-        name = _NAMES.get(self.kind)
-        return TargetId(f"{name}_{self.architecture}") if name else None
+        return _target(self.kind, self.architecture)
+
+
+@lru_cache(maxsize=1 << 10)
+def _target(kind: int, architecture: int) -> TargetId | None:
+    """Made once for many entries."""
+    name = _NAMES.get(kind)
+    return TargetId(f"{name}_{architecture}") if name else None
 
 
 @dataclass(frozen=True)

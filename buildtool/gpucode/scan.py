@@ -4,7 +4,6 @@ Knows CUDA fat binaries, bundles (raw and CCOB), AMD's and NVIDIA's code objects
 are found by their first bytes: in every section of a library, or as the file itself.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -121,10 +120,11 @@ def _read_bundle(start: int, end: int, allowance: bundle.Allowance) -> Reader[Bu
 
 # Scanning.
 
+MOST_LOOKALIKES = 1 << 16  # in a file; libraries that make GPU code hold a dozen
 UNKNOWN = "unknown"  # a format that is recognised, but not read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Code:
     """A piece of GPU code: its target (None: not known), its place in the file, and all bytes that it takes.
 
@@ -275,6 +275,7 @@ def code_reader(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
 
 def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
     allowance, room, at = bundle.Allowance(size), bundle.MOST_CODES, HEADER_BYTES
+    lookalikes = 0
     while at < size:
         start = yield Find(at, size)
         assert isinstance(start, int)
@@ -283,7 +284,13 @@ def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]
         head = yield Read(start, min(HEADER_BYTES, size - start), "the first bytes of GPU code")
         assert isinstance(head, bytes)
         at = start + ALIGN_BYTES
-        if _is_plausible(head, size - start):
+        if not _is_plausible(head, size - start):
+            lookalikes += 1
+            if lookalikes > MOST_LOOKALIKES:
+                raise BadBundle(
+                    f"more than {MOST_LOOKALIKES:,} places look like GPU code and aren't", place=start
+                )
+        else:
             place = yield from _read_code(head, start, size, allowance, room)
             room -= max(len(place.codes), 1)
             at = start + place.n_bytes
@@ -325,7 +332,7 @@ def _is_plausible(head: bytes, room: int) -> bool:
     if head.startswith(COMPRESSED_MAGIC):
         return bundle.is_compressed(head, room)
     if head.startswith(OFFLOAD_MAGIC):
-        version, n_bytes = struct.unpack("<IQ", head[4:16].ljust(12, b"\0"))
+        version, n_bytes = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:16], "little")
         return 1 <= version <= _OFFLOAD_VERSIONS and len(head) < n_bytes <= room
     machine = int.from_bytes(head[18:20], "little")
     return machine in (EM_AMDGPU, EM_CUDA) and len(head) < _object_bytes(head) <= room
@@ -370,9 +377,13 @@ def _object(head: bytes, start: int, n_bytes: int) -> FoundCode:
 
 def _object_bytes(head: bytes) -> int:
     """Length of an ELF file by its header: its tables of headers come last."""
-    segments, sections = struct.unpack("<QQ", head[32:48].ljust(16, b"\0"))
-    counts = struct.unpack("<HHHH", head[54:62].ljust(8, b"\0"))
-    return max(segments + counts[0] * counts[1], sections + counts[2] * counts[3])
+    ends = [
+        int.from_bytes(head[table : table + 8], "little")
+        + int.from_bytes(head[sizes : sizes + 2], "little")
+        * int.from_bytes(head[sizes + 2 : sizes + 4], "little")
+        for table, sizes in ((32, 54), (40, 58))
+    ]
+    return max(ends)
 
 
 _ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later number on from there

@@ -27,6 +27,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from board import Board, tell
@@ -109,7 +110,9 @@ class Totals:
 
 def wheel_bars(board: Board, until: float) -> None:
     totals = Totals()
-    for line in DRAWN.read_text().splitlines():
+    lines = DRAWN.read_text().splitlines()
+    rows = [[line for line in lines if line.startswith(f"{vendor} ")] for vendor in WANTED]
+    for line in (line for turn in zip_longest(*rows) for line in turn if line):  # by turns
         vendor, requirement = line.split()
         more = totals.counted[vendor] < WANTED[vendor] and totals.downloaded < MOST_BYTES
         if more and time.monotonic() < until:

@@ -189,6 +189,18 @@ def test_magic_alone_is_no_code(text: bytes) -> None:
     assert scan(make_library(Spec([text * 3], section=".rodata.more")).data) == {}
 
 
+def test_a_file_of_nothing_but_magics_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read to be judged: a gigabyte of them would take minutes."""
+    data = make_library(Spec([b"\x50\xed\x55\xba\2\0\0\0" * 100], section=".rodata.more")).data
+    for most, fits in ((100, True), (99, False)):
+        monkeypatch.setattr("buildtool.gpucode.scan.MOST_LOOKALIKES", most)
+        if fits:
+            assert scan(data) == {}
+        else:
+            with pytest.raises(BadBundle, match="look like GPU code and aren't"):
+                scan(data)
+
+
 @pytest.mark.thorough
 def test_sections_that_share_bytes_are_counted_once() -> None:
     data = make_library(Spec(bundles(["gfx906"]))).data
