@@ -142,13 +142,13 @@ def _plan_library(
     if elf.machine != EM_X86_64:
         raise PruneRefused(f"a host program for ELF machine {elf.machine}; only x86-64 (62) can be pruned")
     elf.check_loading(source.size)
-    kept, removed = Counter(plan.kept_bytes), Counter(plan.removed_bytes)
+    kept, removed, zeroed_bytes = Counter(plan.kept_bytes), Counter(plan.removed_bytes), plan.zeroed_bytes
     for section in sections:
         cutter = cut_fatbins if match[0].is_cuda else partial(cut_bundles, compress=compress, strict=strict)
         step = _plan_section(plan.view(source), match[0], section.name, partial(cutter, targets=own))
         kept, removed = kept + Counter(step.kept_bytes), removed + Counter(step.removed_bytes)
         plan = plan.then(step)
-    return replace(plan, kept_bytes=dict(kept), removed_bytes=dict(removed))
+    return replace(plan, kept_bytes=dict(kept), removed_bytes=dict(removed), zeroed_bytes=zeroed_bytes)
 
 
 def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[TargetId]) -> PrunePlan:
@@ -171,7 +171,8 @@ def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[T
         return PrunePlan.unchanged(source.size, kept)
     pieces.append(Copy(end, source.size - end))
     whole = tuple(piece for piece in pieces if piece.n_bytes)
-    return PrunePlan(source.size, source.size, whole, (), dict(kept), dict(removed))
+    zeroed_bytes = sum(piece.n_bytes for piece in whole if isinstance(piece, Zeros))
+    return PrunePlan(source.size, source.size, whole, (), dict(kept), dict(removed), zeroed_bytes)
 
 
 def _plan_section(source: Source, container: Container, name: str, cutter: Callable[..., Cut]) -> PrunePlan:
