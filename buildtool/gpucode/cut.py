@@ -51,6 +51,7 @@ from buildtool.gpucode.scan import (
     find_container,
     foreign_in_place,
     is_inside,
+    is_loaded,
     scan_file,
 )
 from buildtool.gpucode.source import PruneRefused, Source
@@ -136,7 +137,7 @@ def _plan_library(
             served_targets((), own, strict=True)
         return PrunePlan.unchanged(source.size)
     served_targets(codes, own, strict=strict)
-    plan = _plan_zeros(source, [place for place in places if not is_inside(place, sections)], own)
+    plan = _plan_zeros(source, elf, [place for place in places if not is_inside(place, sections)], own)
     if match is None:
         return plan
     if elf.machine != EM_X86_64:
@@ -151,16 +152,19 @@ def _plan_library(
     return replace(plan, kept_bytes=dict(kept), removed_bytes=dict(removed), zeroed_bytes=zeroed_bytes)
 
 
-def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[TargetId]) -> PrunePlan:
+def _plan_zeros(
+    source: Source, elf: Elf, places: Sequence[FoundCode], targets: Sequence[TargetId]
+) -> PrunePlan:
     """Zeros in place of foreign code: nothing moves, so that tables of any kind may point to it.
 
-    A runtime chooses by the containers' headers, which stay, and never reads what isn't for the card.
+    A runtime chooses by the containers' headers, which stay, and never reads what isn't for the card. What no
+    segment loads, as in object files, stays: a linker may read it.
     """
     kept, removed = Counter[str](), Counter[str]()
     pieces: list[Piece] = []
     end = 0
     for place in places:
-        foreign = frozenset(foreign_in_place(place, targets))
+        foreign = frozenset(foreign_in_place(place, targets) if is_loaded(elf, place) else ())
         for code in place.codes:
             if not code.is_blank:
                 (removed if code in foreign else kept)[code.name] += code.n_bytes or code.stored_bytes
@@ -169,6 +173,7 @@ def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[T
                 end = code.start + code.n_bytes
     if not pieces:
         return PrunePlan.unchanged(source.size, kept)
+    elf.check_loading(source.size)
     pieces.append(Copy(end, source.size - end))
     whole = tuple(piece for piece in pieces if piece.n_bytes)
     zeroed_bytes = sum(piece.n_bytes for piece in whole if isinstance(piece, Zeros))

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from buildtool.gpucode import bundle, nvfatbin
 from buildtool.gpucode.bundle import Bundle, Header
-from buildtool.gpucode.elf import EM_AMDGPU, EM_CUDA, HEADER_BYTES, Elf, Section, head_of, is_elf64, read_elf
+from buildtool.gpucode.elf import (
+    EM_AMDGPU,
+    EM_CUDA,
+    HEADER_BYTES,
+    PT_LOAD,
+    Elf,
+    Section,
+    head_of,
+    is_elf64,
+    read_elf,
+)
 from buildtool.gpucode.forward import (
     ALIGN_BYTES,
     BUNDLE_MAGIC,
@@ -225,6 +235,12 @@ def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Cod
         and code.n_bytes >= nvfatbin.BLANK_BYTES
         and not serves_any(code.target, compiled if code.target.is_ptx else targets)
     )
+
+
+def is_loaded(elf: Elf, place: FoundCode) -> bool:
+    """Whether one segment of the file loads all of the place."""
+    end = place.start + place.n_bytes
+    return any(s.type == PT_LOAD and s.offset <= place.start and end <= s.file_end for s in elf.segments)
 
 
 def is_inside(place: FoundCode, sections: Sequence[Section]) -> bool:

@@ -41,6 +41,7 @@ from buildtool.gpucode.scan import (
     find_container,
     foreign_in_place,
     is_inside,
+    is_loaded,
     iter_bundles,
 )
 from buildtool.gpucode.source import CHUNK_BYTES, Source, VerifyFailed
@@ -122,7 +123,7 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     elf = read_elf(old)
     match = find_container(elf, targets)
     container, sections, own = match or (None, (), tuple(targets))
-    zeroed, n_elsewhere = _zeroed_ranges(old, sections, own)
+    zeroed, n_elsewhere = _zeroed_ranges(old, elf, sections, own)
     if not (match or zeroed):
         raise VerifyFailed("the original holds no code that could be pruned")
     names = [section.name for section in sections]
@@ -136,14 +137,14 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
 
 
 def _zeroed_ranges(
-    source: Source, sections: Sequence[Section], targets: Sequence[TargetId]
+    source: Source, elf: Elf, sections: Sequence[Section], targets: Sequence[TargetId]
 ) -> tuple[list[tuple[int, int]], int]:
     """File ranges outside of the sections that may have become zeros, and how many codes are kept there."""
     ranges: list[tuple[int, int]] = []
     n_kept = 0
     for place in find_code(source):
         if not is_inside(place, sections):
-            foreign = foreign_in_place(place, targets)
+            foreign = foreign_in_place(place, targets) if is_loaded(elf, place) else ()
             ranges += [(code.start, code.n_bytes) for code in foreign]
             n_kept += sum(not code.is_blank for code in place.codes) - len(foreign)
     return ranges, n_kept
