@@ -1,4 +1,4 @@
-"""The bench's referee and the audit's reader count the same, each in its own way, in every kind of library."""
+"""The bench's referee and the audit's reader count the same, each in its own way, in any kind of library."""
 
 import sys
 from collections import Counter
