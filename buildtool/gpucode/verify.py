@@ -79,7 +79,9 @@ class _File:
         container: Container | None,
         names: Sequence[str],
         targets: Sequence[TargetId] | None,
+        whole: frozenset[str] = frozenset(),
     ) -> "_File":
+        """`targets` are those whose code counts, None for all; in sections called `whole` all counts."""
         elf = read_elf(source)
         sections = []
         for name in names:
@@ -90,7 +92,8 @@ class _File:
         inventory: list[tuple[int, Sequence[tuple[str, bytes]]]] = []
         for section in sections:
             inventory_of = _cuda_inventory if container and container.is_cuda else _hip_inventory
-            inventory += inventory_of(source, section.offset, section.file_end, targets)
+            wanted = None if section.name in whole else targets
+            inventory += inventory_of(source, section.offset, section.file_end, wanted)
         file = cls(source, elf, container, tuple(sections), inventory, {})
         if container:
             relocated = _relocated(source, elf)
@@ -127,13 +130,27 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     if not (match or zeroed):
         raise VerifyFailed("the original holds no code that could be pruned")
     names = [section.name for section in sections]
-    before, after = _File.read(old, container, names, own), _File.read(new, container, names, None)
+    after = _File.read(new, container, names, None)
+    # a section that a cut would make shorter by less than a page stays as it is
+    whole = frozenset(
+        s.name for s, t in zip(sections, after.sections, strict=True) if _is_same(old, s, new, t)
+    )
+    before = _File.read(old, container, names, own, whole)
     _check_headers(before, after)
     if container:
         _check_pointers(before, after, container)
     _check_memory(before, after, zeroed)
     _check_sections(before, after)
     return _check_code(before.inventory, after.inventory) + n_elsewhere
+
+
+def _is_same(old: Source, section: Section, new: Source, present: Section) -> bool:
+    """Whether a section has the same bytes in both files."""
+    if section.n_bytes != present.n_bytes:
+        return False
+    left = old.chunks(section.offset, section.file_bytes, "a section")
+    right = new.chunks(present.offset, present.file_bytes, "a section")
+    return all(one == other for one, other in zip(left, right, strict=True))
 
 
 def _zeroed_ranges(
