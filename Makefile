@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -161,6 +161,9 @@ bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; 
 
 bench-prune: $(READY) ## the pruner on Debian's ROCm libraries, judged by their own runtime and LLVM (as root)
 	@$(PY) tests/bench/bench_prune.py
+
+bench-gpucode: $(READY) ## GPU code in every section: 30 foreign wheels and PyTorch's CUDA stack; downloads 14 GB, needs 10 GB of disk
+	@$(PY) tests/bench/bench_gpucode.py
 
 bench-build: images ## our build of `cpu` against two others, rebuilds, and the start of a container
 	@$(PY) tests/bench/bench_build.py

@@ -326,7 +326,9 @@ class _ByteCounter:
             causes = self._causes(row, owner, file, join_path(directory, name), size)
             self.claims.add(rest, causes)
             if parts:
-                code = LibraryCode(index.gpu_code.get(at, {}), index.alignments.get(at, 0))
+                fixed = index.fixed_code.get(at, frozenset())  # its bytes aren't saved: they become zeros
+                movable = {t: n for t, n in index.gpu_code.get(at, {}).items() if t not in fixed}
+                code = LibraryCode(movable, index.alignments.get(at, 0))
                 if code.code:
                     self.sums.libraries.append(code)
                 cut = self.claims.cut_from(code.code, alignment=code.alignment)

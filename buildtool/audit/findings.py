@@ -250,7 +250,7 @@ def named_cards(cards: Sequence[str]) -> str:
 def no_code_for_target(facts: Facts) -> Finding | None:
     """A card that the image is for, and for which no GPU code is in any section of any library, or in a file.
 
-    A warning where a file couldn't be inspected; none where some code is in a form that doesn't name its card.
+    A warning where a file couldn't be inspected; none where some code's form doesn't name its card.
     """
     names, kept = _code_names(facts), _kept_targets(facts)
     vendors = {code.is_cuda for code in known_targets(names)}

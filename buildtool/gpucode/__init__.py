@@ -2,8 +2,9 @@
 
 - `target`: processors and features (`TargetId`), and which code serves which card.
 - `source`: a file's bytes by position, and the errors of this package.
-- `scan`: what code a file holds (`scan_file`); `bundle`, `nvfatbin`, `elf`: the formats.
-- `cut`: plans a prune (`plan_prune`); `cut_bundles`: its part inside a section; `plan`: the plan as a value.
+- `forward`: reading a file in one pass, at hand or streaming by; what GPU code begins with.
+- `scan`: what code a file holds (`scan_file`), and where; `bundle`, `nvfatbin`, `elf`: the formats.
+- `cut`: plans a prune (`plan_prune`); `cut_bundles`: its part inside a section; `plan`: plans as values.
 - `verify`: checks what was written against the original (`verify_prune`).
 
 Self-contained: no engine, no other program, no network. Nothing here writes files; `prune` does.

@@ -208,7 +208,7 @@ class Header:
 
 
 def is_compressed(head: bytes, room: int) -> bool:
-    """Whether these bytes, `room` before the end, begin a compressed bundle and not just a text like its magic."""
+    """Whether these bytes, `room` before the end, begin a compressed bundle, not just a text."""
     try:
         header = _parse_header(head, 0, room)
     except BadBundle:
@@ -245,7 +245,7 @@ def _parse_header(head: bytes, start: int, end: int) -> Header:
 
 
 def read_head(header: Header, start: int, end: int) -> Reader[tuple[bytes, int]]:
-    """The first HEAD_BYTES of a compressed bundle, unpacked and unverified, and the bundle's length in the file.
+    """The first HEAD_BYTES of a compressed bundle, unpacked and unverified, and its length in the file.
 
     Version 1 doesn't say where it ends, so it is unpacked and verified whole. Raises BadBundle.
     """

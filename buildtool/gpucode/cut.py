@@ -51,6 +51,7 @@ from buildtool.gpucode.scan import (
     find_container,
     foreign_in_place,
     is_inside,
+    is_loaded,
     scan_file,
 )
 from buildtool.gpucode.source import PruneRefused, Source
@@ -136,31 +137,34 @@ def _plan_library(
             served_targets((), own, strict=True)
         return PrunePlan.unchanged(source.size)
     served_targets(codes, own, strict=strict)
-    plan = _plan_zeros(source, [place for place in places if not is_inside(place, sections)], own)
+    plan = _plan_zeros(source, elf, [place for place in places if not is_inside(place, sections)], own)
     if match is None:
         return plan
     if elf.machine != EM_X86_64:
         raise PruneRefused(f"a host program for ELF machine {elf.machine}; only x86-64 (62) can be pruned")
     elf.check_loading(source.size)
-    kept, removed = Counter(plan.kept_bytes), Counter(plan.removed_bytes)
+    kept, removed, zeroed_bytes = Counter(plan.kept_bytes), Counter(plan.removed_bytes), plan.zeroed_bytes
     for section in sections:
         cutter = cut_fatbins if match[0].is_cuda else partial(cut_bundles, compress=compress, strict=strict)
         step = _plan_section(plan.view(source), match[0], section.name, partial(cutter, targets=own))
         kept, removed = kept + Counter(step.kept_bytes), removed + Counter(step.removed_bytes)
         plan = plan.then(step)
-    return replace(plan, kept_bytes=dict(kept), removed_bytes=dict(removed))
+    return replace(plan, kept_bytes=dict(kept), removed_bytes=dict(removed), zeroed_bytes=zeroed_bytes)
 
 
-def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[TargetId]) -> PrunePlan:
+def _plan_zeros(
+    source: Source, elf: Elf, places: Sequence[FoundCode], targets: Sequence[TargetId]
+) -> PrunePlan:
     """Zeros in place of foreign code: nothing moves, so that tables of any kind may point to it.
 
-    A runtime chooses by the containers' headers, which stay, and never reads what isn't for the card.
+    A runtime chooses by the containers' headers, which stay, and never reads what isn't for the card. What no
+    segment loads, as in object files, stays: a linker may read it.
     """
     kept, removed = Counter[str](), Counter[str]()
     pieces: list[Piece] = []
     end = 0
     for place in places:
-        foreign = frozenset(foreign_in_place(place, targets))
+        foreign = frozenset(foreign_in_place(place, targets) if is_loaded(elf, place) else ())
         for code in place.codes:
             if not code.is_blank:
                 (removed if code in foreign else kept)[code.name] += code.n_bytes or code.stored_bytes
@@ -169,9 +173,11 @@ def _plan_zeros(source: Source, places: Sequence[FoundCode], targets: Sequence[T
                 end = code.start + code.n_bytes
     if not pieces:
         return PrunePlan.unchanged(source.size, kept)
+    elf.check_loading(source.size)
     pieces.append(Copy(end, source.size - end))
     whole = tuple(piece for piece in pieces if piece.n_bytes)
-    return PrunePlan(source.size, source.size, whole, (), dict(kept), dict(removed))
+    zeroed_bytes = sum(piece.n_bytes for piece in whole if isinstance(piece, Zeros))
+    return PrunePlan(source.size, source.size, whole, (), dict(kept), dict(removed), zeroed_bytes)
 
 
 def _plan_section(source: Source, container: Container, name: str, cutter: Callable[..., Cut]) -> PrunePlan:

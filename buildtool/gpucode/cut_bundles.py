@@ -188,7 +188,7 @@ def kept_fatbin_entries(fatbin: NvFatbin, targets: Sequence[TargetId]) -> tuple[
 
 
 def emptied_entry(fatbin: NvFatbin) -> NvEntry | None:
-    """The entry that stays, as zeros, in a fat binary without code for the targets; None for one without any."""
+    """The entry that stays, as zeros, in a fat binary without code for the targets; None without any."""
     machine_code = [entry for entry in fatbin.entries if entry.code and not entry.code.is_ptx]
     return next(iter(machine_code or fatbin.entries), None)
 

@@ -1,7 +1,7 @@
 """Reading a file in one pass forward, whether it is at hand (`Source`) or streams by (`Stream`).
 
-A reader is a generator: it yields `Read` and `Find` requests, whose places never go back, and gets what they ask
-for. So one reader serves a file of any length in bounded memory, and skips what it doesn't ask for.
+A reader is a generator: it yields `Read` and `Find` requests, whose places never go back, and gets what they
+ask for. So one reader serves a file of any length in bounded memory, and skips what it doesn't ask for.
 """
 
 from bisect import bisect_left
@@ -50,7 +50,7 @@ _MARKS = tuple((at, magic[at], magic) for at, magic in (
 
 
 def find_magics(block: bytes, base: int) -> list[int]:
-    """Where in a block, which is at position `base` of the file, GPU code may begin: positions in the file."""
+    """Where in a block at position `base` of the file GPU code may begin: sorted positions in the file."""
     first = -base % ALIGN_BYTES
     slices = {at: block[first + at :: ALIGN_BYTES] for at in (0, 3)}
     places = []

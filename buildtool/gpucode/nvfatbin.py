@@ -2,13 +2,14 @@
 
 NVIDIA doesn't document the format; field positions were worked out from files that nvcc made and agree
 with what `cuobjdump` lists. A fat binary: u32 magic, u16 version 1, u16 header length, u64 length of the
-entries. An entry: u16 kind (1 PTX, 2 cubin, 8 LTO-IR), u16, u32 header length, u64 payload length, then at 16 u32
-compressed length, at 28 u32 architecture, at 40 u64 flags, at 56 u64 uncompressed length.
+entries. An entry: u16 kind (1 PTX, 2 cubin, 8 LTO-IR), u16, u32 header length, u64 payload length, then at 16
+u32 compressed length, at 28 u32 architecture, at 40 u64 flags, at 56 u64 uncompressed length.
 """
 
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from buildtool.gpucode.bundle import MOST_CODES, too_many_codes
 from buildtool.gpucode.forward import FATBIN_MAGIC, Read, Reader, read_forward
@@ -25,7 +26,7 @@ _MAX_ENTRY_HEADER_BYTES = 1 << 16
 _ABI_CUDA_13 = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NvEntry:
     """One cubin or PTX text; `start` is its header's position in the file."""
 
@@ -44,9 +45,15 @@ class NvEntry:
 
     @property
     def code(self) -> TargetId | None:
-        """`sm_80` for machine code, `compute_80` for PTX, `lto_80` for LTO-IR; None for a kind unknown here."""
-        name = _NAMES.get(self.kind)
-        return TargetId(f"{name}_{self.architecture}") if name else None
+        """`sm_80` for machine code, `compute_80` for PTX, `lto_80` for LTO-IR; None for other kinds."""
+        return _target(self.kind, self.architecture)
+
+
+@lru_cache(maxsize=1 << 10)
+def _target(kind: int, architecture: int) -> TargetId | None:
+    """Made once for many entries."""
+    name = _NAMES.get(kind)
+    return TargetId(f"{name}_{architecture}") if name else None
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ def iter_fatbins(source: Source, start: int, end: int) -> Iterator[NvFatbin]:
 
 
 def is_fatbin(head: bytes) -> bool:
-    """Whether a fat binary's header is in these bytes: programs that make such files hold the magic alone, too."""
+    """Whether these bytes are a fat binary's header: programs that write such files hold the magic, too."""
     return (
         head.startswith(FATBIN_MAGIC)
         and head[4:6] == b"\x01\x00"
@@ -80,7 +87,7 @@ def is_fatbin(head: bytes) -> bool:
 
 
 def read_fatbin(start: int, end: int, room: int) -> Reader[NvFatbin]:
-    """The fat binary at `start`, which must end by `end` and have at most `room` entries. Raises BadBundle."""
+    """The fat binary at `start`, ending by `end`, of `room` entries at most. Raises BadBundle."""
     if start + HEADER_BYTES > end:
         raise BadBundle("a CUDA fat binary is cut off", place=start)
     head = yield Read(start, HEADER_BYTES, "a fat binary's header")

@@ -60,8 +60,9 @@ class PrunePlan:
     """What a pruned file will be made of.
 
     `bytes_before`, `bytes_after`: the file's length. `kept_bytes`, `removed_bytes`: unpacked bytes
-    of code objects by target. Patches are at output positions, applied after the pieces. When nothing
-    is to be done, `pieces` is one copy of the whole file and `changed` is false.
+    of code objects by target; `zeroed_bytes` of those removed became zeros where they are. Patches are at
+    output positions, applied after the pieces. When nothing is to be done, `pieces` is one copy of the whole
+    file and `changed` is false.
     """
 
     bytes_before: int
@@ -70,6 +71,7 @@ class PrunePlan:
     patches: tuple[Patch, ...] = ()
     kept_bytes: dict[str, int] = field(default_factory=dict)
     removed_bytes: dict[str, int] = field(default_factory=dict)
+    zeroed_bytes: int = 0
 
     @classmethod
     def unchanged(cls, size: int, kept_bytes: Mapping[str, int] | None = None) -> "PrunePlan":
@@ -80,13 +82,6 @@ class PrunePlan:
     def changed(self) -> bool:
         """False when the file would stay as it is."""
         return self.pieces != (Copy(0, self.bytes_before),)
-
-    @property
-    def zeroed_bytes(self) -> int:
-        """Bytes of zeros that the new file has, beyond padding: they take no room on a disk, or in a layer."""
-        return sum(
-            piece.n_bytes for piece in self.pieces if isinstance(piece, Zeros) and piece.n_bytes >= HOLE_BYTES
-        )
 
     def view(self, source: Source) -> Source:
         """The new file as a source, before it is written."""

@@ -1,10 +1,9 @@
 """What GPU code a file holds, where, for which targets, in how many bytes. Reads tables, not code.
 
-Knows CUDA fat binaries, bundles (raw and CCOB), code objects of AMD's and NVIDIA's, LLVM's OffloadBinary. They are
-found by their first bytes: in every section of a library, or as the file itself.
+Knows CUDA fat binaries, bundles (raw and CCOB), AMD's and NVIDIA's code objects, LLVM's OffloadBinary. These
+are found by their first bytes: in every section of a library, or as the file itself.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +11,17 @@ from dataclasses import dataclass
 
 from buildtool.gpucode import bundle, nvfatbin
 from buildtool.gpucode.bundle import Bundle, Header
-from buildtool.gpucode.elf import EM_AMDGPU, EM_CUDA, HEADER_BYTES, Elf, Section, head_of, is_elf64, read_elf
+from buildtool.gpucode.elf import (
+    EM_AMDGPU,
+    EM_CUDA,
+    HEADER_BYTES,
+    PT_LOAD,
+    Elf,
+    Section,
+    head_of,
+    is_elf64,
+    read_elf,
+)
 from buildtool.gpucode.forward import (
     ALIGN_BYTES,
     BUNDLE_MAGIC,
@@ -56,7 +65,8 @@ def find_container(
 ) -> tuple[Container, tuple[Section, ...], tuple[TargetId, ...]] | None:
     """The sections that can be cut, with those of the targets that are of their vendor; None without any.
 
-    Without the wrappers that point into them they can't: nothing shows what uses them. Raises PruneRefused when code of another form, or of both vendors, is there as well.
+    Without the wrappers that point into them they can't: nothing shows what uses them. Raises PruneRefused
+    when code of another form, or of both vendors, is there as well.
     """
     candidates = []
     for container in (HIP, CUDA):
@@ -120,10 +130,11 @@ def _read_bundle(start: int, end: int, allowance: bundle.Allowance) -> Reader[Bu
 
 # Scanning.
 
+MOST_LOOKALIKES = 1 << 16  # in a file; libraries that make GPU code hold a dozen
 UNKNOWN = "unknown"  # a format that is recognised, but not read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Code:
     """A piece of GPU code: its target (None: not known), its place in the file, and all bytes that it takes.
 
@@ -145,7 +156,7 @@ class Code:
 
 @dataclass(frozen=True)
 class FoundCode:
-    """What was found at one place: a fat binary, a bundle (whose codes a runtime chooses from), or an object."""
+    """What was found at one place: a fat binary, a bundle (a runtime chooses from these), or an object."""
 
     magic: bytes
     start: int
@@ -188,10 +199,10 @@ def foreign_targets(source: Source, targets: Sequence[TargetId]) -> tuple[str, .
 def scan_file(source: Source) -> Counter[str]:
     """The bytes of GPU code in a file by target, as its container names it, or `unknown`.
 
-    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `lto_80` for LTO-IR, `spirv`. In a compressed bundle, whose
-    code objects are compressed together, each takes a share in proportion to its unpacked size. A file without
-    any, or that is neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf, BadBundle) when
-    the file contradicts itself.
+    `gfx90a:xnack-`, `sm_80`, `compute_80` for PTX, `lto_80` for LTO-IR, `spirv`. In a compressed bundle,
+    whose code objects are compressed together, each takes a share in proportion to its unpacked size. A file
+    without any, or that is neither an ELF file nor a bundle, gives none. Raises GpuCodeError (BadElf,
+    BadBundle) when the file contradicts itself.
     """
     places = find_code(source)
     if is_elf64(head_of(source)) and not (len(places) == 1 and places[0].n_bytes == source.size):
@@ -207,7 +218,7 @@ def find_code(source: Source) -> list[FoundCode]:
 
 
 def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Code, ...]:
-    """The codes of a choice that none of the targets runs, of their vendors, where zeros can take their place.
+    """The codes of a choice, of the targets' vendors, that none of them runs: zeros can take their place.
 
     PTX is foreign, too, where each target that it serves has machine code of its own there.
     """
@@ -224,6 +235,12 @@ def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Cod
         and code.n_bytes >= nvfatbin.BLANK_BYTES
         and not serves_any(code.target, compiled if code.target.is_ptx else targets)
     )
+
+
+def is_loaded(elf: Elf, place: FoundCode) -> bool:
+    """Whether one segment of the file loads all of the place."""
+    end = place.start + place.n_bytes
+    return any(s.type == PT_LOAD and s.offset <= place.start and end <= s.file_end for s in elf.segments)
 
 
 def is_inside(place: FoundCode, sections: Sequence[Section]) -> bool:
@@ -274,6 +291,7 @@ def code_reader(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
 
 def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
     allowance, room, at = bundle.Allowance(size), bundle.MOST_CODES, HEADER_BYTES
+    lookalikes = 0
     while at < size:
         start = yield Find(at, size)
         assert isinstance(start, int)
@@ -282,7 +300,13 @@ def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]
         head = yield Read(start, min(HEADER_BYTES, size - start), "the first bytes of GPU code")
         assert isinstance(head, bytes)
         at = start + ALIGN_BYTES
-        if _is_plausible(head, size - start):
+        if not _is_plausible(head, size - start):
+            lookalikes += 1
+            if lookalikes > MOST_LOOKALIKES:
+                raise BadBundle(
+                    f"more than {MOST_LOOKALIKES:,} places look like GPU code and aren't", place=start
+                )
+        else:
             place = yield from _read_code(head, start, size, allowance, room)
             room -= max(len(place.codes), 1)
             at = start + place.n_bytes
@@ -324,7 +348,7 @@ def _is_plausible(head: bytes, room: int) -> bool:
     if head.startswith(COMPRESSED_MAGIC):
         return bundle.is_compressed(head, room)
     if head.startswith(OFFLOAD_MAGIC):
-        version, n_bytes = struct.unpack("<IQ", head[4:16].ljust(12, b"\0"))
+        version, n_bytes = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:16], "little")
         return 1 <= version <= _OFFLOAD_VERSIONS and len(head) < n_bytes <= room
     machine = int.from_bytes(head[18:20], "little")
     return machine in (EM_AMDGPU, EM_CUDA) and len(head) < _object_bytes(head) <= room
@@ -369,9 +393,13 @@ def _object(head: bytes, start: int, n_bytes: int) -> FoundCode:
 
 def _object_bytes(head: bytes) -> int:
     """Length of an ELF file by its header: its tables of headers come last."""
-    segments, sections = struct.unpack("<QQ", head[32:48].ljust(16, b"\0"))
-    counts = struct.unpack("<HHHH", head[54:62].ljust(8, b"\0"))
-    return max(segments + counts[0] * counts[1], sections + counts[2] * counts[3])
+    ends = [
+        int.from_bytes(head[table : table + 8], "little")
+        + int.from_bytes(head[sizes : sizes + 2], "little")
+        * int.from_bytes(head[sizes + 2 : sizes + 4], "little")
+        for table, sizes in ((32, 54), (40, 58))
+    ]
+    return max(ends)
 
 
 _ABI_V3 = 1  # e_ident[EI_ABIVERSION] of code object version 3; 4 and later number on from there

@@ -41,6 +41,7 @@ from buildtool.gpucode.scan import (
     find_container,
     foreign_in_place,
     is_inside,
+    is_loaded,
     iter_bundles,
 )
 from buildtool.gpucode.source import CHUNK_BYTES, Source, VerifyFailed
@@ -52,7 +53,7 @@ _ADDEND_AT = 16  # in a RELA record
 _HEADER_FIELDS = ((32, 8), (40, 8), (56, 2))  # e_phoff, e_shoff, e_phnum may differ
 
 
-# of each bundle: its file position, and id and SHA-256 of each code object in it, EMPTIED for zeros in its place
+# of each bundle: its file position, and id and SHA-256 of each code object in it, _EMPTIED for zeros
 _Inventory = Sequence[tuple[int, Sequence[tuple[str, bytes]]]]
 _EMPTIED = b"zeros"
 
@@ -78,7 +79,9 @@ class _File:
         container: Container | None,
         names: Sequence[str],
         targets: Sequence[TargetId] | None,
+        whole: frozenset[str] = frozenset(),
     ) -> "_File":
+        """`targets` are those whose code counts, None for all; in sections called `whole` all counts."""
         elf = read_elf(source)
         sections = []
         for name in names:
@@ -89,7 +92,8 @@ class _File:
         inventory: list[tuple[int, Sequence[tuple[str, bytes]]]] = []
         for section in sections:
             inventory_of = _cuda_inventory if container and container.is_cuda else _hip_inventory
-            inventory += inventory_of(source, section.offset, section.file_end, targets)
+            wanted = None if section.name in whole else targets
+            inventory += inventory_of(source, section.offset, section.file_end, wanted)
         file = cls(source, elf, container, tuple(sections), inventory, {})
         if container:
             relocated = _relocated(source, elf)
@@ -122,11 +126,16 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     elf = read_elf(old)
     match = find_container(elf, targets)
     container, sections, own = match or (None, (), tuple(targets))
-    zeroed, n_elsewhere = _zeroed_ranges(old, sections, own)
+    zeroed, n_elsewhere = _zeroed_ranges(old, elf, sections, own)
     if not (match or zeroed):
         raise VerifyFailed("the original holds no code that could be pruned")
     names = [section.name for section in sections]
-    before, after = _File.read(old, container, names, own), _File.read(new, container, names, None)
+    after = _File.read(new, container, names, None)
+    # a section that a cut would make shorter by less than a page stays as it is
+    whole = frozenset(
+        s.name for s, t in zip(sections, after.sections, strict=True) if _is_same(old, s, new, t)
+    )
+    before = _File.read(old, container, names, own, whole)
     _check_headers(before, after)
     if container:
         _check_pointers(before, after, container)
@@ -135,15 +144,24 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     return _check_code(before.inventory, after.inventory) + n_elsewhere
 
 
+def _is_same(old: Source, section: Section, new: Source, present: Section) -> bool:
+    """Whether a section has the same bytes in both files."""
+    if section.n_bytes != present.n_bytes:
+        return False
+    left = old.chunks(section.offset, section.file_bytes, "a section")
+    right = new.chunks(present.offset, present.file_bytes, "a section")
+    return all(one == other for one, other in zip(left, right, strict=True))
+
+
 def _zeroed_ranges(
-    source: Source, sections: Sequence[Section], targets: Sequence[TargetId]
+    source: Source, elf: Elf, sections: Sequence[Section], targets: Sequence[TargetId]
 ) -> tuple[list[tuple[int, int]], int]:
     """File ranges outside of the sections that may have become zeros, and how many codes are kept there."""
     ranges: list[tuple[int, int]] = []
     n_kept = 0
     for place in find_code(source):
         if not is_inside(place, sections):
-            foreign = foreign_in_place(place, targets)
+            foreign = foreign_in_place(place, targets) if is_loaded(elf, place) else ()
             ranges += [(code.start, code.n_bytes) for code in foreign]
             n_kept += sum(not code.is_blank for code in place.codes) - len(foreign)
     return ranges, n_kept

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 from buildtool.gpucode import elf
-from buildtool.gpucode.forward import Stream
+from buildtool.gpucode.forward import BUNDLE_MAGIC, COMPRESSED_MAGIC, Stream
 from buildtool.gpucode.scan import FoundCode, code_reader
 from buildtool.gpucode.source import GpuCodeError
 
 _PAGE = 4096
+BUNDLES = (BUNDLE_MAGIC, COMPRESSED_MAGIC)
 _HEAD_BYTES = 16 * _PAGE
 
 
@@ -19,6 +20,7 @@ class GpuCodeCounter:
     def __init__(self, size: int) -> None:
         self._head = b""
         self._totals: Counter[str] = Counter()
+        self.fixed: set[str] = set()  # processors with code where a prune moves nothing, and puts zeros
         self._error: GpuCodeError | None = None
         self._stream = Stream(code_reader(size, self._add))
 
@@ -57,3 +59,5 @@ class GpuCodeCounter:
             if not code.is_blank:
                 processor = code.target.processor if code.target else code.name
                 self._totals[processor] += code.stored_bytes
+                if place.magic in BUNDLES and place.start % _PAGE:  # clang aligns its section's to pages
+                    self.fixed.add(processor)

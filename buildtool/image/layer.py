@@ -46,6 +46,7 @@ class LayerIndex:
     digests: dict[int, bytes] = field(default_factory=dict)  # SHA-256 cut to 16 bytes, of large files
     captured: dict[int, bytes] = field(default_factory=dict)  # package databases, by zlib
     gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)  # of large files: target -> bytes
+    fixed_code: dict[int, frozenset[str]] = field(default_factory=dict)  # targets whose code a prune zeroes
     alignments: dict[int, int] = field(default_factory=dict)  # of these: a prune shortens by multiples of it
     debug: dict[int, int] = field(default_factory=dict)  # bytes that `strip` would take out
     unread: dict[int, str] = field(default_factory=dict)  # why a file couldn't be inspected
@@ -229,5 +230,7 @@ def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[by
     if gpu_code:
         index.gpu_code[row] = gpu_code
         index.alignments[row] = gpu.alignment
+        if gpu.fixed:
+            index.fixed_code[row] = frozenset(gpu.fixed)
     index.digests[row] = digest.digest()[:16]
     return _DIGEST_BYTES

@@ -29,8 +29,8 @@ from probes.core.units import counted, decimal_bytes
 
 Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't have this SHA-256
 
-PRUNER = 2  # part of every key: raise it when the same input and targets would give other bytes
-INSPECTOR = 1  # likewise, when other targets would be found in the same input
+PRUNER = 3  # part of every key: raise it when the same input and targets would give other bytes
+INSPECTOR = 2  # likewise, when other targets would be found in the same input
 KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
 
 

@@ -35,6 +35,8 @@ MEASURED = {
     "doctor": ("buildtool/doctor",),
     "fit": ("probes/fit",),
     "fit-gpu": ("probes/fit",),
+    "gpucode-stack": ("buildtool/prune", "buildtool/gpucode", "buildtool/image"),
+    "gpucode-wheels": ("buildtool/prune", "buildtool/gpucode", "buildtool/image"),
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
     "layout": IMAGES,

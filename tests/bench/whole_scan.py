@@ -1,31 +1,42 @@
 """GPU code of a file by a scan of all its bytes, at any alignment: the referee of the audit's figures.
 
-Written apart from `buildtool.gpucode`, of which it uses nothing: it maps the file and looks for the first bytes of
-each format anywhere, in no order, then drops what lies inside of something else.
+Written apart from `buildtool.gpucode`, of which it uses nothing: it maps the file, looks for the first bytes
+of each format anywhere, in no order, then drops what lies inside of something else.
 """
 
 import hashlib
 import mmap
 import struct
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 
 def whole_scan(path: Path) -> Counter[str]:
     """Bytes of GPU code by architecture (`sm_90`, `compute_90`, `lto_90`, `gfx90a`, `unknown`)."""
-    if not path.stat().st_size:
-        return Counter()
+    sums: Counter[str] = Counter()
+    for _, _, codes in places_in(path):
+        sums.update(codes)
+    return sums
+
+
+def places_in(path: Path) -> list["Place"]:
+    """Where GPU code is in a file, and what, each byte once."""
+    status = path.stat()
+    return _places(path, status.st_size, status.st_mtime_ns, status.st_ino) if status.st_size else []
+
+
+@lru_cache(maxsize=256)
+def _places(path: Path, *_: int) -> list["Place"]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != b"\x7fELF" and data[:4] not in (FATBIN, b"CCOB", OFFLOAD) and data[:24] != BUNDLE:
-            return Counter()
-        places = sorted([*fatbins(data), *bundles(data), *compressed(data), *objects(data), *offloads(data)])
-        sums: Counter[str] = Counter()
-        covered = 0
-        for start, end, codes in places:
-            if start >= covered:
-                sums.update(codes)
-                covered = end
-        return sums
+            return []
+        found = sorted([*fatbins(data), *bundles(data), *compressed(data), *objects(data), *offloads(data)])
+        places: list[Place] = []
+        for start, end, codes in found:
+            if not places or start >= places[-1][1]:
+                places.append((start, end, codes))
+        return places
 
 
 FATBIN, BUNDLE, OFFLOAD = b"\x50\xed\x55\xba", b"__CLANG_OFFLOAD_BUNDLE__", b"\x10\xff\x10\xad"
@@ -100,7 +111,7 @@ def bundles(data: mmap.mmap) -> list[Place]:
 
 
 def compressed(data: mmap.mmap) -> list[Place]:
-    """CCOB of versions 2 and 3: its bytes without the header, by the names that it has when it is unpacked."""
+    """CCOB of versions 2 and 3: its bytes without the header, by the names inside."""
     from backports import zstd
 
     places = []
@@ -160,17 +171,14 @@ def code_digests(path: Path, target: str) -> Counter[str]:
     Of a compressed bundle, which is packed anew, the unpacked pieces count.
     """
     digests: Counter[str] = Counter()
-    if not path.exists() or not path.stat().st_size:
+    if not path.exists():
         return digests
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        places = sorted([*fatbins(data), *bundles(data), *compressed(data)])
-        covered = 0
-        for start, end, codes in places:
-            if start >= covered:
-                covered = end
-                if target in codes:
-                    pieces = pieces_of(bytes(data[start:end]), target)
-                    digests.update(hashlib.sha256(piece).hexdigest() for piece in pieces)
+    with path.open("rb") as file:
+        for start, end, codes in places_in(path):
+            if target in codes:
+                file.seek(start)
+                pieces = pieces_of(file.read(end - start), target)
+                digests.update(hashlib.sha256(piece).hexdigest() for piece in pieces)
     return digests
 
 

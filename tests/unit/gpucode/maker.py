@@ -62,6 +62,7 @@ class Spec:
     section: str = ".hip_fatbin"
     wrapper_section: str = ".hipFatBinSegment"
     behind: str = ".eh_frame_hdr"
+    data: bytes = b"variables " * 30
 
 
 @dataclass
@@ -108,7 +109,7 @@ def make_library(spec: Spec) -> Library:
     behind = _Part(spec.behind, 1, 2, b"unwind " * 700, 4)
     dynamic = _Part(".dynamic", 6, 3, bytes(16 * 10), 8, 16, 3)
     wrappers = _Part(spec.wrapper_section, 1, 3, bytes(24 * count), 8)
-    data = _Part(".data", 1, 3, b"variables " * 30, 8)
+    data = _Part(".data", 1, 3, spec.data, 8)
     symtab = _Part(".symtab", 2, 0, bytes(24 * (count + 1)), 8, 24)
     names = _Part(".shstrtab", 3, 0, b"", 1)
     groups = [

@@ -83,6 +83,26 @@ def test_code_that_anything_may_point_to_becomes_zeros_where_it_is(section: str)
     assert not plan_prune(Source.of_bytes(out), parse_targets("sm_90")).changed
 
 
+def test_a_section_too_small_to_be_cut_stays_while_code_elsewhere_becomes_zeros() -> None:
+    """cuFFT's `.nv_fatbin` holds one cubin of 400 bytes; its prune was refused as a wrong result."""
+    small = cuda([nv_fatbin([(CUBIN, 75, 400)])], data=nv_fatbin(ALL))
+    out = pruned(small, "sm_90")
+    assert targets_in(out) == {"sm_75", "sm_90"}
+    assert len(out) == len(small)
+    assert not plan_prune(Source.of_bytes(out), parse_targets("sm_90")).changed
+
+
+def test_code_that_no_segment_loads_stays() -> None:
+    """An object file's, or what stands behind a program: a linker or an archiver reads it."""
+    behind = cuda([nv_fatbin(ALL)], section=".data.more") + nv_fatbin(ALL)
+    behind += bytes(-len(behind) % 8)
+    out = pruned(behind, "sm_90")
+    [inside, outside] = find_code(Source.of_bytes(out))
+    assert {code.name for code in inside.codes if not code.is_blank} == {"sm_90"}
+    assert len([code for code in outside.codes if not code.is_blank]) == len(ALL)
+    assert not plan_prune(Source.of_bytes(out), parse_targets("sm_90")).changed
+
+
 def test_wrapper_of_the_device_link_is_understood() -> None:
     assert targets_in(pruned(cuda([nv_fatbin(ALL)], wrapper_version=2), "sm_90")) == {"sm_90"}
 

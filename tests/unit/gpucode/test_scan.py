@@ -155,7 +155,8 @@ def test_offload_binary_in_a_library_is_unknown_code() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (nv_fatbin([(2, 80, 5000), (1, 80, 400), (8, 75, 600)]), {"sm_80": 5064, "compute_80": 464, "lto_75": 664}),
+        (nv_fatbin([(2, 80, 5000), (1, 80, 400), (8, 75, 600)]),
+         {"sm_80": 5064, "compute_80": 464, "lto_75": 664}),
         (raw_bundle({"gfx906": b"c" * 5000}), {"gfx906": 5000}),
         (PACKED, None),
         (elf_object(224, 0x3F)[:40] + struct.pack("<Q", 900) + elf_object(224, 0x3F)[48:58]
@@ -186,6 +187,18 @@ def test_code_is_found_in_a_section_of_any_name(
 )
 def test_magic_alone_is_no_code(text: bytes) -> None:
     assert scan(make_library(Spec([text * 3], section=".rodata.more")).data) == {}
+
+
+def test_a_file_of_nothing_but_magics_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read to be judged: a gigabyte of them would take minutes."""
+    data = make_library(Spec([b"\x50\xed\x55\xba\2\0\0\0" * 100], section=".rodata.more")).data
+    for most, fits in ((100, True), (99, False)):
+        monkeypatch.setattr("buildtool.gpucode.scan.MOST_LOOKALIKES", most)
+        if fits:
+            assert scan(data) == {}
+        else:
+            with pytest.raises(BadBundle, match="look like GPU code and aren't"):
+                scan(data)
 
 
 @pytest.mark.thorough

@@ -97,6 +97,28 @@ def test_code_for_other_cards_that_stays_in_a_tree_is_listed(
     assert "1 untouched with code for other cards" in capsys.readouterr().out
 
 
+def test_code_that_may_not_move_becomes_a_hole_and_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fatbin = nv_fatbin([(2, 80, 3_000_000), (2, 90, 30_000)])
+    library = tmp_path / "libcufft.so"
+    library.write_bytes(cuda([fatbin], section=".data.more"))
+    before = library.stat()
+    dry = main(["prune", str(tmp_path), "--targets", "sm_90", "--dry-run"]), capsys.readouterr()
+    assert main(["prune", str(tmp_path), "--targets", "sm_90"]) == dry[0] == Exit.OK
+    said = capsys.readouterr()
+    assert "prune libcufft.so: 3.04 MB to 3.04 MB, of which 3.00 MB are zeros" in said.err
+    assert "saved 0 B, and 3.00 MB are zeros now; " in said.out
+    assert said.out.replace("saved", "would save") == dry[1].out
+    after = library.stat()
+    assert after.st_size == before.st_size
+    assert after.st_blocks < before.st_blocks / 2
+    [run] = json.loads((tmp_path / FILE_NAME).read_text())["runs"]
+    assert [(row["path"], row["zeroed_bytes"]) for row in run["pruned"]] == [("libcufft.so", 3_000_000)]
+    assert main(["prune", str(tmp_path), "--targets", "sm_90"]) == Exit.OK
+    assert "nothing to cut" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "exit_code", "said"),
     [
