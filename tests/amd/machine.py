@@ -38,6 +38,7 @@ class Executed:
 
     instructions: Counter[str] = field(default_factory=Counter)
     transactions: Counter[str] = field(default_factory=Counter)
+    steps: int = 0  # instructions of waves that went together
     by_place: Counter[int] = field(default_factory=Counter)  # the instruction's number in the kernel
 
 
@@ -130,6 +131,8 @@ class _Wait:
 
 class Machine:
     """All waves of one launch."""
+
+    most_steps = 10_000_000  # until it counts as not ending
 
     def __init__(
         self,
@@ -473,6 +476,8 @@ class Machine:
                     if (self.waiting & (self.pc < end)).any():
                         raise Fault("waves wait at a barrier that others of their workgroup never reach")
                     break
+                if self.executed.steps > self.most_steps:
+                    raise Fault(self._where(code[at], "the kernel does not end"))
                 here = key == at
                 others = key[~here]
                 until = int(others.min()) if others.size and others.min() != far else end
@@ -483,6 +488,7 @@ class Machine:
                     if acts[at] is None:
                         acts[at] = _checked(instruction, lambda: act_of(instruction, self.kernel), self)
                     times[at] += len(self.index)
+                    self.executed.steps += 1
                     self.next = at + 1
                     try:
                         acts[at](self)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from amd_child import settle
 from code_object import Instruction, Kernel
-from machine import Fault
+from machine import Fault, Machine
 from triton.runtime import driver
 
 from probes.placement.packing import proof
@@ -96,12 +96,13 @@ def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
         return kernel
 
     usual = {}
+    Machine.most_steps = 10_000_000
     for name in CASES:
         executed.clear()
         gpu.changed = kept
         outcome = cases[name].outcome(torch.device("cpu"))
         assert not outcome.wrong, f"{name}: {outcome.wrong}"
-        usual[name] = (seen[-1], executed[-1].by_place, outcome.digest)
+        usual[name] = (seen[-1], executed[-1], outcome.digest)
     rng = random.Random(f"{target} {seed}")
     done = turn = 0
     while done < count:
@@ -109,10 +110,11 @@ def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
         turn += 1
         for i in range(len(CASES)):
             name = CASES[(start + i) % len(CASES)]
-            kernel, places, digest = usual[name]
-            fault = plant(kernel, places, kind, rng)
+            kernel, run, digest = usual[name]
+            fault = plant(kernel, run.by_place, kind, rng)
             if fault is not None:
                 done += 1
+                Machine.most_steps = 10 * run.steps
                 yield {"target": target, "case": name, "kind": kind} | tried(cases[name], gpu, fault, digest)
                 break
 
