@@ -2,16 +2,16 @@
 
     TRITON_INTERPRET=0 planted.py TARGET COUNT
 
-The rule, written before the first run: a fault is drawn by a seeded generator from the instructions that a case
-executes: first its kind, in turn, then the case, then the place, then the change. A kind that a kernel has no
-place for passes to the next case. A fault is found if the run ends with a Fault, or the result has other bits.
+The rule, written before the first run: a fault is drawn by a seeded generator from the instructions that a
+case executes: first its kind, in turn, then the case, then the place, then the change. A kind that a kernel
+has no place for passes to the next case. A fault is found if the run ends with a Fault, or the result has other bits.
 None is drawn again because it was not found.
 """
 
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -31,7 +31,23 @@ CASES = (
     "few_rows even, 5 x 37 x 512, no escapes",
     "unpack_ranked h14, 131072, gaussian",
 )
-_SOURCES = ("src0", "src1", "src2", "vsrc0", "vsrc1", "srcx0", "srcy0", "vsrcx1", "vsrcy1", "data0", "data", "vdata", "vsrc", "addr", "vaddr")
+_SOURCES = (
+    "src0",
+    "src1",
+    "src2",
+    "vsrc0",
+    "vsrc1",
+    "srcx0",
+    "srcy0",
+    "vsrcx1",
+    "vsrcy1",
+    "data0",
+    "data",
+    "vdata",
+    "vsrc",
+    "addr",
+    "vaddr",
+)
 _SELECTORS = ("opsel", "opsel_hi", "dpp", "src0_sel", "src1_sel", "row_mask", "bank_mask")
 _NOP = {"form": "SOPP", "name": "S_NOP"}
 
@@ -45,7 +61,11 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
                 yield with_field(of, name, 256 + max(0, fields[name] - 256 + rng.choice((-1, 1, 2))))
     elif kind == "selector":
         for name in _SELECTORS:
-            if name in fields and (of.form.startswith("VOP3P") or "opsel" not in name) and "WMMA" not in of.name:
+            if (
+                name in fields
+                and (of.form.startswith("VOP3P") or "opsel" not in name)
+                and "WMMA" not in of.name
+            ):
                 yield with_field(of, name, fields[name] ^ 1)
         if of.name == "V_PERM_B32" and 128 <= fields["src2"] < 248:
             yield with_field(of, "src2", fields["src2"] ^ 1)
@@ -53,9 +73,9 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
             yield with_field(of, "literal", fields["literal"] ^ 1 << rng.randrange(32))
     elif kind == "offset":
         for name in ("offset", "offset0", "ioffset"):
-            if name in fields and of.form.startswith(("MUBUF", "VBUFFER", "DS", "GLOBAL", "VGLOBAL", "SMEM")):
-                if "BPERMUTE" not in of.name and not of.name.startswith(("BUFFER_GL", "BUFFER_INV")):
-                    yield with_field(of, name, fields[name] + rng.choice((1, 2, 4)))
+            accesses = of.name.startswith(("BUFFER_LOAD", "BUFFER_STORE", "DS_", "GLOBAL_", "S_LOAD"))
+            if name in fields and accesses and "BPERMUTE" not in of.name:
+                yield with_field(of, name, fields[name] + rng.choice((1, 2, 4)))
     elif kind == "missing wait":
         if of.name.startswith("S_WAIT") and not of.name.startswith(("S_WAIT_ALU", "S_WAITCNT_DEPCTR")):
             yield replace(of, **_NOP)
@@ -75,7 +95,9 @@ def with_field(of: Instruction, name: str, value: int) -> Instruction:
     return replace(of, fields={**of.fields, name: value})
 
 
-def plant(kernel: Kernel, executed: dict[int, int], kind: str, rng: random.Random) -> tuple[int, Instruction] | None:
+def plant(
+    kernel: Kernel, executed: dict[int, int], kind: str, rng: random.Random
+) -> tuple[int, Instruction] | None:
     """One fault in a kernel: the place and the changed instruction; None where there is no place for it."""
     places = [place for place in sorted(executed) if any(changes(kernel.code[place], kind, random.Random(0)))]
     if not places:

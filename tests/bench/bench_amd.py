@@ -1,12 +1,12 @@
 """Our kernels' machine code for AMD's GPUs on an emulated machine: bits, operations, planted faults, counts.
 
 Nothing here is timed on a card, or was run on one. Cases are those of `probes.placement.packing.proof`, which
-`weir probe prove` runs on a card; targets are gfx1100 (RDNA 3), gfx90a (CDNA 2), gfx942 (CDNA 3) and gfx1201
-(RDNA 4). With buffer operations, Triton's default, all cases run; without them every fourth, a kind in turn.
+`weir probe prove` runs on a card; targets are gfx1100 (RDNA 3), gfx90a (CDNA 2), gfx942 (CDNA 3) and
+gfx1201 (RDNA 4). With buffer operations, Triton's default, all cases run; without them every fifth, the kinds in turn.
 
     .venv-torch/bin/python tests/bench/bench_amd.py [--record]
 
-`--record` writes the results' digests to probes/placement/packing/proof.json, and the counts a weight beside it.
+`--record` writes the results' digests to probes/placement/packing/proof.json.
 """
 
 import json
@@ -17,7 +17,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from board import ROOT, Board, tell
 
@@ -37,10 +36,9 @@ def main() -> int:
     board = Board()
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         jobs = [
-            pool.submit(_lines, ["amd_child.py", target, f"{share}/{SHARES}"], buffers)
+            pool.submit(_lines, ["amd_child.py", target, f"{share}/{SHARES}"], True)
             for target in TARGETS
-            for share, buffers in [*((share, True) for share in range(SHARES)), (None, False)]
-            if share is not None
+            for share in range(SHARES)
         ]
         jobs += [pool.submit(_lines, ["amd_child.py", target, "3/5"], False) for target in TARGETS]
         planted = [pool.submit(_lines, ["planted.py", target, str(FAULTS)], True) for target in BAR_TARGETS]
@@ -69,8 +67,7 @@ def _lines(words: list[str], buffers: bool) -> list[dict]:
         [sys.executable, str(AMD / words[0]), *words[1:]],
         env={**os.environ, **settled},
         check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -119,9 +116,17 @@ def _operations(board: Board, rows: list[dict]) -> None:
         if wrong:
             board.line({"operation": name, "disagrees": len(wrong), "first": wrong[0]})
     judged = sum(name in JUDGED for name in arithmetic)
-    board.bar("amd, arithmetic operations as their pseudocode", agreeing, len(arithmetic) - judged, "operations", at_least=True)
+    board.bar(
+        "amd, arithmetic operations as their pseudocode",
+        agreeing,
+        len(arithmetic) - judged,
+        "operations",
+        at_least=True,
+    )
     others = sorted(used - set(OPERATIONS))
-    board.line({"memory, lanes, matrices, control, tested in tests/amd/test_machine.py or by the cases": others})
+    board.line(
+        {"memory, lanes, matrices, control, tested in tests/amd/test_machine.py or by the cases": others}
+    )
     board.waive(
         "amd, disagreements with tinygrad's emulator",
         "its emulator isn't in its wheel; operations are compared with the pseudocode that it is made from",
@@ -134,9 +139,18 @@ def _faults(board: Board, faults: list[dict]) -> None:
     board.line({"planted": {kind: f"{found[kind]} of {count}" for kind, count in by_kind.items()}})
     for row in faults:
         if not row["found"]:
-            board.line({"not found": row["kind"], "target": row["target"], "case": row["case"], "fault": row["fault"]})
+            board.line(
+                {
+                    "not found": row["kind"],
+                    "target": row["target"],
+                    "case": row["case"],
+                    "fault": row["fault"],
+                }
+            )
     board.bar("amd, planted faults", len(faults), 200, "faults", at_least=True)
-    board.bar("amd, planted faults found", sum(found.values()) / max(1, len(faults)), 0.95, "share", at_least=True)
+    board.bar(
+        "amd, planted faults found", sum(found.values()) / max(1, len(faults)), 0.95, "share", at_least=True
+    )
 
 
 def counts_of(rows: Iterable[dict]) -> dict[str, dict[str, dict[str, float]]]:
@@ -149,9 +163,10 @@ def counts_of(rows: Iterable[dict]) -> dict[str, dict[str, dict[str, float]]]:
     best: dict[tuple[str, str], dict] = {}
     for row in rows:
         key = row["kernel"], row["target"]
-        if row["buffers"] and row["case"].endswith("gaussian") and not row["wrong"]:
-            if key not in best or row["weights"] > best[key]["weights"]:
-                best[key] = row
+        if not row["buffers"] or row["wrong"] or not row["case"].endswith("gaussian"):
+            continue
+        if key not in best or row["weights"] > best[key]["weights"]:
+            best[key] = row
     counts: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for (kernel, target), row in sorted(best.items()):
         counts[kernel][target] = {
