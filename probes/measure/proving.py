@@ -39,8 +39,8 @@ def card() -> torch.device:
     device = torch.device("cuda", torch.cuda.current_device())
     if not launch.usable(device):
         raise DeviceUnusable(
-            f"{torch.cuda.get_device_name(device)} runs none of these kernels: Triton is missing, or compiles "
-            "none for it",
+            f"{torch.cuda.get_device_name(device)} runs none of these kernels: Triton is missing, or "
+            "compiles none for it",
             "pip install triton; AMD's gfx908, gfx90a, gfx94x, gfx95x, gfx11xx and gfx12xx have them, "
             "and NVIDIA's from compute capability 8.0 on",
         )

@@ -98,7 +98,7 @@ def _word(data: bytes) -> int:
 
 
 def decode(data: bytes, architecture: str) -> tuple[str, str, int, dict[str, int], Inst | None]:
-    """Name, format, bytes, fields and tinygrad's form of the instruction that `data` begins with. Raises Unknown."""
+    """Name, format, bytes, fields and tinygrad's form of the first instruction of `data`. Raises Unknown."""
     window = data[:16].ljust(16, b"\0")
     form = _BY_TOP_BITS.get((architecture, _word(window) >> 26))
     try:

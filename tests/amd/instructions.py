@@ -14,6 +14,7 @@ _NOTHING_TO_DO = re.compile(
     r"|GLOBAL_(INV|WB|WBINV)"
 )
 _SEGMENT = 64  # bytes of a transaction with memory, as counted here
+_RAW = {"cdna": 0x27000, "rdna3": 0x31027000, "rdna4": 0x31027000}  # flags of a buffer descriptor
 _OFF = {"cdna": 127, "rdna3": 124, "rdna4": 124}  # as the scalar address of a global access: none
 
 
@@ -271,6 +272,8 @@ def _selected(selector: int, signed: bool) -> Callable[[np.ndarray], np.ndarray]
     bits, shift = (
         (8, 8 * selector) if selector < 4 else (16, 16 * (selector - 4)) if selector < 6 else (32, 0)
     )
+    if selector > 6:
+        raise Fault("a selector that means nothing")
     spare = U32(32 - bits)
 
     def part(words: np.ndarray) -> np.ndarray:
@@ -673,8 +676,8 @@ def _buffer(of: Instruction, kernel: Kernel) -> Act:
 
     def addressed(m: Machine, size: int) -> tuple[np.ndarray, np.ndarray]:
         words = [m.scalar(first + i) for i in range(4)]
-        if (words[1] >> U32(16) & U32(0x3FFF)).any():
-            raise Fault("a buffer of records is not known here")
+        if (words[1] >> U32(16)).any() or (words[3] != _RAW[kernel.architecture]).any():
+            raise Fault("a buffer's descriptor is not one of raw memory, as Triton makes it")
         base = words[0].astype(U64) | (words[1] & U32(0xFFFF)).astype(U64) << U64(32)
         # this sum wraps at 32 bits before gfx1250, which LLVM relies on
         places = (m.vector(register) if fields["offen"] else np.zeros((1, 1), U32)) + offset
@@ -781,7 +784,7 @@ def _bfloats(m: Machine, register: int, count: int, flush: bool) -> np.ndarray:
 
 
 def _matrix(of: Instruction, kernel: Kernel) -> Act:
-    """D = A B + C of bfloat16, by a whole wave. Sums are float64's, rounded once: a GPU's last bits differ."""
+    """D = A B + C of bfloat16 by a whole wave. Sums are float64's, rounded once: a GPU's last bits differ."""
     mfma = of.name.startswith("V_MFMA")
     size, _, depth = map(int, re.search(r"(\d+)X(\d+)X(\d+)", of.name).groups())
     lanes = kernel.wave

@@ -10,6 +10,7 @@ a barrier between that waits for it.
 Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_DELAY_ALU, traps.
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -133,6 +134,8 @@ class Machine:
     """All waves of one launch."""
 
     most_steps = 10_000_000  # until it counts as not ending
+    watched: int | None = None  # an instruction after which the state is noted, in `states`
+    states: list[int] = []  # noqa: RUF012
 
     def __init__(
         self,
@@ -256,7 +259,7 @@ class Machine:
                 )
 
     def vector(self, register: int, bits: int = 0xFFFFFFFF, every: bool = False) -> np.ndarray:
-        """Words of a vector register (waves, lanes). `bits`: which are used; `every`: of lanes that are off, too
+        """Words of a register (waves, lanes). `bits`: which are used; `every`: of lanes that are off, too.
 
         Raises Fault where one was never written; within arithmetic, it is filled (see `defined`).
         """
@@ -509,6 +512,8 @@ class Machine:
                         acts[at](self)
                     except Fault as fault:
                         raise Fault(self._where(instruction, str(fault))) from None
+                    if at == self.watched:
+                        self.states.append(self._state())
                     at = self.next if not self.branched else at + 1
                 if not self.branched:
                     self.pc[self.sel] = at
@@ -519,6 +524,13 @@ class Machine:
                 self.executed.instructions[code[place].name] += count
                 self.executed.by_place[place] += count
         return self.executed
+
+    def _state(self) -> int:
+        """A checksum of all registers and memory."""
+        total = 0
+        for of in (self.V, self.S, self.E, self.scc, self.pc, self.lds, self.memory.bytes):
+            total = zlib.crc32(np.ascontiguousarray(of).view(np.uint8), total)
+        return total
 
     def _made(self, act_of: Callable[[Instruction, Kernel], Act], instruction: Instruction) -> Act:
         try:

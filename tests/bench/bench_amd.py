@@ -2,7 +2,7 @@
 
 Nothing here is timed on a card, or was run on one. Cases are those of `probes.placement.packing.proof`, which
 `weir probe prove` runs on a card; targets are gfx1100 (RDNA 3), gfx90a (CDNA 2), gfx942 (CDNA 3) and
-gfx1201 (RDNA 4). With buffer operations, Triton's default, all cases run; without them every fifth, the kinds in turn.
+gfx1201 (RDNA 4). With buffer operations, Triton's default, all cases run; without them every fifth.
 
     .venv-torch/bin/python tests/bench/bench_amd.py [--record]
 
