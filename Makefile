@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,7 +58,7 @@ group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests mo
 torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
 
 packing-tests: $(TORCH_READY)
-	$(call group,$(TORCH_PY),tests/torch/packing)
+	$(call group,$(TORCH_PY),tests/torch/packing tests/amd)
 
 # the service, scans and fits with torch: about as long as placement
 MODELS := $(addprefix tests/torch/test_,fit_predictions.py fit_trials.py fit_without_rules.py loading_memory.py \
@@ -155,6 +155,9 @@ service-tests: $(READY)
 
 page-tests: docs
 	$(call group,$(PY),tests/loopback tests/browser)
+
+bench-amd: $(TORCH_READY) ## our kernels' machine code for AMD's GPUs on an emulated machine: bits, planted faults, counts
+	@$(TORCH_PY) tests/bench/bench_amd.py
 
 bench-audit: images ## the audit on the real images, on 45 GB, on hostile ones; needs 15 GB of disk
 	@$(PY) tests/bench/bench_audit.py

@@ -19,7 +19,8 @@ def add_verbs(verbs: Verbs) -> None:
         "prove",
         "run every kernel of placement on this card in 180 cases, compare the bits with recorded ones, and "
         "time them",
-        exits="0: every bit is right; 4: a case is wrong, which the report names; 3: no card that runs kernels. "
+        exits="0: every bit is right; 4: a case is wrong, which the report names; 3: no card that "
+        "runs kernels. "
         "Nothing is sent anywhere: attach the report to an issue.",
     )
     option(prove, "--report", "FILE", "write all cases with their bits and times, as JSON", Path)

@@ -39,10 +39,10 @@ def card() -> torch.device:
     device = torch.device("cuda", torch.cuda.current_device())
     if not launch.usable(device):
         raise DeviceUnusable(
-            f"{torch.cuda.get_device_name(device)} runs none of these kernels: Triton is missing, or compiles "
-            "none for it",
-            "pip install triton; AMD's gfx908, gfx90a, gfx94x, gfx95x, gfx11xx and gfx12xx have them, and "
-            "NVIDIA's from compute capability 8.0 on",
+            f"{torch.cuda.get_device_name(device)} runs none of these kernels: Triton is missing, or "
+            "compiles none for it",
+            "pip install triton; AMD's gfx908, gfx90a, gfx94x, gfx95x, gfx11xx and gfx12xx have them, "
+            "and NVIDIA's from compute capability 8.0 on",
         )
     return device
 
@@ -69,7 +69,7 @@ def prove(
     kernels: str = "",
     timed: "Callable[[Callable[[], torch.Tensor]], float | None] | None" = None,
 ) -> Iterator[Proved]:
-    """Run the cases whose kernel's name has `kernels` in it. What raises an error is a case that is wrong."""
+    """Run the cases whose kernel's name has `kernels` in it. What raises an error is a wrong case."""
     known = proof.recorded()
     for case in proof.cases():
         if kernels not in case.kernel:
@@ -97,7 +97,7 @@ def seconds_of(begin: Callable[[], torch.Tensor]) -> float:
         begin()
         last.record()
     torch.cuda.synchronize()
-    return median(first.elapsed_time(last) for first, last in pairs) / 1e3
+    return float(median(first.elapsed_time(last) for first, last in pairs)) / 1e3
 
 
 def document(facts: dict[str, str], rows: list[Proved]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from machine import Executed, Fault
 from standin_amd import WAVES, stand_in
 
-from probes.placement.packing import launch, products, proof
+from probes.placement.packing import launch, proof
 
 
 class OnGpu(torch.Tensor):

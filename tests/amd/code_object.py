@@ -98,7 +98,7 @@ def _word(data: bytes) -> int:
 
 
 def decode(data: bytes, architecture: str) -> tuple[str, str, int, dict[str, int], Inst | None]:
-    """Name, format, bytes, fields and tinygrad's form of the instruction that `data` begins with. Raises Unknown."""
+    """Name, format, bytes, fields and tinygrad's form of the first instruction of `data`. Raises Unknown."""
     window = data[:16].ljust(16, b"\0")
     form = _BY_TOP_BITS.get((architecture, _word(window) >> 26))
     try:
@@ -106,13 +106,12 @@ def decode(data: bytes, architecture: str) -> tuple[str, str, int, dict[str, int
     except (ValueError, AssertionError) as error:
         op = _word(window) >> 16 & 0x7F
         if architecture == "cdna" and _word(window) >> 23 == 0x1A7 and op in _MFMA_1K:
-            return _MFMA_1K[op], "VOP3P_MFMA", 8, _raw(cdna.VOP3P_MFMA, window), None
+            fields = _raw(cdna.VOP3P_MFMA, window)
+            return _MFMA_1K[op], "VOP3P_MFMA", 8, fields, None
         raise Unknown(f"no table has {_word(window):#010x} of {architecture}: {error}") from None
     fields = _raw(type(found), window)
-    if "opx" in fields:
-        name = f"{found.opx.name}+{found.opy.name}"
-    else:
-        name = common_name(found.op_name)
+    dual = "opx" in fields
+    name = f"{found.opx.name}+{found.opy.name}" if dual else common_name(found.op_name)
     return name, type(found).__name__, found.size(), fields, found
 
 
@@ -138,9 +137,8 @@ def _places(form: type[Inst]) -> list[tuple[str, tuple[int, int, int, int]]]:
 def load(binary: bytes, name: str, target: str) -> Kernel:
     """The kernel of that name in a code object. Raises Unknown for code that can't be decoded."""
     elf = ELFFile(io.BytesIO(binary))
-    symbols = {of.name: of.entry for of in elf.get_section_by_name(".symtab").iter_symbols()} if (
-        elf.get_section_by_name(".symtab")
-    ) else {of.name: of.entry for of in elf.get_section_by_name(".dynsym").iter_symbols()}
+    table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
+    symbols = {of.name: of.entry for of in table.iter_symbols()}
     place = symbols[f"{name}.kd"]["st_value"]
     raw = _at(elf, place, 64)
     lds, private, kernarg = struct.unpack_from("<III", raw, 0)
@@ -157,9 +155,7 @@ def load(binary: bytes, name: str, target: str) -> Kernel:
             break  # padding
         kind, form, bytes_, fields, decoded = decode(text[at:], architecture)
         line = bisect.bisect_right(addresses, begin + at) - 1
-        code.append(
-            Instruction(at, bytes_, kind, form, fields, decoded, lines[line][1] if line >= 0 else "")
-        )
+        code.append(Instruction(at, bytes_, kind, form, fields, decoded, lines[line][1] if line >= 0 else ""))
         at += bytes_
     first = 256 if preload and architecture == "cdna" else 0
     start = next(i for i, of in enumerate(code) if of.at == first)

@@ -14,6 +14,7 @@ _NOTHING_TO_DO = re.compile(
     r"|GLOBAL_(INV|WB|WBINV)"
 )
 _SEGMENT = 64  # bytes of a transaction with memory, as counted here
+_RAW = {"cdna": 0x27000, "rdna3": 0x31027000, "rdna4": 0x31027000}  # flags of a buffer descriptor
 _OFF = {"cdna": 127, "rdna3": 124, "rdna4": 124}  # as the scalar address of a global access: none
 
 
@@ -147,9 +148,9 @@ def _waits(of: Instruction, kernel: Kernel) -> Act:
             most = (63, 15)
         case "CNT", "rdna3":
             counts, most = [(("load",), word >> 10 & 63), (lgkm, word >> 4 & 63)], (63, 63)
-        case ("CNT_VSCNT" | "STORECNT"), _:
+        case (("CNT_VSCNT" | "STORECNT"), _):
             counts, most = [(("store",), word)], (63,)
-        case ("CNT_VMCNT" | "LOADCNT"), _:
+        case (("CNT_VMCNT" | "LOADCNT"), _):
             counts, most = [(("load",), word)], (63,)
         case "CNT_LGKMCNT", _:
             counts, most = [(lgkm, word)], (63,)
@@ -268,7 +269,11 @@ def _halves(code: int, kind: str, literal: int, fields: dict[str, int], position
 
 def _selected(selector: int, signed: bool) -> Callable[[np.ndarray], np.ndarray]:
     """A byte or a half of words, for SDWA."""
-    bits, shift = (8, 8 * selector) if selector < 4 else (16, 16 * (selector - 4)) if selector < 6 else (32, 0)
+    bits, shift = (
+        (8, 8 * selector) if selector < 4 else (16, 16 * (selector - 4)) if selector < 6 else (32, 0)
+    )
+    if selector > 6:
+        raise Fault("a selector that means nothing")
     spare = U32(32 - bits)
 
     def part(words: np.ndarray) -> np.ndarray:
@@ -313,7 +318,8 @@ def _stored(
             elif kind[1:] == "64":
                 for i in range(2):
                     word, gone = (
-                        None if of is None else (of.view(U64) >> U64(32 * i)).astype(U32) for of in (part, bits)
+                        None if of is None else (of.view(U64) >> U64(32 * i)).astype(U32)
+                        for of in (part, bits)
                     )
                     m.write_vector(to + i, word, lanes, undefined=gone)
             elif kind[1:] == "16":
@@ -379,16 +385,16 @@ def _dual(of: Instruction, kernel: Kernel) -> Act:
     fields = of.fields
     parts = []
     for letter, name in zip("xy", of.name.split("+"), strict=True):
-        name = common_name(name.replace("_DUAL_", "_"))
-        if name not in OPERATIONS:
-            raise Fault(f"{name} is not known here")
+        single = common_name(name.replace("_DUAL_", "_"))
+        if single not in OPERATIONS:
+            raise Fault(f"{single} is not known here")
         to = fields["vdstx"]
         if letter == "y":
             to = 256 + (fields["vdsty"] << 1 | to & 1 ^ 1)
         own = {"vdst": to, "src0": fields[f"src{letter}0"], "src1": fields[f"vsrc{letter}1"]}
         own["literal"] = fields.get("literal", 0)
-        half = Instruction(of.at, of.size, name, "VOP2", own)
-        parts.append(_parts(half, kernel, OPERATIONS[name]))
+        half = Instruction(of.at, of.size, single, "VOP2", own)
+        parts.append(_parts(half, kernel, OPERATIONS[single]))
 
     def act(m: Machine) -> None:
         values = [m.defined(compute) for compute, _ in parts]
@@ -583,15 +589,21 @@ class _Access:
         first = self.register if first is None else first
         return [first + i for i in range(self.words)]
 
-    def load(self, m: Machine, octets: np.ndarray, places: np.ndarray, on: np.ndarray, counter: str, first: int | None = None) -> None:
+    def load(
+        self,
+        m: Machine,
+        octets: np.ndarray,
+        places: np.ndarray,
+        on: np.ndarray,
+        counter: str,
+        first: int | None = None,
+    ) -> None:
         """Into the registers of lanes that are on; zeros for those without a place."""
         m.loading = counter
+        signed = _selected(0 if self.size == 1 else 4, True) if self.sign == "I" else None
         for register, words in zip(self.registers(first), _gathered(octets, places, self.size), strict=True):
-            if self.sign == "I":
-                spare = U32(32 - 8 * self.size)
-                words = ((words << spare).view(np.int32) >> np.int32(spare)).view(U32)
             full = np.zeros(m.ex.shape, U32)
-            full[on] = words
+            full[on] = words if signed is None else signed(words)
             if self.narrow:
                 write_half(m, register, full & U32(0xFFFF), self.high)
             else:
@@ -615,7 +627,10 @@ def _through_memory(of: Instruction, kernel: Kernel, addressed: Callable[[Machin
         waves = np.broadcast_to(m.index[:, None], m.ex.shape)[on]
         m.touch(m.memory.shadow, "store", places, waves, access.size, writes=not access.loads)
         if places.size:
-            segments = np.stack([waves, places // _SEGMENT]), np.stack([waves, (places + access.size - 1) // _SEGMENT])
+            segments = (
+                np.stack([waves, places // _SEGMENT]),
+                np.stack([waves, (places + access.size - 1) // _SEGMENT]),
+            )
             keys = np.concatenate([pair[0].astype(np.int64) << 40 | pair[1] for pair in segments])
             m.executed.transactions["loads" if access.loads else "stores"] += len(np.unique(keys))
         if access.loads:
@@ -661,8 +676,8 @@ def _buffer(of: Instruction, kernel: Kernel) -> Act:
 
     def addressed(m: Machine, size: int) -> tuple[np.ndarray, np.ndarray]:
         words = [m.scalar(first + i) for i in range(4)]
-        if (words[1] >> U32(16) & U32(0x3FFF)).any():
-            raise Fault("a buffer of records is not known here")
+        if (words[1] >> U32(16)).any() or (words[3] != _RAW[kernel.architecture]).any():
+            raise Fault("a buffer's descriptor is not one of raw memory, as Triton makes it")
         base = words[0].astype(U64) | (words[1] & U32(0xFFFF)).astype(U64) << U64(32)
         # this sum wraps at 32 bits before gfx1250, which LLVM relies on
         places = (m.vector(register) if fields["offen"] else np.zeros((1, 1), U32)) + offset
@@ -700,9 +715,8 @@ def _scalar_load(of: Instruction, kernel: Kernel) -> Act:
         m.executed.transactions["scalar loads"] += len(places)
         to = fields["sdata"]
         for i, word in enumerate(_gathered(m.memory.bytes, places, size)):
-            if parsed[1] == "I":
-                word = _selected(0 if size == 1 else 4, True)(word)
-            m.write_scalar(to + i, word)
+            extended = _selected(0 if size == 1 else 4, True)(word) if parsed[1] == "I" else word
+            m.write_scalar(to + i, extended)
         m.issue("scalar", [1000 + to + i for i in range(words)])
 
     return act
@@ -770,7 +784,7 @@ def _bfloats(m: Machine, register: int, count: int, flush: bool) -> np.ndarray:
 
 
 def _matrix(of: Instruction, kernel: Kernel) -> Act:
-    """D = A B + C of bfloat16, by a whole wave. The sum is float64's, rounded once: a GPU's last bits differ."""
+    """D = A B + C of bfloat16 by a whole wave. Sums are float64's, rounded once: a GPU's last bits differ."""
     mfma = of.name.startswith("V_MFMA")
     size, _, depth = map(int, re.search(r"(\d+)X(\d+)X(\d+)", of.name).groups())
     lanes = kernel.wave
@@ -805,7 +819,11 @@ def _matrix(of: Instruction, kernel: Kernel) -> Act:
             if (both[:, 0].view(U64) != both[:, 1].view(U64)).any():
                 raise Fault("the halves of a wave hold different factors")
             return both[:, 0]
-        return values.reshape(len(values), groups, size, each).transpose(0, 2, 1, 3).reshape(len(values), size, depth)
+        return (
+            values.reshape(len(values), groups, size, each)
+            .transpose(0, 2, 1, 3)
+            .reshape(len(values), size, depth)
+        )
 
     def act(m: Machine) -> None:
         if not m.all_lanes:
@@ -813,10 +831,7 @@ def _matrix(of: Instruction, kernel: Kernel) -> Act:
         product = factors(m, a_at) @ factors(m, b_at).transpose(0, 2, 1)
         given = product[:, row, column]  # (waves, results, lanes)
         for i in range(results):
-            if sums is None:
-                old = m.vector(of.src2 - 256 + extra + i).view(np.float32)
-            else:
-                old = sums(m)
+            old = m.vector(of.src2 - 256 + extra + i).view(np.float32) if sums is None else sums(m)
             total = (given[:, i] + old).astype(np.float32)
             if flush:
                 total = np.where(np.abs(total) < np.finfo(np.float32).tiny, np.float32(0), total)

@@ -1,8 +1,8 @@
 """Runs a kernel's machine code as an AMD GPU does, stricter than a card, on numpy's arrays.
 
-An array has an element for each lane of each wave of a launch. Waves that are at one instruction execute it
-together; of those that can go on, the ones at the lowest instruction go first. These end the run with a Fault,
-which names the instruction and its source line: an instruction or a mode that isn't known here, an access
+An array has an element for each lane of each wave. Waves that are at one instruction execute it together;
+of those that can go on, the ones at the lowest instruction go first. These end the run with a Fault, which
+names the instruction and its source line: an instruction or a mode that isn't known here, an access
 outside the memory given, a register or a word of LDS that is read before it was written, a register used
 before the wait counter says that it was loaded, and two waves that touch a byte, one of them writing, without
 a barrier between that waits for it.
@@ -10,6 +10,7 @@ a barrier between that waits for it.
 Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_DELAY_ALU, traps.
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Executed:
 
     instructions: Counter[str] = field(default_factory=Counter)
     transactions: Counter[str] = field(default_factory=Counter)
+    steps: int = 0  # instructions of waves that went together
     by_place: Counter[int] = field(default_factory=Counter)  # the instruction's number in the kernel
 
 
@@ -131,6 +133,10 @@ class _Wait:
 class Machine:
     """All waves of one launch."""
 
+    most_steps = 10_000_000  # until it counts as not ending
+    watched: int | None = None  # an instruction after which the state is noted, in `states`
+    states: list[int] = []  # noqa: RUF012
+
     def __init__(
         self,
         kernel: Kernel,
@@ -174,9 +180,7 @@ class Machine:
         self.lds = np.zeros(groups * room, np.uint8)
         self.lds_known = np.zeros(groups * room, np.bool_)
         self.lds_shadow = Shadow(groups * room)
-        self.scratch = np.zeros(
-            (waves * lanes, -(-max(kernel.descriptor.private, 1) // 16) * 16), np.uint8
-        )
+        self.scratch = np.zeros((waves * lanes, -(-max(kernel.descriptor.private, 1) // 16) * 16), np.uint8)
         self.lane_numbers = np.arange(lanes, dtype=U32)[None, :]
         self.executed = Executed()
         self.labels = {of.at: i for i, of in enumerate(kernel.code)}
@@ -246,11 +250,16 @@ class Machine:
     def awaited(self, register: int) -> None:
         """Raises Fault where something outstanding still writes a register, before what `loading` loads."""
         for wait in self.pending.get(register, ()):
-            if wait.counter != self.loading and (wait.due[self.sel] > self.done[wait.counter][self.sel]).any():
-                raise Fault(f"{_register_name(register)} is used before the {wait.counter} counter is waited for")
+            if (
+                wait.counter != self.loading
+                and (wait.due[self.sel] > self.done[wait.counter][self.sel]).any()
+            ):
+                raise Fault(
+                    f"{_register_name(register)} is used before the {wait.counter} counter is waited for"
+                )
 
     def vector(self, register: int, bits: int = 0xFFFFFFFF, every: bool = False) -> np.ndarray:
-        """A vector register's words (waves, lanes). `bits`: which are used; `every`: of lanes that are off, too.
+        """Words of a register (waves, lanes). `bits`: which are used; `every`: of lanes that are off, too.
 
         Raises Fault where one was never written; within arithmetic, it is filled (see `defined`).
         """
@@ -286,7 +295,9 @@ class Machine:
                 other = compute(self)
                 parts = zip(_words_of(value), _words_of(other), strict=True)
                 differing = [np.bitwise_xor(*np.broadcast_arrays(a, b)) for a, b in parts]
-                varying = differing if varying is None else [a | b for a, b in zip(varying, differing, strict=True)]
+                varying = (
+                    differing if varying is None else [a | b for a, b in zip(varying, differing, strict=True)]
+                )
             return value, varying
         finally:
             self.filling = None
@@ -396,7 +407,7 @@ class Machine:
                 waits.append(_Wait(counter, due))
 
     def wait(self, counter: str, left: int) -> None:
-        """All but the last `left` accesses are done. Scalar loads end in any order, so only 0 says anything."""
+        """All but the last `left` accesses are done. Scalar loads end in any order: only 0 says anything."""
         if counter == "scalar" and left:
             return
         done = self.done[counter]
@@ -429,7 +440,9 @@ class Machine:
             for name, of in self.at_barrier.items():
                 self.released[name][waves] = of[waves]
 
-    def touch(self, shadow: Shadow, kind: str, places: np.ndarray, waves: np.ndarray, size: int, *, writes: bool) -> None:
+    def touch(
+        self, shadow: Shadow, kind: str, places: np.ndarray, waves: np.ndarray, size: int, *, writes: bool
+    ) -> None:
         """Raises Fault if another wave's access to these bytes isn't ordered before this one."""
         for i in range(size):
             at = places + i
@@ -441,25 +454,33 @@ class Machine:
                 late = other | (self.released[kind][who] < when)
                 if late.any():
                     whom = int(who[late][0])
-                    raise Fault(f"a race with wave {whom}, which wrote the same {_SPACES[kind]} without a barrier that waits for it")
+                    raise Fault(
+                        f"a race with wave {whom}, which wrote the same {_SPACES[kind]} without a barrier "
+                        "that waits for it"
+                    )
             if writes:
                 if kind == "lds":
                     reader = shadow.reader[at]
                     epochs = self.epoch[self.group_of[waves]]
                     if ((reader != -1) & (reader != waves) & (shadow.epoch[at] == epochs)).any():
-                        raise Fault("a race with another wave, which reads the same word of LDS, without a barrier between")
+                        raise Fault(
+                            "a race with another wave, which reads the same word of LDS, without a barrier "
+                            "between"
+                        )
                 shadow.writer[at] = waves
                 shadow.written[at] = self.issued[kind][waves] + 1
             elif kind == "lds":
                 epochs = self.epoch[self.group_of[waves]]
-                again = (shadow.reader[at] != -1) & (shadow.epoch[at] == epochs) & (shadow.reader[at] != waves)
+                again = (
+                    (shadow.reader[at] != -1) & (shadow.epoch[at] == epochs) & (shadow.reader[at] != waves)
+                )
                 shadow.reader[at] = np.where(again, -2, waves)
                 shadow.epoch[at] = epochs
 
     # --- execution -----------------------------------------------------------------------------------------
 
     def run(self, act_of: Callable[[Instruction, Kernel], Act]) -> Executed:
-        """Until every wave has ended. `act_of`: what an instruction does, `instructions.act_of`. Raises Fault."""
+        """Until every wave has ended. `act_of` is that of `instructions`. Raises Fault."""
         code = self.kernel.code
         acts = [None] * len(code)
         end = len(code)
@@ -473,6 +494,8 @@ class Machine:
                     if (self.waiting & (self.pc < end)).any():
                         raise Fault("waves wait at a barrier that others of their workgroup never reach")
                     break
+                if self.executed.steps > self.most_steps:
+                    raise Fault(self._where(code[at], "the kernel does not end"))
                 here = key == at
                 others = key[~here]
                 until = int(others.min()) if others.size and others.min() != far else end
@@ -481,13 +504,16 @@ class Machine:
                 while at < until and not self.branched:
                     instruction = code[at]
                     if acts[at] is None:
-                        acts[at] = _checked(instruction, lambda: act_of(instruction, self.kernel), self)
+                        acts[at] = self._made(act_of, instruction)
                     times[at] += len(self.index)
+                    self.executed.steps += 1
                     self.next = at + 1
                     try:
                         acts[at](self)
                     except Fault as fault:
                         raise Fault(self._where(instruction, str(fault))) from None
+                    if at == self.watched:
+                        self.states.append(self._state())
                     at = self.next if not self.branched else at + 1
                 if not self.branched:
                     self.pc[self.sel] = at
@@ -498,6 +524,19 @@ class Machine:
                 self.executed.instructions[code[place].name] += count
                 self.executed.by_place[place] += count
         return self.executed
+
+    def _state(self) -> int:
+        """A checksum of all registers and memory."""
+        total = 0
+        for of in (self.V, self.S, self.E, self.scc, self.pc, self.lds, self.memory.bytes):
+            total = zlib.crc32(np.ascontiguousarray(of).view(np.uint8), total)
+        return total
+
+    def _made(self, act_of: Callable[[Instruction, Kernel], Act], instruction: Instruction) -> Act:
+        try:
+            return act_of(instruction, self.kernel)
+        except Fault as fault:
+            raise Fault(self._where(instruction, str(fault))) from None
 
     def _where(self, instruction: Instruction, what: str) -> str:
         source = f" ({instruction.source})" if instruction.source else ""
@@ -511,12 +550,12 @@ _FILLINGS = np.array([0, 0xFFFFFFFF, 0x5A3C96E1, 0xC96A0F55], U32)
 def _words_of(value: object) -> list[np.ndarray]:
     """Results as unsigned numbers, or whether a bit is set."""
     parts = value if isinstance(value, tuple | list) else (value,)
-    return [
-        part if part.dtype == np.bool_ else part.view(np.dtype(f"u{part.itemsize}")) for part in parts
-    ]
+    return [part if part.dtype == np.bool_ else part.view(np.dtype(f"u{part.itemsize}")) for part in parts]
 
 
-def _put(rows: np.ndarray, sel: slice | np.ndarray, whole: bool, value: np.ndarray, on: np.ndarray | bool) -> None:
+def _put(
+    rows: np.ndarray, sel: slice | np.ndarray, whole: bool, value: np.ndarray, on: np.ndarray | bool
+) -> None:
     if on is True:
         rows[sel] = value
     elif whole:
@@ -528,13 +567,6 @@ def _put(rows: np.ndarray, sel: slice | np.ndarray, whole: bool, value: np.ndarr
 
 
 _SPACES = {"store": "bytes", "lds": "word of LDS"}
-
-
-def _checked(instruction: Instruction, made: Callable[[], Act], machine: Machine) -> Act:
-    try:
-        return made()
-    except Fault as fault:
-        raise Fault(machine._where(instruction, str(fault))) from None
 
 
 def _register_name(register: int) -> str:

@@ -1,8 +1,8 @@
 """What AMD's arithmetic instructions compute, on numpy's arrays: one entry for each operation.
 
 Names are RDNA 3's, without `_E32` and `_E64`; CDNA's and RDNA 4's other names for the same are in `RENAMED`.
-A signature is a result's type and those of the sources. Besides types of values it has `scc` (the scalar
-condition), `mask` (a bit for each lane, from VCC or a scalar register) and `old` (what the destination holds).
+A signature is a result's type and those of the sources. Besides types it has `scc` (the scalar condition),
+ `mask` (a bit for each lane, from VCC or a scalar register) and `old` (what the destination holds).
 A function returns the result, or the result and what goes into SCC or a mask.
 
 `test_operations.py` compares each with AMD's own pseudocode.
@@ -300,7 +300,11 @@ for _bits in (32, 64):
     for _type in ("u", "i"):
         for _name, _by in COMPARISONS.items():
             kind = f"{_type}{_bits}"
-            if _name in _OF_FLOATS or _name == "NE" or (_bits == 64 and (_type == "i" or _name not in ("EQ", "LG"))):
+            if (
+                _name in _OF_FLOATS
+                or _name == "NE"
+                or (_bits == 64 and (_type == "i" or _name not in ("EQ", "LG")))
+            ):
                 continue
             _TABLE[f"S_CMP_{_name}_{kind.upper()}"] = (f"scc {kind} {kind}", _by)
     _LOGIC = {
@@ -372,7 +376,9 @@ def common_name(name: str) -> str:
     """The name of an operation in the tables here, for an architecture's own."""
     name = name.removesuffix("_E32").removesuffix("_E64")
     if name.startswith("DS_"):
-        name = name.replace("READ2", "LOAD_2ADDR").replace("WRITE2", "STORE_2ADDR").replace("ST64", "_STRIDE64")
+        name = (
+            name.replace("READ2", "LOAD_2ADDR").replace("WRITE2", "STORE_2ADDR").replace("ST64", "_STRIDE64")
+        )
         name = name.replace("DS_READ", "DS_LOAD").replace("DS_WRITE", "DS_STORE")
         name = re.sub(r"DS_(LOAD|STORE)_([UIB]\d+)_(D16(?:_HI)?)", r"DS_\1_\3_\2", name)
     return RENAMED.get(name, name)

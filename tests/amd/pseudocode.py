@@ -127,7 +127,9 @@ def _expression(text: str) -> str:
     text = re.sub(r"\b(0x[0-9a-fA-F]+|\d+)(?:ULL|LL|U|F)\b", r"\1", text)
     text = text.replace("<>", "!=").replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
-    text = re.sub(r"\{ ([^{},]+)\.([ui])(\d+), ([^{},]+)\.([ui])(\d+) \}", r"joined((\1.u\3, \3), (\4.u\6, \6))", text)
+    text = re.sub(
+        r"\{ ([^{},]+)\.([ui])(\d+), ([^{},]+)\.([ui])(\d+) \}", r"joined((\1.u\3, \3), (\4.u\6, \6))", text
+    )
     text = re.sub(r"\{ 0, (\S+) \}", r"\1", text)  # zeros above
     chosen = re.fullmatch(r"(.+?) \? (.+) : (.+)", text)
     if chosen:
@@ -141,8 +143,7 @@ def evaluate(text: str, given: dict[str, int]) -> dict[str, int]:
     if "BYTE_PERMUTE" in text:
         return state | {"D0": _bytes_permuted(state)}
     text = re.sub(r"//.*", "", text)
-    for statement in re.split(r"[;\n]", text):
-        statement = statement.strip()
+    for statement in map(str.strip, re.split(r"[;\n]", text)):
         if not statement or statement.startswith("declare"):
             continue
         *lefts, right = statement.split(" = ")
@@ -166,9 +167,11 @@ def _assign(state: dict[str, int], left: str, value: object) -> None:
         state[name] = _word(value, kind) if kind else int(value)
         return
     names = {of: Bits(word) for of, word in state.items()}
-    bounds = [int(eval(_expression(of), {}, names)) for of in re.split(r" : ", place[1:-1])] if place.count("[") == 1 else [
-        int(eval(_expression(place[1:-1]), {}, names))
-    ]
+    bounds = (
+        [int(eval(_expression(of), {}, names)) for of in re.split(r" : ", place[1:-1])]
+        if place.count("[") == 1
+        else [int(eval(_expression(place[1:-1]), {}, names))]
+    )
     high, low = (bounds * 2)[:2]
     if high < low:  # all bits in reverse order: the value was reversed when it was read
         state[name] = int(value)

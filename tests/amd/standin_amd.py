@@ -1,5 +1,5 @@
-"""A stand-in for Triton's AMD driver: Triton's own launcher specializes and compiles a kernel to a code object,
-and `machine` runs it on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
+"""A stand-in for Triton's AMD driver: Triton's own launcher specializes and compiles a kernel, and
+`machine` runs its code object on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def run(
     buffers: Sequence[tuple[str, int, int]],
     shared: int,
 ) -> Executed:
-    """One launch. `values`: Triton's types and the arguments; `buffers`: names, addresses, bytes of tensors."""
+    """One launch. `values`: Triton's types, and arguments; `buffers`: names, addresses, bytes of tensors."""
     area = np.zeros(512, np.uint8)
     memory = Memory([*buffers, ("the arguments", area.ctypes.data, kernel.descriptor.kernarg)])
     packed = b""

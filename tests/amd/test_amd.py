@@ -1,4 +1,4 @@
-"""The machine code that Triton makes of the kernels for AMD's GPUs gives the right bits, instruction by instruction.
+"""The machine code that Triton makes of the kernels for AMD's GPUs gives the right bits, run step by step.
 
 All cases on all targets are `make bench-amd`; here are one of each kernel and target.
 """
@@ -40,7 +40,9 @@ def _run(target: str, folder: Path) -> list[dict]:
 def tried(tmp_path_factory) -> dict[str, list[dict]]:
     folder = tmp_path_factory.mktemp("triton")
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(TARGETS, pool.map(lambda target: _run(target, folder / target), TARGETS), strict=True))
+        return dict(
+            zip(TARGETS, pool.map(lambda target: _run(target, folder / target), TARGETS), strict=True)
+        )
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,4 +1,4 @@
-"""The emulated machine is stricter than a card: what a kernel must not do is an error that names the place."""
+"""The emulated machine is stricter than a card: what a kernel must not do ends with the place's name."""
 
 import numpy as np
 import pytest
@@ -92,7 +92,16 @@ def test_a_barrier_that_waits_orders_two_waves():
         ((v_mov_b32_e32(v[3], 0), TAKE), "a word of LDS is read before it is written"),
         ((v_add_nc_u32_e32(v[3], 4, v[1]), PUT, LDS_IS_DONE, s_barrier(), TAKE), "byte 256 of 256 of LDS"),
         ((PUT, LDS_IS_DONE, s_barrier(), TURNED, TAKE, ds_store_b32(addr=v[1], data0=v[0])), "a race"),
-        ((TURNED, v_mov_b32_e32(v[2], 1), STORE, s_barrier(), global_load_b32(vdst=v[2], addr=v[3], saddr=s[2:3])), "a race"),
+        (
+            (
+                TURNED,
+                v_mov_b32_e32(v[2], 1),
+                STORE,
+                s_barrier(),
+                global_load_b32(vdst=v[2], addr=v[3], saddr=s[2:3]),
+            ),
+            "a race",
+        ),
     ],
 )
 def test_waves_that_race_are_found(body, why):
@@ -124,4 +133,6 @@ def test_what_is_undefined_may_pass_through_arithmetic_and_no_further():
 )
 def test_lanes_take_values_of_others_as_dpp_says(control, wanted):
     source, there = dpp_source(control, 64)
-    assert [int(of) if ok else None for of, ok in zip(source, there, strict=True)] == [*map(wanted, range(64))]
+    assert [int(of) if ok else None for of, ok in zip(source, there, strict=True)] == [
+        *map(wanted, range(64))
+    ]

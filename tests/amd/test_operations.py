@@ -9,7 +9,18 @@ from pseudocode import evaluate, text_of
 
 VECTORS = 200
 EDGES = (0, 1, 2, 31, 32, 63, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-FLOATS = (0, 0x80000000, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800001, 0x7F7FFFFF, 0x7F800000, 0xFF800000)
+FLOATS = (
+    0,
+    0x80000000,
+    1,
+    0x007FFFFF,
+    0x00800000,
+    0x3F800000,
+    0xBF800001,
+    0x7F7FFFFF,
+    0x7F800000,
+    0xFF800000,
+)
 NO_TEXT = {"S_MOVK_I32": "D0.i32 = 32'I(signext(S0.i16))"}  # by the tables' older or newer words for it
 # tinygrad's text and what a card does, judged: what differs, and why the hand-written one is kept
 JUDGED = {
@@ -84,7 +95,9 @@ def one(name, operation, text, rng) -> str:
         whole = sum(int(part.view(f"u{size // 8}")[0]) << size * i for i, part in enumerate(parts))
         wanted = state["D0"]
         floats = "F32" in name
-        same = whole == wanted or (floats and all(alike(whole >> s & 0xFFFFFFFF, wanted >> s & 0xFFFFFFFF) for s in (0, 32)))
+        same = whole == wanted or (
+            floats and all(alike(whole >> s & 0xFFFFFFFF, wanted >> s & 0xFFFFFFFF) for s in (0, 32))
+        )
         return "" if same else f"{given}: {whole:#x}, not {wanted:#x}"
     for kind, part in zip(operation.results, parts, strict=True):
         if kind == "scc":

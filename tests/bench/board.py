@@ -26,6 +26,7 @@ ALL = ("buildtool", "probes", "images")
 IMAGES = ("buildtool/build", "buildtool/engine", "images")
 PLACEMENT = ("probes/placement",)
 MEASURED = {
+    "amd": ("probes/placement/packing",),
     "audit": ("buildtool/audit", "buildtool/image", "buildtool/gpucode", "probes/core/quoting.py"),
     "build": IMAGES,
     "device-full": ("probes/measure",),

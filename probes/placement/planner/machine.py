@@ -149,7 +149,8 @@ def profile(name: str) -> Constants:
 def sources(name: str) -> dict[str, str]:
     """For each number of a machine's profile, its source and the date on which that was read."""
     known = table()["sources"]
-    entry = {**table()["reached"], **table()["common"], **table()["machines"][name]}
+    counted = {f"instructions a weight of {key}": value for key, value in table()["counted"].items()}
+    entry = {**table()["reached"], **counted, **table()["common"], **table()["machines"][name]}
     return {
         key: f"{known[value['source']]['what']} ({known[value['source']]['date']})"
         for key, value in entry.items()
@@ -190,7 +191,7 @@ class _Profile:
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=vram,
             unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
-            ranked_rate=self._at_most(peak * self._reached("unpack"), "amd_ranked" if amd else "ranked")
+            ranked_rate=self._at_most(peak * self._reached("unpack"), "ranked", of=_counted(target))
             if triton
             else peak * self._reached("torch_unpack"),
             activation_rate=self._at_most(vram, "activations"),
@@ -226,13 +227,24 @@ class _Profile:
             target=target,
         )
 
-    def _at_most(self, rate: float, key: str) -> float:
-        """A rate of VRAM, limited to what the GPU's arithmetic units reach."""
-        return min(rate, float(self._machine["tflops"]["float32"]) * 1e12 * self._reached(key))
+    def _at_most(self, rate: float, key: str, *, of: float = 1.0) -> float:
+        """A rate of VRAM, limited to `of` what the GPU's arithmetic units reach on NVIDIA's."""
+        return min(rate, float(self._machine["tflops"]["float32"]) * 1e12 * self._reached(key) * of)
 
     def _link(self) -> float:
         link = self._machine["link"]
         return LANE_GB_PER_S[int(link["generation"])] * 1e9 * int(link["lanes"])
+
+
+def _counted(target: str) -> float:
+    """NVIDIA's instructions a weight over a target's, of the kernel that unpacks 3-bit codes.
+
+    A target that nobody counted has those of RDNA 3 from gfx10 on, else of CDNA.
+    """
+    counts = table()["counted"]
+    known = next((key for key in counts if target.startswith(key)), "")
+    key = known or ("gfx11" if target.startswith("gfx1") else "gfx9")
+    return float(counts["sm_"]["value"]) / float(counts[key]["value"])
 
 
 def nearest_profile(name: str, target: str) -> str:
