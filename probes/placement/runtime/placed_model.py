@@ -112,17 +112,18 @@ class PlacedModel:
         """
         before = self.plan, self._builder.planned
         self._require_host_memory()
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                self._exchange(plan, planned)
+            except BaseException:
+                self._exchange(*before)
+                raise
+
+    def _exchange(self, plan: Plan, planned: PlannedBytes | None) -> None:
         self.take_down(leave_values=self._source.rereadable)
-        try:
-            self._start(plan, planned)
-            free_memory()
-            self.place()
-        except BaseException:
-            self.take_down(leave_values=self._source.rereadable)
-            self._start(*before)
-            free_memory()
-            self.place()
-            raise
+        self._start(plan, planned)
+        free_memory()
+        self.place()
 
     def _require_host_memory(self) -> None:
         """Raise PlacementError where the weights don't fit in host memory beside what is there now."""
