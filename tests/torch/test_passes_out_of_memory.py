@@ -252,19 +252,19 @@ def blocked(layers=4):
     return model.eval().requires_grad_(False)
 
 
-@torch.inference_mode()
 def test_weights_placed_again_within_inference_mode_are_ordinary_tensors():
-    x, model = torch.randn(2, WIDTH), blocked()
-    want = model(x)
-    handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), HostStreams())
-    model[-1].failures += [1]
-    with pytest.warns(RuntimeWarning, match="out of memory"):
+    model = blocked()
+    with torch.inference_mode():
+        x = torch.randn(2, WIDTH)
+        want = model(x)
+        handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), HostStreams())
+        model[-1].failures += [1]
+        with pytest.warns(RuntimeWarning, match="out of memory"):
+            assert torch.equal(model(x), want)
         assert torch.equal(model(x), want)
-    assert torch.equal(model(x), want)
-    handle.remove()
+        handle.remove()
     assert not any(parameter.is_inference() for parameter in model.parameters())
-    with torch.inference_mode(False):
-        assert torch.equal(model(x.clone()), want)
+    assert torch.equal(model(x.clone()), want)
 
 
 @torch.no_grad()

@@ -32,7 +32,6 @@ from probes.placement.runtime.capture import (
     MAX_COUNTED,
     Captured,
     Recorder,
-    call_key,
     direct_tensors,
 )
 from probes.placement.runtime.engine import Engine
@@ -205,7 +204,8 @@ class Handle(PlacedModel):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[float | None, dict[str, BlockTime]]:
         """The shortest of some passes, and what blocks took in one more; None where that can't be undone."""
-        state = PassState(self._buffers, args, kwargs, modules=tuple(self.model.modules()))
+        modules = tuple(self.model.modules())
+        state = PassState(self._buffers, *args, *kwargs.values(), modules=modules)
         if not state.is_whole:
             return None, {}
         walls = []
@@ -245,13 +245,14 @@ class Handle(PlacedModel):
         """
         if self._guarding:  # it is a part of such work
             return work(args, kwargs)
-        kind = call_key([*direct_tensors(args), *direct_tensors(kwargs)])
+        given = (*args, *kwargs.values())
+        kind = tuple([(tensor.shape, tensor.dtype) for tensor in direct_tensors(given)])
         try:
             self._guarding = True
-            state = self._state(kind, args, kwargs)
+            state = self._state(kind, given)
             output, error = _tried(work, args, kwargs)
             if error is not None:
-                note = partial(self._state, kind, args, kwargs)
+                note = partial(self._state, kind, given)
                 output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
             if len(self._known_kinds) < MAX_COUNTED:
                 self._known_kinds.add(kind)
@@ -259,10 +260,10 @@ class Handle(PlacedModel):
             self._guarding = False
         return output
 
-    def _state(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PassState:
+    def _state(self, kind: Hashable, given: tuple[Any, ...]) -> PassState:
         """How things are before a pass; with all values before the first of its kind, likeliest to fail."""
         modules = () if kind in self._known_kinds else tuple(self.model.modules())
-        return PassState(self._buffers, args, kwargs, modules=modules)
+        return PassState(self._buffers, *given, modules=modules)
 
     def _with_room(
         self,
@@ -293,6 +294,7 @@ class Handle(PlacedModel):
             state = note()
             output, failed = _tried(work)
             if failed is None:
+                self._measured = Unknown("no pass has been measured since one ran out of memory")
                 freed = before - self._builder.vram_bytes
                 if freed > 0:
                     moved = counted(self._builder.spilled, "block")
@@ -338,9 +340,8 @@ class Handle(PlacedModel):
         """
         self._builder.require_capturable("call it directly, or plan otherwise")
         recorder = Recorder(self._engine)
-        captured = Captured(recorder, self._taken, work, example)
-        self._captures.append(captured)
-        return captured
+        self._recorders.append(recorder)  # the model may be placed again before the function is captured
+        return Captured(recorder, self._taken, work, example)
 
     def _taken(
         self,

@@ -33,7 +33,10 @@ class PassState:
             self._note_random_numbers()
         self._note_buffers(buffers)
         for thing in given:
-            self._note(thing, 0)
+            if type(thing) is torch.Tensor:
+                self._note_tensor(thing)
+            else:
+                self._note(thing, 0)
 
     def _note_buffers(self, buffers: Sequence[dict[str, Any]]) -> None:
         """In each pass, so without the detours that anything else needs."""

@@ -25,7 +25,7 @@ from probes.placement.runtime.builder import (
     memory_refusals,
     planned_blocks,
 )
-from probes.placement.runtime.capture import Captured, Recorder
+from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine, Turns
 from probes.placement.runtime.hooks import (
     BlockHook,
@@ -64,7 +64,7 @@ class PlacedModel:
         self.recorder: Recorder | None = None
         self._source, self._streams, self._pinned, self._capture = source, streams, pinned, capture
         self._work, self._turns = work or PackedOperations(), turns or Turns()
-        self._captures: list[Captured] = []
+        self._recorders: list[Recorder] = []  # of functions that call the model
         self._start(plan, PlannedBytes.of(plan))
 
     def _start(self, plan: Plan, planned: PlannedBytes | None) -> None:
@@ -97,8 +97,8 @@ class PlacedModel:
         self.move_buffers(self.model, cpu_modules(blocks))
         if self._capture:
             self._record_passes()
-        for captured in self._captures:
-            captured.recorder.renew(self._engine)
+        for recorder in self._recorders:
+            recorder.renew(self._engine)
         self._guard_passes(any(entry.trains for block, _ in blocks for entry in block.entries))
         self.convert_inputs(blocks)
         self._blocks = [block for block, _ in blocks]
@@ -225,7 +225,7 @@ class PlacedModel:
         with torch.inference_mode(False), torch.no_grad():
             self._engine.drain()
             self._origins.remove_hooks()
-            for recorder in (self.recorder, *(block.recorder for block in self._captures)):
+            for recorder in (self.recorder, *self._recorders):
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
