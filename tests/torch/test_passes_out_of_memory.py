@@ -181,9 +181,10 @@ def test_what_a_pass_kept_in_its_arguments_is_there_once():
 def test_where_nothing_can_move_the_error_says_so():
     x, model = torch.randn(2, WIDTH), with_blocked()
     placed(model, tiers=("streamed",) * 6)
-    model.layers[3].failures += [1]
-    with pytest.raises(torch.cuda.OutOfMemoryError):
+    model.layers[3].failures += [1, 1]
+    with pytest.raises(torch.cuda.OutOfMemoryError) as error:
         model(x)
+    assert "no block that stays in VRAM can stream" in "".join(error.value.__notes__)
     assert torch.equal(model(x), made()(x))
 
 

@@ -240,8 +240,8 @@ class Handle(PlacedModel):
     ) -> Any:
         """Do work that runs the model. Where VRAM runs out, blocks are moved, and it is done again.
 
-        Raises torch.OutOfMemoryError where all the room that there is isn't enough, or where it can't be done
-        again: the model is placed as before then.
+        Raises torch's OutOfMemoryError where all the room that there is isn't enough, or where it can't be
+        done again: the model is placed as before then.
         """
         if self._guarding:  # it is a part of such work
             return work(args, kwargs)
@@ -287,9 +287,13 @@ class Handle(PlacedModel):
             state.restore()
             before = self._builder.vram_bytes
             try:
+                if not n_bytes:
+                    raise PlacementError("no block that stays in VRAM can stream instead")
                 self.place_again(self.plan, self._builder.with_room(n_bytes))
-            except PlacementError as refused:
-                why = f"no room can be made: {refused}"
+            except (
+                PlacementError
+            ) as refused:  # what others hold may be free by now, and a recording isn't needed
+                why = str(refused)
                 free_memory()
             state = note()
             output, failed = _tried(work)
@@ -317,14 +321,13 @@ class Handle(PlacedModel):
         raise error
 
     def _rooms(self, error: torch.cuda.OutOfMemoryError) -> Iterator[int]:
-        """Bytes to free, one after the other: the first are enough for what was refused, twice."""
+        """Bytes to free, one after the other: first twice what was refused, or more. 0: none can be."""
         refused = _REFUSED.search(str(error))
         size = float(refused[1]) * 1024 ** ("KMGT".index(refused[2]) + 1) if refused else 0.0
         first = max(self._builder.vram_bytes // 4, int(2 * size))
         if first < self._builder.movable_bytes:
             yield first
-        if movable := self._builder.movable_bytes:
-            yield movable
+        yield self._builder.movable_bytes
 
     def _say(self, what: str) -> None:
         """In the report, and as a warning."""
