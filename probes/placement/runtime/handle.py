@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -278,23 +278,20 @@ class Handle(PlacedModel):
         `note` notes the state before it is done again. Raises the error where that isn't possible.
         """
         self._engine.abandon_all()
-        planned, why = self._builder.planned, ""
+        planned, before, why = self._builder.planned, self._builder.vram_bytes, ""
         if kind in self._too_large:
             why = "such a pass has run out of memory before, with all blocks moved that can be"
         elif state.is_lost:
             why = "it can't be done again: it has written to a tensor that isn't kept"
         for n_bytes in () if why else self._rooms(error):
             state.restore()
-            before = self._builder.vram_bytes
             try:
                 if not n_bytes:
                     raise PlacementError("no block that stays in VRAM can stream instead")
                 self.place_again(self.plan, self._builder.with_room(n_bytes))
-            except (
-                PlacementError
-            ) as refused:  # what others hold may be free by now, and a recording isn't needed
+            except PlacementError as refused:
                 why = str(refused)
-                free_memory()
+                free_memory()  # which may be enough, or for the pass without its recording
             state = note()
             output, failed = _tried(work)
             if failed is None:
@@ -313,9 +310,12 @@ class Handle(PlacedModel):
                 break
         if not state.is_lost:
             state.restore()
-        if self._builder.planned is not planned:
-            self.place_again(self.plan, planned)
             self._too_large.add(kind)
+        try:
+            if self._builder.planned is not planned:
+                self.place_again(self.plan, planned)
+        except PlacementError as refused:
+            error.add_note(f"The blocks that were moved out of the way stay there: {refused}.")
         if why:
             error.add_note(f"No block was moved out of the way: {why}.")
         raise error
@@ -332,7 +332,8 @@ class Handle(PlacedModel):
     def _say(self, what: str) -> None:
         """In the report, and as a warning."""
         self._events.append(what)
-        warnings.warn(what, RuntimeWarning, stacklevel=2)
+        with suppress(RuntimeWarning):  # where warnings are errors: the pass has ended well
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
         """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.
