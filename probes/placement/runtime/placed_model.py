@@ -5,7 +5,7 @@ place a model. `handle.py` runs it.
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ class PlacedModel:
             if make is not None:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
-        for recurrent in _called_by_layer(blocks):
+        for recurrent in _called_by_layer(blocks, moving):
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
 
     def convert_buffers(self) -> None:
@@ -255,10 +255,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _called_by_layer(blocks: Sequence[tuple[Block, Tier]]) -> list[RecurrentLayers]:
-    """The recurrent modules of which some layers aren't resident, or on another card."""
+def _called_by_layer(blocks: Sequence[tuple[Block, Tier]], moving: Container[int]) -> list[RecurrentLayers]:
+    """The recurrent modules of which some layers move, aren't resident, or are on another card."""
     staying: dict[RecurrentLayers, int] = {}
     for block, tier in blocks:
         if block.recurrent is not None:
-            staying[block.recurrent] = staying.get(block.recurrent, 0) + (tier == "resident")
+            stays = tier == "resident" and id(block) not in moving
+            staying[block.recurrent] = staying.get(block.recurrent, 0) + stays
     return [recurrent for recurrent, count in staying.items() if count < len(recurrent.layers)]
