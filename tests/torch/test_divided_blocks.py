@@ -1,6 +1,7 @@
 """Blocks that are large for the budget are divided, where their parts are called by themselves: same bits."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
 from probes.placement.runtime.weight_sources import ModuleWeights
-from probes.placement.types import PrefetchPool
+from probes.placement.types import CardsPlan, PrefetchPool
 
 torch.set_num_threads(1)
 MIB = 1 << 20
@@ -308,3 +309,19 @@ def test_a_recurrent_model_is_loaded_by_layers(tmp_path, tier, layers):
         assert all(map(torch.equal, tensors(loaded(x)), want))
     loaded.placement.remove()
     assert all(map(torch.equal, tensors(loaded(x)), want))
+
+
+@torch.no_grad()
+def test_layers_of_one_module_are_placed_over_several_cards():
+    model, given = made("LSTM both ways")
+    want = tensors(model(**given))
+    names = [block.name for block in describe_module(model).divided().blocks]
+    tiers = dict(zip(names, ("streamed", "packed", "resident", "streamed", "streamed"), strict=True))
+    whole = plan_of(model, tiers, names=names)
+    cards = (replace(whole, blocks=whole.blocks[:2]), replace(whole, blocks=whole.blocks[2:]))
+    for _ in range(2):
+        handle = place(model, CardsPlan(cards, whole.time, 0.0, 0), device="cpu")
+        for _ in range(3):
+            assert all(map(torch.equal, tensors(model(**given)), want))
+        handle.remove()
+        assert not any("forward" in module.__dict__ for module in model.modules())

@@ -159,6 +159,8 @@ class PlacedModel:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
         for recurrent in _called_by_layer(blocks, moving):
+            if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
+                continue  # another card has layers of it, too
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
 
     def convert_buffers(self) -> None:
