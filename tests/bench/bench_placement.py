@@ -31,6 +31,9 @@ ON_A_GPU = (
     "packing on a GPU",
     "peak VRAM and pinned memory as predicted",
     "predicted time of a pass",
+    "after refining: predicted time, worst; over before, worst",
+    "eager placed pass over the larger of eager resident and captured placed, worst",
+    "out of memory with the cap at the budget",
 )
 
 

@@ -235,6 +235,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
     from placing_generate import qwen
     from placing_load import load_group
     from placing_peers import peers
+    from placing_refined import refined
     from placing_summary import summary
     from placing_times import times
     from placing_trouble import trouble
@@ -255,6 +256,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "load": load_group,
         "times": times,
         "eager": eager,
+        "refined": refined,
         "summary": summary,
     }
 

@@ -40,7 +40,7 @@ def example(tmp_path, monkeypatch):
 
 def test_the_examples_run_and_compute_the_same(example, capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     known: dict[str, object] = {}
     for block in blocks:
         exec(block, known)
@@ -51,4 +51,5 @@ def test_the_examples_run_and_compute_the_same(example, capsys):
         loaded = known["model"](known["prompt"])
     assert torch.equal(known["same"], want)
     assert torch.equal(known["output"], want)
+    assert torch.equal(known["refined"], want)
     assert torch.equal(loaded, example(known["prompt"]))

@@ -812,11 +812,16 @@ def test_a_pass_for_whose_graph_vram_is_too_small_is_done_as_always():
         def record(self, work, *, beside):
             raise torch.OutOfMemoryError("tried to allocate 100 MiB")
 
-    engine = Engine(Short(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns())
-    recorder = Recorder(engine)
-    x = torch.ones(2)
-    assert all(torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1) for _ in range(4))
-    assert list(recorder.refused.values()) == ["tried to allocate 100 MiB"]
+    model, x = Model().eval().requires_grad_(False), torch.randn(2, 64)
+    plan = plan_of(model, {f"layers.{i}": "streamed" for i in range(4)})
+    lanes = Short(1)
+    work = PackedOperations(reads=lanes.reads)
+    handle = place_model(model, plan, ModuleWeights(), lanes, capture=True, work=work)
+    for number in range(4):
+        model(x)
+        assert int(model.layers[3].calls) == number + 1
+    assert handle.report().not_captured == ("tried to allocate 100 MiB",)
+    assert not handle.report().events
 
 
 def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():

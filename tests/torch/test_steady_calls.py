@@ -15,6 +15,14 @@ from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
 BLOCKS = 24
+OF_A_PASS = (
+    "Handle",
+    "PlacedModel",
+    "PassState",
+    "_tried",
+    "_version",
+    "direct_tensors",
+)  # whatever its blocks
 
 
 class Layer(nn.Module):
@@ -74,7 +82,9 @@ def test_a_steady_call_is_a_handful_of_functions(first):
         assert torch.equal(model(x), want)
     calls = our_calls(lambda: model(x))
     handle.remove()
-    assert calls.total() / BLOCKS <= 36, calls.most_common(12)
+    of_the_pass = sum(count for name, count in calls.items() if name.startswith(OF_A_PASS))
+    assert of_the_pass <= 20, calls
+    assert (calls.total() - of_the_pass) / BLOCKS <= 36, calls.most_common(12)
 
 
 @torch.no_grad()

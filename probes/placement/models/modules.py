@@ -316,10 +316,11 @@ def _named_layers(model: nn.Module, names: Collection[str]) -> Layers:
         whole = modules.get(parent)
         if name in modules or whole is None or not _has_layers(whole):
             continue
-        for number in range(whole.num_layers):
+        if id(whole) not in wholes:
+            wholes[id(whole)] = RecurrentLayers.of(whole)
+        for number, module in enumerate(wholes[id(whole)].layers):
             if layer == f"l{number}":
-                recurrent = wholes.setdefault(id(whole), RecurrentLayers.of(whole))
-                layers[name] = recurrent, recurrent.layers[number]
+                layers[name] = wholes[id(whole)], module
     return layers
 
 

@@ -282,7 +282,7 @@ def _least(works: Callable[[int], bool], high: int) -> int:
 
 
 MOST_DIVIDED: Final = 1_000  # blocks of a model above which they aren't all divided: they are small already
-LARGEST: Final = 1 / 16  # of the VRAM: larger blocks are divided, unless the whole model fits
+LARGEST: Final = 1 / 16  # of the VRAM: larger blocks are divided
 WORTH_DIVIDING: Final = 0.97  # of the time in whole blocks: a plan in parts of them must take less
 
 
@@ -335,7 +335,7 @@ def make_plan(
 
 def all_versions(model: ModelDescription, vram: int) -> list[ModelDescription]:
     """The model with its large blocks divided, and with all, where more can be."""
-    fitting = model if model.weight_bytes <= vram else model.divided(int(vram * LARGEST))
+    fitting = model.divided(int(vram * LARGEST))
     divided = model.divided() if len(model.blocks) <= MOST_DIVIDED else fitting
     return [fitting, divided] if len(divided.blocks) > len(fitting.blocks) else [fitting]
 

@@ -37,14 +37,14 @@ class BlockTime:
 
 
 class Ratios(NamedTuple):
-    """What a block took over what was planned; None where the plan had nothing of it."""
+    """What a block took over what was planned."""
 
-    copy: float | None
-    unpack: float | None
-    compute: float | None
-    host: float | None
-    in_place: float | None  # of what is read over the link meanwhile
-    cpu: float | None
+    copy: float
+    unpack: float
+    compute: float
+    host: float
+    in_place: float  # where it computes while it is read over the link
+    cpu: float
 
 
 def refine_plan(
@@ -101,30 +101,28 @@ def corrected(
         for kind in kinds
         for place in kind.places
     }
-    usual = Ratios(*(_middle([r[nth] for r in ratios.values()]) for nth in range(len(Ratios._fields))))
+    copy, unpack, compute, host, in_place, cpu = map(_middle, zip(*ratios.values(), strict=True))
+    usual = [copy or in_place, unpack, compute, host, in_place or copy, cpu]  # both are the link's
     result = []
     for kind in kinds:
-        alike: dict[tuple[int | None, ...], list[int]] = defaultdict(list)
+        alike: dict[tuple[int, ...], list[tuple[int, list[float]]]] = defaultdict(list)
         for place in kind.places:
-            alike[tuple(map(_step, ratios[place]))].append(place)
-        for places in alike.values():
-            own = Ratios(
-                *(
-                    _mean([ratios[at][nth] for at in places]) or usual[nth]
-                    for nth in range(len(Ratios._fields))
-                )
-            )
-            options = tuple(_scaled(option, own) for option in kind.options)
-            result.append(replace(kind, places=tuple(places), options=options))
+            own = [ratio or middle or 1.0 for ratio, middle in zip(ratios[place], usual, strict=True)]
+            alike[tuple(round(math.log(ratio) / STEP) for ratio in own)].append((place, own))
+        for members in alike.values():
+            means = Ratios(*map(geometric_mean, zip(*(own for _, own in members), strict=True)))
+            options = tuple(_scaled(option, means) for option in kind.options)
+            result.append(replace(kind, places=tuple(place for place, _ in members), options=options))
     return tuple(result)
 
 
-def _ratios(seen: BlockTime, option: Option) -> Ratios:
+def _ratios(seen: BlockTime, option: Option) -> tuple[float | None, ...]:
+    """In the order of `Ratios`; None where the plan had nothing of it."""
     compute_s = seen.compute_s
     if compute_s <= LAUNCHING * seen.host_s:  # the GPU waited for the host: what it needs isn't seen
         compute_s = min(compute_s, option.compute_s)
     in_place = option.tier == "in_place"
-    return Ratios(
+    return (
         _ratio(seen.copy_s, option.copy_s),
         _ratio(seen.unpack_s, option.unpack_s),
         None if in_place else _ratio(compute_s, option.compute_s),
@@ -134,26 +132,17 @@ def _ratios(seen: BlockTime, option: Option) -> Ratios:
     )
 
 
-def _step(ratio: float | None) -> int | None:
-    return None if ratio is None else round(math.log(ratio) / STEP)
-
-
 def _ratio(seen_s: float, planned_s: float) -> float | None:
     return seen_s / planned_s if min(seen_s, planned_s) > LEAST_S else None
 
 
-def _mean(ratios: Sequence[float | None]) -> float | None:
+def _middle(ratios: Sequence[float | None]) -> float | None:
     known = [ratio for ratio in ratios if ratio]
-    return geometric_mean(known) if known else None
-
-
-def _middle(ratios: Sequence[float | None]) -> float:
-    known = [ratio for ratio in ratios if ratio]
-    return median(known) if known else 1.0
+    return median(known) if known else None
 
 
 def _scaled(option: Option, ratios: Ratios) -> Option:
-    copy, unpack, compute, host, in_place, cpu = (ratio or 1.0 for ratio in ratios)
+    copy, unpack, compute, host, in_place, cpu = ratios
     return replace(
         option,
         copy_s=copy * option.copy_s,

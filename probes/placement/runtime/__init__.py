@@ -7,6 +7,8 @@ tier; calls then go through `hooks` to the `engine`.
 - `builder`: refuses what can't be placed, packs, fills host memory and VRAM, hands moving blocks to the
   engine.
 - `engine`: copies, unpacks and hands over each moving block in time. Its docstring says by which schedule.
+- `placed_model`: the steps of placing, placing again and giving back, which `handle` builds on. `pass_state`:
+  how things were before a pass that is done again. `block_times`: what each block takes.
 - `hooks`: the forwards of blocks and of the model. `offloaded`: moving blocks, and the parameters that stand
   in for weights that are elsewhere. `packed_tables`: embeddings that are never unpacked as a whole.
 - `weight_sources`: where bytes come from. `origins`: where parameters were before, and how they get back.

@@ -309,9 +309,8 @@ class Builder:
         self._into_host(blocks)
         self._spill()
         self._pin()
-        if (
-            self.spilled and self._beyond_plan > 0 and not (self.planned and self.planned.least)
-        ):  # blocks that were read in place stream, too
+        as_can_be = self.planned is not None and self.planned.least
+        if self.spilled and self._beyond_plan > 0 and not as_can_be:  # blocks read in place stream, too
             assert self.host
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"

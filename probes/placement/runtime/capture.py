@@ -94,14 +94,14 @@ class Recorder:
     ) -> _RecordedPass | None:
         """The recorded pass; None where it can't be recorded, or VRAM is too small for what a graph keeps.
 
-        Raises torch.OutOfMemoryError the first time that VRAM is: room may be made for it.
+        Raises torch's OutOfMemoryError the first time that VRAM is: room may be made for it.
         """
         try:
             recorded = self._passes[key] = self._record(work, args, kwargs)
         except RuntimeError as error:
             if (interruption := _interruption(error)) is not None:
                 raise interruption from None
-            if isinstance(error, torch.OutOfMemoryError) and key not in self._ran_out:
+            if isinstance(error, torch.cuda.OutOfMemoryError) and key not in self._ran_out:
                 self._ran_out.add(key)
                 raise
             self.refused[key] = first_line(error)

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -32,7 +32,6 @@ from probes.placement.runtime.capture import (
     MAX_COUNTED,
     Captured,
     Recorder,
-    call_key,
     direct_tensors,
 )
 from probes.placement.runtime.engine import Engine
@@ -205,7 +204,8 @@ class Handle(PlacedModel):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[float | None, dict[str, BlockTime]]:
         """The shortest of some passes, and what blocks took in one more; None where that can't be undone."""
-        state = PassState(self._buffers, args, kwargs, modules=tuple(self.model.modules()))
+        modules = tuple(self.model.modules())
+        state = PassState(self._buffers, *args, *kwargs.values(), modules=modules)
         if not state.is_whole:
             return None, {}
         walls = []
@@ -240,18 +240,19 @@ class Handle(PlacedModel):
     ) -> Any:
         """Do work that runs the model. Where VRAM runs out, blocks are moved, and it is done again.
 
-        Raises torch.OutOfMemoryError where all the room that there is isn't enough, or where it can't be done
-        again: the model is placed as before then.
+        Raises torch's OutOfMemoryError where all the room that there is isn't enough, or where it can't be
+        done again: the model is placed as before then.
         """
         if self._guarding:  # it is a part of such work
             return work(args, kwargs)
-        kind = call_key([*direct_tensors(args), *direct_tensors(kwargs)])
+        given = (*args, *kwargs.values())
+        kind = tuple([(tensor.shape, tensor.dtype) for tensor in direct_tensors(given)])
         try:
             self._guarding = True
-            state = self._state(kind, args, kwargs)
+            state = self._state(kind, given)
             output, error = _tried(work, args, kwargs)
             if error is not None:
-                note = partial(self._state, kind, args, kwargs)
+                note = partial(self._state, kind, given)
                 output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
             if len(self._known_kinds) < MAX_COUNTED:
                 self._known_kinds.add(kind)
@@ -259,10 +260,10 @@ class Handle(PlacedModel):
             self._guarding = False
         return output
 
-    def _state(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PassState:
+    def _state(self, kind: Hashable, given: tuple[Any, ...]) -> PassState:
         """How things are before a pass; with all values before the first of its kind, likeliest to fail."""
         modules = () if kind in self._known_kinds else tuple(self.model.modules())
-        return PassState(self._buffers, args, kwargs, modules=modules)
+        return PassState(self._buffers, *given, modules=modules)
 
     def _with_room(
         self,
@@ -277,22 +278,24 @@ class Handle(PlacedModel):
         `note` notes the state before it is done again. Raises the error where that isn't possible.
         """
         self._engine.abandon_all()
-        planned, why = self._builder.planned, ""
+        planned, before, why = self._builder.planned, self._builder.vram_bytes, ""
         if kind in self._too_large:
             why = "such a pass has run out of memory before, with all blocks moved that can be"
         elif state.is_lost:
             why = "it can't be done again: it has written to a tensor that isn't kept"
         for n_bytes in () if why else self._rooms(error):
             state.restore()
-            before = self._builder.vram_bytes
             try:
+                if not n_bytes:
+                    raise PlacementError("no block that stays in VRAM can stream instead")
                 self.place_again(self.plan, self._builder.with_room(n_bytes))
             except PlacementError as refused:
-                why = f"no room can be made: {refused}"
-                free_memory()
+                why = str(refused)
+                free_memory()  # which may be enough, or for the pass without its recording
             state = note()
             output, failed = _tried(work)
             if failed is None:
+                self._measured = Unknown("no pass has been measured since one ran out of memory")
                 freed = before - self._builder.vram_bytes
                 if freed > 0:
                     moved = counted(self._builder.spilled, "block")
@@ -307,27 +310,30 @@ class Handle(PlacedModel):
                 break
         if not state.is_lost:
             state.restore()
-        if self._builder.planned is not planned:
-            self.place_again(self.plan, planned)
             self._too_large.add(kind)
+        try:
+            if self._builder.planned is not planned:
+                self.place_again(self.plan, planned)
+        except PlacementError as refused:
+            error.add_note(f"The blocks that were moved out of the way stay there: {refused}.")
         if why:
             error.add_note(f"No block was moved out of the way: {why}.")
         raise error
 
     def _rooms(self, error: torch.cuda.OutOfMemoryError) -> Iterator[int]:
-        """Bytes to free, one after the other: the first are enough for what was refused, twice."""
+        """Bytes to free, one after the other: first twice what was refused, or more. 0: none can be."""
         refused = _REFUSED.search(str(error))
         size = float(refused[1]) * 1024 ** ("KMGT".index(refused[2]) + 1) if refused else 0.0
         first = max(self._builder.vram_bytes // 4, int(2 * size))
         if first < self._builder.movable_bytes:
             yield first
-        if movable := self._builder.movable_bytes:
-            yield movable
+        yield self._builder.movable_bytes
 
     def _say(self, what: str) -> None:
         """In the report, and as a warning."""
         self._events.append(what)
-        warnings.warn(what, RuntimeWarning, stacklevel=2)
+        with suppress(RuntimeWarning):  # where warnings are errors: the pass has ended well
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def captured(self, work: Callable[..., Any], *example: Any) -> Captured:
         """Capture `work`, which calls the model, as a CUDA graph for inputs like `example`.
@@ -338,9 +344,8 @@ class Handle(PlacedModel):
         """
         self._builder.require_capturable("call it directly, or plan otherwise")
         recorder = Recorder(self._engine)
-        captured = Captured(recorder, self._taken, work, example)
-        self._captures.append(captured)
-        return captured
+        self._recorders.append(recorder)  # the model may be placed again before the function is captured
+        return Captured(recorder, self._taken, work, example)
 
     def _taken(
         self,

@@ -132,8 +132,9 @@ class ParameterOrigins:
             model.__dict__.pop(name, None)
         self._methods.clear()
         for module, hook, before in reversed(self._forwards):
-            if module.__dict__.get("forward") is not hook:
-                continue  # it has been exchanged since: it's the user's
+            if module.__dict__.get("forward") is not hook:  # it has been exchanged since: it's the user's,
+                hook.__class__ = ForwardHook  # which may call ours
+                continue
             if before is None:
                 del module.__dict__["forward"]
             else:

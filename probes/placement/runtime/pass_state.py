@@ -31,8 +31,23 @@ class PassState:
         self._room = MOST_COPIED if self._undo else -1
         if self._undo:
             self._note_random_numbers()
-        for thing in (*buffers, *given):
-            self._note(thing, 0)
+        self._note_buffers(buffers)
+        for thing in given:
+            if type(thing) is torch.Tensor:
+                self._note_tensor(thing)
+            else:
+                self._note(thing, 0)
+
+    def _note_buffers(self, buffers: Sequence[dict[str, Any]]) -> None:
+        """In each pass, so without the detours that anything else needs."""
+        held = [(holder, tuple(holder.items())) for holder in buffers]
+        self._undo.append(partial(_put_back_all, held))
+        tensors = [tensor for _, items in held for _, tensor in items if tensor is not None]
+        if self._room < 0:
+            self._tensors += [(tensor, _version(tensor), None) for tensor in tensors]
+        else:
+            for tensor in tensors:
+                self._note_tensor(tensor)
 
     def _note(self, thing: Any, depth: int) -> None:
         if isinstance(thing, _LEFT_OUT) or id(thing) in self._seen:
@@ -97,6 +112,13 @@ def _version(tensor: torch.Tensor) -> int | None:
         return int(tensor._version)
     except RuntimeError:
         return None
+
+
+def _put_back_all(held: Sequence[tuple[dict[str, Any], tuple[tuple[str, Any], ...]]]) -> None:
+    for holder, items in held:
+        if len(holder) != len(items) or any(holder.get(key) is not tensor for key, tensor in items):
+            holder.clear()
+            holder.update(items)
 
 
 def _undo_of(holder: Any) -> Callable[[], None]:

@@ -5,7 +5,7 @@ place a model. `handle.py` runs it.
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from probes.placement.runtime.builder import (
     memory_refusals,
     planned_blocks,
 )
-from probes.placement.runtime.capture import Captured, Recorder
+from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine, Turns
 from probes.placement.runtime.hooks import (
     BlockHook,
@@ -64,7 +64,7 @@ class PlacedModel:
         self.recorder: Recorder | None = None
         self._source, self._streams, self._pinned, self._capture = source, streams, pinned, capture
         self._work, self._turns = work or PackedOperations(), turns or Turns()
-        self._captures: list[Captured] = []
+        self._recorders: list[Recorder] = []  # of functions that call the model
         self._start(plan, PlannedBytes.of(plan))
 
     def _start(self, plan: Plan, planned: PlannedBytes | None) -> None:
@@ -97,8 +97,8 @@ class PlacedModel:
         self.move_buffers(self.model, cpu_modules(blocks))
         if self._capture:
             self._record_passes()
-        for captured in self._captures:
-            captured.recorder.renew(self._engine)
+        for recorder in self._recorders:
+            recorder.renew(self._engine)
         self._guard_passes(any(entry.trains for block, _ in blocks for entry in block.entries))
         self.convert_inputs(blocks)
         self._blocks = [block for block, _ in blocks]
@@ -112,17 +112,18 @@ class PlacedModel:
         """
         before = self.plan, self._builder.planned
         self._require_host_memory()
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                self._exchange(plan, planned)
+            except BaseException:
+                self._exchange(*before)
+                raise
+
+    def _exchange(self, plan: Plan, planned: PlannedBytes | None) -> None:
         self.take_down(leave_values=self._source.rereadable)
-        try:
-            self._start(plan, planned)
-            free_memory()
-            self.place()
-        except BaseException:
-            self.take_down(leave_values=self._source.rereadable)
-            self._start(*before)
-            free_memory()
-            self.place()
-            raise
+        self._start(plan, planned)
+        free_memory()
+        self.place()
 
     def _require_host_memory(self) -> None:
         """Raise PlacementError where the weights don't fit in host memory beside what is there now."""
@@ -157,7 +158,9 @@ class PlacedModel:
             if make is not None:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
-        for recurrent in _called_by_layer(blocks):
+        for recurrent in _called_by_layer(blocks, moving):
+            if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
+                continue  # another card has layers of it, too
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
 
     def convert_buffers(self) -> None:
@@ -224,7 +227,7 @@ class PlacedModel:
         with torch.inference_mode(False), torch.no_grad():
             self._engine.drain()
             self._origins.remove_hooks()
-            for recorder in (self.recorder, *(block.recorder for block in self._captures)):
+            for recorder in (self.recorder, *self._recorders):
                 if recorder is not None:
                     recorder.clear()
             for moving in self._engine.moving:
@@ -254,10 +257,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _called_by_layer(blocks: Sequence[tuple[Block, Tier]]) -> list[RecurrentLayers]:
-    """The recurrent modules of which some layers aren't resident, or on another card."""
+def _called_by_layer(blocks: Sequence[tuple[Block, Tier]], moving: Container[int]) -> list[RecurrentLayers]:
+    """The recurrent modules of which some layers move, aren't resident, or are on another card."""
     staying: dict[RecurrentLayers, int] = {}
     for block, tier in blocks:
         if block.recurrent is not None:
-            staying[block.recurrent] = staying.get(block.recurrent, 0) + (tier == "resident")
+            stays = tier == "resident" and id(block) not in moving
+            staying[block.recurrent] = staying.get(block.recurrent, 0) + stays
     return [recurrent for recurrent, count in staying.items() if count < len(recurrent.layers)]

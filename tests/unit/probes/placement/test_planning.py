@@ -227,11 +227,11 @@ def test_a_captured_pass_places_parts_of_layers_where_that_is_quicker() -> None:
     )
     model = ModelDescription("drawn", layers, "drawn")
 
-    def planned(one: ModelDescription, *, captured: bool) -> Plan:
+    def planned(one: ModelDescription, *, captured: bool, vram: int = 800 * MIB) -> Plan:
         return make_plan(
             one,
             profile("h200"),
-            vram=800 * MIB,
+            vram=vram,
             host=None,
             workload=Workload(),
             objective="exact",
@@ -245,7 +245,8 @@ def test_a_captured_pass_places_parts_of_layers_where_that_is_quicker() -> None:
     }
     whole = replace(model, blocks=tuple(replace(block, divisible=False) for block in layers))
     assert parts.time.middle_s < 0.9 * planned(whole, captured=True).time.middle_s
-    assert len(planned(model, captured=False).blocks) == 8
+    assert len(planned(model, captured=False).blocks) == 32  # a layer is a sixth of the VRAM
+    assert len(planned(model, captured=False, vram=4 * GIB).blocks) == 8
 
 
 def test_a_divided_block_costs_what_it_cost() -> None:
