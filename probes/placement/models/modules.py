@@ -7,7 +7,7 @@ below it. A parameter that several such modules hold is a block of its own, name
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -17,6 +17,7 @@ from torch import nn
 
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, PlacementError
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription, Use
+from probes.placement.models.experts import count_experts
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
 
@@ -106,7 +107,7 @@ def find_blocks(
             by_owner[id(owner)].append(entry)
     blocks: list[Block] = []
     taken: set[int] = set()
-    for name, module in units:
+    for name, module in units if names is None else _innermost_first(units):
         own, shared = _below(module, by_owner, taken)
         taken |= {id(entry) for entry in (*own, *shared)}
         if own:
@@ -115,6 +116,11 @@ def find_blocks(
     loose = [entry for entry in entries if id(entry) not in taken]
     called = {id(module) for block in blocks for module in block.modules}
     return (*blocks, *(_loose(entry, called, model) for entry in loose))
+
+
+def _innermost_first(units: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Experts that are inside another block are apart from it: they take their parameters first."""
+    return sorted(units, key=lambda unit: count_experts(unit[1]) == 0)
 
 
 def _writes(module: nn.Module) -> bool:
@@ -243,7 +249,7 @@ def _named(model: nn.Module, names: Collection[str]) -> list[tuple[str, nn.Modul
     identities = {id(module): name for name, module in units}
     for name, module in units:
         for below in module.modules():
-            if below is not module and id(below) in identities:
+            if below is not module and id(below) in identities and not count_experts(below):
                 raise PlacementError(f"the plan names {name} and {identities[id(below)]}, which is inside it")
     return units
 

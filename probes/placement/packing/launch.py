@@ -228,6 +228,78 @@ def _product(x: torch.Tensor, batch: int, *, rows: int, columns: int) -> tuple[K
     return few_rows, {**sizes, "BB": 16, "FACTORS": tl.bfloat16 if x.is_cuda else tl.float32, "ESCAPES": 1}
 
 
+_WORDS: Final = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))  # by bytes
+_GATHERED: Final = 2048  # words that a program copies
+
+
+def gather_experts(
+    table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, counts: torch.Tensor | None
+) -> None:
+    """Copy the weights of the experts `ids` (flat int64) to `out`, contiguous, of shape (ids, ...).
+
+    `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to. Of an id
+    of -1 nothing is read or written; of one that there is no expert for, NaN is written.
+    """
+    from probes.placement.packing.expert_kernels import gather
+
+    each = out.nbytes // ids.numel()
+    size, word = next(kind for kind in _WORDS if not each % kind[0])
+    words = each // size
+    with _on(out.device):
+        gather[(ids.numel(), -(-words // _GATHERED))](
+            ids,
+            table,
+            ids if counts is None else counts,
+            out.view(-1).view(torch.uint8).view(word),
+            words,
+            table.shape[0],
+            table.stride(0),
+            COUNTED=counts is not None,
+            BLOCK=_GATHERED,
+        )
+
+
+def unpack_experts(
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    out: torch.Tensor,
+    counts: torch.Tensor | None,
+    *,
+    rows: int,
+    base: int,
+) -> None:
+    """Unpack the `b12` weights of the experts `ids` to `out`, bfloat16; the rest is as for `gather_experts`.
+
+    The table's first five columns have the addresses of `rest0`, `codes`, `values`, `positions` and `starts` of
+    `rows` rows of each expert.
+    """
+    from probes.placement.packing.expert_kernels import unpack_expert
+    from probes.placement.packing.format import Grid
+
+    each = out.numel() // ids.numel()
+    width = each // rows
+    group_rows = Grid(rows, width, each).group_rows
+    block = min(2048, max(32, 1 << (width // 2 - 1).bit_length()))
+    with _on(out.device):
+        unpack_expert[(ids.numel(), -(-rows // group_rows))](
+            ids,
+            table,
+            ids if counts is None else counts,
+            out,
+            each,
+            rows,
+            table.shape[0],
+            table.stride(0),
+            2.0**base,
+            COUNTED=counts is not None,
+            WIDTH=width,
+            GROUP=group_rows,
+            BLOCK=block,
+            PTX=_has_ptx(out.device),
+            num_warps=8 if block >= 2048 else 4,
+        )
+
+
 def has_narrow_wavefronts(device: torch.device) -> bool:
     """Whether it is an AMD GPU whose wavefronts have 32 threads (RDNA) instead of 64."""
     return (

@@ -39,6 +39,13 @@ from probes.placement.runtime.buffers import (
     unpacked_bytes,
 )
 from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.experts import (
+    ExpertGroup,
+    PlacedExperts,
+    is_packed_by_expert,
+    make_group,
+    why_not_experts,
+)
 from probes.placement.runtime.hooks import ForwardHook
 from probes.placement.runtime.host_memory import HostArena, node_of_gpu, zero_copy
 from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, joins_its_weights
@@ -52,7 +59,18 @@ from probes.placement.runtime.weight_sources import (
     require_entry_range,
     require_packed_range,
 )
-from probes.placement.types import IN_VRAM, MOVING, PACKED, PINNED, TIERS, CardsPlan, Plan, PrefetchPool, Tier
+from probes.placement.types import (
+    EXPERTS,
+    IN_VRAM,
+    MOVING,
+    PACKED,
+    PINNED,
+    TIERS,
+    CardsPlan,
+    Plan,
+    PrefetchPool,
+    Tier,
+)
 
 # What can be placed
 
@@ -102,6 +120,8 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
                 f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
                 "plan again; or let the module have no max_norm, if it is an embedding",
             )
+        if tiers[name].tier in EXPERTS and (why := why_not_experts(block)):
+            raise _other_model(f"{name} can't be placed expert by expert: {why}")
         if tiers[name].table and not can_be_table(block):
             raise _other_model(
                 f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed"
@@ -292,6 +312,8 @@ class Builder:
     pinned: bool
     storage: StorageOptions
     planned: PlannedBytes | None  # None: the plan has no budgets
+    experts_bytes: int = 0  # of VRAM, for a cache of experts
+    experts: PlacedExperts | None = None
     placements: list[BlockPlacement] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
@@ -313,6 +335,7 @@ class Builder:
         with memory_refusals(self.streams.device):
             self._into_vram()
         self._move(engine)
+        self._place_experts(engine)
 
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Pack what is packed, and bring what streams into the host's arena."""
@@ -339,7 +362,8 @@ class Builder:
         packed: list[PackedValues | None] = []
         for entry in block.entries:
             dense = block.name in self.storage.dense and prod(entry.shape) >= DENSE_FROM
-            values = self.source.packed(entry, dense=dense) if tier in PACKED else None
+            wanted = tier in PACKED and (tier not in EXPERTS or is_packed_by_expert(block, entry))
+            values = self.source.packed(entry, dense=dense) if wanted else None
             packed.append(values)
             if self.source.rereadable:
                 self.origins.fetch_with(entry, partial(given_values, self.source, entry))
@@ -485,13 +509,31 @@ class Builder:
                 placement.memory = self.vram.take(placement.stored.n_bytes)
                 self._filler.fill(placement, placement.memory)
 
+    def _place_experts(self, engine: Engine) -> None:
+        """Let modules of experts find theirs by the table of a cache in VRAM."""
+        placements = [placement for placement in self.placements if placement.tier in EXPERTS]
+        if not placements:
+            return
+        assert self.vram
+        assert self.host
+        in_place = self.streams.device.type == "cuda" and not self.host.why_pageable
+        groups: list[ExpertGroup] = []
+        for placement in placements:
+            assert placement.memory is not None
+            seen = zero_copy(placement.memory) if in_place else placement.memory
+            first = sum(len(group.experts) for group in groups)
+            groups.append(make_group(placement.stored, placement.memory, seen, first))
+        room = self.vram.take(self.experts_bytes)
+        self.experts = PlacedExperts(groups, room, self.streams, engine.work)
+
     @property
     def _vram_bytes(self) -> int:
         """Bytes of what stays in VRAM and of all staging and decode buffers, as the arena aligns them."""
         stays = sum(
             aligned(placement.stored.n_bytes) for placement in self.placements if placement.tier in IN_VRAM
         )
-        return stays + self.staging_count * self.staging_bytes + self.decode_count * self.decode_bytes
+        buffers = self.staging_count * self.staging_bytes + self.decode_count * self.decode_bytes
+        return stays + buffers + aligned(self.experts_bytes)
 
     @property
     def _beyond_plan(self) -> int:
@@ -539,7 +581,8 @@ class Builder:
     @property
     def decode_bytes(self) -> int:
         """Bytes of each decode buffer: the largest block that is unpacked into one."""
-        return max((placement.decode_bytes for placement in self.placements), default=0)
+        unpacked = (placement.decode_bytes for placement in self.placements if placement.tier not in EXPERTS)
+        return max(unpacked, default=0)
 
     def _buffers(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
@@ -551,7 +594,7 @@ class Builder:
         decode_buffers = self._buffers(self.decode_count, self.decode_bytes)
         staged = unpacked = 0
         for placement in self.placements:
-            if placement.tier in ("cpu", "in_place") or (
+            if placement.tier in ("cpu", "in_place", *EXPERTS) or (
                 placement.tier == "resident" and not placement.stored.is_unpacked
             ):
                 continue
@@ -575,7 +618,7 @@ class Builder:
         stays = sum(item.n_bytes for stored in there for item in stored.items)
         stays += sum(stored.room for stored in there)
         staging, decode = self.staging_count, self.decode_count
-        return stays + staging * self.staging_bytes + decode * self.decode_bytes
+        return stays + staging * self.staging_bytes + decode * self.decode_bytes + self.experts_bytes
 
     def require_capturable(self, hint: str) -> None:
         """Raise PlacementError, with this hint, where a pass can't be recorded as a graph."""

@@ -259,9 +259,16 @@ def _with_copies(thing: Any, copies: dict[int, torch.Tensor]) -> Any:
 class Captured:
     """A function that calls a placed model, for fixed shapes. Its next call overwrites what it returns."""
 
-    def __init__(self, engine: Engine, work: Callable[..., Any], example: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        work: Callable[..., Any],
+        example: tuple[Any, ...],
+        *,
+        before: Callable[[], None],
+    ) -> None:
         self.recorder = Recorder(engine)
-        self._engine, self._work = engine, work
+        self._engine, self._work, self._before = engine, work, before
         self._shapes = call_key(example)
         for _ in range(EAGER_FIRST + 1):
             self(*example)
@@ -279,5 +286,8 @@ class Captured:
                 "this capture is for other shapes, dtypes or objects than those that it was called with",
                 "capture the function once for each of them",
             )
-        call = partial(self.recorder.call, self._work, args, {})
-        return self._engine.turns.taken(call, self._engine.abandon_all)
+        return self._engine.turns.taken(partial(self._pass, args), self._engine.abandon_all)
+
+    def _pass(self, args: tuple[Any, ...]) -> Any:
+        self._before()
+        return self.recorder.call(self._work, args, {})

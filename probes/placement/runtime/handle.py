@@ -185,11 +185,17 @@ class Handle:
             failed=self.abandon,
             trainable=trainable,
             recorder=self.recorder,
+            before=self.follow_experts,
         )
         self._origins.add_hook(self.model, make)
         self._origins.refuse_changes(self.model)
         self._origins.save_values(self.model)
         self._origins.leave_weights_apart(self.model)
+
+    def follow_experts(self) -> None:
+        """Between passes: let the cache of experts follow what passes choose. Within one, nothing is done."""
+        if self._builder.experts is not None and not self._engine.recording:
+            self._builder.experts.update()
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
@@ -211,7 +217,7 @@ class Handle:
         Without a GPU the capture calls `work`. Raises PlacementError where the work can't be captured.
         """
         self._builder.require_capturable("call it directly, or plan otherwise")
-        captured = Captured(self._engine, work, example)
+        captured = Captured(self._engine, work, example, before=self.follow_experts)
         self._captures.append(captured)
         return captured
 
@@ -283,6 +289,8 @@ class Handle:
                     place.give_back(self._origins.parameter(place.entry))
                     if id(place.entry) in block.wanted:
                         self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
+            if self._builder.experts is not None:
+                self._builder.experts.give_back(self._origins)
             self._origins.restore()
             self._engine.clear()
             self._builder.clear()
@@ -310,6 +318,7 @@ def new_handle(
     builder = Builder(
         model, streams, source, origins, plan.rings, pinned, StorageOptions.of(plan), PlannedBytes.of(plan)
     )
+    builder.experts_bytes = plan.experts.cache_bytes if plan.experts else 0
     return Handle(model, plan, engine, origins, builder)
 
 

@@ -178,10 +178,11 @@ class ModelHook(ForwardHook):
         *,
         trainable: bool,
         recorder: Recorder | None,
+        before: Callable[[], None],
     ) -> None:
         super().__init__(forward)
         self._turns, self._model, self._trainable = turns, model, trainable
-        self._failed, self._recorder = failed, recorder
+        self._failed, self._recorder, self._before = failed, recorder, before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass."""
@@ -192,6 +193,7 @@ class ModelHook(ForwardHook):
     def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_grad_enabled():
             refuse_training("", (self._model,), args, kwargs, trainable=self._trainable)
+        self._before()
         if self._recorder is not None:
             return self._recorder.call(self.forward, args, kwargs)
         return self.forward(*args, **kwargs)
