@@ -6,7 +6,7 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
@@ -143,6 +143,8 @@ class BlockDescription:
     # each module in it that holds tensors is called by itself, so it can be a block too
     divisible: bool = False
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
+    experts: int = 0  # it consists of so many, of which each input row needs `chosen`: they are placed one by one
+    chosen: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -164,6 +166,7 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
+        facts += (self.experts, self.chosen)
         return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only
 
     def computed(self, dtype: str) -> "BlockDescription":
@@ -203,6 +206,40 @@ class BlockDescription:
             for part in parts
         )
 
+    def with_experts_apart(self) -> "tuple[BlockDescription, ...]":
+        """The block without its experts, and for each module of experts a block of them alone."""
+        groups: dict[str, list[TensorDescription]] = {}
+        for tensor in self.tensors:
+            if tensor.active < 1.0 and (name := experts_name(tensor.name)):
+                groups.setdefault(name, []).append(tensor)
+        if not groups or self.anytime or self.calls != 1 or self.looked_up:
+            return (self,)
+        apart = {id(tensor) for group in groups.values() for tensor in group}
+        rest = replace(self, tensors=tuple(tensor for tensor in self.tensors if id(tensor) not in apart))
+        parts = []
+        for name, tensors in groups.items():
+            count = _count_experts(name, tensors)
+            chosen = max(1, round(count * max(tensor.active for tensor in tensors)))
+            parts.append(
+                BlockDescription(
+                    name, tuple(tensors), operations=len(tensors), gpu_only=True, experts=count, chosen=chosen
+                )
+            )
+        return (*((rest,) if rest.tensors else ()), *parts)
+
+
+def experts_name(parameter: str) -> str:
+    """The module of experts that a parameter is in, by its name; empty where it is in none."""
+    before, found, _ = f"{parameter}.".rpartition(".experts.")
+    return f"{before}.experts" if found else ""
+
+
+def _count_experts(name: str, tensors: Sequence[TensorDescription]) -> int:
+    """How many experts tensors of one module belong to."""
+    keys = {tensor.name[len(name) + 1 :].partition(".")[::2] for tensor in tensors}
+    fused = any(not inner for _, inner in keys)
+    return tensors[0].shape[0] if fused else len({key for key, _ in keys})
+
 
 @dataclass(frozen=True)
 class ModelDescription:
@@ -240,6 +277,12 @@ class ModelDescription:
     def divided(self) -> "ModelDescription":
         """The model with its blocks divided, where they can be."""
         return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
+
+    def with_experts_apart(self) -> "ModelDescription":
+        """The model with its experts in blocks of their own."""
+        return replace(
+            self, blocks=tuple(part for block in self.blocks for part in block.with_experts_apart())
+        )
 
 
 def block_name(parameter: str) -> str:

@@ -7,7 +7,7 @@ below it. A parameter that several such modules hold is a block of its own, name
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -17,7 +17,7 @@ from torch import nn
 
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, PlacementError
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription, Use
-from probes.placement.models.experts import count_experts
+from probes.placement.models.experts import count_experts, find_experts
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
 
@@ -344,7 +344,12 @@ def describe_module(model: Module) -> ModelDescription:
     """
     parts = find_blocks(model)
     gpu_only = why_gpu_only(parts)
-    blocks = tuple(_block(part, gpu_only=part.name in gpu_only) for part in parts)
+    active = {
+        id(parameter): experts.chosen / experts.count
+        for experts in find_experts(model)
+        for parameter in experts.module.parameters()
+    }
+    blocks = tuple(_block(part, active, gpu_only=part.name in gpu_only) for part in parts)
     name = type(model).__name__
     known = _config_description(model, name)
     if known is not None:
@@ -379,8 +384,8 @@ def _ranges(values: torch.Tensor, name: str) -> Ranges:
     )
 
 
-def _block(block: Block, *, gpu_only: bool) -> BlockDescription:
-    tensors = tuple(_tensor(entry) for entry in block.entries)
+def _block(block: Block, active: Mapping[int, float], *, gpu_only: bool) -> BlockDescription:
+    tensors = tuple(_tensor(entry, active.get(id(entry.parameter), 1.0)) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
     kind = type(block.modules[0]) if len(block.modules) == 1 else None
@@ -396,8 +401,9 @@ def _block(block: Block, *, gpu_only: bool) -> BlockDescription:
     )
 
 
-def _tensor(entry: Entry) -> TensorDescription:
-    return TensorDescription(entry.name, entry.shape, str(entry.dtype).removeprefix("torch."), _use(entry))
+def _tensor(entry: Entry, active: float) -> TensorDescription:
+    dtype = str(entry.dtype).removeprefix("torch.")
+    return TensorDescription(entry.name, entry.shape, dtype, _use(entry), active)
 
 
 def _use(entry: Entry) -> Use:

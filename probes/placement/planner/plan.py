@@ -16,12 +16,14 @@ from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.experts_cache import experts_plan, with_cache
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
 from probes.placement.planner.pools import Limits, disk_buffer_bytes, pool_bytes
 from probes.placement.planner.search import SearchResult, fits, hedged, search
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
+    EXPERTS,
     OBJECTIVES,
     BlockPlan,
     Bound,
@@ -103,6 +105,7 @@ def _plan(task: PlanningTask, result: SearchResult, vram: int, host: int) -> Pla
         compute_dtype=_compute_dtype(task),
         bfloat16_becomes=model.becomes,
         notes=_notes(task, result, vram),
+        experts=experts_plan(result, task.kinds, task.machine, task.work),
     )
 
 
@@ -170,7 +173,7 @@ def _time(task: PlanningTask, result: SearchResult) -> PassTime:
 def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     """What takes most of the pass."""
     used = Counter(chosen).items()  # few, even for 100,000 blocks
-    in_place = sum(o.compute_s * n for o, n in used if o.tier == "in_place")
+    in_place = sum(o.compute_s * n for o, n in used if o.tier in ("in_place", *EXPERTS))
     sums: dict[Bound, float] = {
         "link": sum(o.copy_s * n for o, n in used) + in_place,
         "host": sum((o.cpu_s + o.disk_s) * n for o, n in used),
@@ -319,30 +322,42 @@ def make_plan(
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
-    versions = _versions(model, captured=captured)
+    versions = _versions(model, machine, captured=captured)
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
     if not results:
         refusal, ways = _smallest_budgets(tasks[-1], vram, host)
         raise PlanImpossible(f"{refusal}, which is assumed" if host != given_host else refusal, ways)
     task, result = results[0]
-    if results[-1][1].timeline.seconds < result.timeline.seconds * WORTH_DIVIDING:
-        task, result = results[-1]
+    for other in results[1:]:
+        if other[1].timeline.seconds < result.timeline.seconds * WORTH_DIVIDING:
+            task, result = other
     return PlanResult(_plan(task, result, vram, task.host_bytes(host)), result)
 
 
-def _versions(model: ModelDescription, *, captured: bool) -> list[ModelDescription]:
-    """The model as it is; for captured passes also with its blocks divided, where some can be."""
-    if not captured or len(model.blocks) > MOST_DIVIDED:
-        return [model]
-    divided = model.divided()
-    return [model, divided] if len(divided.blocks) > len(model.blocks) else [model]
+def _versions(model: ModelDescription, machine: Constants, *, captured: bool) -> list[ModelDescription]:
+    """The model as it is; with its experts apart, where a GPU reads them; and with blocks divided.
+
+    Only captured passes are planned with divided blocks.
+    """
+    apart = model.with_experts_apart() if machine.has_gpu and not model.becomes else model
+    versions = [model]
+    if len(apart.blocks) > len(model.blocks):
+        versions.append(apart)
+    if captured and len(model.blocks) <= MOST_DIVIDED:
+        divided = model.divided()
+        if len(divided.blocks) > len(model.blocks):
+            versions.append(divided)
+    return versions
 
 
 def _search(task: PlanningTask, vram: int, host: int | None) -> SearchResult | None:
     limits = task.limits(vram, host)
     result = search(task.counted, limits) if limits.vram >= 0 else None
-    return hedged(result, task.counted, limits) if result else None
+    if result is None:
+        return None
+    best = hedged(result, task.counted, limits)
+    return with_cache(best, task.kinds, task.machine, task.work, limits)
 
 
 def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:

@@ -24,7 +24,7 @@ from probes.placement.runtime.streams import Event, Streams
 NOWHERE: Final = -1  # in the cache
 EVERY: Final = 4  # passes from one look at the counts to the next
 MOST_SWAPS: Final = 8  # experts that are copied at once: each costs the host some calls
-SPARE: Final = 8  # at most one place in so many is kept free for those that come
+SPARE: Final = 16  # of so many places one is kept free for those that come
 KEPT: Final = 0.9  # of its popularity, that an expert keeps at each look at the counts
 GAIN: Final = 1.25  # times as popular must be the one that comes
 
@@ -105,7 +105,7 @@ class ExpertCache:
         count = min(rest.numel() // self.place_bytes, number) if self.place_bytes else 0
         self._places = [rest[n * self.place_bytes :][: self.place_bytes] for n in range(count)]
         self._place_of = [NOWHERE] * number
-        self._spare = 0 if count in (0, 1, number) else max(1, count // SPARE)
+        self._spare = spare_places(count, number)
         self._free: list[tuple[int, Event | None]] = [(place, None) for place in range(count)]
         self._coming: tuple[tuple[_Coming, ...], Event] | None = None
         self._counted: list[_Counted] = []
@@ -123,6 +123,11 @@ class ExpertCache:
     def cached(self) -> int:
         """How many experts are in VRAM now."""
         return sum(place != NOWHERE for place in self._place_of)
+
+    @property
+    def count(self) -> int:
+        """How many experts there are."""
+        return len(self._experts)
 
     @property
     def places(self) -> int:
@@ -324,11 +329,11 @@ class ExpertCache:
         self._changing = False
 
 
+def spare_places(places: int, experts: int) -> int:
+    """Places that are kept free for experts on their way; none where all are there, or there is one place."""
+    return 0 if places in (0, 1, experts) else min(max(1, places // SPARE), MOST_SWAPS)
+
+
 def fixed_bytes(experts: int, columns: int) -> int:
     """Bytes of the table of addresses, of what it is written from, and of the counts."""
     return 8 * experts * (3 * columns + 1)
-
-
-def cache_bytes(experts: int, columns: int, places: int, place_bytes: int) -> int:
-    """Bytes of VRAM for so many places and what belongs to them."""
-    return aligned(fixed_bytes(experts, columns)) + places * place_bytes

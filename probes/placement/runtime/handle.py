@@ -23,6 +23,7 @@ from probes.placement.runtime.buffers import StorageOptions
 from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse, memory_refusals
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.expert_cache import HitRate
 from probes.placement.runtime.hooks import (
     BlockHook,
     CpuBlockHook,
@@ -34,7 +35,7 @@ from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOper
 from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
 from probes.placement.runtime.streams import Stopwatches, Streams
 from probes.placement.runtime.weight_sources import ModelWeights
-from probes.placement.types import PassTime, Plan, Tier
+from probes.placement.types import ExpertsPlan, PassTime, Plan, Tier
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,27 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class ExpertsReport:
+    """The experts of a placed model: how many VRAM has, and how many of those that passes read it had."""
+
+    count: int
+    cached: int
+    rate: HitRate
+    plan: ExpertsPlan | None
+
+    def __str__(self) -> str:
+        of = f"{self.cached:,} of {counted(self.count, 'expert')} in VRAM"
+        if not self.rate.chosen:
+            return f"experts: {of}; passes have read none yet"
+        share = self.rate.share
+        measured = f"experts: {of}; passes found {share:.1%} of the {self.rate.chosen:,} that they read there"
+        if self.plan is None or not self.plan.cached_s:
+            return measured
+        assumed, predicted = self.plan.assumed_hit_rate, duration(self.plan.seconds(share))
+        return f"{measured}, {assumed:.1%} were assumed; predicted for {share:.1%}: {predicted} a pass"
+
+
+@dataclass(frozen=True)
 class PlacementReport:
     """Planned against taken, planned against measured. Bytes and seconds."""
 
@@ -73,6 +95,7 @@ class PlacementReport:
     surprises: int  # blocks called in another order than in the pass before
     graphs: int
     not_captured: tuple[str, ...]
+    experts: ExpertsReport | None = None
 
     def gap(self) -> tuple[str, ...]:
         """Where the difference between the planned and the measured wall time comes from, in sentences."""
@@ -113,6 +136,8 @@ class PlacementReport:
                 f"{counted(self.spilled, 'block')} of these were to stay in VRAM and stream: "
                 "the weights pack worse than planned"
             )
+        if self.experts is not None:
+            rows.append(str(self.experts))
         return "\n".join((*rows, *self.gap()))
 
 
@@ -241,7 +266,10 @@ class Handle:
         return self._measured
 
     def report(self) -> PlacementReport:
-        """What was planned and taken, by tier; the planned and the measured time of a pass."""
+        """What was planned and taken, by tier; the planned and the measured time of a pass.
+
+        Where experts are placed one by one, it waits for the device: the counts of what passes read are there.
+        """
         return PlacementReport(
             tiers=self._builder.taken(),
             vram_asked=self._builder.vram_asked,
@@ -255,7 +283,15 @@ class Handle:
             surprises=self._engine.order.surprises,
             graphs=self.recorder.count if self.recorder else 0,
             not_captured=tuple(self.recorder.refused.values()) if self.recorder else (),
+            experts=self._engine.turns.taken(self._experts),
         )
+
+    def _experts(self) -> ExpertsReport | None:
+        placed = self._builder.experts
+        if placed is None:
+            return None
+        rate = placed.hit_rate()
+        return ExpertsReport(placed.cache.count, placed.cache.cached, rate, self.plan.experts)
 
     def remove(self) -> None:
         """Give the model back: the same parameter objects with their values in host memory, and no hooks.
