@@ -246,7 +246,7 @@ def gather_experts(
     size, word = next(kind for kind in _WORDS if not each % kind[0])
     words = each // size
     with _on(out.device):
-        gather[(ids.numel(), -(-words // _GATHERED))](
+        gather[(ids.numel() * -(-words // _GATHERED),)](
             ids,
             table,
             ids if counts is None else counts,
@@ -256,6 +256,7 @@ def gather_experts(
             table.stride(0),
             COUNTED=counts is not None,
             BLOCK=_GATHERED,
+            EVEN=not each % _ALIGNED,
         )
 
 
@@ -281,7 +282,7 @@ def unpack_experts(
     group_rows = Grid(rows, width, each).group_rows
     block = min(2048, max(32, 1 << (width // 2 - 1).bit_length()))
     with _on(out.device):
-        unpack_expert[(ids.numel(), -(-rows // group_rows))](
+        unpack_expert[(ids.numel() * -(-rows // group_rows),)](
             ids,
             table,
             ids if counts is None else counts,
@@ -295,8 +296,79 @@ def unpack_experts(
             WIDTH=width,
             GROUP=group_rows,
             BLOCK=block,
+            EVEN=not each % (2 * _ALIGNED),
             PTX=_has_ptx(out.device),
             num_warps=8 if block >= 2048 else 4,
+        )
+
+
+GATE_ROWS: Final = 2  # of both matrices, that a program multiplies: 2 x 1,024 columns were best on an H200
+DOWN_ROWS: Final = 1
+_COLUMNS: Final = 1024
+
+
+def multiply_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    counts: torch.Tensor,
+    inner: int,
+    bases: tuple[int, int] | None,
+) -> None:
+    """out (tokens, n) = sum over each token's experts of share * D (SiLU(G x) * U x), x (tokens, n).
+
+    `ids` and `shares` (tokens, chosen) are flat and contiguous. `gate_up` and `down` are tables of addresses
+    (experts, columns) of matrices (2 x inner, n) and (n, inner), packed ones where `bases` has their bases.
+    """
+    from probes.placement.packing import expert_kernels
+
+    tokens, n = x.shape
+    top = ids.numel() // max(tokens, 1)
+    hidden = torch.empty((ids.numel(), inner), dtype=torch.float32, device=x.device)
+    packed = bases is not None
+    scaled = tuple(2.0 ** (base - _INPUT_EXPONENT) for base in bases or (0, 0))
+    even = not n * inner * (1 if packed else x.dtype.itemsize) % (2 * _ALIGNED)
+    common = {"TOP": top, "PACKED": packed, "EVEN": even, "PTX": _has_ptx(x.device)}
+
+    def columns(k: int) -> int:
+        return min(_COLUMNS // (1 + packed), max(32, 1 << ((k // 2 if packed else k) - 1).bit_length()))
+
+    with _on(x.device):
+        expert_kernels.gate_up[(ids.numel() * -(-inner // GATE_ROWS),)](
+            x,
+            ids,
+            gate_up,
+            counts,
+            hidden,
+            inner,
+            gate_up.shape[0],
+            gate_up.stride(0),
+            2.0**_INPUT_EXPONENT,
+            scaled[0],
+            K=n,
+            BN=GATE_ROWS,
+            BK=columns(n),
+            **common,
+        )
+        expert_kernels.down[(tokens * -(-n // DOWN_ROWS),)](
+            hidden,
+            ids,
+            down,
+            shares,
+            out,
+            n,
+            down.shape[0],
+            down.stride(0),
+            2.0**_INPUT_EXPONENT,
+            scaled[1],
+            K=inner,
+            BN=DOWN_ROWS,
+            BK=columns(inner),
+            **common,
         )
 
 

@@ -24,6 +24,7 @@ from probes.placement.runtime.builder import Builder, PlannedBytes, TierUse, mem
 from probes.placement.runtime.capture import Captured, Recorder
 from probes.placement.runtime.engine import Engine, Turns
 from probes.placement.runtime.expert_cache import HitRate
+from probes.placement.runtime.expert_products import ExpertsHook, can_be_multiplied
 from probes.placement.runtime.hooks import (
     BlockHook,
     CpuBlockHook,
@@ -177,6 +178,12 @@ class Handle:
             if make is not None:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
+        if self.plan.objective == "fast" and (placed := self._builder.experts) is not None:
+            for group in placed.groups:
+                if can_be_multiplied(placed, group):
+                    self._origins.add_hook(
+                        group.module, partial(ExpertsHook, placed=placed, group=group)
+                    )
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
