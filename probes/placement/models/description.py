@@ -206,26 +206,16 @@ class BlockDescription:
             for part in parts
         )
 
-    def with_experts_apart(self) -> "tuple[BlockDescription, ...]":
-        """The block without its experts, and for each module of experts a block of them alone."""
-        groups: dict[str, list[TensorDescription]] = {}
+    def without_experts(self) -> "tuple[BlockDescription, dict[str, tuple[TensorDescription, ...]]]":
+        """The block without its experts, and these by the module that they are in."""
+        groups: dict[str, tuple[TensorDescription, ...]] = {}
+        if self.anytime or self.calls != 1 or self.looked_up:
+            return self, groups
         for tensor in self.tensors:
             if tensor.active < 1.0 and (name := experts_name(tensor.name)):
-                groups.setdefault(name, []).append(tensor)
-        if not groups or self.anytime or self.calls != 1 or self.looked_up:
-            return (self,)
-        apart = {id(tensor) for group in groups.values() for tensor in group}
-        rest = replace(self, tensors=tuple(tensor for tensor in self.tensors if id(tensor) not in apart))
-        parts = []
-        for name, tensors in groups.items():
-            count = _count_experts(name, tensors)
-            chosen = max(1, round(count * max(tensor.active for tensor in tensors)))
-            parts.append(
-                BlockDescription(
-                    name, tuple(tensors), operations=len(tensors), gpu_only=True, experts=count, chosen=chosen
-                )
-            )
-        return (*((rest,) if rest.tensors else ()), *parts)
+                groups[name] = (*groups.get(name, ()), tensor)
+        apart = {tensor.name for group in groups.values() for tensor in group}
+        return replace(self, tensors=tuple(t for t in self.tensors if t.name not in apart)), groups
 
 
 def experts_name(parameter: str) -> str:
@@ -234,11 +224,16 @@ def experts_name(parameter: str) -> str:
     return f"{before}.experts" if found else ""
 
 
-def _count_experts(name: str, tensors: Sequence[TensorDescription]) -> int:
-    """How many experts tensors of one module belong to."""
+def _experts_block(name: str, tensors: Sequence[TensorDescription]) -> BlockDescription:
+    """The block of the experts that these tensors of one module are: of all of them, or of one each."""
     keys = {tensor.name[len(name) + 1 :].partition(".")[::2] for tensor in tensors}
     fused = any(not inner for _, inner in keys)
-    return tensors[0].shape[0] if fused else len({key for key, _ in keys})
+    count = tensors[0].shape[0] if fused else len({key for key, _ in keys})
+    chosen = max(1, round(count * max(tensor.active for tensor in tensors)))
+    operations = len(tensors) if fused else len(tensors) // max(count, 1)
+    return BlockDescription(
+        name, tuple(tensors), operations=operations, gpu_only=True, experts=count, chosen=chosen
+    )
 
 
 @dataclass(frozen=True)
@@ -279,10 +274,18 @@ class ModelDescription:
         return replace(self, blocks=tuple(part for block in self.blocks for part in block.divided()))
 
     def with_experts_apart(self) -> "ModelDescription":
-        """The model with its experts in blocks of their own."""
-        return replace(
-            self, blocks=tuple(part for block in self.blocks for part in block.with_experts_apart())
-        )
+        """The model with its experts in blocks of their own, each where the first of its tensors was."""
+        blocks: list[BlockDescription | str] = []
+        experts: dict[str, tuple[TensorDescription, ...]] = {}
+        for block in self.blocks:
+            rest, groups = block.without_experts()
+            if rest.tensors or not groups:
+                blocks.append(rest)
+            blocks += [name for name in groups if name not in experts]
+            for name, tensors in groups.items():
+                experts[name] = (*experts.get(name, ()), *tensors)
+        made = (_experts_block(block, experts[block]) if isinstance(block, str) else block for block in blocks)
+        return replace(self, blocks=tuple(made))
 
 
 def block_name(parameter: str) -> str:

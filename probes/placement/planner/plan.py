@@ -355,7 +355,7 @@ def _versions(model: ModelDescription, machine: Constants, *, captured: bool) ->
     """
     apart = model.with_experts_apart() if machine.has_gpu and not model.becomes else model
     versions = [model]
-    if len(apart.blocks) > len(model.blocks):
+    if any(block.experts for block in apart.blocks):
         versions.append(apart)
     if captured and len(model.blocks) <= MOST_DIVIDED:
         divided = model.divided()

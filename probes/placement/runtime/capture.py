@@ -265,7 +265,7 @@ class Captured:
         work: Callable[..., Any],
         example: tuple[Any, ...],
         *,
-        before: Callable[[], None],
+        before: Callable[[], object] = int,
     ) -> None:
         self.recorder = Recorder(engine)
         self._engine, self._work, self._before = engine, work, before

@@ -264,10 +264,9 @@ class ExpertCache:
     def _arrived(self) -> None:
         """Write the table's rows of those that have come, and of those that leave for them."""
         assert self._coming is not None
-        coming, done = self._coming
+        coming, _ = self._coming
         self._note_counts()  # until now passes found what was there
         compute = self._streams.compute
-        compute.wait(done)
         for one in coming:
             self._place_of[one.leaves], self._place_of[one.expert] = NOWHERE, one.place
             self._write_row(one.expert)

@@ -124,7 +124,8 @@ class ExpertGroup:
 def make_group(stored: StoredBlock, memory: torch.Tensor, seen: torch.Tensor, first: int) -> ExpertGroup:
     """The group of a block that is stored in `memory`."""
     module = stored.block.modules[0]
-    count = count_experts(module)
+    listed = isinstance(module, nn.ModuleList | nn.ModuleDict)  # its parameters may be empty by now
+    count = len(list(module.children())) if listed else stored.block.entries[0].shape[0]
     owner_of = {
         id(inner): index for index, expert in enumerate(module.children()) for inner in expert.modules()
     }

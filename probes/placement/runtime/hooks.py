@@ -178,7 +178,7 @@ class ModelHook(ForwardHook):
         *,
         trainable: bool,
         recorder: Recorder | None,
-        before: Callable[[], None],
+        before: Callable[[], object] = int,
     ) -> None:
         super().__init__(forward)
         self._turns, self._model, self._trainable = turns, model, trainable
