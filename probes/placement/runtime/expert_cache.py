@@ -113,6 +113,7 @@ class ExpertCache:
         self._before = torch.zeros(number, dtype=torch.int64)
         self._popularity = torch.zeros(number, dtype=torch.float64)
         self._chosen = self._hits = self._passes = 0
+        self.follows = True  # False: what is in VRAM stays, as measurements with planted routes want it
         self._changing = False  # an update is under way; found so by the next one: it was interrupted
         self._fill_addresses()
         self._begin()
@@ -153,7 +154,7 @@ class ExpertCache:
 
     def update(self) -> None:
         """Go on with what is under way; now and then, look which experts should come. Waits for nothing."""
-        if self._spare == 0:
+        if self._spare == 0 or not self.follows:
             return
         if self._changing:
             self._mend()
