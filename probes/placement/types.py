@@ -73,14 +73,14 @@ TIER_FACTS: Final[Mapping[Tier, TierFacts]] = {
     "experts": TierFacts(
         "host memory",
         "in host memory, where the GPU reads the chosen ones; those chosen most are in VRAM too",
-        "grid",
+        "purple",
         pinned=True,
         experts=True,
     ),
     "experts_packed": TierFacts(
         "host memory",
-        "likewise, packed without loss",
-        "panel",
+        "in host memory, packed; the GPU reads the chosen ones there; those chosen most are in VRAM too",
+        "purple",
         packed=True,
         pinned=True,
         experts=True,

@@ -120,6 +120,10 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
                 f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
                 "plan again; or let the module have no max_norm, if it is an embedding",
             )
+        if tiers[name].tier in EXPERTS and parts:
+            raise PlacementError(
+                f"{name} is planned expert by expert, which is for one card", "plan again with plan_cards()"
+            )
         if tiers[name].tier in EXPERTS and (why := why_not_experts(block)):
             raise _other_model(f"{name} can't be placed expert by expert: {why}")
         if tiers[name].table and not can_be_table(block):
