@@ -109,9 +109,11 @@ def _experts(plan: Plan) -> Iterable[str]:
         return
     times = ", ".join(f"{rate:.0%}: {duration(experts.seconds(rate))}" for rate in HIT_RATES)
     yield (
-        f"experts: VRAM has room for {experts.cached:,} of {experts.count:,}; a pass reads {experts.chosen:,.0f}.\n"
+        f"experts: VRAM has room for {experts.cached:,} of {experts.count:,}; "
+        f"a pass reads {experts.chosen:,.0f}.\n"
         f"predicted for a pass, by the share of those that it finds there: {times}.\n"
-        f"{experts.assumed_hit_rate:.0%} are assumed, as if all were chosen alike; report() has the measured share"
+        f"{experts.assumed_hit_rate:.0%} are assumed, as if all were chosen alike; "
+        "report() has the measured share"
     )
 
 

@@ -32,12 +32,12 @@ ON_A_GPU = (
     "packing on a GPU",
     "peak VRAM and pinned memory as predicted",
     "predicted time of a pass",
-    "experts, 128 x 8 of 2048 x 768, 48 layers (57 GB) in 16 GiB, batch 1, planted hit rates 0, 0.5, 0.75, 0.9: "
-    "<= 1.15 x (missing bytes as stored / zero-copy rate + resident time); captured",
+    "experts, 128 x 8 of 2048 x 768, 48 layers (57 GB) in 16 GiB, batch 1, planted hit rates 0, 0.5, 0.75, "
+    "0.9: <= 1.15 x (missing bytes as stored / zero-copy rate + resident time); captured",
     "the same: 0 differing bits in exact mode against the same kernels resident",
     "the same: >= 10 x accelerate in the same run",
-    "Mixtral- and Qwen3-MoE-shaped models of transformers, whole, decode: run in 0.3 of their bytes, same tokens, "
-    "table against streaming all experts and accelerate (pinned and default)",
+    "Mixtral- and Qwen3-MoE-shaped models of transformers, whole, decode: run in 0.3 of their bytes, same "
+    "tokens, table against streaming all experts and accelerate (pinned and default)",
 )
 
 

@@ -1,8 +1,9 @@
 """Experts one by one, without a GPU: what is counted, what the table says, and bits at planted hit rates.
 
-Routes are planted: for the hit rates by what is in VRAM (here: the cache), for what the cache chooses by itself
-from a Zipf distribution over the experts of each layer in a shuffled order. The CPU gathers by torch operations;
-tests/torch/test_experts.py runs the kernels, in Triton's interpreter.
+Routes are planted: for the hit rates by what is in VRAM (here: the cache), for what the cache chooses by
+itself
+from a Zipf distribution over the experts of each layer in a shuffled order. The CPU gathers by torch
+operations; tests/torch/test_experts.py runs the kernels, in Triton's interpreter.
 """
 
 import ctypes
@@ -102,7 +103,9 @@ def _skewed(board: Board) -> None:
     share = cache_of(handle).cached / (LAYERS * EXPERTS)
     board.figure("experts, Zipf routes: hit rate of the second half", late, "share", cached_share=share)
     board.bar("experts, Zipf routes: hit rate over the cached share", late / share, 2.0, "x", at_least=True)
-    board.figure("experts: an update between passes, host, median", median(times) * 1e6, "us", most=max(times) * 1e6)
+    board.figure(
+        "experts: an update between passes, host, median", median(times) * 1e6, "us", most=max(times) * 1e6
+    )
     wrong = _wrong_rows(handle)
     board.bar("experts: rows that lead elsewhere after the updates", wrong, 0, "rows")
     handle.remove()

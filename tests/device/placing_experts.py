@@ -1,7 +1,7 @@
 """Experts one by one: planted hit rates on the layers of a 30B-A3B model, and whole models of transformers.
 
-Random weights don't route as trained ones do, so routes are planted: for the hit rates by what is in VRAM, for
-the cache's own choice from a Zipf distribution over the experts of each layer in a shuffled order.
+Random weights don't route as trained ones do, so routes are planted: for the hit rates by what is in VRAM,
+for the cache's own choice from a Zipf distribution over the experts of each layer in a shuffled order.
 """
 
 import time
@@ -28,9 +28,13 @@ ZIPF_PASSES = 200
 
 
 class Layers(nn.Module):
-    """Experts alone, as transformers has them, with routes that are planted in `ids` (layers, tokens, chosen)."""
+    """Experts alone, as transformers has them, with routes that are planted in `ids` (layers, tokens,
+    chosen).
+    """
 
-    def __init__(self, layers: int = LAYERS, count: int = EXPERTS, width: int = WIDTH, inner: int = INNER) -> None:
+    def __init__(
+        self, layers: int = LAYERS, count: int = EXPERTS, width: int = WIDTH, inner: int = INNER
+    ) -> None:
         super().__init__()
         from transformers import Qwen3MoeConfig
         from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -165,7 +169,9 @@ def _against_resident(
                 group.board.bar(f"{name}, hit rate {hit_rate}: differing bits", bits, 0, "elements")
                 for other, other_s in others.items():
                     over = other_s / seconds
-                    group.board.bar(f"{name}, hit rate {hit_rate}: {other} over ours", over, 10, "x", at_least=True)
+                    group.board.bar(
+                        f"{name}, hit rate {hit_rate}: {other} over ours", over, 10, "x", at_least=True
+                    )
         finally:
             handle.remove()
     free()
@@ -217,7 +223,9 @@ def mixtral_shaped() -> Model:
 
         return MixtralForCausalLM(MixtralConfig(num_hidden_layers=6))
 
-    return Model("Mixtral, 6 layers", build, tokens_of(32000, 32, use_cache=False), lambda o: o.logits, tokens=32)
+    return Model(
+        "Mixtral, 6 layers", build, tokens_of(32000, 32, use_cache=False), lambda o: o.logits, tokens=32
+    )
 
 
 def qwen3_shaped() -> Model:
@@ -273,7 +281,9 @@ def _whole_model(group: Any, model: Model) -> None:
         took["table"], tokens = decoded(bench.module, ids, handle.captured)
         rate = handle.report().experts
         group.board.line({"case": model.name, "vram": group.vram.peak(), "experts": str(rate)})
-    group.board.bar(f"{model.name} in 0.3 of its bytes: other tokens", int((tokens != wanted).sum()), 0, "tokens")
+    group.board.bar(
+        f"{model.name} in 0.3 of its bytes: other tokens", int((tokens != wanted).sum()), 0, "tokens"
+    )
     streaming = plan(
         bench.module, vram=budget, machine=bench.machine, tokens=4096, captured=False
     )  # of so many tokens that whole layers stream

@@ -112,7 +112,7 @@ def plant(model, layer, routes):
 
 
 def experts_plan(model, share=0.5, *, packed=False, objective="exact", fit=None):
-    """All experts one by one, in VRAM of `share` of the model's bytes with everything else; `fit`: so many."""
+    """All experts one by one, in `share` of the model's bytes with everything else; `fit`: so many."""
     names = [experts.name for experts in find_experts(model)]
     blocks = [block.name for block in find_blocks(model) if not block.name.startswith(tuple(names))]
     plan = plan_of(

@@ -215,7 +215,7 @@ def test_the_report_has_the_planted_hit_rate(hits):
 
 @torch.inference_mode()
 def test_the_cache_fills_with_what_a_skewed_router_chooses_most():
-    """Routes are drawn from a Zipf distribution: the n-th expert of a shuffled order has 1/n of the weight."""
+    """Routes are drawn from a Zipf distribution: the n-th of a shuffled order has 1/n of the weight."""
     model = mixtral(num_local_experts=32, num_hidden_layers=2).eval()
     model.set_experts_implementation("batched_mm")
     plan = experts_plan(model, fit=16)
@@ -228,7 +228,11 @@ def test_the_cache_fills_with_what_a_skewed_router_chooses_most():
         if step == 40:
             before = handle.report().experts.rate
         for layer in range(2):
-            plant(model, layer, torch.multinomial(weights, 2, generator=torch.Generator().manual_seed(step))[None])
+            plant(
+                model,
+                layer,
+                torch.multinomial(weights, 2, generator=torch.Generator().manual_seed(step))[None],
+            )
         model(IDS[:1, :1])
     after = handle.report().experts.rate
     late = (after.hits - before.hits) / (after.chosen - before.chosen)
@@ -321,8 +325,7 @@ def test_what_orders_copies_and_passes_is_needed(broken, monkeypatch):
     monkeypatch.setattr(experts, "ExpertCache", broken)
     monkeypatch.setattr(Restless, "draw", random.Random(0))
     with pytest.raises(AssertionError), torch.inference_mode():  # Stale is one
-        for seed in range(40):
-            run_late(seed)
+        list(map(run_late, range(40)))
 
 
 def test_an_update_that_is_interrupted_leaves_a_table_that_is_right():

@@ -143,7 +143,9 @@ class BlockDescription:
     # each module in it that holds tensors is called by itself, so it can be a block too
     divisible: bool = False
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
-    experts: int = 0  # it consists of so many, of which each input row needs `chosen`: they are placed one by one
+    experts: int = (
+        0  # it consists of so many, of which each input row needs `chosen`: they are placed one by one
+    )
     chosen: int = 0
 
     @property
@@ -166,8 +168,16 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        facts += (self.experts, self.chosen)
-        return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only
+        return (
+            shapes,
+            facts,
+            self.experts,
+            self.chosen,
+            self.kernels,
+            self.touched_numbers,
+            self.around,
+            self.gpu_only,
+        )
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The block with its bfloat16 tensors converted to `dtype` for computing; empty: as it is."""
@@ -284,7 +294,9 @@ class ModelDescription:
             blocks += [name for name in groups if name not in experts]
             for name, tensors in groups.items():
                 experts[name] = (*experts.get(name, ()), *tensors)
-        made = (_experts_block(block, experts[block]) if isinstance(block, str) else block for block in blocks)
+        made = (
+            _experts_block(block, experts[block]) if isinstance(block, str) else block for block in blocks
+        )
         return replace(self, blocks=tuple(made))
 
 

@@ -12,7 +12,14 @@ from typing import Any, Final, TypeAlias
 from torch import nn
 
 NAME: Final = "experts"
-_CHOSEN: Final = ("top_k", "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "k")
+_CHOSEN: Final = (
+    "top_k",
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_topk",
+    "k",
+)
 
 Module: TypeAlias = nn.Module  # for modules that don't import torch
 

@@ -1,10 +1,12 @@
-"""Kernels that find experts by a table of addresses, in VRAM or in pinned host memory, which they read in place.
+"""Kernels that find experts by a table of addresses, in VRAM or in pinned host memory, which they read in
+place.
 
-A row of the table has the addresses of one expert's tensors. Which experts are wanted is on the device, too, so
-nothing waits for the router that chose them.
+A row of the table has the addresses of one expert's tensors. Which experts are wanted is on the device,
+too, so nothing waits for the router that chose them.
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: PLR0917  # Triton takes arguments in order
 import triton
 import triton.language as tl
 
@@ -13,7 +15,9 @@ from probes.placement.packing.kernels import put_escapes, unpack_row, weights
 
 @triton.jit
 def _address(row_of: tl.tensor, KIND: tl.constexpr, EVEN: tl.constexpr) -> tl.tensor:
-    """A pointer from the table. EVEN: all of them are multiples of 16, so that several numbers load at once."""
+    """A pointer from the table. EVEN: all of them are multiples of 16, so that several numbers load at
+    once.
+    """
     pointer = tl.load(row_of).to(tl.pointer_type(KIND))
     if EVEN:
         pointer = tl.multiple_of(pointer, 16)
@@ -23,9 +27,8 @@ def _address(row_of: tl.tensor, KIND: tl.constexpr, EVEN: tl.constexpr) -> tl.te
 @triton.jit
 def _counted(counts: tl.tensor, expert: tl.tensor, part: tl.tensor, COUNTED: tl.constexpr) -> None:
     """Note that an expert was chosen: one of the programs that read it does."""
-    if COUNTED:
-        if part == 0:
-            tl.atomic_add(counts + expert, 1, sem="relaxed")
+    if COUNTED and part == 0:
+        tl.atomic_add(counts + expert, 1, sem="relaxed")
 
 
 @triton.jit
@@ -128,7 +131,9 @@ def _times(
         for k in range(0, K, BK):
             there = k + inside < K
             factor = tl.load(x + k + inside, mask=there, other=0.0).to(tl.float32)
-            weight = tl.load(matrix + row[:, None] * K + (k + inside)[None, :], mask=there[None, :], other=0.0)
+            weight = tl.load(
+                matrix + row[:, None] * K + (k + inside)[None, :], mask=there[None, :], other=0.0
+            )
             total += weight.to(tl.float32) * factor[None, :]
         return tl.sum(total, 1)
     half: tl.constexpr = K // 2

@@ -237,8 +237,8 @@ def gather_experts(
 ) -> None:
     """Copy the weights of the experts `ids` (flat int64) to `out`, contiguous, of shape (ids, ...).
 
-    `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to. Of an id
-    of -1 nothing is read or written; of one that there is no expert for, NaN is written.
+    `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to. Of
+    an id of -1 nothing is read or written; of one that there is no expert for, NaN is written.
     """
     from probes.placement.packing.expert_kernels import gather
 
@@ -271,8 +271,8 @@ def unpack_experts(
 ) -> None:
     """Unpack the `b12` weights of the experts `ids` to `out`, bfloat16; the rest is as for `gather_experts`.
 
-    The table's first five columns have the addresses of `rest0`, `codes`, `values`, `positions` and `starts` of
-    `rows` rows of each expert.
+    The table's first five columns have the addresses of `rest0`, `codes`, `values`, `positions` and
+    `starts` of `rows` rows of each expert.
     """
     from probes.placement.packing.expert_kernels import unpack_expert
     from probes.placement.packing.format import Grid

@@ -107,5 +107,7 @@ def gathered_bytes(blocks: Iterable[BlockDescription], workload: Workload) -> in
     for block in blocks:
         if block.experts:
             each = ExpertSizes.of(block, 1, packed=False).unpacked_bytes
-            largest = max(largest, max(min(block.experts, prompt * block.chosen), steps * block.chosen) * each)
+            largest = max(
+                largest, max(min(block.experts, prompt * block.chosen), steps * block.chosen) * each
+            )
     return largest

@@ -1,9 +1,9 @@
 """The cache of experts: in the VRAM that a placement leaves free, and what the plan says of it. Pure.
 
-The search places all other blocks as if no expert were in VRAM: their bytes are read in every pass, an expert's
-only when it is chosen. What VRAM is left then is the cache. How often a pass finds an expert there depends on the
-router, which no plan knows: the assumed hit rate is the cached share, the least that a cache of the most popular
-ones can reach in the long run.
+The search places all other blocks as if no expert were in VRAM: their bytes are read in every pass, an
+expert's only when it is chosen. What VRAM is left then is the cache. How often a pass finds an expert there
+depends on the router, which no plan knows: the assumed hit rate is the cached share, the least that a cache
+of the most popular ones can reach in the long run.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,7 @@ class _Placed:
         return by_experts(self.costs, cached=min(share, 1.0), cache=cache)
 
 
-def _placed(
-    result: SearchResult, kinds: Sequence[Kind], machine: Constants, work: Pass
-) -> list[_Placed]:
+def _placed(result: SearchResult, kinds: Sequence[Kind], machine: Constants, work: Pass) -> list[_Placed]:
     return [
         _Placed(kind, machine, work)
         for kind in kinds

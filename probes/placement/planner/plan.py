@@ -308,6 +308,7 @@ def make_plan(
     captured: bool = False,
     compute: Compute = "auto",
     ranges: Ranges | None = None,
+    experts_apart: bool = True,
 ) -> PlanResult:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
@@ -315,6 +316,7 @@ def make_plan(
     smaller buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `with_compute_dtype`.
+    Without `experts_apart` no expert is placed by itself.
     """
     check_numbers(workload, vram=vram, host=host)
     _check(model, workload)
@@ -323,7 +325,7 @@ def make_plan(
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
-    versions = _versions(model, machine, captured=captured)
+    versions = _versions(model, captured=captured, apart=experts_apart and machine.has_gpu)
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
     if not results:
@@ -348,15 +350,15 @@ def _best(results: Sequence[tuple[PlanningTask, SearchResult]]) -> tuple[Plannin
     return best
 
 
-def _versions(model: ModelDescription, machine: Constants, *, captured: bool) -> list[ModelDescription]:
+def _versions(model: ModelDescription, *, captured: bool, apart: bool) -> list[ModelDescription]:
     """The model as it is; with its experts apart, where a GPU reads them; and with blocks divided.
 
     Only captured passes are planned with divided blocks.
     """
-    apart = model.with_experts_apart() if machine.has_gpu and not model.becomes else model
     versions = [model]
-    if any(block.experts for block in apart.blocks):
-        versions.append(apart)
+    if apart and not model.becomes:
+        with_experts = model.with_experts_apart()
+        versions += [with_experts] if any(block.experts for block in with_experts.blocks) else []
     if captured and len(model.blocks) <= MOST_DIVIDED:
         divided = model.divided()
         if len(divided.blocks) > len(model.blocks):

@@ -120,17 +120,23 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
                 f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
                 "plan again; or let the module have no max_norm, if it is an embedding",
             )
-        if tiers[name].tier in EXPERTS and parts:
-            raise PlacementError(
-                f"{name} is planned expert by expert, which is for one card", "plan again with plan_cards()"
-            )
-        if tiers[name].tier in EXPERTS and (why := why_not_experts(block)):
-            raise _other_model(f"{name} can't be placed expert by expert: {why}")
+        if tiers[name].tier in EXPERTS:
+            _require_experts(block, parts)
         if tiers[name].table and not can_be_table(block):
             raise _other_model(
                 f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed"
             )
     return [(blocks[name], block.tier) for name, block in tiers.items()]
+
+
+def _require_experts(block: Block, parts: Sequence[Plan]) -> None:
+    """Raise PlacementError for a block that can't be placed expert by expert; `parts`: of several cards."""
+    if parts:
+        raise PlacementError(
+            f"{block.name} is planned expert by expert, which is for one card", "plan again with plan_cards()"
+        )
+    if why := why_not_experts(block):
+        raise _other_model(f"{block.name} can't be placed expert by expert: {why}")
 
 
 def _other_model(why: str) -> PlacementError:

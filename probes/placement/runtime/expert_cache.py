@@ -1,14 +1,14 @@
 """Which experts are in VRAM, and the table that says where each one is.
 
-All experts stay in host memory, so one that leaves VRAM is copied nowhere. The table is on the device: for each
-expert the addresses of its tensors, in VRAM where the cache has them, else in host memory, which kernels read
-there. So nothing waits for a router, and a recorded pass stays valid: it reads the table and adds to the counts,
-both at fixed addresses.
+All experts stay in host memory, so one that leaves VRAM is copied nowhere. The table is on the device: for
+each expert the addresses of its tensors, in VRAM where the cache has them, else in host memory, which
+kernels read there. So nothing waits for a router, and a recorded pass stays valid: it reads the table and
+adds to the counts, both at fixed addresses.
 
-Between passes, `update` brings the experts that were chosen most into VRAM: it copies one on the copy stream into
-a place that is free, and after the copy writes two rows of the table on the compute stream, for the one that
-comes and the one that leaves. The place of the latter is free once the compute stream is past that. No pass waits
-for any of it: what isn't finished is looked at again before the next pass.
+Between passes, `update` brings the experts that were chosen most into VRAM: it copies one on the copy
+stream into a place that is free, and after the copy writes two rows of the table on the compute stream, for
+the one that comes and the one that leaves. The place of the latter is free once the compute stream is past
+that. No pass waits for any of it: what isn't finished is looked at again before the next pass.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,9 @@ class ExpertSlice:
 
 @dataclass(frozen=True, eq=False)
 class Expert:
-    """One expert: the slices of all its tensors. `memory` is that of its block, `seen` the same for kernels."""
+    """One expert: the slices of all its tensors. `memory` is that of its block, `seen` the same for
+    kernels.
+    """
 
     memory: torch.Tensor
     seen: torch.Tensor
@@ -234,7 +236,9 @@ class ExpertCache:
         popular = self._popularity
         first = torch.tensor(outside)[popular[outside].topk(min(most, len(outside))).indices].tolist()
         inside = [n for n, place in enumerate(self._place_of) if place != NOWHERE]
-        last = torch.tensor(inside)[popular[inside].topk(min(most, len(inside)), largest=False).indices].tolist()
+        last = torch.tensor(inside)[
+            popular[inside].topk(min(most, len(inside)), largest=False).indices
+        ].tolist()
         wanted = []
         for (place, _), expert, leaves in zip(self._free, first, last, strict=False):
             if popular[expert] <= GAIN * popular[leaves] or popular[expert] < 1:
@@ -283,8 +287,9 @@ class ExpertCache:
 
     def _fill_addresses(self) -> None:
         """Addresses in host memory, and offsets in a place, of all experts."""
-        in_host, in_place = torch.zeros(self.table.shape, dtype=torch.int64), torch.zeros(
-            self.table.shape, dtype=torch.int64
+        in_host, in_place = (
+            torch.zeros(self.table.shape, dtype=torch.int64),
+            torch.zeros(self.table.shape, dtype=torch.int64),
         )
         for row, expert in enumerate(self._experts):
             begin = expert.seen.data_ptr()

@@ -1,8 +1,9 @@
-"""With the objective `fast`: few rows are multiplied with experts straight where the table says that they are.
+"""With the objective `fast`: few rows are multiplied with experts straight where the table says that they
+are.
 
-Nothing is gathered or unpacked: two kernels a layer read the chosen experts, packed or not, in VRAM or over the
-link. Sums are float32's, rounded once, so outputs aren't those of the library to the last bit. Other calls are
-the module's own.
+Nothing is gathered or unpacked: two kernels a layer read the chosen experts, packed or not, in VRAM or over
+the link. Sums are float32's, rounded once, so outputs aren't those of the library to the last bit. Other
+calls are the module's own.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,12 @@
-"""Experts of a placed model, one by one in VRAM or in host memory: what their modules hold in place of weights.
+"""Experts of a placed model, one by one in VRAM or in host memory: what their modules hold in place of
+weights.
 
-A module's own forward runs unchanged, and so do the library's products. Where it takes some experts of a fused
-tensor (by an index, or by a product of groups), exactly these are brought into memory of their own, from wherever
-the cache's table says that each one is: by a kernel that waits for no router, or by torch operations, which do.
-So outputs have the bits of the implementation that the module uses; of transformers' these are `batched_mm`,
-`grouped_mm` and `eager`. A listed expert's weights are brought when they are read. Whatever else reads a fused
-tensor gets all of it, slowly.
+A module's own forward runs unchanged, and so do the library's products. Where it takes some experts of a
+fused tensor (by an index, or by a product of groups), exactly these are brought into memory of their own,
+from wherever the cache's table says that each one is: by a kernel that waits for no router, or by torch
+operations, which do. So outputs have the bits of the implementation that the module uses; of transformers'
+these are `batched_mm`, `grouped_mm` and `eager`. A listed expert's weights are brought when they are read.
+Whatever else reads a fused tensor gets all of it, slowly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from probes.placement.packing import launch
 from probes.placement.packing.format import aligned, grid
 from probes.placement.packing.packed import B12, Packed
 from probes.placement.runtime.buffers import StoredBlock, StoredEntry, memory_order, raw_view
-from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, HitRate, fixed_bytes
+from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, HitRate
 from probes.placement.runtime.offloaded import (
     OffloadedParameter,
     PackedOperations,
@@ -296,9 +297,7 @@ class PlacedExperts:
         return parts
 
 
-def _linear(
-    fetch: Callable[[], torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _linear(fetch: Callable[[], torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return F.linear(x, fetch(), bias)
 
 
@@ -393,7 +392,9 @@ class ExpertsParameter(OffloadedParameter):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Read only the experts that an operation takes, if it takes some; else as for any weight elsewhere."""
+        """Read only the experts that an operation takes, if it takes some; else as for any weight
+        elsewhere.
+        """
         if args and isinstance(args[0], ExpertsParameter):
             result = _of_some(func, args[0].access, args)
             if result is not None:
@@ -403,7 +404,9 @@ class ExpertsParameter(OffloadedParameter):
             ends = args[2] if len(args) > 2 else options.pop("offs", None)
             if ends is not None and not isinstance(args[0], OffloadedParameter) and args[0].dim() == 2:
                 names = ("bias", "out_dtype")
-                return args[1].access.grouped(args[0], ends, **dict(zip(names, args[3:], strict=False)), **options)
+                return args[1].access.grouped(
+                    args[0], ends, **dict(zip(names, args[3:], strict=False)), **options
+                )
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

@@ -181,9 +181,7 @@ class Handle:
         if self.plan.objective == "fast" and (placed := self._builder.experts) is not None:
             for group in placed.groups:
                 if can_be_multiplied(placed, group):
-                    self._origins.add_hook(
-                        group.module, partial(ExpertsHook, placed=placed, group=group)
-                    )
+                    self._origins.add_hook(group.module, partial(ExpertsHook, placed=placed, group=group))
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
@@ -275,7 +273,8 @@ class Handle:
     def report(self) -> PlacementReport:
         """What was planned and taken, by tier; the planned and the measured time of a pass.
 
-        Where experts are placed one by one, it waits for the device: the counts of what passes read are there.
+        Where experts are placed one by one, it waits for the device: the counts of what passes read are
+        there.
         """
         return PlacementReport(
             tiers=self._builder.taken(),

@@ -73,7 +73,15 @@ def cases(target, ptx: bool):
         own = {"TOP": 8, "PACKED": packed, "EVEN": True, "PTX": ptx}
         given = {**table, **numbers, **scales, "x": WEIGHTS, "hidden": "*fp32", "inner": "i32"}
         yield expert_kernels.gate_up, given, {**own, "K": 2048, "BN": 2, "BK": inner}, 4
-        given = {**table, **numbers, **scales, "hidden": "*fp32", "shares": "*fp32", "out": WEIGHTS, "n": "i32"}
+        given = {
+            **table,
+            **numbers,
+            **scales,
+            "hidden": "*fp32",
+            "shares": "*fp32",
+            "out": WEIGHTS,
+            "n": "i32",
+        }
         del given["counts"]
         yield expert_kernels.down, given, {**own, "K": 768, "BN": 1, "BK": outer}, 4
 

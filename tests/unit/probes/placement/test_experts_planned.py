@@ -20,7 +20,9 @@ GIB = 2**30
 LISTED = "layers.{}.mlp.experts.{}.w{}.weight"
 
 
-def mixture(layers: int = 24, count: int = 64, *, dtype: str = "bfloat16", listed: bool = False) -> ModelDescription:
+def mixture(
+    layers: int = 24, count: int = 64, *, dtype: str = "bfloat16", listed: bool = False
+) -> ModelDescription:
     """Layers with a product that every row needs, and experts of which a row chooses 8: 9.4 MB each."""
     blocks = []
     for layer in range(layers):
@@ -43,7 +45,12 @@ def mixture(layers: int = 24, count: int = 64, *, dtype: str = "bfloat16", liste
 
 
 def planned(
-    model: ModelDescription, vram: int, *, tokens: int = 1, objective: Objective = "exact", captured: bool = True
+    model: ModelDescription,
+    vram: int,
+    *,
+    tokens: int = 1,
+    objective: Objective = "exact",
+    captured: bool = True,
 ) -> Plan:
     return make_plan(
         model,
@@ -97,7 +104,9 @@ def test_time_falls_with_the_hit_rate_from_all_missing_to_all_cached(objective: 
 
 
 def test_many_tokens_stream_whole_layers_and_the_planner_knows_from_where_on() -> None:
-    by_tokens = {tokens: planned(mixture(), 6 * GIB, tokens=tokens).experts for tokens in (1, 2, 4, 256, 4096)}
+    by_tokens = {
+        tokens: planned(mixture(), 6 * GIB, tokens=tokens).experts for tokens in (1, 2, 4, 256, 4096)
+    }
     assert by_tokens[1] is not None
     assert by_tokens[4096] is None
     crossed = [tokens for tokens, experts in by_tokens.items() if experts is None]
@@ -108,9 +117,7 @@ def test_a_model_that_fits_stays_in_vram_and_a_cpu_has_no_cache() -> None:
     model = mixture(layers=2)
     assert planned(model, 8 * GIB).experts is None
     cpu = replace(profile("h200"), vram_bytes=0)
-    plan = make_plan(
-        model, cpu, vram=0, host=200 * GIB, workload=Workload(), objective="exact"
-    ).plan
+    plan = make_plan(model, cpu, vram=0, host=200 * GIB, workload=Workload(), objective="exact").plan
     assert plan.experts is None
     assert not any(block.tier in EXPERTS for block in plan.blocks)
 
