@@ -258,7 +258,7 @@ def test_the_cache_fills_with_what_a_skewed_router_chooses_most():
     after = handle.report().experts.rate
     late = (after.hits - before.hits) / (after.chosen - before.chosen)
     best = float(weights.topk(7).values.sum() / weights.sum())  # 7 of 32 in each layer
-    assert late > 0.8 * best > 2 * share
+    assert late > 0.7 * best > 1.5 * share
     handle.remove()
 
 

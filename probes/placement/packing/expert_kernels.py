@@ -25,6 +25,12 @@ def _address(row_of: tl.tensor, KIND: tl.constexpr, EVEN: tl.constexpr) -> tl.te
 
 
 @triton.jit
+def _from_begin(expert: tl.tensor, experts: tl.tensor) -> tl.tensor:
+    """Ids below zero count from the end. What is still below zero is none."""
+    return tl.where(expert < 0, expert + experts, expert)
+
+
+@triton.jit
 def _counted(counts: tl.tensor, expert: tl.tensor, part: tl.tensor, COUNTED: tl.constexpr) -> None:
     """Note that an expert was chosen: one of the programs that read it does."""
     if COUNTED and part == 0:
@@ -47,7 +53,7 @@ def gather(
     """One program copies BLOCK of the `words` of one expert."""
     parts = tl.cdiv(words, BLOCK)
     slot, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
-    expert = tl.load(ids + slot)
+    expert = _from_begin(tl.load(ids + slot), experts)
     i = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     to = out + slot * words + i
     if (expert >= 0) & (expert < experts):
@@ -81,7 +87,7 @@ def unpack_expert(
     half: tl.constexpr = WIDTH // 2
     groups = tl.cdiv(rows, GROUP)
     slot, group = (tl.program_id(0) // groups).to(tl.int64), (tl.program_id(0) % groups).to(tl.int64)
-    expert = tl.load(ids + slot)
+    expert = _from_begin(tl.load(ids + slot), experts)
     to = out + slot * n
     if (expert >= 0) & (expert < experts):
         row_of = table + expert * stride

@@ -50,6 +50,7 @@ def _experts_in(block: BlockDescription, tensor: TensorDescription) -> int:
 def by_experts(costs: BlockCosts, *, cached: float = 0.0, cache: int = 0) -> Option:
     """A block of experts of which passes find the share `cached` in `cache` bytes of VRAM."""
     packed = packs(costs)
+    cache = max(cache, table_bytes(costs.block, packed=packed))
     block, machine, rows = costs.block, costs.machine, costs.work.rows
     sizes = ExpertSizes.of(block, rows, packed=packed)
     stored, unpacked = sizes.read * sizes.stored_bytes, sizes.read * sizes.unpacked_bytes
@@ -67,6 +68,11 @@ def by_experts(costs: BlockCosts, *, cached: float = 0.0, cache: int = 0) -> Opt
         pinned_bytes=block.experts * sizes.stored_bytes,
         wire_bytes=int(missing),
     )
+
+
+def table_bytes(block: BlockDescription, *, packed: bool) -> int:
+    """Bytes of a block's part of the table of addresses, of what it is written from, and of the counts."""
+    return 8 * block.experts * (3 * ExpertSizes.of(block, 1, packed=packed).columns + 1)
 
 
 def packs(costs: BlockCosts) -> bool:

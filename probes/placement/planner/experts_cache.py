@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from probes.placement.packing.format import aligned
 from probes.placement.planner.costs import BlockCosts, Option, Pass
-from probes.placement.planner.experts import ExpertSizes, by_experts, packs
+from probes.placement.planner.experts import ExpertSizes, by_experts, packs, table_bytes
 from probes.placement.planner.kinds import Kind
 from probes.placement.planner.machine import Constants
 from probes.placement.planner.pools import Limits, pool_bytes
@@ -29,7 +29,7 @@ class _Placed:
         self.sizes = ExpertSizes.of(kind.block, work.rows, packed=packs(self.costs))
         self.experts = kind.block.experts
         self.stored_bytes = self.experts * self.sizes.stored_bytes
-        self.fixed_bytes = 8 * self.experts * (3 * self.sizes.columns + 1)  # the table and the counts
+        self.fixed_bytes = table_bytes(kind.block, packed=packs(self.costs))
 
     def option(self, room: int) -> Option:
         """With at most `room` bytes of VRAM for each block."""
@@ -57,7 +57,7 @@ def with_cache(
         return result
     chosen = list(result.chosen)
     for each in placed:
-        option = each.option(left * each.stored_bytes // total)
+        option = each.option(left * each.stored_bytes // total + each.fixed_bytes)
         for place in each.kind.places:
             chosen[place] = option
     timeline = simulate(tuple(chosen), result.pool, replayed=limits.replayed)

@@ -44,6 +44,7 @@ from probes.placement.runtime.experts import (
     PlacedExperts,
     is_packed_by_expert,
     make_group,
+    table_bytes,
     why_not_experts,
 )
 from probes.placement.runtime.hooks import ForwardHook
@@ -342,6 +343,7 @@ class Builder:
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
             )
+        self._count_experts()
         with memory_refusals(self.streams.device):
             self._into_vram()
         self._move(engine)
@@ -519,6 +521,11 @@ class Builder:
                 placement.memory = self.vram.take(placement.stored.n_bytes)
                 self._filler.fill(placement, placement.memory)
 
+    def _count_experts(self) -> None:
+        """Have room for the table of addresses, even where a plan made by hand has none."""
+        stored = [placement.stored for placement in self.placements if placement.tier in EXPERTS]
+        self.experts_bytes = max(self.experts_bytes, table_bytes(stored)) if stored else 0
+
     def _place_experts(self, engine: Engine) -> None:
         """Let modules of experts find theirs by the table of a cache in VRAM."""
         placements = [placement for placement in self.placements if placement.tier in EXPERTS]
@@ -535,6 +542,7 @@ class Builder:
             groups.append(make_group(placement.stored, placement.memory, seen, first))
         room = self.vram.take(self.experts_bytes)
         self.experts = PlacedExperts(groups, room, self.streams, engine.work)
+        self.experts.install()
 
     @property
     def _vram_bytes(self) -> int:
@@ -671,7 +679,7 @@ class Builder:
             self.host.release()
         self.placements.clear()
         self._filler.forget()
-        self.host = self.vram = None
+        self.host = self.vram = self.experts = None
 
 
 @contextmanager

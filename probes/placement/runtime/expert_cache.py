@@ -107,6 +107,7 @@ class ExpertCache:
         count = min(rest.numel() // self.place_bytes, number) if self.place_bytes else 0
         self._places = [rest[n * self.place_bytes :][: self.place_bytes] for n in range(count)]
         self._place_of = [NOWHERE] * number
+        self._is_cached = torch.zeros(number, dtype=torch.bool)  # the same, for what is counted
         self._spare = spare_places(count, number)
         self._free: list[tuple[int, Event | None]] = [(place, None) for place in range(count)]
         self._coming: tuple[tuple[_Coming, ...], Event] | None = None
@@ -212,8 +213,7 @@ class ExpertCache:
         done = self._streams.event()
         self._streams.compute.run(partial(counts.copy_, self.counts, non_blocking=True))
         self._streams.compute.record(done)
-        cached = torch.tensor([place != NOWHERE for place in self._place_of], dtype=torch.bool)
-        self._counted.append(_Counted(counts, self._called.clone(), done, cached))
+        self._counted.append(_Counted(counts, self._called.clone(), done, self._is_cached.clone()))
 
     def _read_counts(self) -> None:
         while self._counted and self._counted[0].done.reached():
@@ -229,16 +229,13 @@ class ExpertCache:
 
     def _wanted(self) -> list[_Coming]:
         """The most popular experts that aren't in VRAM, as far as they are worth it and places are free."""
-        most = min(len(self._free), MOST_SWAPS)
-        outside = [n for n, place in enumerate(self._place_of) if place == NOWHERE]
-        if not most or not outside:
+        popular, cached = self._popularity, self._is_cached
+        inside = int(cached.sum())
+        most = min(len(self._free), MOST_SWAPS, inside, len(cached) - inside)
+        if not most:
             return []
-        popular = self._popularity
-        first = torch.tensor(outside)[popular[outside].topk(min(most, len(outside))).indices].tolist()
-        inside = [n for n, place in enumerate(self._place_of) if place != NOWHERE]
-        last = torch.tensor(inside)[
-            popular[inside].topk(min(most, len(inside)), largest=False).indices
-        ].tolist()
+        first = torch.where(cached, -1.0, popular).topk(most).indices.tolist()
+        last = torch.where(cached, popular, torch.inf).topk(most, largest=False).indices.tolist()
         wanted = []
         for (place, _), expert, leaves in zip(self._free, first, last, strict=False):
             if popular[expert] <= GAIN * popular[leaves] or popular[expert] < 1:
@@ -274,6 +271,7 @@ class ExpertCache:
         compute = self._streams.compute
         for one in coming:
             self._place_of[one.leaves], self._place_of[one.expert] = NOWHERE, one.place
+            self._is_cached[one.leaves], self._is_cached[one.expert] = False, True
             self._write_row(one.expert)
             self._write_row(one.leaves)
         since = self._streams.event()
@@ -315,6 +313,7 @@ class ExpertCache:
             expert = place * number // filled
             self._copy(expert, place, self._streams.copy)
             self._place_of[expert] = place
+            self._is_cached[expert] = True
         self._free = self._free[filled:]
         self._streams.finish()
         for expert, place in enumerate(self._place_of):
@@ -328,7 +327,8 @@ class ExpertCache:
         used = set(self._place_of)
         self._coming, self._free = None, [(n, None) for n in range(len(self._places)) if n not in used]
         self._counted.clear()
-        for expert in range(len(self._experts)):
+        for expert, place in enumerate(self._place_of):
+            self._is_cached[expert] = place != NOWHERE
             self._write_row(expert)
         self._streams.finish()
         self._changing = False

@@ -25,7 +25,7 @@ from probes.placement.packing import launch
 from probes.placement.packing.format import aligned, grid
 from probes.placement.packing.packed import B12, Packed
 from probes.placement.runtime.buffers import StoredBlock, StoredEntry, memory_order, raw_view
-from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, HitRate
+from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, HitRate, fixed_bytes
 from probes.placement.runtime.offloaded import (
     OffloadedParameter,
     PackedOperations,
@@ -37,7 +37,7 @@ from probes.placement.runtime.origins import ParameterOrigins
 from probes.placement.runtime.streams import Streams
 
 PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # of a packed tensor, in the table's order
-_NONE: Final = -1  # instead of an expert: nothing is read
+_NONE: Final = -(1 << 40)  # instead of an expert: nothing is read
 _ATEN: Final[Any] = torch.ops.aten
 _MATRICES_TURNED: Final[Any] = getattr(_ATEN.mT, "default", None)
 _GROUPED: Final[Any] = getattr(getattr(_ATEN, "_grouped_mm", None), "default", None)
@@ -144,6 +144,18 @@ def make_group(stored: StoredBlock, memory: torch.Tensor, seen: torch.Tensor, fi
     return ExpertGroup(stored, memory, seen, first, tuple(tensors), experts)
 
 
+def table_bytes(stored: Sequence[StoredBlock]) -> int:
+    """Bytes of the table for these blocks of experts, and of what belongs to it."""
+    count = columns = 0
+    for block in stored:
+        module = block.block.modules[0]
+        listed = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        experts = len(list(module.children())) if listed else block.block.entries[0].shape[0]
+        own = sum(1 if item.form is None else len(PARTS) for item in block.items)
+        count, columns = count + experts, max(columns, own)
+    return aligned(fixed_bytes(count, columns))
+
+
 def _spans(item: StoredEntry, memory: torch.Tensor, count: int) -> Iterator[list[tuple[int, int]]]:
     """For each of `count` experts, where in its block's memory the slices of one tensor are, in bytes."""
     if item.form is None:
@@ -187,6 +199,9 @@ class PlacedExperts:
         self.by_kernel = launch.usable(device) and all(
             group.seen.device.type == device.type for group in groups
         )
+
+    def install(self) -> None:
+        """Let modules hold what finds the experts; `give_back` undoes it, also where this was interrupted."""
         for group in self.groups:
             for tensor in group.tensors:
                 self._install(group, tensor)
@@ -232,7 +247,7 @@ class PlacedExperts:
             )
         else:
             made = PackedParameter.of(replace(access, product=partial(_linear, fetch)))
-        group.places.append(ParameterPlace(owner._parameters, key, entry, made, made))
+        group.places.append(ParameterPlace(owner._parameters, key, entry, made, made))  # before it is there
         owner._parameters[key] = made
 
     def _whole(self, group: ExpertGroup, tensor: ExpertTensor) -> torch.Tensor:
@@ -255,7 +270,8 @@ class PlacedExperts:
     ) -> torch.Tensor:
         """The weights of the experts `ids` (flat, whole numbers on the device), of shape (ids, *shape).
 
-        Of an id of -1 nothing is read.
+        Ids below zero count from the end, and of _NONE nothing is read. Raises IndexError for one that there
+        is no expert for, where torch operations gather; kernels write NaN.
         """
         out = torch.empty((ids.numel(), *tensor.shape), dtype=tensor.entry.dtype, device=self._streams.device)
         counts = self.cache.counts[group.first :][: len(group.experts)] if counted and tensor.counts else None
@@ -269,13 +285,18 @@ class PlacedExperts:
                 base, rows = tensor.item.form.base, rows_of_expert(tensor.entry.shape)
                 launch.unpack_experts(table, ids, out, counts, rows=rows, base=base)
             return out
-        chosen = ids.tolist()  # waits for the router
-        for slot, expert in enumerate(chosen):
-            if expert != _NONE:
-                self._read(group, tensor, expert, out[slot])
+        number = len(group.experts)
+        there = []
+        for slot, expert in enumerate(ids.tolist()):  # waits for the router
+            if expert == _NONE:
+                continue
+            if not -number <= expert < number:
+                raise IndexError(f"index {expert} is out of bounds: {tensor.entry.name} has {number} experts")
+            there.append(expert % number)
+            self._read(group, tensor, there[-1], out[slot])
         if counts is not None:
-            there = ids[ids >= 0]
-            counts.index_add_(0, there, torch.ones_like(there))
+            chosen = torch.tensor(there, dtype=torch.int64, device=counts.device)
+            counts.index_add_(0, chosen, torch.ones_like(chosen))
         return out
 
     def _read(self, group: ExpertGroup, tensor: ExpertTensor, expert: int, out: torch.Tensor) -> None:
@@ -344,7 +365,7 @@ class ExpertsAccess(WeightAccess):
         """Those of a tensor of ids of any shape, as indexing gives them."""
         with torch.inference_mode(False), torch.no_grad():
             flat = ids.reshape(-1).to(self.device, torch.int64)
-            gathered = self.gather(torch.where(flat < 0, flat + self.count, flat))
+            gathered = self.gather(flat)
             shaped = gathered.view(*ids.shape, *gathered.shape[1:])
         return shaped.transpose(-2, -1) if self.turned else shaped
 

@@ -289,7 +289,7 @@ class Handle:
             surprises=self._engine.order.surprises,
             graphs=self.recorder.count if self.recorder else 0,
             not_captured=tuple(self.recorder.refused.values()) if self.recorder else (),
-            experts=self._engine.turns.taken(self._experts),
+            experts=self._engine.turns.taken(self._experts) if self._builder.experts else None,
         )
 
     def _experts(self) -> ExpertsReport | None:

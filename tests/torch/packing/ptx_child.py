@@ -140,16 +140,14 @@ def product(shape: tuple[int, int], inputs: int, order: int = 0) -> Case:
 
 
 def table_of(weights: torch.Tensor, packed: bool) -> tuple[torch.Tensor, list[torch.Tensor], int]:
-    """A table of the addresses of experts (count, rows, width), the memory that these are in, and their base."""
+    """Addresses of experts (count, rows, width), the memory that they are in, and their base."""
     if not packed:
         return torch.tensor([[one.data_ptr()] for one in weights]), [weights], 0
     whole = forced(weights)
-    rows_each, starts = weights.shape[1], whole.parts["starts"].tolist()
+    high, starts = weights.shape[1], whole.parts["starts"].tolist()
     names = ("rest0", "codes", "values", "positions", "starts")
     pieces = [
-        whole.piece(
-            n * rows_each, (n + 1) * rows_each, slice(starts[n * rows_each], starts[(n + 1) * rows_each])
-        )
+        whole.piece(n * high, (n + 1) * high, slice(starts[n * high], starts[(n + 1) * high]))
         for n in range(len(weights))
     ]
     addresses = torch.tensor([[piece.parts[name].data_ptr() for name in names] for piece in pieces])
