@@ -79,7 +79,7 @@ def route(handle: Handle, hit_rate: float) -> torch.Tensor:
         there = [n for n in range(count) if cache.is_cached(layer * count + n)]
         away = [n for n in range(count) if not cache.is_cached(layer * count + n)]
         due += hit_rate * CHOSEN
-        hits = min(round(due), CHOSEN)
+        hits = min(round(due), CHOSEN, len(there))
         due -= hits
         ids.append([[*there[:hits], *away[: CHOSEN - hits]]])
     return torch.tensor(ids)

@@ -78,7 +78,7 @@ def cases(capability: int) -> Iterator[Case]:
     for packed in (False, True):
         for order in (0,) if older else (0, 1, -1):
             yield experts_of(packed, order)
-            yield products_of_experts(packed, order)
+        yield products_of_experts(packed, 0)
     for order in (0,) if older else (0, 1, -1):
         yield product((37, 1152), 1, order)
         yield product((37, 1152), 5, order)
