@@ -14,6 +14,7 @@ from probes.core.units import binary_bytes
 from probes.placement.models.reading import named_path
 from probes.placement.types import (
     CARDS_SCHEMA,
+    EXPERTS,
     IN_HOST,
     IN_VRAM,
     MOVING,
@@ -151,7 +152,8 @@ def _too_little(block: BlockPlan, rings: PrefetchPool) -> Iterator[str]:
     """Where the block's weights can't be in what it is said to take, even packed to half their bytes."""
     weights = block.weight_bytes
     stored = weights // 2 if block.tier in PACKED else weights
-    unpacked = weights if (block.tier in PACKED or block.kept) and not block.table else 0
+    buffered = (block.tier in PACKED and block.tier not in EXPERTS) or block.kept
+    unpacked = weights if buffered and not block.table else 0
     in_slot = stored if block.tier in MOVING else 0
     if block.tier == "streamed_packed":
         in_slot //= max(rings.pieces, 1)

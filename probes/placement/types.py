@@ -5,7 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Tier = Literal["resident", "packed", "streamed_packed", "streamed", "in_place", "cpu", "disk"]
+Tier = Literal[
+    "resident",
+    "packed",
+    "streamed_packed",
+    "streamed",
+    "in_place",
+    "experts",
+    "experts_packed",
+    "cpu",
+    "disk",
+]
 
 
 Bound = Literal["vram", "link", "compute", "launch", "host"]
@@ -41,6 +51,7 @@ class TierFacts:
     packed: bool = False  # without loss; unpacked in VRAM
     moves: bool = False  # copied through staging buffers of VRAM in each pass
     pinned: bool = False  # in host memory that the GPU reads
+    experts: bool = False  # kernels read what a router chooses; what it chooses most is in VRAM too
 
 
 # The one place that says what a tier is. planner/tiers.py says what each costs, runtime/builder.py places it.
@@ -59,6 +70,21 @@ TIER_FACTS: Final[Mapping[Tier, TierFacts]] = {
         "host memory", "in host memory and copied in each pass", "vermillion", moves=True, pinned=True
     ),
     "in_place": TierFacts("host memory", "read in host memory by the GPU", "purple", pinned=True),
+    "experts": TierFacts(
+        "host memory",
+        "in host memory, where the GPU reads the chosen ones, and those chosen most in VRAM too",
+        "purple",
+        pinned=True,
+        experts=True,
+    ),
+    "experts_packed": TierFacts(
+        "host memory",
+        "packed in host memory, where the GPU reads the chosen ones, and those chosen most in VRAM too",
+        "purple",
+        packed=True,
+        pinned=True,
+        experts=True,
+    ),
     "cpu": TierFacts("host memory", "computed by the CPU", "muted"),
     "disk": TierFacts("disk", "on disk, read and copied in each pass", "ink", moves=True),
 }
@@ -68,6 +94,7 @@ IN_HOST: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.memor
 PINNED: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.pinned)
 PACKED: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.packed)
 MOVING: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.moves)
+EXPERTS: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.experts)
 
 
 OBJECTIVES: Final = typing.get_args(Objective)
@@ -165,6 +192,28 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class ExpertsPlan:
+    """The experts of all blocks in the tiers `experts` and `experts_packed`, and their cache in VRAM.
+
+    How long a pass takes depends on how many of the chosen experts it finds in the cache. The plan's own time
+    is that at `assumed_hit_rate`: the cached share, as if a router chose all alike; real ones don't.
+    """
+
+    count: int  # experts, of all blocks
+    chosen: float  # that a pass reads, of all blocks, each counted once
+    expert_bytes: int  # of the largest, as it is kept
+    cached: int  # that VRAM has room for, with places for those that are on their way
+    cache_bytes: int  # of VRAM, with the table of addresses
+    cached_s: float  # a pass that finds all that it chooses in the cache
+    missing_s: float  # added where it finds none
+    assumed_hit_rate: float
+
+    def seconds(self, hit_rate: float) -> float:
+        """Predicted seconds of a pass of which this share of the chosen experts is in the cache."""
+        return self.cached_s + (1.0 - hit_rate) * self.missing_s
+
+
+@dataclass(frozen=True)
 class Plan:
     """Where each block of a model goes on a machine, what that takes and how long a pass should take.
 
@@ -189,6 +238,7 @@ class Plan:
     compute_dtype: str = ""  # of most products; empty: not planned
     bfloat16_becomes: Becomes = ""  # what such weights compute in, where the GPU has no units for them
     notes: tuple[str, ...] = ()  # what a reader should know: assumptions, conversions, doubts
+    experts: ExpertsPlan | None = None  # null: no block is in a tier of experts
     schema: str = PLAN_SCHEMA
 
 

@@ -28,7 +28,7 @@ MOST_NAME: Final = 80  # characters of each
 
 def lines(plan: Plan) -> str:
     """The whole plan as text."""
-    return "\n\n".join([*_answer(plan), _by_tier(plan), _by_memory(plan), *_notes(plan)])
+    return "\n\n".join([*_answer(plan), _by_tier(plan), *_experts(plan), _by_memory(plan), *_notes(plan)])
 
 
 def cards_lines(plan: CardsPlan) -> str:
@@ -97,6 +97,24 @@ def _by_tier(plan: Plan) -> str:
     words = [f"{tier}: {TIER_FACTS[tier].description}" for tier in used]
     words += [TABLE_WORDS] if any(block.table for block in plan.blocks) else []
     return "\n".join([draw_grid(headers, rows), *words])
+
+
+HIT_RATES: Final = (0.0, 0.5, 0.75, 0.9, 1.0)  # that a plan's time is shown for
+
+
+def _experts(plan: Plan) -> Iterable[str]:
+    """How many experts VRAM has room for, and what a pass takes by how many it finds there."""
+    experts = plan.experts
+    if experts is None:
+        return
+    times = ", ".join(f"{rate:.0%}: {duration(experts.seconds(rate))}" for rate in HIT_RATES)
+    yield (
+        f"experts: VRAM has room for {experts.cached:,} of {experts.count:,}; "
+        f"a pass reads {experts.chosen:,.0f}.\n"
+        f"predicted for a pass, by the share of those that it finds there: {times}.\n"
+        f"{experts.assumed_hit_rate:.0%} are assumed, as if all were chosen alike; "
+        "report() has the measured share"
+    )
 
 
 def _tier_row(plan: Plan, blocks: Sequence[BlockPlan]) -> list[str]:

@@ -185,6 +185,16 @@ def zoo(names: tuple[str, ...]) -> Callable[[Group], None]:
     return run
 
 
+def both(first: Callable[[Group], None], second: Callable[[Group], None]) -> Callable[[Group], None]:
+    """One after the other."""
+
+    def run(group: Group) -> None:
+        first(group)
+        second(group)
+
+    return run
+
+
 def _tight(bench: Bench, batch: int, weights: int) -> Plan:
     """A plan in 0.75 of what the weights take, at most 4 GiB; in more where that's impossible."""
     budget = min(BUDGET, int(weights * 0.75))
@@ -232,6 +242,7 @@ def packing(group: Group) -> None:
 def groups() -> dict[str, Callable[[Group], None]]:
     """All groups by name, in the order in which they run."""
     from placing_eager import eager
+    from placing_experts import experts
     from placing_generate import qwen
     from placing_load import load_group
     from placing_peers import peers
@@ -249,7 +260,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "bert": zoo(("bert",)),
         "gpt2": zoo(("gpt2_xl",)),
         "dit": zoo(("dit",)),
-        "experts": zoo(("experts",)),
+        "experts": both(zoo(("experts",)), experts),
         "peers": peers,
         "trouble": trouble,
         "packing": packing,

@@ -49,7 +49,11 @@ LIBRARIES = {
         "probes/placement/",
         "probes/throughput/",
     ),
-    "triton": ("probes/placement/packing/kernels.py", "probes/placement/packing/launch.py"),
+    "triton": (
+        "probes/placement/packing/expert_kernels.py",
+        "probes/placement/packing/kernels.py",
+        "probes/placement/packing/launch.py",
+    ),
     "matplotlib": ("probes/reports/",),
 }
 # who may open a file for writing by himself; everybody else goes through core/files.py

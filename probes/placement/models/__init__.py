@@ -5,7 +5,8 @@ reading.py              `describe`: a known name, a config, safetensors or a fol
 configs.py, families.py descriptions by a config alone: the parts of a model, and a rule for each architecture
 headers.py              `read_checkpoint`: the checked headers of safetensors files
 ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
-modules.py              `find_blocks`, `describe_module`: a torch module's blocks (the only file with torch)
+modules.py              `find_blocks`, `describe_module`: a torch module's blocks (with torch)
+experts.py              `find_experts`: the experts of a torch module (with torch)
 transformers_config.py  transformers' configuration object of a config.json
 
 Others may use what is named here, and `Block` and `Entry` of modules.py.

@@ -7,7 +7,7 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
@@ -144,6 +144,10 @@ class BlockDescription:
     anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
     divisible: bool = False  # into parts (`part_name`), each of which is called by itself
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
+    experts: int = (
+        0  # it consists of so many, of which each input row needs `chosen`: they are placed one by one
+    )
+    chosen: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -165,7 +169,16 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only
+        return (
+            shapes,
+            facts,
+            self.experts,
+            self.chosen,
+            self.kernels,
+            self.touched_numbers,
+            self.around,
+            self.gpu_only,
+        )
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The block with its bfloat16 tensors converted to `dtype` for computing; empty: as it is."""
@@ -213,6 +226,35 @@ class BlockDescription:
             for part in parts
         )
 
+    def without_experts(self) -> "tuple[BlockDescription, dict[str, tuple[TensorDescription, ...]]]":
+        """The block without its experts, and these by the module that they are in."""
+        groups: dict[str, tuple[TensorDescription, ...]] = {}
+        if self.anytime or self.calls != 1 or self.looked_up:
+            return self, groups
+        for tensor in self.tensors:
+            if tensor.active < 1.0 and (name := experts_name(tensor.name)):
+                groups[name] = (*groups.get(name, ()), tensor)
+        apart = {tensor.name for group in groups.values() for tensor in group}
+        return replace(self, tensors=tuple(t for t in self.tensors if t.name not in apart)), groups
+
+
+def experts_name(parameter: str) -> str:
+    """The module of experts that a parameter is in, by its name; empty where it is in none."""
+    before, found, _ = f"{parameter}.".rpartition(".experts.")
+    return f"{before}.experts" if found else ""
+
+
+def _experts_block(name: str, tensors: Sequence[TensorDescription]) -> BlockDescription:
+    """The block of the experts that these tensors of one module are: of all of them, or of one each."""
+    keys = {tensor.name[len(name) + 1 :].partition(".")[::2] for tensor in tensors}
+    fused = any(not inner for _, inner in keys)
+    count = tensors[0].shape[0] if fused else len({key for key, _ in keys})
+    chosen = max(1, round(count * max(tensor.active for tensor in tensors)))
+    operations = len(tensors) if fused else len(tensors) // max(count, 1)
+    return BlockDescription(
+        name, tuple(tensors), operations=operations, gpu_only=True, experts=count, chosen=chosen
+    )
+
 
 @dataclass(frozen=True)
 class ModelDescription:
@@ -251,6 +293,22 @@ class ModelDescription:
         """The model with its blocks of more than `most` bytes divided, where they can be."""
         blocks = (block.divided() if block.weight_bytes > most else (block,) for block in self.blocks)
         return replace(self, blocks=tuple(itertools.chain.from_iterable(blocks)))
+
+    def with_experts_apart(self) -> "ModelDescription":
+        """The model with its experts in blocks of their own, each where the first of its tensors was."""
+        blocks: list[BlockDescription | str] = []
+        experts: dict[str, tuple[TensorDescription, ...]] = {}
+        for block in self.blocks:
+            rest, groups = block.without_experts()
+            if rest.tensors or not groups:
+                blocks.append(rest)
+            blocks += [name for name in groups if name not in experts]
+            for name, tensors in groups.items():
+                experts[name] = (*experts.get(name, ()), *tensors)
+        made = (
+            _experts_block(block, experts[block]) if isinstance(block, str) else block for block in blocks
+        )
+        return replace(self, blocks=tuple(made))
 
 
 def part_name(parameter: str) -> str:

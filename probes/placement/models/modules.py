@@ -8,7 +8,7 @@ recurrent module can be a block, too: it is called as a module of that one layer
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -24,6 +24,7 @@ from probes.placement.models.description import (
     Use,
     part_name,
 )
+from probes.placement.models.experts import count_experts, find_experts
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 from probes.placement.models.reading import from_config
 
@@ -151,7 +152,7 @@ def find_blocks(
             by_owner[id(owner)].append(entry)
     blocks: list[Block] = []
     taken: set[int] = set()
-    for name, module in units:
+    for name, module in units if names is None else _innermost_first(units):
         recurrent = layers[name][0] if name in layers else None
         own, shared = _below(module, by_owner, taken, recurrent)
         taken |= {id(entry) for entry in (*own, *shared)}
@@ -161,6 +162,11 @@ def find_blocks(
     loose = [entry for entry in entries if id(entry) not in taken]
     called = {id(module) for block in blocks for module in block.modules}
     return (*blocks, *(_loose(entry, called, model) for entry in loose))
+
+
+def _innermost_first(units: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Experts that are inside another block are apart from it: they take their parameters first."""
+    return sorted(units, key=lambda unit: count_experts(unit[1]) == 0)
 
 
 def _writes(module: nn.Module) -> bool:
@@ -331,7 +337,7 @@ def _named(model: nn.Module, names: Collection[str], layers: Layers) -> list[tup
     identities = {id(module): name for name, module in units}
     for name, module in units:
         for below in module.modules():
-            if below is not module and id(below) in identities:
+            if below is not module and id(below) in identities and not count_experts(below):
                 raise PlacementError(f"the plan names {name} and {identities[id(below)]}, which is inside it")
     return units
 
@@ -430,7 +436,12 @@ def describe_module(model: Module) -> ModelDescription:
     """
     parts = find_blocks(model)
     gpu_only = why_gpu_only(parts)
-    blocks = tuple(_block(part, gpu_only=part.name in gpu_only) for part in parts)
+    active = {
+        id(parameter): experts.chosen / experts.count
+        for experts in find_experts(model)
+        for parameter in experts.module.parameters()
+    }
+    blocks = tuple(_block(part, active, gpu_only=part.name in gpu_only) for part in parts)
     name = type(model).__name__
     known = _config_description(model, name)
     if known is not None:
@@ -465,8 +476,8 @@ def _ranges(values: torch.Tensor, name: str) -> Ranges:
     )
 
 
-def _block(block: Block, *, gpu_only: bool) -> BlockDescription:
-    tensors = tuple(_tensor(entry) for entry in block.entries)
+def _block(block: Block, active: Mapping[int, float], *, gpu_only: bool) -> BlockDescription:
+    tensors = tuple(_tensor(entry, active.get(id(entry.parameter), 1.0)) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
     kind = type(block.modules[0]) if len(block.modules) == 1 else None
@@ -482,8 +493,9 @@ def _block(block: Block, *, gpu_only: bool) -> BlockDescription:
     )
 
 
-def _tensor(entry: Entry) -> TensorDescription:
-    return TensorDescription(entry.name, entry.shape, str(entry.dtype).removeprefix("torch."), _use(entry))
+def _tensor(entry: Entry, active: float) -> TensorDescription:
+    dtype = str(entry.dtype).removeprefix("torch.")
+    return TensorDescription(entry.name, entry.shape, dtype, _use(entry), active)
 
 
 def _use(entry: Entry) -> Use:

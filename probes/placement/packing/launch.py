@@ -228,6 +228,150 @@ def _product(x: torch.Tensor, batch: int, *, rows: int, columns: int) -> tuple[K
     return few_rows, {**sizes, "BB": 16, "FACTORS": tl.bfloat16 if x.is_cuda else tl.float32, "ESCAPES": 1}
 
 
+_WORDS: Final = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))  # by bytes
+_GATHERED: Final = 2048  # words that a program copies
+
+
+def gather_experts(
+    table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, counts: torch.Tensor | None
+) -> None:
+    """Copy the weights of the experts `ids` (flat int64) to `out`, contiguous, of shape (ids, ...).
+
+    `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to. Of
+    an id of -1 nothing is read or written; of one that there is no expert for, NaN is written.
+    """
+    from probes.placement.packing.expert_kernels import gather
+
+    each = out.nbytes // ids.numel()
+    size, word = next(kind for kind in _WORDS if not each % kind[0])
+    words = each // size
+    with _on(out.device):
+        gather[(ids.numel() * -(-words // _GATHERED),)](
+            ids,
+            table,
+            ids if counts is None else counts,
+            out.view(-1).view(torch.uint8).view(word),
+            words,
+            table.shape[0],
+            table.stride(0),
+            COUNTED=counts is not None,
+            BLOCK=_GATHERED,
+            EVEN=not each % _ALIGNED,
+        )
+
+
+def unpack_experts(
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    out: torch.Tensor,
+    counts: torch.Tensor | None,
+    *,
+    rows: int,
+    base: int,
+) -> None:
+    """Unpack the `b12` weights of the experts `ids` to `out`, bfloat16; the rest is as for `gather_experts`.
+
+    The table's first five columns have the addresses of `rest0`, `codes`, `values`, `positions` and
+    `starts` of `rows` rows of each expert.
+    """
+    from probes.placement.packing.expert_kernels import unpack_expert
+    from probes.placement.packing.format import Grid
+
+    each = out.numel() // ids.numel()
+    width = each // rows
+    group_rows = Grid(rows, width, each).group_rows
+    block = min(2048, max(32, 1 << (width // 2 - 1).bit_length()))
+    with _on(out.device):
+        unpack_expert[(ids.numel() * -(-rows // group_rows),)](
+            ids,
+            table,
+            ids if counts is None else counts,
+            out,
+            each,
+            rows,
+            table.shape[0],
+            table.stride(0),
+            2.0**base,
+            COUNTED=counts is not None,
+            WIDTH=width,
+            GROUP=group_rows,
+            BLOCK=block,
+            EVEN=not each % (2 * _ALIGNED),
+            PTX=_has_ptx(out.device),
+            num_warps=8 if block >= 2048 else 4,
+        )
+
+
+GATE_ROWS: Final = 2  # of both matrices, that a program multiplies: 2 x 1,024 columns were best on an H200
+DOWN_ROWS: Final = 1
+_COLUMNS: Final = 1024
+
+
+def multiply_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    counts: torch.Tensor,
+    inner: int,
+    bases: tuple[int, int] | None,
+) -> None:
+    """out (tokens, n) = sum over each token's experts of share * D (SiLU(G x) * U x), x (tokens, n).
+
+    `ids` and `shares` (tokens, chosen) are flat and contiguous. `gate_up` and `down` are tables of addresses
+    (experts, columns) of matrices (2 x inner, n) and (n, inner), packed ones where `bases` has their bases.
+    """
+    from probes.placement.packing import expert_kernels
+
+    tokens, n = x.shape
+    top = ids.numel() // max(tokens, 1)
+    hidden = torch.empty((ids.numel(), inner), dtype=torch.float32, device=x.device)
+    packed = bases is not None
+    scaled = tuple(2.0 ** (base - _INPUT_EXPONENT) for base in bases or (0, 0))
+    even = not n * inner * (1 if packed else x.dtype.itemsize) % (2 * _ALIGNED)
+    common = {"TOP": top, "PACKED": packed, "EVEN": even, "PTX": _has_ptx(x.device)}
+
+    def columns(k: int) -> int:
+        return min(_COLUMNS // (1 + packed), max(32, 1 << ((k // 2 if packed else k) - 1).bit_length()))
+
+    with _on(x.device):
+        expert_kernels.gate_up[(ids.numel() * -(-inner // GATE_ROWS),)](
+            x,
+            ids,
+            gate_up,
+            counts,
+            hidden,
+            inner,
+            gate_up.shape[0],
+            gate_up.stride(0),
+            2.0**_INPUT_EXPONENT,
+            scaled[0],
+            K=n,
+            BN=GATE_ROWS,
+            BK=columns(n),
+            **common,
+        )
+        expert_kernels.down[(tokens * -(-n // DOWN_ROWS),)](
+            hidden,
+            ids,
+            down,
+            shares,
+            out,
+            n,
+            down.shape[0],
+            down.stride(0),
+            2.0**_INPUT_EXPONENT,
+            scaled[1],
+            K=inner,
+            BN=DOWN_ROWS,
+            BK=columns(inner),
+            **common,
+        )
+
+
 def has_narrow_wavefronts(device: torch.device) -> bool:
     """Whether it is an AMD GPU whose wavefronts have 32 threads (RDNA) instead of 64."""
     return (

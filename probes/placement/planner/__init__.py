@@ -7,6 +7,8 @@ machine.py        `Constants` of a machine, from profiles.toml (`profile`) or a 
 compute_dtype.py  what bfloat16 weights become on a GPU without units for them
 costs.py          seconds and bytes of one block; an `Option` is one tier with its costs
 tiers.py          `options`: every tier a block can go to; `surroundings`: VRAM besides weights
+experts.py        what a block of experts costs that are placed one by one
+experts_cache.py  the VRAM that is left, as their cache; a plan's time by the hit rate
 kinds.py          blocks that cost the same, which are planned together
 search.py         `search`: the quickest placement, by way of the next four
 ilp.py            how many blocks of each kind go to each tier, by integer programming (simplex.py)

@@ -105,6 +105,7 @@ def _stage(
             workload=workload,
             objective=objective,
             captured=captured,
+            experts_apart=False,
         )
     except PlanImpossible as error:
         raise PlanImpossible(error.message, f"for this part: {error.hint}") from error

@@ -16,12 +16,15 @@ from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.experts_cache import experts_plan, with_cache
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
 from probes.placement.planner.pools import Limits, disk_buffer_bytes, pool_bytes
 from probes.placement.planner.search import SearchResult, fits, hedged, search
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
+    EXPERTS,
+    IN_VRAM,
     OBJECTIVES,
     BlockPlan,
     Bound,
@@ -103,6 +106,7 @@ def _plan(task: PlanningTask, result: SearchResult, vram: int, host: int) -> Pla
         compute_dtype=_compute_dtype(task),
         bfloat16_becomes=model.becomes,
         notes=_notes(task, result, vram),
+        experts=experts_plan(result, task.kinds, task.machine, task.work),
     )
 
 
@@ -170,7 +174,7 @@ def _time(task: PlanningTask, result: SearchResult) -> PassTime:
 def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
     """What takes most of the pass."""
     used = Counter(chosen).items()  # few, even for 100,000 blocks
-    in_place = sum(o.compute_s * n for o, n in used if o.tier == "in_place")
+    in_place = sum(o.compute_s * n for o, n in used if o.tier in ("in_place", *EXPERTS))
     sums: dict[Bound, float] = {
         "link": sum(o.copy_s * n for o, n in used) + in_place,
         "host": sum((o.cpu_s + o.disk_s) * n for o, n in used),
@@ -305,6 +309,7 @@ def make_plan(
     captured: bool = False,
     compute: Compute = "auto",
     ranges: Ranges | None = None,
+    experts_apart: bool = True,
 ) -> PlanResult:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
 
@@ -313,6 +318,7 @@ def make_plan(
     buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
     `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `with_compute_dtype`.
+    Without `experts_apart` no expert is placed by itself.
     """
     check_numbers(workload, vram=vram, host=host)
     _check(model, workload)
@@ -322,14 +328,15 @@ def make_plan(
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
     model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
     versions = all_versions(model, vram)[: 2 if captured else 1]
+    if experts_apart and machine.has_gpu and not model.becomes:
+        with_experts = model.with_experts_apart()
+        versions[1:1] = [with_experts] if any(block.experts for block in with_experts.blocks) else []
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
     if not results:
         refusal, ways = _smallest_budgets(tasks[-1], vram, host)
         raise PlanImpossible(f"{refusal}, which is assumed" if host != given_host else refusal, ways)
-    task, result = results[0]
-    if results[-1][1].timeline.seconds < result.timeline.seconds * WORTH_DIVIDING:
-        task, result = results[-1]
+    task, result = _best(results)
     return PlanResult(_plan(task, result, vram, task.host_bytes(host)), result)
 
 
@@ -340,10 +347,28 @@ def all_versions(model: ModelDescription, vram: int) -> list[ModelDescription]:
     return [fitting, divided] if len(divided.blocks) > len(fitting.blocks) else [fitting]
 
 
+def _best(results: Sequence[tuple[PlanningTask, SearchResult]]) -> tuple[PlanningTask, SearchResult]:
+    """The plain version, unless another is notably quicker.
+
+    Where not all weights are in VRAM, one with its experts apart comes before that: its cache follows the
+    router, so its time is the longest that is expected.
+    """
+    in_vram = all(option.tier in IN_VRAM for option in results[0][1].chosen)
+    apart = [each for each in results if any(kind.block.experts for kind in each[0].kinds)]
+    best = apart[0] if apart and not in_vram else results[0]
+    for other in results:
+        if other[1].timeline.seconds < best[1].timeline.seconds * WORTH_DIVIDING:
+            best = other
+    return best
+
+
 def _search(task: PlanningTask, vram: int, host: int | None) -> SearchResult | None:
     limits = task.limits(vram, host)
     result = search(task.counted, limits) if limits.vram >= 0 else None
-    return hedged(result, task.counted, limits) if result else None
+    if result is None:
+        return None
+    best = hedged(result, task.counted, limits)
+    return with_cache(best, task.kinds, task.machine, task.work, limits)
 
 
 def plan_task(task: PlanningTask, vram: int, host: int) -> Plan | None:

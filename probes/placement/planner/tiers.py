@@ -21,6 +21,7 @@ from probes.placement.planner.costs import (
     pieces_of,
     unpack_s,
 )
+from probes.placement.planner.experts import by_experts, gathered_bytes
 from probes.placement.planner.machine import Constants
 from probes.placement.types import Tier, Workload
 
@@ -178,6 +179,9 @@ def _options(costs: BlockCosts) -> Iterator[Option]:
     block, machine, work = costs.block, costs.machine, costs.work
     if not block.tensors:
         yield _resident(costs, costs.gpu.without_weights)
+        return
+    if block.experts:
+        yield by_experts(costs)
         return
     if machine.has_gpu:
         yield from (option for option in _on_gpu(costs) if not (work.captured and option.tier == "disk"))
@@ -337,7 +341,8 @@ def surroundings(
     if captured:
         segments += POOL_SEGMENTS
         segments += LARGE_BUFFER // SEGMENT if rows * peak > LARGE_ACTIVATIONS else 0
-    return Surroundings(rows * peak, workspace, machine.context_bytes, segments)
+    activations = rows * peak + gathered_bytes(blocks, workload)
+    return Surroundings(activations, workspace, machine.context_bytes, segments)
 
 
 def _live_bytes(block: BlockDescription) -> int:

@@ -40,6 +40,14 @@ from probes.placement.runtime.buffers import (
     unpacked_bytes,
 )
 from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.experts import (
+    ExpertGroup,
+    PlacedExperts,
+    is_packed_by_expert,
+    make_group,
+    table_bytes,
+    why_not_experts,
+)
 from probes.placement.runtime.hooks import ForwardHook
 from probes.placement.runtime.host_memory import HostArena, node_of_gpu, zero_copy
 from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, joins_its_weights
@@ -53,7 +61,18 @@ from probes.placement.runtime.weight_sources import (
     require_entry_range,
     require_packed_range,
 )
-from probes.placement.types import IN_VRAM, MOVING, PACKED, PINNED, TIERS, CardsPlan, Plan, PrefetchPool, Tier
+from probes.placement.types import (
+    EXPERTS,
+    IN_VRAM,
+    MOVING,
+    PACKED,
+    PINNED,
+    TIERS,
+    CardsPlan,
+    Plan,
+    PrefetchPool,
+    Tier,
+)
 
 UNLIMITED: Final = 1 << 62  # bytes, for a plan without budgets
 
@@ -105,11 +124,23 @@ def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> 
                 f"calls of {name} write to {block.written}, which is lost elsewhere: it can only be resident",
                 "plan again; or let the module have no max_norm, if it is an embedding",
             )
+        if tiers[name].tier in EXPERTS:
+            _require_experts(block, parts)
         if tiers[name].table and not can_be_table(block):
             raise _other_model(
                 f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed"
             )
     return [(blocks[name], block.tier) for name, block in tiers.items()]
+
+
+def _require_experts(block: Block, parts: Sequence[Plan]) -> None:
+    """Raise PlacementError for a block that can't be placed expert by expert; `parts`: of several cards."""
+    if parts:
+        raise PlacementError(
+            f"{block.name} is planned expert by expert, which is for one card", "plan again with plan_cards()"
+        )
+    if why := why_not_experts(block):
+        raise _other_model(f"{block.name} can't be placed expert by expert: {why}")
 
 
 def _other_model(why: str) -> PlacementError:
@@ -296,6 +327,8 @@ class Builder:
     pinned: bool
     storage: StorageOptions
     planned: PlannedBytes | None  # None: the plan has no budgets
+    experts_bytes: int = 0  # of VRAM, for a cache of experts
+    experts: PlacedExperts | None = None
     placements: list[BlockPlacement] = field(default_factory=list)
     host: HostArena | None = None
     vram: DeviceArena | None = None
@@ -315,9 +348,11 @@ class Builder:
             raise self._refusal(
                 f"host memory can't be pinned with those that stream instead ({self.host.why_pageable})"
             )
+        self._count_experts()
         with memory_refusals(self.streams.device):
             self._into_vram()
         self._move(engine)
+        self._place_experts(engine)
 
     def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
         """Pack what is packed, and bring what streams into the host's arena."""
@@ -344,7 +379,8 @@ class Builder:
         packed: list[PackedValues | None] = []
         for entry in block.entries:
             dense = block.name in self.storage.dense and prod(entry.shape) >= DENSE_FROM
-            values = self.source.packed(entry, dense=dense) if tier in PACKED else None
+            wanted = tier in PACKED and (tier not in EXPERTS or is_packed_by_expert(block, entry))
+            values = self.source.packed(entry, dense=dense) if wanted else None
             packed.append(values)
             if self.source.rereadable:
                 self.origins.fetch_with(entry, partial(given_values, self.source, entry))
@@ -492,13 +528,37 @@ class Builder:
                 placement.memory = self.vram.take(placement.stored.n_bytes)
                 self._filler.fill(placement, placement.memory)
 
+    def _count_experts(self) -> None:
+        """Have room for the table of addresses, even where a plan made by hand has none."""
+        stored = [placement.stored for placement in self.placements if placement.tier in EXPERTS]
+        self.experts_bytes = max(self.experts_bytes, table_bytes(stored)) if stored else 0
+
+    def _place_experts(self, engine: Engine) -> None:
+        """Let modules of experts find theirs by the table of a cache in VRAM."""
+        placements = [placement for placement in self.placements if placement.tier in EXPERTS]
+        if not placements:
+            return
+        assert self.vram
+        assert self.host
+        in_place = self.streams.device.type == "cuda" and not self.host.why_pageable
+        groups: list[ExpertGroup] = []
+        for placement in placements:
+            assert placement.memory is not None
+            seen = zero_copy(placement.memory) if in_place else placement.memory
+            first = sum(len(group.experts) for group in groups)
+            groups.append(make_group(placement.stored, placement.memory, seen, first))
+        room = self.vram.take(self.experts_bytes)
+        self.experts = PlacedExperts(groups, room, self.streams, engine.work)
+        self.experts.install()
+
     @property
     def vram_bytes(self) -> int:
         """Bytes of what stays in VRAM and of all staging and decode buffers, as the arena aligns them."""
         stays = sum(
             aligned(placement.stored.n_bytes) for placement in self.placements if placement.tier in IN_VRAM
         )
-        return stays + self.staging_count * self.staging_bytes + self.decode_count * self.decode_bytes
+        buffers = self.staging_count * self.staging_bytes + self.decode_count * self.decode_bytes
+        return stays + buffers + aligned(self.experts_bytes)
 
     @property
     def _beyond_plan(self) -> int:
@@ -559,7 +619,8 @@ class Builder:
     @property
     def decode_bytes(self) -> int:
         """Bytes of each decode buffer: the largest block that is unpacked into one."""
-        return max((placement.decode_bytes for placement in self.placements), default=0)
+        unpacked = (placement.decode_bytes for placement in self.placements if placement.tier not in EXPERTS)
+        return max(unpacked, default=0)
 
     def _buffers(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
@@ -571,7 +632,7 @@ class Builder:
         decode_buffers = self._buffers(self.decode_count, self.decode_bytes)
         staged = unpacked = 0
         for placement in self.placements:
-            if placement.tier in ("cpu", "in_place") or (
+            if placement.tier in ("cpu", "in_place", *EXPERTS) or (
                 placement.tier == "resident" and not placement.stored.is_unpacked
             ):
                 continue
@@ -595,7 +656,7 @@ class Builder:
         stays = sum(item.n_bytes for stored in there for item in stored.items)
         stays += sum(stored.room for stored in there)
         staging, decode = self.staging_count, self.decode_count
-        return stays + staging * self.staging_bytes + decode * self.decode_bytes
+        return stays + staging * self.staging_bytes + decode * self.decode_bytes + self.experts_bytes
 
     def require_capturable(self, hint: str) -> None:
         """Raise PlacementError, with this hint, where a pass can't be recorded as a graph."""
@@ -637,7 +698,7 @@ class Builder:
             self.host.release()
         self.placements.clear()
         self._filler.forget()
-        self.host = self.vram = None
+        self.host = self.vram = self.experts = None
 
 
 @contextmanager

@@ -35,11 +35,12 @@ from probes.placement.runtime.capture import (
     direct_tensors,
 )
 from probes.placement.runtime.engine import Engine
+from probes.placement.runtime.expert_cache import HitRate
 from probes.placement.runtime.pass_state import PassState
 from probes.placement.runtime.placed_model import PlacedModel, free_memory
 from probes.placement.runtime.streams import Stopwatches, Streams
 from probes.placement.runtime.weight_sources import ModelWeights
-from probes.placement.types import PassTime, Plan
+from probes.placement.types import ExpertsPlan, PassTime, Plan
 
 TIMED_PASSES: Final = 3  # of which the shortest counts
 _REFUSED: Final = re.compile(r"Tried to allocate ([0-9.]+) ([KMGT])iB")  # torch's words
@@ -66,6 +67,27 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class ExpertsReport:
+    """The experts of a placed model: how many VRAM has, and how many of those that passes read it had."""
+
+    count: int
+    cached: int
+    rate: HitRate
+    plan: ExpertsPlan | None
+
+    def __str__(self) -> str:
+        of = f"{self.cached:,} of {counted(self.count, 'expert')} in VRAM"
+        if not self.rate.chosen:
+            return f"experts: {of}; passes have read none yet"
+        share = self.rate.share
+        measured = f"experts: {of}; passes found {share:.1%} of the {self.rate.chosen:,} that they read there"
+        if self.plan is None or not self.plan.cached_s:
+            return measured
+        assumed, predicted = self.plan.assumed_hit_rate, duration(self.plan.seconds(share))
+        return f"{measured}, {assumed:.1%} were assumed; predicted for {share:.1%}: {predicted} a pass"
+
+
+@dataclass(frozen=True)
 class PlacementReport:
     """Planned against taken, planned against measured. Bytes and seconds."""
 
@@ -82,6 +104,7 @@ class PlacementReport:
     graphs: int
     not_captured: tuple[str, ...]
     events: tuple[str, ...] = ()  # what has happened since it was placed, in sentences
+    experts: ExpertsReport | None = None
 
     def gap(self) -> tuple[str, ...]:
         """Where the difference between the planned and the measured wall time comes from, in sentences."""
@@ -123,6 +146,8 @@ class PlacementReport:
                 f"{counted(self.spilled, 'block')} of these were to stay in VRAM and stream: "
                 "the weights pack worse than planned"
             )
+        if self.experts is not None:
+            rows.append(str(self.experts))
         return "\n".join((*rows, *self.gap()))
 
 
@@ -245,6 +270,7 @@ class Handle(PlacedModel):
         """
         if self._guarding:  # it is a part of such work
             return work(args, kwargs)
+        self.follow_experts()
         given = (*args, *kwargs.values())
         kind = tuple([(tensor.shape, tensor.dtype) for tensor in direct_tensors(given)])
         try:
@@ -376,7 +402,11 @@ class Handle(PlacedModel):
         return self._measured
 
     def report(self) -> PlacementReport:
-        """What was planned and taken, by tier; the planned and the measured time of a pass."""
+        """What was planned and taken, by tier; the planned and the measured time of a pass.
+
+        Where experts are placed one by one, it waits for the device: the counts of what passes read are
+        there.
+        """
         return PlacementReport(
             tiers=self._builder.taken(),
             vram_asked=self._builder.vram_asked,
@@ -391,7 +421,15 @@ class Handle(PlacedModel):
             graphs=self.recorder.count if self.recorder else 0,
             not_captured=tuple(self.recorder.refused.values()) if self.recorder else (),
             events=tuple(self._events),
+            experts=self._engine.turns.taken(self._experts) if self._builder.experts else None,
         )
+
+    def _experts(self) -> ExpertsReport | None:
+        placed = self._builder.experts
+        if placed is None:
+            return None
+        rate = placed.hit_rate()
+        return ExpertsReport(placed.cache.count, placed.cache.cached, rate, self.plan.experts)
 
     def remove(self) -> None:
         """Give the model back: the same parameter objects with their values in host memory, and no hooks.

@@ -27,6 +27,7 @@ from probes.placement.runtime.builder import (
 )
 from probes.placement.runtime.capture import Recorder
 from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.expert_products import ExpertsHook, can_be_multiplied
 from probes.placement.runtime.hooks import (
     BlockHook,
     CpuBlockHook,
@@ -87,6 +88,7 @@ class PlacedModel:
             self._pinned,
             StorageOptions.of(plan),
             planned,
+            experts_bytes=plan.experts.cache_bytes if plan.experts else 0,
         )
 
     def place(self) -> None:
@@ -158,6 +160,10 @@ class PlacedModel:
             if make is not None:
                 for module in block.modules:
                     self._origins.add_hook(module, make)
+        if self.plan.objective == "fast" and (placed := self._builder.experts) is not None:
+            for group in placed.groups:
+                if can_be_multiplied(placed, group):
+                    self._origins.add_hook(group.module, partial(ExpertsHook, placed=placed, group=group))
         for recurrent in _called_by_layer(blocks, moving):
             if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
                 continue  # another card has layers of it, too
@@ -204,6 +210,11 @@ class PlacedModel:
         self._origins.save_values(self.model)
         self._origins.leave_weights_apart(self.model)
 
+    def follow_experts(self) -> None:
+        """Between passes: let the cache of experts follow what passes choose. Within one, nothing is done."""
+        if self._builder.experts is not None and not self._engine.recording:
+            self._builder.experts.update()
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One pass, in this thread's turn. Threads that waited for it come here, by whichever hook."""
         if self.recorder is not None:
@@ -242,6 +253,8 @@ class PlacedModel:
                     place.give_back(self._origins.parameter(place.entry))
                     if id(place.entry) in block.wanted:
                         self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
+            if self._builder.experts is not None:
+                self._builder.experts.give_back(self._origins)
             if leave_values:
                 self._origins.leave_values()
             self._origins.restore()

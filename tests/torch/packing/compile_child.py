@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from probes.placement.packing import kernels
+from probes.placement.packing import expert_kernels, kernels
 from probes.placement.packing.format import fused
 
 BYTES, SHORTS, WORDS, WEIGHTS = "*u8", "*i16", "*i32", "*bf16"
@@ -54,6 +54,36 @@ def cases(target, ptx: bool):
         else:
             own |= {"BB": 16, "ESCAPES": 1, "FACTORS": tl.bfloat16}
             yield kernels.few_rows, {**product, "batch": "i32"}, own, tile.warps
+    table = {"ids": "*i64", "table": "*i64", "counts": "*i64"}
+    numbers = dict.fromkeys(("experts", "stride"), "i32")
+    yield (
+        expert_kernels.gather,
+        {**table, **numbers, "out": WORDS, "words": "i32"},
+        {"COUNTED": True, "BLOCK": 2048, "EVEN": True},
+        4,
+    )
+    yield (
+        expert_kernels.unpack_expert,
+        {**table, **numbers, "out": WEIGHTS, "n": "i32", "rows": "i32", "scale": "fp32"},
+        {**cut, "COUNTED": True, "BLOCK": 2048, "EVEN": True, "PTX": ptx},
+        8,
+    )
+    scales = {"input_scale": "fp32", "scale": "fp32"}
+    for packed, (inner, outer) in ((False, (1024, 1024)), (True, (512, 512))):
+        own = {"TOP": 8, "PACKED": packed, "EVEN": True, "PTX": ptx}
+        given = {**table, **numbers, **scales, "x": WEIGHTS, "hidden": "*fp32", "inner": "i32"}
+        yield expert_kernels.gate_up, given, {**own, "K": 2048, "BN": 2, "BK": inner}, 4
+        given = {
+            **table,
+            **numbers,
+            **scales,
+            "hidden": "*fp32",
+            "shares": "*fp32",
+            "out": WEIGHTS,
+            "n": "i32",
+        }
+        del given["counts"]
+        yield expert_kernels.down, given, {**own, "K": 768, "BN": 1, "BK": outer}, 4
 
 
 def compiled(kernel, types, constants, *, target, warps: int) -> dict[str, object]:

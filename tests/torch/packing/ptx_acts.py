@@ -26,6 +26,8 @@ def act_of(instruction: Instruction) -> Act | None:
                 if vector != ([f"v{len(names)}"] if len(names) > 1 else []):
                     raise ValueError(vector)
                 return _moving(way, space, at, names, TYPES[kind])
+            case ["red", "global", "gpu", "relaxed", "add", "u64"]:
+                return _adding(*operands)
             case ["cp", "async", "ca" | "cg", "shared", "global"]:
                 return _copying(*operands)
             case ["cp", "async", "commit_group"] if not operands:
@@ -78,6 +80,18 @@ def _moving(way: str, space: str, at: Address, names: Sequence[Operand], of: typ
                 threads.write(name, words[places + i], lanes)
             else:
                 words[places + i] = threads.read(name, of, lanes)
+
+    return act
+
+
+def _adding(at: Address, value: Operand) -> Act:
+    """Every thread adds to its word, which others may add to as well."""
+
+    def act(threads: Threads, lanes: Lanes) -> None:
+        words, places = threads.places("global", at, 8, np.uint64, lanes)
+        added = np.broadcast_to(threads.read(value, np.uint64, lanes), places.shape)
+        for place, number in zip(places.tolist(), added, strict=True):  # `np.add.at` may copy all of memory
+            words[place] += number
 
     return act
 

@@ -75,6 +75,12 @@ def function(opcode: str, last: Operand) -> tuple[Function, Sequence[type]]:
         case ["cvt", to, kind]:
             whole = WHOLE[to]
             return lambda a: a.astype(whole), [WHOLE[kind]]
+        case ["div", "s32"]:  # towards zero
+            return lambda a, b: np.abs(a) // np.abs(b) * np.sign(a) * np.sign(b), [np.int32] * 2
+        case ["div", "full", "f32"]:  # a GPU may miss the last bits
+            return _floating(lambda a, b: a / b), [np.float32] * 2
+        case ["ex2", "approx", "f32"]:  # likewise
+            return _floating(np.exp2), [np.float32]
         case ["fma", "rn", "f32"]:
             return _floating(lambda *of: _fused(*of).astype(np.float32)), [np.float32] * 3
         case ["fma", "rn", "bf16x2"]:

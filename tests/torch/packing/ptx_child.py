@@ -75,6 +75,10 @@ def cases(capability: int) -> Iterator[Case]:
         yield part("b12, a part", forced(tensor), tensor)
         yield part("b11, a part", forced(tensor, B11), tensor)
         yield product((6, 1922), 1)
+    for packed in (False, True):
+        for order in (0,) if older else (0, 1, -1):
+            yield experts_of(packed, order)
+        yield products_of_experts(packed, 0)
     for order in (0,) if older else (0, 1, -1):
         yield product((37, 1152), 1, order)
         yield product((37, 1152), 5, order)
@@ -135,11 +139,82 @@ def product(shape: tuple[int, int], inputs: int, order: int = 0) -> Case:
     return Case(f"{inputs} x {shape}, {ORDERS[order]}", weights.numel(), wrong, order)
 
 
+def table_of(weights: torch.Tensor, packed: bool) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+    """Addresses of experts (count, rows, width), the memory that they are in, and their base."""
+    if not packed:
+        return torch.tensor([[one.data_ptr()] for one in weights]), [weights], 0
+    whole = forced(weights)
+    high, starts = weights.shape[1], whole.parts["starts"].tolist()
+    names = ("rest0", "codes", "values", "positions", "starts")
+    pieces = [
+        whole.piece(n * high, (n + 1) * high, slice(starts[n * high], starts[(n + 1) * high]))
+        for n in range(len(weights))
+    ]
+    addresses = torch.tensor([[piece.parts[name].data_ptr() for name in names] for piece in pieces])
+    return addresses, list(whole.parts.values()), whole.base
+
+
+BESIDE: list[torch.Tensor] = []  # memory that the kernels of the case reach by a table
+
+
+def experts_of(packed: bool, order: int) -> Case:
+    """Chosen experts: all bits, each counted once."""
+    weights = odd_weights(4, 6, 512)
+    ids = torch.tensor([2, 0, 2])
+
+    def wrong() -> str:
+        table, BESIDE[:], base = table_of(weights, packed)
+        out, counts = torch.empty(3, 6, 512, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+        if packed:
+            launching.unpack_experts(table, ids, out, counts, rows=6, base=base)
+        else:
+            launching.gather_experts(table, ids, out, counts)
+        bad = int((bits(out) != bits(weights[ids].contiguous())).sum())
+        return f"{bad:,} weights, counted {counts.tolist()}" if bad or counts.tolist() != [1, 0, 2, 0] else ""
+
+    return Case(f"experts{' packed' * packed}, {ORDERS[order]}", 3 * 6 * 512, wrong, order)
+
+
+def products_of_experts(packed: bool, order: int) -> Case:
+    """The sum of the chosen experts' outputs: float64's, but for rounding."""
+    size = 512
+    gates, downs = gaussian(3, 2 * size, size, seed=1) * 0.05, gaussian(3, size, size, seed=2) * 0.05
+    x, ids = gaussian(1, size, seed=3), torch.tensor([2, 0])
+    shares = torch.tensor([0.75, 0.25])
+
+    def wrong() -> str:
+        (table, beside, base), (other, more, second) = table_of(gates, packed), table_of(downs, packed)
+        BESIDE[:] = [*beside, *more]
+        out, counts = torch.empty_like(x), torch.zeros(3, dtype=torch.int64)
+        launching.multiply_experts(
+            x,
+            ids,
+            shares,
+            out,
+            gate_up=table,
+            down=other,
+            counts=counts,
+            inner=size,
+            bases=(base, second) if packed else None,
+        )
+        wanted = torch.zeros(size, dtype=torch.float64)
+        for share, n in zip(shares.double(), ids.tolist(), strict=True):
+            gate, up = (gates[n].double() @ x[0].double()).chunk(2)
+            wanted += share * (downs[n].double() @ (torch.nn.functional.silu(gate) * up))
+        bad = (out[0].double() - wanted).abs() > 2.0**-8 * wanted.abs() + 1e-5 * wanted.abs().max()
+        return f"{int(bad.sum())} of {size} outputs, counted {counts.tolist()}" if bad.any() else ""
+
+    return Case(
+        f"products of experts{' packed' * packed}, {ORDERS[order]}", 2 * 3 * size * size, wrong, order
+    )
+
+
 def tried(case: Case, gpu: StandInDriver) -> dict[str, object]:
     """What became of a case."""
     prepared._known.clear()  # by which it would start a kernel again with addresses alone
     gpu.launches.clear()
-    gpu.order = case.order
+    BESIDE.clear()
+    gpu.order, gpu.beside = case.order, BESIDE
     try:
         wrong = case.wrong()
     except Refused as refused:

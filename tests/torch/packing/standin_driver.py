@@ -31,6 +31,7 @@ class StandInDriver:
         self.target = GPUTarget("cuda", capability, emulated_ptx.WARP)
         self.launches: list[Launch] = []
         self.order = 0
+        self.beside: list[torch.Tensor] = []  # what kernels reach by addresses that they read in a table
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": _SHARED},
             load_binary=lambda name, ptx, *_: (None, emulated_ptx.load(ptx.decode()), 0, 0, _MOST_THREADS),
@@ -60,7 +61,10 @@ class StandInDriver:
                 code,
                 x,
                 [*values, 0, 0],  # Triton's own scratch memory, of which there is none
-                [(name, of.data_ptr(), of.nbytes) for name, of in tensors],
+                [
+                    *((name, of.data_ptr(), of.nbytes) for name, of in tensors),
+                    *(("by a table", of.data_ptr(), of.nbytes) for of in self.beside),
+                ],
                 shared=metadata.shared,
                 order=self.order,
             )

@@ -13,6 +13,7 @@ import pytest
 
 HERE = Path(__file__).parent
 KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_ranked", "one_row", "few_rows"}
+KERNELS |= {"gather", "unpack_expert", "gate_up", "down"}
 
 
 @pytest.fixture(scope="module")
@@ -40,4 +41,5 @@ def test_the_ptx_of_every_kernel_gives_the_same_bits_or_rounded_products(tried, 
     here = [row for row in tried if row["target"] == target]
     assert {kernel for row in here for kernel in row["kernels"]} == KERNELS
     assert {row["case"]: row["wrong"] for row in here if row["wrong"]} == {}
-    assert all(len(row["kernels"]) == 1 for row in here if "into memory" not in row["case"])
+    several = ("into memory", "products of experts")
+    assert all(len(row["kernels"]) == 1 for row in here if not any(name in row["case"] for name in several))
