@@ -9,7 +9,7 @@ import pytest
 from late_lanes import Stale
 from test_random_placements import run
 
-from probes.placement.runtime import engine, handle
+from probes.placement.runtime import engine, placed_model
 
 SOURCE = Path(engine.__file__).read_text()
 WAITS = 6
@@ -45,7 +45,7 @@ def test_every_wait_is_tried():
 
 @pytest.mark.parametrize("number", range(WAITS))
 def test_without_a_wait_some_placement_is_wrong(number, monkeypatch):
-    monkeypatch.setattr(handle, "Engine", without(waits()[number]))
+    monkeypatch.setattr(placed_model, "Engine", without(waits()[number]))
     # packed weights that are stale may not be unpackable at all
     with pytest.raises((Stale, AssertionError, IndexError, RuntimeError)):
         list(map(run, range(400)))
