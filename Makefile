@@ -20,7 +20,7 @@ help: ## what can be done here
 
 # $(call alone,FOLDER,COMMANDS): unless another make has done it meanwhile, and never two at a time; the mark comes last
 alone = @mkdir -p $(1); exec 9<$(1); flock 9; test -e $@ -a -x $(1)/bin/python || { $(2) && touch $@; }
-# $(call venv,FOLDER): from nothing where another Python made it; no mark outlives the begin of an install
+# $(call venv,FOLDER): anew if a different Python made it; the mark of a whole install goes before installing
 venv = rm -f $(1)/.ready-* $(1)/.docs-* && \
   $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1)
 # without bytecode: most modules of torch, transformers and others are never imported; those that are get it then

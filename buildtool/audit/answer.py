@@ -35,7 +35,7 @@ class Remedy:
 
     @property
     def words(self) -> str:
-        """Text and size."""
+        """Return the remedy's text and the bytes that it saves."""
         return f"{self.text} ({self.size})" if self.size else self.text
 
     @property

@@ -164,11 +164,11 @@ class _Database:
     row: int
 
     def lines(self) -> Iterator[bytes]:
-        """Its lines."""
+        """Return the file's lines."""
         return lines(self.index.pieces(self.row))
 
     def text(self) -> str:
-        """Its content as text."""
+        """Return the file's content as text."""
         return b"".join(self.index.pieces(self.row)).decode("utf-8", "replace")
 
 

@@ -225,7 +225,7 @@ class _Nearest:
         self._known = {directory: directory for directory in kept}
 
     def of(self, directory: bytes) -> bytes:
-        """The nearest kept directory."""
+        """Return the nearest directory that is kept."""
         passed = []
         while directory not in self._known:
             passed.append(directory)

@@ -272,7 +272,7 @@ def _is_ours(row: ImageRow, name: str, state: Path) -> bool:
 
 
 def _silent(_line: str) -> None:
-    """Nothing is reported."""
+    """Report no progress."""
 
 
 # ---- removing ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class ProgressLog:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._begun
 
     def line(self, line: str) -> None:

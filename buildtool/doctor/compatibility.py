@@ -32,11 +32,11 @@ class Source:
 
     @property
     def day(self) -> datetime.date:
-        """The date."""
+        """Return the source's date."""
         return datetime.date.fromisoformat(self.date)
 
     def is_stale(self, today: datetime.date) -> bool:
-        """Older than a year."""
+        """Return whether the source is older than a year."""
         return (today - self.day).days > STALE_DAYS
 
 

@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(frozen=True)
 class User:
-    """Who asks."""
+    """The user who runs the command."""
 
     number: int
     name: str
@@ -76,7 +76,7 @@ class TorchBuild:
 
     @property
     def api(self) -> str:
-        """cuda, hip or cpu."""
+        """Return the API that torch uses: cuda, hip or cpu."""
         return "hip" if self.hip else "cuda" if self.cuda else "cpu"
 
 

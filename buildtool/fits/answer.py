@@ -332,7 +332,7 @@ def _speed(plan: Plan) -> Speed | Unknown:
 
 
 def _made(work: Workload) -> Literal["tokens", "sequences"]:
-    """What a pass makes."""
+    """Return the unit of a forward pass's output: tokens or sequences."""
     return "tokens" if work.context_tokens else "sequences"
 
 

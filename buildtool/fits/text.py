@@ -1,6 +1,6 @@
 """The screen that `weir fits` prints: at most 15 lines. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from buildtool.fits.answer import Answer, Change, Memory, Placement, Speed
@@ -8,19 +8,10 @@ from buildtool.fits.card import TorchAnswer
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, counted
 from probes.core.unknown import Unknown
-from probes.placement.types import Tier
+from probes.placement.types import TIER_FACTS
 
 WIDTH: Final = 10  # characters of the words in front
 TASK_WORDS: Final = {"inference": "it", "lora": "LoRA of rank 16", "training": "training all weights"}
-TIER_WORDS: Final[Mapping[Tier, str]] = {
-    "resident": "resident in VRAM",
-    "packed": "packed in VRAM",
-    "streamed_packed": "packed in host memory and copied in each pass",
-    "streamed": "in host memory and copied in each pass",
-    "in_place": "read in host memory by the GPU",
-    "cpu": "computed by the CPU",
-    "disk": "read from disk in each pass",
-}
 NO_TORCH: Final = "no published torch computes on this card; the figures below would hold if one did"
 
 
@@ -129,7 +120,7 @@ def _needs(memory: Memory | Unknown, *, change: bool) -> str:
 
 def _where(answer: Answer, placement: Placement) -> str:
     kept = [tier for tier in placement.tiers if tier.weight_bytes]
-    parts = [f"{binary_bytes(tier.weight_bytes)} {TIER_WORDS[tier.tier]}" for tier in kept]
+    parts = [f"{binary_bytes(tier.weight_bytes)} {TIER_FACTS[tier.tier].description}" for tier in kept]
     if placement.is_whole:
         return "all weights are resident in VRAM, predicted"
     if placement.converted_bytes:

@@ -64,7 +64,7 @@ class TargetId:
 
     @classmethod
     def parse(cls, text: str) -> "TargetId":
-        """From `gfx90a:sramecc+:xnack-`. Raises BadTarget."""
+        """Parse `gfx90a:sramecc+:xnack-`. Raises BadTarget."""
         processor, *features = text.split(":")
         if processor != SPIRV and not _PROCESSOR.fullmatch(processor):
             raise BadTarget(

@@ -129,12 +129,12 @@ class Member:
 
     @property
     def start(self) -> int:
-        """Where its headers begin."""
+        """Return the offset where the member's headers begin."""
         return self.info.offset
 
     @property
     def content(self) -> int:
-        """Where its content begins."""
+        """Return the offset where the member's content begins."""
         return self.info.offset_data
 
     @property
@@ -144,7 +144,7 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Behind its padding."""
+        """Return the offset behind the member's padding."""
         return self.content + self.n_bytes + -self.n_bytes % BLOCK
 
 

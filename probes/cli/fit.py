@@ -116,7 +116,7 @@ class _Budget(argparse.Action):
         values: Any,  # noqa: ANN401 - argparse's own
         option_string: str | None = None,
     ) -> None:
-        """Keep both."""
+        """Store the value, and the name of the option that set it."""
         namespace.budget, namespace.budget_option = values, option_string
 
 

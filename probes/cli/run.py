@@ -86,7 +86,7 @@ class ProgressPrinter(session.Listener):
             self._print_left()
 
     def ended(self, run: ProbeRun) -> None:
-        """How it ended."""
+        """Print how the probe ended."""
         self._ended.add((run.probe, run.round))
         echo(f"{run.probe}: {ended_line(run)}")
 

@@ -262,20 +262,20 @@ def _progress() -> "directscan.Listener":
             echo(f"report: {path}, written after every row")
 
         def ceilings(self, found: Ceilings | Unknown) -> None:
-            """The ceilings."""
+            """Print the measured ceilings."""
             tables = [render_table(one) for one in ceiling_tables(found)]
             echo("\n\n".join(tables) or f"ceilings: {found}")
 
         def started(self, way: Way) -> None:
-            """The way's name."""
+            """Print the name of the runtime that is measured."""
             echo(f"{way.label} ...")
 
         def row(self, row: BatchRow) -> None:
-            """A batch size."""
+            """Print the row of a batch size."""
             echo(f"  batch {row.batch}: {rate(row)} inputs/s, {len(row.wall_s)} trials so far")
 
         def ended(self, series: Series) -> None:
-            """How it ended."""
+            """Print how the runtime's scan ended."""
             echo(f"  {series.end}" + (f": {series.reason}" if series.reason not in ("", series.end) else ""))
 
     return Progress()

@@ -88,8 +88,8 @@ class Parser(argparse.ArgumentParser):
     unset variable asks for something, and must not pass for an argument that wasn't given. An option's name
     has to be whole: a script that shortens it would break with the next option that begins alike.
 
-    For a choice or an option that isn't there it names those that are spelt alike. `elsewhere` says what other
-    commands do, by the word that somebody may have typed here for one: `fit` is `weir probe fit`.
+    For a choice or an option that isn't there it names those that are spelt alike. `elsewhere` says what
+    other commands do, by the word that somebody may have typed here for one: `fit` is `weir probe fit`.
     """
 
     elsewhere: Callable[[], Mapping[str, str]] = staticmethod(dict)

@@ -100,7 +100,7 @@ class Taken:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum of all parts, in bytes."""
         return self.allocated + self.rounding + self.context
 
 

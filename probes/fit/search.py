@@ -35,7 +35,7 @@ class Line:
     rise: float
 
     def at(self, size: int) -> float:
-        """Bytes at a size."""
+        """Return the bytes that a size needs."""
         return self.start + self.rise * size
 
     def last(self, budget: int) -> int:

@@ -191,7 +191,7 @@ class Phases:
 
     @property
     def ended(self) -> tuple[Phase, ...]:
-        """In their order."""
+        """Return the trials in the order in which they ended."""
         return tuple(Phase(name, peak) for name, peak in self._highest.items())
 
 

@@ -290,7 +290,7 @@ class _Asked:
 
     @staticmethod
     def read(text: str) -> "_Asked":
-        """Take a text apart."""
+        """Split a text into the words of a card's name."""
         lower = unicodedata.normalize("NFKC", text[:MOST_CHARS]).lower()
         ids = _HARDWARE_ID.search(lower) or next(
             (match for match in _PCI.finditer(lower) if match[1] in _VENDOR_IDS.values()), _PCI.search(lower)

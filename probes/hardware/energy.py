@@ -34,7 +34,7 @@ class CpuGauges:
         return MICRO * total
 
     def busy_percent(self) -> float | Unknown:
-        """Always unknown."""
+        """Return unknown: no driver counts it for a CPU."""
         return Unknown("a CPU has no driver that counts it")
 
 

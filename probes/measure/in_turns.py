@@ -63,7 +63,7 @@ class Baton:
             self._changed.wait_for(lambda: self._turn == side)
 
     def leave(self, side: int) -> None:
-        """This side has ended."""
+        """Record that this side has ended."""
         with self._changed:
             self._gone.add(side)
             if self._turn == side or (self._turn is None and self._arrived):

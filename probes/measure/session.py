@@ -47,7 +47,7 @@ class Listener:
     """What a run calls as it goes on. This one does nothing."""
 
     def machine(self, machine: Machine) -> None:
-        """The machine was described."""
+        """Receive the description of the machine."""
 
     def unfinished(self, report: Path) -> None:
         """An earlier run in this folder was cut short and can go on."""

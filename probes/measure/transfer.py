@@ -209,7 +209,7 @@ class Grid:
 
     @property
     def offsets(self) -> list[int]:
-        """Where the places begin."""
+        """Return the offsets at which the buffers begin."""
         return [place * self.stride_bytes for place in range(self.count)]
 
     def spans(self, memory: Memory) -> list[Span]:

@@ -87,7 +87,7 @@ class Memory(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Its length."""
+        """Return the buffer's length in bytes."""
 
     def span(self, offset_bytes: int, n_bytes: int) -> Span:
         """A piece of it; both figures are multiples of 8."""

@@ -45,22 +45,22 @@ class TierFacts:
 
 # The one place that says what a tier is. planner/tiers.py says what each costs, runtime/builder.py places it.
 TIER_FACTS: Final[Mapping[Tier, TierFacts]] = {
-    "resident": TierFacts("VRAM", "in VRAM as they are", "blue"),
-    "packed": TierFacts("VRAM", "in VRAM, packed without loss", "green", packed=True),
+    "resident": TierFacts("VRAM", "resident in VRAM", "blue"),
+    "packed": TierFacts("VRAM", "packed in VRAM, without loss", "green", packed=True),
     "streamed_packed": TierFacts(
         "host memory",
-        "in host memory, packed; copied and unpacked in each pass",
+        "packed in host memory, copied and unpacked in each pass",
         "amber",
         packed=True,
         moves=True,
         pinned=True,
     ),
     "streamed": TierFacts(
-        "host memory", "in host memory; copied in each pass", "vermillion", moves=True, pinned=True
+        "host memory", "in host memory and copied in each pass", "vermillion", moves=True, pinned=True
     ),
-    "in_place": TierFacts("host memory", "in host memory; the GPU reads them there", "purple", pinned=True),
-    "cpu": TierFacts("host memory", "in host memory; the CPU computes with them", "muted"),
-    "disk": TierFacts("disk", "on disk; read and copied in each pass", "ink", moves=True),
+    "in_place": TierFacts("host memory", "read in host memory by the GPU", "purple", pinned=True),
+    "cpu": TierFacts("host memory", "computed by the CPU", "muted"),
+    "disk": TierFacts("disk", "on disk, read and copied in each pass", "ink", moves=True),
 }
 TIERS: Final = typing.get_args(Tier)
 IN_VRAM: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.memory == "VRAM")

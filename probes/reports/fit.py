@@ -26,7 +26,7 @@ DIVIDED: Final = ("weights", "optimizer's state", "gradients, activations and al
 
 
 def lines(report: FitReport) -> str:
-    """The whole answer."""
+    """Return the whole answer."""
     parts = [_answer(report), bars(report), _knobs(report)]
     if isinstance(report.measured, Measured):
         parts.append(_measured(report.measured))

@@ -209,7 +209,7 @@ def level_line(level: Level) -> str:
 
 
 def callers(count: int) -> str:
-    """So many callers."""
+    """Return the words for a number of callers."""
     return f"{count} caller{'s' if count != 1 else ''}"
 
 

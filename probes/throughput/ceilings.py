@@ -31,7 +31,7 @@ class Ceiling:
 
     @property
     def n(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
         return len(self.seconds)
 
     @property
@@ -80,7 +80,7 @@ class Ceilings:
     devices: tuple[DeviceCeilings, ...]
 
     def on(self, device: str) -> DeviceCeilings | Unknown:
-        """Those of one device."""
+        """Return the ceilings of one device."""
         found = (one for one in self.devices if one.device == device)
         return next(found, Unknown(f"no ceilings of the {device} were measured"))
 

@@ -106,7 +106,7 @@ def run(words: list[str]) -> None:
 
 
 def _import_first_from(place: str) -> None:
-    """As the interpreter does, whose first place is now the hook's own; -P and -I forbid any such place."""
+    """Set `sys.path[0]` to the program's directory, as Python does unless it was started with -P or -I."""
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # Python 3.10 has no -P
         sys.path[0] = place
 

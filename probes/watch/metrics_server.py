@@ -130,7 +130,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing: the terminal is somebody else's."""
+                """Log nothing: the watched command owns the terminal."""
 
         shown = f"[{host}]" if ":" in host else host
         try:

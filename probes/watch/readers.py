@@ -150,7 +150,7 @@ class CommandTree:
         self._searched_s, self._searches = -CHILDREN_EVERY_S, 0
 
     def resident_bytes(self, at_s: float) -> int | Unknown:
-        """Their resident sets together."""
+        """Return the sum of the processes' resident sets, in bytes."""
         if at_s - self._searched_s >= CHILDREN_EVERY_S:
             self._searched_s = at_s
             self._search()

@@ -82,10 +82,10 @@ class NoView:
     """Shows nothing: the terminal is the command's."""
 
     def show(self, sample: Sample) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: there is no table to remove."""
 
 
 class PlainLines:
@@ -103,7 +103,7 @@ class PlainLines:
             self._write_line(sample_line(sample))
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: there is no table to remove."""
 
 
 class LiveTable:
@@ -117,7 +117,7 @@ class LiveTable:
         self._live.start()
 
     def show(self, sample: Sample) -> None:
-        """Draw it."""
+        """Draw the table."""
         if sample.at_s - self._shown_s >= EVERY_S * 0.99:
             self._shown_s = sample.at_s
             self._live.update(self._table(sample), refresh=True)
@@ -148,7 +148,7 @@ class LiveTable:
         return table
 
     def close(self) -> None:
-        """Take the table away."""
+        """Remove the table."""
         self._live.stop()
 
 

@@ -70,7 +70,7 @@ class Curve:
         self._steps = [_Step(a.total + b.total, a.count + b.count) for a, b in pairs]
 
     def track(self, gauge: str) -> Track:
-        """What it amounts to."""
+        """Return the summary: minimum, mean, maximum and curve."""
         known = self._most > -math.inf
         why = Unknown(self._why) if self._why else _NEVER
         mean = self._area / self._known_s if self._known_s else self._least

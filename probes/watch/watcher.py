@@ -146,7 +146,7 @@ class Readers:
         self.machine.command = CommandTree(self._root, pid)
 
     def sample(self, at_s: float, late_s: float | None) -> Sample:
-        """Everything at this moment."""
+        """Read every gauge once."""
         if any(reader.card.driver == "amdgpu" for reader in self.cards):
             self._clients.refresh(at_s)
         machine = self.machine.look(at_s)

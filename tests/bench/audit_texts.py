@@ -14,6 +14,7 @@ import image_maker as make
 from audit_inputs import Outcome, watched
 from long_texts import CHARACTERS, MIB, READERS, Reader, repeated, screening
 
+from buildtool.audit.formats import FILE_FORMATS
 from buildtool.cli import program
 from buildtool.image.reader import host_platform
 
@@ -145,7 +146,7 @@ def of_audits(place: str, scratch: Path) -> tuple[Slowest, int]:
     worst = Slowest()
     units = (*CHARACTERS, *_UNITS)
     file = scratch / "image.tar"
-    reports = [f"--{form}={scratch / form}" for form in ("json", "html", "markdown", "sarif", "junit")]
+    reports = [f"--{form}={scratch / form}" for form in FILE_FORMATS]
     words = ["audit", str(file), "--all", *reports, "--targets", "gfx906"]
     for unit in units:
         file.write_bytes(make.archive(make.docker_25(PLACES[place](repeated(unit, MIB)))))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.audit.formats import STDOUT_FORMATS
 from buildtool.cli import completion
 
 sys.path.append(str(Path(__file__).parents[1] / "docker"))
@@ -141,7 +142,7 @@ def offered_by_zsh(typed: list[str], folder: Path, zsh: Zsh) -> set[str]:
     [
         (["au"], {"audit"}),
         (["audit", "--base"], {"--baseline"}),
-        (["audit", "--format", ""], {"table", "json", "markdown", "sarif", "junit"}),
+        (["audit", "--format", ""], set(STDOUT_FORMATS)),
         (["audit", "ima"], {"image.tar"}),
         (["audit", "--json", "ima"], {"image.tar"}),
         (["diff", "image.tar", "oth"], {"other.tar"}),

@@ -56,7 +56,7 @@ class Instruction:
 
     @property
     def line(self) -> int:
-        """Where it begins."""
+        """Return the line where the instruction begins."""
         return int(self.parsed.start_line)
 
     @property

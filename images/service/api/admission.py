@@ -43,7 +43,7 @@ class Admission:
         if self.draining:
             return RequestError(503, "shutting down", retry_after_s=RETRY_AFTER_S)
         if self.in_flight >= max(1, round(self._load_share() * self._limit)):
-            message = f"busy: {self.in_flight} requests are in flight already"
+            message = f"busy: {self.in_flight} requests are in flight already (limit: max_in_flight)"
             return RequestError(429, message, retry_after_s=self._on_refused())
         return None
 

@@ -130,9 +130,8 @@ class Worker:
                     job.number, lengths, group=group, now_s=time.monotonic(), deadline_s=deadline_s
                 )
             except QueueFull as error:
-                raise RequestError(
-                    429, "busy: too many tokens are waiting", retry_after_s=retry_after_s(error.drain_s)
-                ) from error
+                message = "busy: too many tokens are waiting (limit: max_queue_tokens)"
+                raise RequestError(429, message, retry_after_s=retry_after_s(error.drain_s)) from error
             self._jobs[job.number] = job
             self._changed.notify()
         return job

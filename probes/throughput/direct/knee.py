@@ -42,12 +42,12 @@ class Knee:
 
     @property
     def least(self) -> float:
-        """A standard error below."""
+        """Return the figure less one standard error."""
         return float(self.batch * 2**-self.octaves)
 
     @property
     def most(self) -> float:
-        """A standard error above."""
+        """Return the figure plus one standard error."""
         return float(self.batch * 2**self.octaves)
 
 

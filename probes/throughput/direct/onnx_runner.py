@@ -39,7 +39,7 @@ REFUSALS = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation"
 
 
 def runtime() -> ModuleType:
-    """The library. Raises LibraryMissing."""
+    """Import ONNX Runtime. Raises LibraryMissing."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -93,16 +93,16 @@ class Listener:
         self.path = path
 
     def ceilings(self, found: Ceilings | Unknown) -> None:
-        """Its ceilings were measured."""
+        """Receive the device's measured ceilings."""
 
     def started(self, way: Way) -> None:
-        """A way begins."""
+        """Receive the name of the runtime that begins."""
 
     def row(self, row: BatchRow) -> None:
         """A batch size was measured."""
 
     def ended(self, series: Series) -> None:
-        """A way ended."""
+        """Receive how a runtime's scan ended."""
 
 
 @dataclass(frozen=True)

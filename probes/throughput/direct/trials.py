@@ -56,7 +56,7 @@ class Gauges(Protocol):
     """What the driver counts about the device."""
 
     def joules(self) -> float | Unknown:
-        """Energy, from any beginning."""
+        """Return the energy used so far, in joules; only differences mean anything."""
 
     def busy_percent(self) -> float | Unknown:
         """What nvidia-smi and rocm-smi call utilisation."""

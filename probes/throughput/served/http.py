@@ -60,7 +60,7 @@ class ResponseParser:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has come."""
+        """Return whether any byte of the response has come."""
         return bool(self.status or self._rest)
 
     def feed(self, data: bytes) -> None:
@@ -219,7 +219,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """For the Host header."""
+        """Return the value of the Host header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == (443 if self.tls else 80) else f"{name}:{self.port}"
 
@@ -233,7 +233,7 @@ class BusySelector(selectors.SelectSelector):
         self.busy_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready."""
+        """Return the connections that are ready."""
         self.busy_s += time.monotonic() - self.woke_s
         ready = super().select(timeout)
         self.woke_s = time.monotonic()

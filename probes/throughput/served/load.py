@@ -150,7 +150,7 @@ class _Pool:
         return await waiting, True
 
     def give(self, client: Client) -> None:
-        """Back for others."""
+        """Return the client to the pool."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():

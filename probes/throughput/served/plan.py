@@ -26,7 +26,7 @@ class Plan:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Of the whole scan."""
+        """Return the least and the most seconds of the whole scan."""
         return self.levels[0] * self.level_s[0], self.levels[1] * self.level_s[1]
 
 

@@ -266,7 +266,7 @@ def request(body: Body, *, path: str, authority: str, keep: bool) -> bytes:
 
 
 def get(path: str, *, authority: str) -> bytes:
-    """A GET."""
+    """Return the bytes of a GET request."""
     return f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode()
 
 

@@ -277,7 +277,7 @@ def counted_windows(level: Level) -> int:
 
 
 def throughput(level: Level) -> PerSecond:
-    """Good answers a second."""
+    """Return the good answers a second."""
     windows = level.windows[len(level.windows) - counted_windows(level) :]
     apart = deviation([window.answered / window.seconds for window in windows])
     factor = STUDENT.get(len(windows), 1.0)

@@ -245,7 +245,7 @@ class _Metrics:
         self._given_up: Unknown | None = None
 
     async def cpu_s(self) -> float | Unknown:
-        """The seconds so far."""
+        """Return the CPU seconds used so far."""
         if self._given_up:
             return self._given_up
         found = await self._asked()

@@ -73,8 +73,8 @@ def test_the_decisive_line_of_pips_failure_is_kept() -> None:
     tail = "WARNING: Retrying: Name or service not known\nERROR: No matching distribution found for torch"
     assert failure_reason(CommandFailed(["pip"], 1, tail)) == "Retrying: Name or service not known"
     assert failure_reason(CommandFailed(["pip"], 1, "")) == "pip printed nothing"
-    conflict = "  The user requested (constraint) torch<=2.14\nERROR: ResolutionImpossible: for help visit a page"
-    assert failure_reason(CommandFailed(["pip"], 1, conflict)) == "The user requested (constraint) torch<=2.14"
+    conflict = "  The user requested (constraint) torch<=2\nERROR: ResolutionImpossible: for help visit"
+    assert failure_reason(CommandFailed(["pip"], 1, conflict)) == "The user requested (constraint) torch<=2"
 
 
 def test_a_damaged_cached_wheel_is_named_and_removed(tmp_path: Path) -> None:
