@@ -47,19 +47,20 @@ class Memory:
     """The GPU's memory: copies of buffers, with gaps between them. Overlapping buffers stay together."""
 
     def __init__(self, buffers: Sequence[tuple[str, int, int]]) -> None:
-        spans: list[list] = []  # of the process: first, last, names
-        for name, address, size in sorted(buffers, key=lambda of: of[1]):
+        spans: list[list] = []  # of the process: first, last, names, which of the buffers came first
+        for turn, (name, address, size) in sorted(enumerate(buffers), key=lambda of: of[1][1]):
             if not size:
                 continue
             if spans and address < spans[-1][1]:
                 spans[-1][1] = max(spans[-1][1], address + size)
                 spans[-1][2] += f"/{name}"
+                spans[-1][3] = min(spans[-1][3], turn)
             else:
-                spans.append([address, address + size, name])
+                spans.append([address, address + size, name, turn])
         place = _GAP
         self.first, self.last, self.own, self.names = [], [], [], []
-        for first, last, name in spans:
-            place += (first - place) % 256  # aligned as the process's
+        for first, last, name, _ in sorted(spans, key=lambda of: of[3]):  # the same places in each run
+            place += (first - place) % 64  # aligned as the process's
             self.first.append(place)
             self.last.append(place + last - first)
             self.own.append(first)
