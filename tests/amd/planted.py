@@ -8,8 +8,8 @@ has no place for passes to the next case. A fault is found if the run ends with 
 other bits. None is drawn again.
 
 Added after the first run, which found 166 of 210: for each that wasn't found, whether it changed a register,
-a mask or a byte of memory in any execution. One that never did, such as a mask's bit over zeros, is no fault on
-that case's data; such ones are counted by themselves.
+a mask or a byte of memory in any execution. One that never did, such as a mask's bit over zeros, is no fault
+on that data; such ones are counted by themselves.
 """
 
 import json
