@@ -44,6 +44,7 @@ from probes.placement.models.headers import (
 )
 from probes.placement.stacks import DTYPE_BYTES, MODELS
 
+_TRAINED: Final = re.compile(r"(-(instruct|base|chat|hf|it|v[0-9.]+))+$")
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
 MOST_NAME: Final = 200  # characters
@@ -66,12 +67,24 @@ def known_configs() -> Mapping[str, Mapping[str, Any]]:
     return configs
 
 
+def known_name(model: str) -> str:
+    """A model's name in lower case; of a hub's name, such as Qwen/Qwen2.5-3B-Instruct, the known one if any.
+
+    What was trained further has the shapes of what it began as.
+    """
+    name = model.lower()
+    if HUB_NAME.fullmatch(model):
+        short = _TRAINED.sub("", name.rpartition("/")[2])
+        return short if short in known_configs() else name
+    return name
+
+
 def describe(model: str) -> ModelDescription:
     """The description of a known model's name, or of a path: a config.json, safetensors, or a folder of them.
 
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
-    path, name = named_path(model, "model"), model.lower()
+    path, name = named_path(model, "model"), known_name(model)
     if name in known_configs() and not holds_a_model(path):
         return from_config(known_configs()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
