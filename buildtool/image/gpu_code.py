@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from buildtool.gpucode import elf
-from buildtool.gpucode.forward import BUNDLE_MAGIC, COMPRESSED_MAGIC, Stream
+from buildtool.gpucode.forward import BUNDLE_MAGIC, COMPRESSED_MAGIC, OBJECT_MAGIC, OFFLOAD_MAGIC, Stream
 from buildtool.gpucode.scan import FoundCode, code_reader
 from buildtool.gpucode.source import GpuCodeError
 
@@ -20,7 +20,7 @@ class GpuCodeCounter:
     def __init__(self, size: int) -> None:
         self._head = b""
         self._totals: Counter[str] = Counter()
-        self.fixed: set[str] = set()  # processors with code where a prune moves nothing, and puts zeros
+        self.fixed: set[str] = set()  # processors with code that a prune leaves there, or puts zeros over
         self._error: GpuCodeError | None = None
         self._stream = Stream(code_reader(size, self._add))
 
@@ -55,9 +55,11 @@ class GpuCodeCounter:
         return max([_PAGE, *aligns])
 
     def _add(self, place: FoundCode) -> None:
+        bare = place.magic in (OBJECT_MAGIC, OFFLOAD_MAGIC) and place.start > 0  # a runtime's own kernels
+        elsewhere = place.magic in BUNDLES and place.start % _PAGE  # clang aligns its section's to pages
         for code in place.codes:
             if not code.is_blank:
                 processor = code.target.processor if code.target else code.name
                 self._totals[processor] += code.stored_bytes
-                if place.magic in BUNDLES and place.start % _PAGE:  # clang aligns its section's to pages
+                if bare or elsewhere:
                     self.fixed.add(processor)

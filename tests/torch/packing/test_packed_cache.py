@@ -449,7 +449,7 @@ def test_an_entry_made_again_in_another_form_is_not_read_by_the_outline_of_befor
     entry(tmp_path).unlink()
     with monkeypatch.context() as patch:
         own = tensors._code
-        patch.setattr(tensors, "_code", lambda *of: (own(*of)[0] - 1, ()))
+        patch.setattr(tensors, "_code", lambda *of, **how: (own(*of, **how)[0] - 1, ()))
         other = Cache(tmp_path).packed(Counted(reader.read, reader=reader))
     assert form(other.outline).base == form(found.outline).base - 1
     assert same(unpack(written(found)), reader.tensor)

@@ -9,9 +9,11 @@ from elf_maker import KERNELS, PAGE, bundle, library
 from test_content_probes import changed, code_in, fatbin
 
 from buildtool.gpucode.bundle import Method, pack
+from buildtool.gpucode.elf import EM_AMDGPU
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.image.gpu_code import GpuCodeCounter
 
+MACH_GFX1030 = 0x36
 HEAD = 16 * PAGE  # of a file, kept for its segments' alignment
 
 
@@ -95,6 +97,15 @@ def test_a_bundle_in_any_section_is_counted(shift: int) -> None:
     probe = fed(content)
     assert probe.stored_bytes_by_processor() == {"gfx90a": 50_000, "gfx1100": 20_000}
     assert probe.fixed == (set() if shift == 0 else {"gfx90a", "gfx1100"})
+
+
+def test_a_runtimes_own_kernels_are_no_saving() -> None:
+    """ROCr holds a code object for each card in .rodata; a prune leaves them, and one was advised for ever."""
+    kernel = bytearray(library(bytes(2000), ".text"))
+    kernel[18:20] = EM_AMDGPU.to_bytes(2, "little")
+    kernel[48:52] = MACH_GFX1030.to_bytes(4, "little")
+    probe = fed(library(bytes(kernel), ".rodata", start=3 * PAGE))
+    assert set(probe.stored_bytes_by_processor()) == {"gfx1030"} == probe.fixed
 
 
 @pytest.mark.parametrize("n_bytes", [60_000, 1 << 16, (1 << 16) + 5])
