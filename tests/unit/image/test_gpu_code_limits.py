@@ -100,7 +100,7 @@ def test_a_bundle_in_any_section_is_counted(shift: int) -> None:
 
 
 def test_a_runtimes_own_kernels_are_no_saving() -> None:
-    """ROCr holds a code object for each card in .rodata; a prune leaves them, and one was advised for ever."""
+    """ROCr holds a code object for each card in .rodata: a prune was advised that leaves them all there."""
     kernel = bytearray(library(bytes(2000), ".text"))
     kernel[18:20] = EM_AMDGPU.to_bytes(2, "little")
     kernel[48:52] = MACH_GFX1030.to_bytes(4, "little")
