@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,7 +52,7 @@ $(TORCH_READY): $(READY)
 
 # $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what needs
 # no image has what is left of the processors by images and by tests that wait for these
-group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests page-tests unit-thorough,$@),nice)) \
+group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests loopback-tests page-tests unit-thorough,$@),nice)) \
   $(1) tests/groups.py $@ $(2)
 
 torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
@@ -120,11 +120,11 @@ thorough-engine: images
 	$(call group,$(PY),$(WHOLE))
 
 # the longest first
-GROUPS := placing-tests build-tests service-tests model-tests page-tests unit-thorough packing-tests
+GROUPS := placing-tests build-tests service-tests loopback-tests model-tests page-tests unit-thorough packing-tests
 
-test: $(DOCS_READY) ## everything that needs no GPU, four things at a time; makes the images first
+test: $(DOCS_READY) ## everything that needs no GPU, five things at a time; makes the images first
 	@rm -rf .weir/tests
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 4 all-of-it; \
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 5 all-of-it; \
 	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
 
 # torch is installed meanwhile, which takes longest where an index is slow; nothing is installed into .venv while tests start programs from it
@@ -153,8 +153,12 @@ build-tests: $(READY)
 service-tests: $(READY)
 	$(call group,$(PY),$(SERVED))
 
+# mostly waiting: servers and clients over real sockets
+loopback-tests: $(READY)
+	$(call group,$(PY),tests/loopback)
+
 page-tests: docs
-	$(call group,$(PY),tests/loopback tests/browser)
+	$(call group,$(PY),tests/browser)
 
 bench-amd: $(TORCH_READY) ## our kernels' machine code for AMD's GPUs on an emulated machine: bits, planted faults, counts
 	@$(TORCH_PY) tests/bench/bench_amd.py
