@@ -6,11 +6,12 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from probes.placement.models.operations import Operation, PeakBytes
 from probes.placement.types import LOADING_BYTES, Becomes
 
 Use = Literal["product", "lookup", "elementwise"]
@@ -143,6 +144,8 @@ class BlockDescription:
     # each module in it that holds tensors is called by itself, so it can be a block too
     divisible: bool = False
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
+    work: tuple[Operation, ...] | None = None  # of a whole pass, as traced; None: by rules, from the above
+    modules_called: int = 0  # in that pass, each time counted
 
     @property
     def weight_bytes(self) -> int:
@@ -164,7 +167,9 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only
+        work = self.work and tuple(operation.cost_key for operation in self.work)
+        traced = (work, self.modules_called)
+        return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only, traced
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The block with its bfloat16 tensors converted to `dtype` for computing; empty: as it is."""
@@ -183,6 +188,7 @@ class BlockDescription:
             tensors.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
         if not self.divisible or len(tensors) < 2:
             return (self,)
+        shares = self._shares(tensors)
         parts = [replace(self, name=name, tensors=tuple(held)) for name, held in tensors.items()]
         main = max(parts, key=lambda part: part.weight_bytes)
 
@@ -199,9 +205,34 @@ class BlockDescription:
                 touched_numbers=share(self.touched_numbers, part),
                 attention=self.attention if part is main else None,
                 divisible=False,
+                work=None if self.work is None else tuple(shares[part.name]),
+                modules_called=share(self.modules_called, part),
             )
             for part in parts
         )
+
+    def _shares(self, names: Iterable[str]) -> dict[str, list[Operation]]:
+        """Each part's operations. What the block calls between two parts belongs to the one before."""
+        shares: dict[str, list[Operation]] = {name: [] for name in names}
+        last = next(iter(shares))
+        for operation in self.work or ():
+            at = operation.at
+            while at and at not in shares:
+                at = at.rpartition(".")[0]
+            last = at or last
+            shares[last].append(operation)
+        return shares
+
+
+@dataclass(frozen=True)
+class TracedFacts:
+    """What a trace says of a whole pass. `how`: by what it was traced."""
+
+    how: str
+    peak: PeakBytes
+    peak_with_scores: PeakBytes  # where no kernel attends without keeping scores
+    flops: int
+    operations: int
 
 
 @dataclass(frozen=True)
@@ -219,6 +250,7 @@ class ModelDescription:
     becomes: Becomes = ""  # what its bfloat16 tensors are converted to for computing
     in_memory: bool = False  # a module that has its values: `place` brings them to their tiers, not `load`
     positions: int | None = None  # tokens of the longest sequence, by the config
+    traced: TracedFacts | None = None  # what a trace of the pass says; None: nothing was traced
 
     @property
     def loading_bytes(self) -> int:

@@ -15,10 +15,11 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
-from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.costs import Option, cache_bytes
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
 from probes.placement.planner.pools import Limits, disk_buffer_bytes, pool_bytes
+from probes.placement.planner.rules import Pass, work_of
 from probes.placement.planner.search import SearchResult, fits, hedged, search
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
@@ -182,12 +183,12 @@ def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
 
 def _by_products(task: PlanningTask) -> bool:
     """Whether multiplying takes longer than reading the weights."""
-    by_tensor = (
-        2 * tensor.products * kind.block.calls * len(kind.places)
+    products = sum(
+        operation.flops * len(kind.places)
         for kind in task.kinds
-        for tensor in kind.block.tensors
+        for operation in work_of(kind.block, task.work)
+        if operation.kind != "attention"
     )
-    products = sum(by_tensor) * task.work.rows
     rate = task.machine.rate_of_products(_compute_dtype(task))
     return task.machine.has_gpu and products / rate > task.weight_bytes / task.machine.vram_rate
 

@@ -15,13 +15,13 @@ from probes.placement.planner.costs import (
     UNPACK,
     BlockCosts,
     Option,
-    Pass,
     is_packed,
     packed_bytes,
     pieces_of,
     unpack_s,
 )
 from probes.placement.planner.machine import Constants
+from probes.placement.planner.rules import Pass
 from probes.placement.types import Tier, Workload
 
 # Pieces in which a large packed block may be copied. With 3 slots, each for one of 8 pieces of 29 MB, the
@@ -274,15 +274,12 @@ def _from_disk(costs: BlockCosts) -> Option:
 
 def _on_cpu(costs: BlockCosts) -> Option:
     machine, block = costs.machine, costs.block
-    products = sum(tensor.products for tensor in block.tensors)
-    call_s = max(
-        costs.gpu.bytes_read() / machine.cpu_rate, 2 * products * costs.work.rows / machine.cpu_flops
-    )
+    pass_s = max(costs.gpu.bytes_read() / machine.cpu_rate, costs.gpu.multiplications / machine.cpu_flops)
     sync = 2 * (machine.link_alpha_s + SYNC_S) if machine.has_gpu else 0.0
     return Option(
         "cpu",
-        cpu_s=block.calls * (call_s + sync),
-        shared_s=HOST_SHARE * block.calls * call_s if machine.has_gpu else 0.0,
+        cpu_s=pass_s + block.calls * sync,
+        shared_s=HOST_SHARE * pass_s if machine.has_gpu else 0.0,
         launch_s=costs.python.resident,
         pageable_bytes=costs.n_bytes + costs.cache_bytes,
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from probes.placement.models.reading import from_config
-from probes.placement.planner.costs import Pass
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.machine import profile
 from probes.placement.planner.tiers import options
 
