@@ -6,19 +6,18 @@ arithmetic. Under inference mode torch hands whole operations to a dispatch mode
 decomposed. `probes fit` counts bytes of training steps by the same `AliveBytes`.
 """
 
+import functools
 import logging
 import math
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -197,47 +196,40 @@ LAYERS_IN_ONE: Final = ("_transformer_encoder_layer_fwd", "_native_multi_head_at
 class Tracer(AliveBytes):
     """Records a pass's operations under their modules, and every storage that it makes and frees."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, there: Iterable[torch.Tensor] = ()) -> None:
         super().__init__("cuda")
         self.operations: list[Operation] = []
         self.calls: dict[str, int] = {}
         self.events: list[tuple[Event, ...]] = []  # a pair where only scores are allocated
         self._scores: list[tuple[int, int]] = []  # place in `events`, bytes
-        self._names = {id(part): name for name, part in module.named_modules()}
         self._stack = [""]
-        self._thread = threading.get_ident()
         self._weights: Any = weakref.WeakKeyDictionary()
         self._next = 0
         for name, parameter in module.named_parameters():
             storage = parameter.untyped_storage()
             self._weights.setdefault(storage, name)
             self._seen[storage] = 0
-        for buffer in module.buffers():
-            self._seen[buffer.untyped_storage()] = 0
+        for tensor in (*module.buffers(), *there):
+            self._seen[tensor.untyped_storage()] = 0
 
     # ---- modules -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follow which module is called. By hooks of all modules: hooks of its own change what one calls."""
-        with ExitStack() as stack:
-            for hook in (
-                register_module_forward_pre_hook(self._begins),
-                register_module_forward_hook(self._ends, always_call=True),
-            ):
-                stack.callback(hook.remove)
-            yield
+    def follow(self, module: nn.Module) -> None:
+        """Follow which module is called, by its forward, as the runtime does. `as_it_was` undoes it."""
+        for name, part in module.named_modules():
+            part.forward = self._followed(name, part.forward)
 
-    def _begins(self, module: nn.Module, _args: object) -> None:
-        name = self._names.get(id(module))
-        if name is not None and threading.get_ident() == self._thread:
+    def _followed(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def called(*args: Any, **kwargs: Any) -> Any:
             self._stack.append(name)
             self.calls[name] = self.calls.get(name, 0) + 1
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._stack.pop()
 
-    def _ends(self, module: nn.Module, _args: object, _result: object) -> None:
-        name = self._names.get(id(module))
-        if name is not None and threading.get_ident() == self._thread and self._stack[-1] == name:
-            self._stack.pop()
+        return called
 
     # ---- storages ------------------------------------------------------------------------------------------
 
@@ -548,16 +540,32 @@ def _layer_in_one(args: Sequence[Any]) -> Facts:
     }
 
 
-def trace_pass(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Trace:
+# Given the module and the named inputs: the inputs of the pass, and tensors that are there before it
+Prepare = Callable[[nn.Module, dict[str, Any]], tuple[dict[str, Any], Iterable[torch.Tensor]]]
+
+
+def trace_pass(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    prepare: Prepare | None = None,
+) -> Trace:
     """The operations and the bytes of one pass of a module, called with tensors of any device or none.
 
-    The module may be on meta; it is as it was before afterwards. Raises PlacementError, naming what fake
-    tensors can't follow: a value that decides what is computed, an operation that isn't known without data.
+    The module may be on meta; it is as it was before afterwards. `prepare` is called first, with the module
+    and the inputs as they are traced; it gives other inputs, and tensors that are there before the pass.
+    Raises PlacementError, naming what fake tensors can't follow: a value that decides what is computed, an
+    operation that isn't known without data.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), as_it_was(module), no_packed_sequences(), _quietly():
         fill(module, "cpu")
         given, named = tree_map(_without_numbers, (tuple(args), dict(kwargs or {})))
-        return _traced(module, given, named, how="fake tensors")
+        there: Iterable[torch.Tensor] = ()
+        if prepare is not None:
+            with _named_errors(module), torch.inference_mode():
+                named, there = prepare(module, named)
+        return _traced(module, given, named, there, how="fake tensors")
 
 
 def trace_real_pass(
@@ -568,23 +576,23 @@ def trace_real_pass(
     Raises PlacementError for what the module itself raises.
     """
     with as_it_was(module):
-        return _traced(module, tuple(args), dict(kwargs or {}), how="a real pass")
+        return _traced(module, tuple(args), dict(kwargs or {}), (), how="a real pass on the CPU")
 
 
-def _traced(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, how: str) -> Trace:
-    tracer = Tracer(module)
-    try:
-        with torch.inference_mode(), tracer.following(), tracer:
-            tracer.count((args, kwargs))
-            result = module(*args, **kwargs)
-            del result
-    except PlacementError:
-        raise
-    except Exception as error:  # torch's and the module's own, of any kind
-        text = str(error).strip().partition("\n")[0][:MOST_WORDS]
-        raise PlacementError(
-            f"a pass of {type(module).__name__} can't be traced: {type(error).__name__}: {text}"
-        ) from error
+def _traced(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    there: Iterable[torch.Tensor],
+    *,
+    how: str,
+) -> Trace:
+    tracer = Tracer(module, there)
+    tracer.follow(module)
+    with _named_errors(module), torch.inference_mode(), tracer:
+        tracer.count((args, kwargs))
+        result = module(*args, **kwargs)
+        del result
     return Trace(
         tuple(tracer.operations),
         dict(tracer.calls),
@@ -592,6 +600,20 @@ def _traced(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *
         tracer.peak(with_scores=True),
         how,
     )
+
+
+@contextmanager
+def _named_errors(module: nn.Module) -> Iterator[None]:
+    """Say of an error which module's pass it was in."""
+    try:
+        yield
+    except PlacementError:
+        raise
+    except Exception as error:  # torch's and the module's own, of any kind
+        text = str(error).strip().partition("\n")[0][:MOST_WORDS]
+        raise PlacementError(
+            f"a pass of {type(module).__name__} can't be traced: {type(error).__name__}: {text}"
+        ) from error
 
 
 def _without_numbers(value: object) -> object:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from probes.core.errors import LibraryMissing, ModelUnknown
+from probes.placement.models.families import BARE
 
 # Keys left out: `auto_map` names the model's own code; names of kernels may be repositories to download.
 LEFT_OUT: Final = frozenset(
@@ -61,3 +62,39 @@ def config_refusals(*more: type[Exception]) -> Iterator[None]:
         raise ModelUnknown(
             f"transformers can't build this model: {str(error)[:200]}", "give the model's own config.json"
         ) from error
+
+
+def model_class(config: Any, name: str) -> Any:  # a class of models, or None
+    """The class that a config.json names, if it is one for this configuration."""
+    transformers = import_transformers()
+    named: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    return named if is_model and named.config_class is type(config) else None
+
+
+def instantiated(kind: Any, config: Any, dtype: Any) -> Any:
+    """A model of a class, or of the bare one of its type; on the current default device."""
+    if kind is None:
+        return import_transformers().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+    return kind._from_config(config, dtype=dtype)
+
+
+def model_on_meta(values: Mapping[str, Any], dtype: str) -> Any:
+    """The model of a config.json, without weights, for inference. `dtype`: torch's name; empty: the config's.
+
+    Raises LibraryMissing without transformers or torch, and ModelUnknown for what transformers can't build.
+    """
+    transformers = import_transformers()
+    try:
+        import torch
+    except ImportError as error:
+        raise LibraryMissing(f"building the model needs torch: {error}", "pip install torch") from error
+    name = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    with config_refusals(ImportError, OSError, RuntimeError):
+        config = config_object(values)
+        named = values.get("architectures") or [""]
+        kind = model_class(config, str(named[0]))
+        if kind is None and config.model_type not in BARE and not str(named[0]).endswith("Model"):
+            kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        with torch.device("meta"):
+            return instantiated(kind, config, getattr(torch, name)).eval()

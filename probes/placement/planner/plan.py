@@ -57,7 +57,9 @@ class PlanningTask:
         self.counted: Sequence[Kind] = merge_kinds(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
         one_of_each = [kind.block for kind in self.kinds]
-        self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
+        self.around: Surroundings = surroundings(
+            one_of_each, machine, workload, model.traced, captured=captured
+        )
 
     def limits(self, vram: int, host: int | None) -> Limits:
         """The memory left for weights and their buffers, under budgets in bytes."""
@@ -359,10 +361,9 @@ def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
             raise UsageError(f"{name} is {value}, below zero", f"give a {name} of 0 or more")
 
 
-def _check(model: ModelDescription, workload: Workload) -> None:
-    """Raise UsageError for a workload that the model can't do, or that makes no sense."""
-    if not model.blocks:
-        raise UsageError(f"{model.name} has no tensors", "give a model with weights")
+def check_workload(workload: Workload) -> None:
+    """Raise UsageError for a workload that makes no sense with any model."""
+    check_numbers(workload, vram=0, host=None)
     if min(workload.batch, workload.tokens) < 1 or workload.context_tokens < 0:
         raise UsageError("batch and tokens are at least 1, and the context at least 0")
     if 0 < workload.context_tokens < workload.tokens:
@@ -370,6 +371,13 @@ def _check(model: ModelDescription, workload: Workload) -> None:
             f"a context of {workload.context_tokens} has no room for a prompt of {workload.tokens} tokens",
             "raise --context or lower --tokens",
         )
+
+
+def _check(model: ModelDescription, workload: Workload) -> None:
+    """Raise UsageError for a workload that the model can't do, or that makes no sense."""
+    if not model.blocks:
+        raise UsageError(f"{model.name} has no tensors", "give a model with weights")
+    check_workload(workload)
     longest, needed = model.learned_positions, max(workload.tokens, workload.context_tokens)
     if longest is not None and needed > longest:
         raise UsageError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
+from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription, TracedFacts
 from probes.placement.packing.format import aligned, is_table, piece_bytes, piece_rows
 from probes.placement.planner.costs import (
     COPY,
@@ -317,24 +317,35 @@ class Surroundings:
 
 
 def surroundings(
-    blocks: Sequence[BlockDescription], machine: Constants, workload: Workload, *, captured: bool = False
+    blocks: Sequence[BlockDescription],
+    machine: Constants,
+    workload: Workload,
+    traced: TracedFacts | None = None,
+    *,
+    captured: bool = False,
 ) -> Surroundings:
     """What one pass of this workload takes in VRAM besides weights, their buffers and the KV cache.
 
     A library keeps a workspace for each stream, and a captured pass is recorded on a stream of its own.
+    Activations are those of the trace, in the allocator's segments; without one, they are guessed.
     """
     if not machine.has_gpu:
         return Surroundings(0, 0, 0)
+    workspace = machine.workspace_bytes * (2 if captured else 1)
+    segments = LOOSE_SEGMENTS + (POOL_SEGMENTS if captured else 0)
+    if traced is not None:
+        halves = all(t.dtype != "float32" for block in blocks for t in block.tensors if t.products)
+        fuses = machine.fuses_attention(halves=halves, grouped=False)
+        peak = traced.peak if fuses else traced.peak_with_scores
+        lost = -(-max(peak.reserved - peak.alive, 0) // SEGMENT)
+        return Surroundings(peak.alive, workspace, machine.context_bytes, segments + lost)
     rows = workload.batch * workload.tokens
-    peak = max(
+    most = max(
         (_live_bytes(block) + _score_bytes(block, machine, workload.tokens) for block in blocks), default=0
     )
-    workspace = machine.workspace_bytes * (2 if captured else 1)
-    segments = LOOSE_SEGMENTS
     if captured:
-        segments += POOL_SEGMENTS
-        segments += LARGE_BUFFER // SEGMENT if rows * peak > LARGE_ACTIVATIONS else 0
-    return Surroundings(rows * peak, workspace, machine.context_bytes, segments)
+        segments += LARGE_BUFFER // SEGMENT if rows * most > LARGE_ACTIVATIONS else 0
+    return Surroundings(rows * most, workspace, machine.context_bytes, segments)
 
 
 def _live_bytes(block: BlockDescription) -> int:
