@@ -183,13 +183,18 @@ REDUCTIONS: Final = frozenset(
     | {"mean", "min", "norm", "prod", "std", "sum", "var", "var_mean"}
 )
 POOLS: Final = ("adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool", "_adaptive_avg_pool")
-SCANS: Final = {"cumsum": 2, "cumprod": 2, "sort": 4, "topk": 2, "multinomial": 4, "nonzero": 3, "unique2": 6}
+SCANS: Final = {"cumsum": 2, "cumprod": 2, "sort": 8, "argsort": 8, "topk": 2, "multinomial": 4, "nonzero": 3, "unique2": 6}
 LOOKUPS: Final = frozenset({"embedding", "_embedding_bag", "embedding_bag"})
 RECURRENT: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # numbers of gates
 NO_KERNEL: Final = frozenset(
     {"alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty", "dropout"}
     | {"new_empty_strided", "sym_size", "sym_stride", "sym_numel", "is_same_size", "set_", "resize_"}
 )
+# Attention with a mask is computed step by step: kernels, in launches of attention's (2 of which a fused one
+# takes), and bytes that they read and write for each of the scores': BERT-large's passes at batch 2 and 8,
+# which had a mask, took 48 and 92 us a layer more than without on an H100 (docs/results)
+STEPWISE_LAUNCHES: Final = 9
+STEPWISE_TOUCHED: Final = 14
 LAYERS_IN_ONE: Final = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
@@ -283,8 +288,7 @@ class Tracer(AliveBytes):
             made = function(*args, **kwargs)
         if len(self.operations) >= MOST_OPERATIONS:
             raise PlacementError(f"the pass calls more than {MOST_OPERATIONS:,} operations")
-        operation = self._described(function, name, args, kwargs, made)
-        if operation is not None:
+        for operation in self._described(function, name, args, kwargs, made):
             self.operations.append(operation)
             self._meanwhile(operation.workspace, scores=False)
             self._meanwhile(operation.scores, scores=True)
@@ -297,23 +301,27 @@ class Tracer(AliveBytes):
 
     def _described(
         self, function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: object
-    ) -> Operation | None:
-        """The record of an operation; None for what isn't one."""
+    ) -> Iterator[Operation]:
+        """The record of an operation; of a layer that torch computes in one call, those inside."""
         name = name.rstrip("_") if not name.startswith("_") else name
         given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
         results = [value for value in tree_iter(made) if isinstance(value, torch.Tensor)]
         if not results:
-            return None
+            return
         mutable = function._schema.is_mutable
         dtype = str((results[0] if results else given[0]).dtype).removeprefix("torch.")
         storages = {id(t.untyped_storage()) for t in given}
         if name in NO_KERNEL or (
             not mutable and all(id(t.untyped_storage()) in storages for t in results)
         ):
-            return Operation("view", name, self._stack[-1], dtype, launches=0)
-        weights, activations = self._split(name, given, args)
+            yield Operation("view", name, self._stack[-1], dtype, launches=0)
+            return
+        weights, activations = self._split(name, given)
+        if name in LAYERS_IN_ONE:
+            yield from self._layer_in_one(name, args, weights)
+            return
         facts = _facts(name, args, kwargs, given, results)
-        return Operation(
+        yield Operation(
             name=name,
             at=self._stack[-1],
             weights=weights,
@@ -324,7 +332,7 @@ class Tracer(AliveBytes):
         )
 
     def _split(
-        self, name: str, given: Sequence[torch.Tensor], args: Sequence[Any]
+        self, name: str, given: Sequence[torch.Tensor]
     ) -> tuple[tuple[WeightUse, ...], list[torch.Tensor]]:
         """The weights among an operation's tensors, and the other tensors."""
         weights: dict[str, int] = {}
@@ -341,6 +349,52 @@ class Tracer(AliveBytes):
                 n_bytes = min(n_bytes, rows * row)
             weights[held] = weights.get(held, 0) + n_bytes
         return tuple(WeightUse(held, n_bytes) for held, n_bytes in weights.items()), activations
+
+
+    def _layer_in_one(
+        self, name: str, args: Sequence[Any], weights: tuple[WeightUse, ...]
+    ) -> Iterator[Operation]:
+        """torch's own encoder layer or attention: its products, attention between them, and the rest."""
+        x, width = args[0], args[0].shape[-1]
+        heads = next((a for a in args[1:5] if type(a) is int and a != width), 1)
+        batch, rows = (x.shape[0], x.shape[1]) if x.dim() == 3 else (1, x.shape[0])
+        n_bytes, at, dtype = x.numel() * x.element_size(), self._stack[-1], _dtype(x)
+        own = {use.name: use for use in weights}
+        for matrix in (t for t in args if isinstance(t, torch.Tensor) and t.dim() == 2):
+            held = self._weights.get(matrix.untyped_storage())
+            outputs, inputs = matrix.shape
+            made = batch * rows * outputs * x.element_size()
+            yield Operation(
+                "product",
+                name,
+                at,
+                dtype,
+                flops=2 * batch * rows * matrix.numel(),
+                read=batch * rows * inputs * x.element_size(),
+                written=made,
+                rows=batch * rows,
+                outputs=outputs,
+                inputs=inputs,
+                weights=(own.pop(held),) if held in own else (),
+                workspace=made + n_bytes,
+            )
+            if inputs == width and outputs != inputs and outputs == 3 * width:
+                yield Operation(
+                    "attention",
+                    name,
+                    at,
+                    dtype,
+                    flops=4 * batch * rows * rows * width,
+                    read=3 * n_bytes,
+                    written=n_bytes,
+                    launches=2,
+                    scores=2 * 4 * batch * heads * rows * rows,
+                )
+        layer = name == "_transformer_encoder_layer_fwd"
+        kinds: tuple[OperationKind, ...] = ("norm", "plain") * 2 if layer else ("plain",)
+        for place, kind in enumerate(kinds):
+            used = tuple(own.values()) if not place else ()
+            yield Operation(kind, name, at, dtype, read=n_bytes, written=n_bytes, weights=used)
 
 
 def _numbers_bytes(tensor: torch.Tensor) -> int:
@@ -400,8 +454,6 @@ def _facts(
         return _attention(args, kwargs)
     if name in RECURRENT:
         return _loop(name, args)
-    if name in LAYERS_IN_ONE:
-        return _layer_in_one(args)
     if name in LOOKUPS or (name == "index_select" and given[0].dim() == 2):
         return {"kind": "lookup", "dtype": _dtype(given[0]), "read": 0}
     if name in NORMS:
@@ -476,18 +528,22 @@ def _attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
     q, k, v = args[:3]
     rows, kept = q.shape[-2], k.shape[-2]
     batch = math.prod(q.shape[:-2])
-    causal = bool(args[5] if len(args) > 5 else kwargs.get("is_causal", False))
     masked = (args[3] if len(args) > 3 else kwargs.get("attn_mask")) is not None
+    scores = 2 * 4 * batch * rows * kept  # in float32, twice while they are normalised
+    stepwise = masked and rows > 1
+    keys_bytes = sum(_numbers_bytes(tensor) for tensor in (q, k, v))
     return {
         "kind": "attention",
+        "read": keys_bytes + (STEPWISE_TOUCHED * scores if stepwise else 0),
         "flops": 2 * batch * rows * kept * (q.shape[-1] + v.shape[-1]),
         "rows": rows,
         "outputs": v.shape[-1],
         "inputs": kept,
         "groups": batch,
         "steps": 1,
-        "launches": 2 if causal or not masked else 3,
-        "scores": 2 * 4 * batch * rows * kept,  # in float32, twice while they are normalised
+        "launches": STEPWISE_LAUNCHES if stepwise else 2,
+        "workspace": scores if stepwise else 0,
+        "scores": 0 if stepwise else scores,
         "dtype": _dtype(q),
     }
 
@@ -515,27 +571,6 @@ def _loop(name: str, args: Sequence[Any]) -> Facts:
         "steps": steps,
         "launches": passes * (1 + 2 * steps),
         "workspace": copied + 2 * steps * batch * gates * width,
-        "dtype": _dtype(x),
-    }
-
-
-def _layer_in_one(args: Sequence[Any]) -> Facts:
-    """torch's own encoder layer or attention, which a single call computes in inference."""
-    x, width = args[0], args[0].shape[-1]
-    batch, rows = x.shape[0], x.shape[1]
-    matrices = [t for t in args if isinstance(t, torch.Tensor) and t.dim() == 2 and t is not x]
-    heads = next((a for a in args[1:4] if type(a) is int and a != width), 1)
-    products = sum(2 * batch * rows * t.numel() for t in matrices)
-    return {
-        "kind": "product",
-        "flops": products + 4 * batch * rows * rows * width,
-        "rows": batch * rows,
-        "outputs": sum(t.shape[0] for t in matrices),
-        "inputs": width,
-        "launches": 10 + len(matrices),
-        "workspace": 3 * x.numel() * x.element_size()
-        + max((t.shape[0] for t in matrices), default=0) * batch * rows * x.element_size(),
-        "scores": 2 * 4 * batch * heads * rows * rows,
         "dtype": _dtype(x),
     }
 

@@ -17,6 +17,11 @@ Objective = Literal["exact", "fast"]
 Becomes = Literal["", "float16", "float32"]
 
 
+# What the operations and the activations of a plan were counted from: a trace of the pass, rules for the
+# model's architecture, or guesses from the shapes of its tensors
+RestsOn = Literal["trace", "rules", "guesses"]
+
+
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
 
 
@@ -189,6 +194,7 @@ class Plan:
     compute_dtype: str = ""  # of most products; empty: not planned
     bfloat16_becomes: Becomes = ""  # what such weights compute in, where the GPU has no units for them
     notes: tuple[str, ...] = ()  # what a reader should know: assumptions, conversions, doubts
+    rests_on: RestsOn = "rules"  # what its operations and activations were counted from
     schema: str = PLAN_SCHEMA
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from probes.placement.models.operations import Operation, PeakBytes
-from probes.placement.types import LOADING_BYTES, Becomes
+from probes.placement.types import LOADING_BYTES, Becomes, RestsOn
 
 Use = Literal["product", "lookup", "elementwise"]
 
@@ -251,6 +251,13 @@ class ModelDescription:
     in_memory: bool = False  # a module that has its values: `place` brings them to their tiers, not `load`
     positions: int | None = None  # tokens of the longest sequence, by the config
     traced: TracedFacts | None = None  # what a trace of the pass says; None: nothing was traced
+
+    @property
+    def rests_on(self) -> RestsOn:
+        """What is known of its operations and activations."""
+        if self.traced is not None:
+            return "trace"
+        return "rules" if "config" in self.source else "guesses"
 
     @property
     def loading_bytes(self) -> int:

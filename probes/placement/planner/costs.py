@@ -198,6 +198,8 @@ KERNELS: Final[Mapping[OperationKind, float]] = MappingProxyType(
         "view": 0.0,
     }
 )
+# Of a product between other kernels, more than of one between products: 19 resident passes, H100 and H200
+BETWEEN_S: Final = 1e-6
 CONVOLVED: Final = 0.5  # of the rate of products, which convolutions reach: assumed
 
 
@@ -208,6 +210,8 @@ class GpuTime:
         self._block, self._machine, self._work = block, machine, work
         self._dtype = main_dtype(block)
         self._operations = work_of(block, work)
+        among = block.work is not None and any(o.kind not in ("product", "view") for o in self._operations)
+        self._least_product_s = machine.product_s + BETWEEN_S * among
         self.without_weights = sum(self._seconds(o, machine.vram_rate) for o in self._operations if not o.weights)
 
     def from_vram(self) -> float:
@@ -300,17 +304,17 @@ class GpuTime:
         if wide:
             reads /= WIDE_READS
             if rows == 1:
-                return machine.product_s + reads
+                return self._least_product_s + reads
             work = operation.flops / rows * -(-rows // WIDE_ROWS) * WIDE_ROWS
             return (
-                machine.product_s
+                self._least_product_s
                 + WIDE_PRODUCT_S
                 + math.hypot(reads, work / machine.rate_of_products(operation.dtype))
             )
         turns = operation.inputs * machine.product_step_s * step
         work = self._multiplied(operation, experts=experts)
         overlapped = math.cbrt(reads**3 + work**3)
-        return machine.product_s * max(operation.launches, 1) + math.hypot(overlapped, turns)
+        return self._least_product_s + math.hypot(overlapped, turns)
 
     def _multiplied(self, operation: Operation, *, experts: bool) -> float:
         """Seconds of a product's multiplications. Each expert's rows fill whole tiles."""

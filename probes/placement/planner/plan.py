@@ -4,6 +4,7 @@ The search chooses the tier of each block. This file gives it the limits, and wr
 and predicted memory; where nothing fits it says what would. No torch, no GPU, no weights. Pure.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -77,6 +78,10 @@ class PlanningTask:
 
 
 NOTABLE_GAP: Final = 0.005  # share of the time that a better plan may save, above which a note says so
+RULES_SPREAD: Final = 0.20  # of rules: versions of a library differ by so much in one architecture's operations
+# Of guesses, the shortest and the longest time over the predicted one: 17 passes of architectures without
+# rules took 0.33 to 7.7 of it, 15 of them 0.45 to 3.5, on one H200
+GUESSED: Final = (0.6, 3.5)
 PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python, by three hosts within two minutes each
 
 
@@ -106,6 +111,7 @@ def _plan(task: PlanningTask, result: SearchResult, vram: int, host: int) -> Pla
         compute_dtype=_compute_dtype(task),
         bfloat16_becomes=model.becomes,
         notes=_notes(task, result, vram),
+        rests_on=model.rests_on,
     )
 
 
@@ -166,7 +172,17 @@ def _vram(task: PlanningTask, result: SearchResult) -> VramUse:
 
 def _time(task: PlanningTask, result: SearchResult) -> PassTime:
     seconds, bound = result.timeline.seconds, _bound(result.chosen, _by_products(task))
-    spread = max(task.machine.spread, PYTHON_SPREAD) if bound == "launch" else task.machine.spread
+    return pass_time(task.model, task.machine, seconds, bound)
+
+
+def pass_time(model: ModelDescription, machine: Constants, seconds: float, bound: Bound) -> PassTime:
+    """The time with its interval: wider where Python is waited for, and where nothing was traced."""
+    spread = max(machine.spread, PYTHON_SPREAD) if bound == "launch" else machine.spread
+    if model.rests_on == "guesses":
+        low, high = (GUESSED[0] * (1 - machine.spread), GUESSED[1] * (1 + machine.spread))
+        return PassTime(seconds, seconds * low, seconds * high, bound)
+    if model.rests_on == "rules":
+        spread = math.hypot(spread, RULES_SPREAD)
     return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
 
 
@@ -208,6 +224,11 @@ def _notes(task: PlanningTask, result: SearchResult, vram: int) -> tuple[str, ..
     machine, notes = task.machine, [*task.model.notes, *task.machine.notes]
     if machine.has_gpu and (most := machine.vram_bytes - task.around.context) < vram:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
+    if (traced := task.model.traced) is not None:
+        notes.append(
+            f"traced with {traced.how}: {traced.operations:,} operations, {traced.flops / 1e9:,.3g} GFLOP, "
+            f"{binary_bytes(task.around.activations)} of activations"
+        )
     packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in result.chosen)
     if packed and not machine.triton:
         notes.append("no kernel unpacks on this card: torch operations do")
