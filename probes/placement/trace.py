@@ -46,7 +46,7 @@ class AliveBytes(TorchDispatchMode):  # type: ignore[misc]
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401  # what the operation gives
         """Run an operation and count what it made."""
         made = function(*args, **(kwargs or {}))
         self.count(made)
@@ -124,7 +124,7 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Give a module back all attributes that it had, parameters and buffers too, whatever is done meanwhile."""
+    """Give a module back all attributes that it had, parameters and buffers too."""
     held = ("_parameters", "_buffers", "_modules")
     before = [
         (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in held})
@@ -183,7 +183,16 @@ REDUCTIONS: Final = frozenset(
     | {"mean", "min", "norm", "prod", "std", "sum", "var", "var_mean"}
 )
 POOLS: Final = ("adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool", "_adaptive_avg_pool")
-SCANS: Final = {"cumsum": 2, "cumprod": 2, "sort": 8, "argsort": 8, "topk": 2, "multinomial": 4, "nonzero": 3, "unique2": 6}
+SCANS: Final = {
+    "cumsum": 2,
+    "cumprod": 2,
+    "sort": 8,
+    "argsort": 8,
+    "topk": 2,
+    "multinomial": 4,
+    "nonzero": 3,
+    "unique2": 6,
+}
 LOOKUPS: Final = frozenset({"embedding", "_embedding_bag", "embedding_bag"})
 RECURRENT: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # numbers of gates
 NO_KERNEL: Final = frozenset(
@@ -226,7 +235,7 @@ class Tracer(AliveBytes):
 
     def _followed(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
             self._stack.append(name)
             self.calls[name] = self.calls.get(name, 0) + 1
             try:
@@ -271,11 +280,11 @@ class Tracer(AliveBytes):
 
     def __torch_dispatch__(
         self,
-        function: Any,
+        function: Any,  # noqa: ANN401  # torch's OpOverload
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401  # what the operation gives
         """Run an operation, or those that it is composed of, and record it."""
         kwargs = kwargs or {}
         name = function.overloadpacket.__name__
@@ -283,7 +292,7 @@ class Tracer(AliveBytes):
             return function(*args, **kwargs)
         if name not in WHOLE and (parts := self._parts(function, args, kwargs)) is not NotImplemented:
             return parts
-        made = _by_shape(name, args, kwargs)
+        made = _by_shape(name, args)
         if made is None:
             made = function(*args, **kwargs)
         if len(self.operations) >= MOST_OPERATIONS:
@@ -295,12 +304,17 @@ class Tracer(AliveBytes):
         self.count(made)
         return made
 
-    def _parts(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _parts(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         with self:
             return function.decompose(*args, **kwargs)
 
     def _described(
-        self, function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: object
+        self,
+        function: Any,  # noqa: ANN401  # torch's OpOverload
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        made: object,
     ) -> Iterator[Operation]:
         """The record of an operation; of a layer that torch computes in one call, those inside."""
         name = name.rstrip("_") if not name.startswith("_") else name
@@ -311,9 +325,7 @@ class Tracer(AliveBytes):
         mutable = function._schema.is_mutable
         dtype = str((results[0] if results else given[0]).dtype).removeprefix("torch.")
         storages = {id(t.untyped_storage()) for t in given}
-        if name in NO_KERNEL or (
-            not mutable and all(id(t.untyped_storage()) in storages for t in results)
-        ):
+        if name in NO_KERNEL or (not mutable and all(id(t.untyped_storage()) in storages for t in results)):
             yield Operation("view", name, self._stack[-1], dtype, launches=0)
             return
         weights, activations = self._split(name, given)
@@ -349,7 +361,6 @@ class Tracer(AliveBytes):
                 n_bytes = min(n_bytes, rows * row)
             weights[held] = weights.get(held, 0) + n_bytes
         return tuple(WeightUse(held, n_bytes) for held, n_bytes in weights.items()), activations
-
 
     def _layer_in_one(
         self, name: str, args: Sequence[Any], weights: tuple[WeightUse, ...]
@@ -402,10 +413,10 @@ def _numbers_bytes(tensor: torch.Tensor) -> int:
     numbers = math.prod(
         size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0
     )
-    return numbers * tensor.element_size()
+    return int(numbers * tensor.element_size())
 
 
-def _by_shape(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _by_shape(name: str, args: Sequence[Any]) -> Any:  # noqa: ANN401, PLR0911  # None: fake tensors know it
     """The result of an operation that fake tensors would run step by step; None: they know it."""
     if name == "scaled_dot_product_attention":
         q, v = args[0], args[2]
@@ -424,9 +435,9 @@ def _by_shape(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return None
 
 
-def _recurrent_result(name: str, args: Sequence[Any]) -> Any:
+def _recurrent_result(name: str, args: Sequence[Any]) -> Any:  # noqa: ANN401  # tensors
     """Outputs and last states. `args` of the overload for whole batches, as torch's modules call it."""
-    x, hidden, parameters, has_biases, layers, _, _, both_ways, batch_first = args[:9]
+    x, hidden, both_ways = args[0], args[1], args[7]
     first = hidden[0] if isinstance(hidden, list | tuple) else hidden
     width = first.shape[-1] * (2 if both_ways else 1)
     out = x.new_empty((*x.shape[:-1], width))
@@ -438,7 +449,7 @@ def _recurrent_result(name: str, args: Sequence[Any]) -> Any:
 Facts = dict[str, Any]
 
 
-def _facts(
+def _facts(  # noqa: PLR0911  # one for each kind
     name: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -499,10 +510,11 @@ def _product(name: str, args: Sequence[Any], result: torch.Tensor) -> Facts:
 def _convolution(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> Facts:
     x, weight = args[0], args[1]
     transposed = "transpose" in name or (
-        name in ("convolution", "_convolution") and bool(args[6] if len(args) > 6 else kwargs.get("transposed"))
+        name in ("convolution", "_convolution")
+        and bool(args[6] if len(args) > 6 else kwargs.get("transposed"))
     )
     positions = math.prod((x if transposed else result).shape[2:]) * result.shape[0]
-    each = math.prod(weight.shape[1:]) if not transposed else math.prod(weight.shape[1:])
+    each = math.prod(weight.shape[1:])
     channels = weight.shape[0]
     numbers = x.numel() + weight.numel() + result.numel()
     packed = not (x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else False)

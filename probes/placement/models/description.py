@@ -167,7 +167,7 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        work = self.work and tuple(operation.cost_key for operation in self.work)
+        work = None if self.work is None else tuple(operation.cost_key for operation in self.work)
         traced = (work, self.modules_called)
         return shapes, facts, self.kernels, self.touched_numbers, self.around, self.gpu_only, traced
 

@@ -18,7 +18,7 @@ class Inputs:
     spectrum: tuple[int, int] | None = None
 
 
-def inputs_of(module: Any) -> Inputs:
+def inputs_of(module: Any) -> Inputs:  # noqa: ANN401  # of transformers
     """The inputs of a model of transformers. Raises ModelUnknown for others."""
     whole = module.config
     config, name = whole.get_text_config(), str(module.main_input_name)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import LibraryMissing, ModelUnknown, PlacementError, UsageError
-from probes.placement.models.description import BlockDescription, ModelDescription, TracedFacts
+from probes.placement.models.description import ModelDescription, TracedFacts
 from probes.placement.models.inputs import example, inputs_of
 from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.models.operations import Operation, Trace
@@ -135,7 +135,7 @@ def _can_run(model: nn.Module, called: Called) -> bool:
     return there and sum(p.nbytes for p in model.parameters()) <= MOST_REAL_BYTES
 
 
-def _of_transformers(model: Any, workload: Workload) -> list[Trace]:
+def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: ANN401
     """Of a model of transformers, with inputs by its config. Generation: one token, and the prompt."""
     takes = inputs_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -100,7 +100,9 @@ PACKED_PRODUCT: Final = 1.1
 BESIDE_COPY: Final = 0.07
 GENERATING: Final = 35  # operations that `generate` adds around each token
 BESIDE_CALLS: Final = 0.36  # of Python's own, for each module that is called; 11 families' layers, an H200
-OF_TORCH: Final = 1.3  # and so much of what torch takes for the operations of a traced pass, by the same layers
+OF_TORCH: Final = (
+    1.3  # and so much of what torch takes for the operations of a traced pass, by the same layers
+)
 
 
 def host_operations(block: BlockDescription, work: Pass) -> float:
@@ -212,7 +214,9 @@ class GpuTime:
         self._operations = work_of(block, work)
         among = block.work is not None and any(o.kind not in ("product", "view") for o in self._operations)
         self._least_product_s = machine.product_s + BETWEEN_S * among
-        self.without_weights = sum(self._seconds(o, machine.vram_rate) for o in self._operations if not o.weights)
+        self.without_weights = sum(
+            self._seconds(o, machine.vram_rate) for o in self._operations if not o.weights
+        )
 
     def from_vram(self) -> float:
         """With unpacked weights in VRAM."""
@@ -231,7 +235,9 @@ class GpuTime:
     @property
     def product_rows(self) -> int:
         """The most rows that a weight of the block is multiplied with in one product."""
-        return max((o.rows for o in self._operations if o.weights and o.kind == "product"), default=self._work.rows)
+        return max(
+            (o.rows for o in self._operations if o.weights and o.kind == "product"), default=self._work.rows
+        )
 
     @property
     def multiplications(self) -> int:

@@ -78,7 +78,9 @@ class PlanningTask:
 
 
 NOTABLE_GAP: Final = 0.005  # share of the time that a better plan may save, above which a note says so
-RULES_SPREAD: Final = 0.20  # of rules: versions of a library differ by so much in one architecture's operations
+RULES_SPREAD: Final = (
+    0.20  # of rules: versions of a library differ by so much in one architecture's operations
+)
 # Of guesses, the shortest and the longest time over the predicted one: 17 passes of architectures without
 # rules took 0.33 to 7.7 of it, 15 of them 0.45 to 3.5, on one H200
 GUESSED: Final = (0.6, 3.5)

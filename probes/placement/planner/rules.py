@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
-from probes.placement.models.operations import Operation, WeightUse
+from probes.placement.models.operations import Operation, OperationKind, WeightUse
 from probes.placement.types import Objective
 
 GUESSED_OPERATIONS: Final = 2  # for each tensor of a block whose operations are unknown
@@ -69,7 +69,7 @@ def _of_tensor(tensor: TensorDescription, rows: int) -> Operation:
     read = (WeightUse(tensor.name, tensor.bytes_read(rows)),)
     if tensor.use != "product":
         # a lookup or a bias takes what reading it takes: its kernel is among the block's
-        kind = "lookup" if tensor.use == "lookup" else "kernel"
+        kind: OperationKind = "lookup" if tensor.use == "lookup" else "kernel"
         return Operation(kind, tensor.use, "", tensor.dtype, launches=0, weights=read, rows=rows)
     experts = tensor.active < 1.0 and len(tensor.shape) > 2
     chosen = tensor.shape[0] * (1.0 - (1.0 - tensor.active) ** rows) if experts else 1
