@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "torch"))
 import placement_loading
 import placement_packing
 import placement_plan
+import placement_trace
 from board import Board, tell
 
 MODULES = 1000
@@ -61,6 +62,7 @@ def on_a_gpu(board: Board) -> None:
 PARTS: dict[str, Callable[[Board], None]] = {
     "packing": placement_packing.measure,
     "plan": placement_plan.bars,
+    "trace": placement_trace.bars,
     "loading": placement_loading.bars,
     "modules": random_modules,
     "gpu": on_a_gpu,

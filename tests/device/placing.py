@@ -230,6 +230,7 @@ def packing(group: Group) -> None:
 
 def groups() -> dict[str, Callable[[Group], None]]:
     """All groups by name, in the order in which they run."""
+    from placing_any import any_architecture
     from placing_eager import eager
     from placing_generate import qwen
     from placing_load import load_group
@@ -254,6 +255,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "load": load_group,
         "times": times,
         "eager": eager,
+        "any": any_architecture,
         "summary": summary,
     }
 

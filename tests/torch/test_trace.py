@@ -1,5 +1,7 @@
 """A pass on tensors without numbers: what is counted, what stays as it was, what a plan makes of it."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -49,7 +51,8 @@ def test_a_trace_counts_what_torchs_own_counter_counts(place):
     trace = trace_pass(net, (image,))
     assert trace.flops == counted_by_torch(net, image)
     assert kinds_of(trace.operations)["convolution"] == 1
-    assert trace.calls["stem"] == 1 and list(trace.calls)[:3] == ["", "stem", "norm"]
+    assert trace.calls["stem"] == 1
+    assert list(trace.calls)[:3] == ["", "stem", "norm"]
 
 
 def test_a_convolution_counts_every_position_of_its_output():
@@ -62,7 +65,8 @@ def test_a_convolution_counts_every_position_of_its_output():
 def test_a_loop_over_time_is_as_many_products_as_it_has_steps():
     def traced(steps):
         (loop,) = [
-            o for o in trace_pass(nn.LSTM(16, 32, 2), (torch.empty(steps, 3, 16),)).operations
+            o
+            for o in trace_pass(nn.LSTM(16, 32, 2), (torch.empty(steps, 3, 16),)).operations
             if o.kind == "recurrent"
         ]
         return loop
@@ -99,7 +103,8 @@ def test_a_choice_by_value_is_traced_by_a_real_pass_or_said():
     assert list(trace_real_pass(chooses, (given,)).calls) == ["", "large"]
     assert "a real pass" in " ".join(planned(chooses, given).notes)
     said = planned(chooses.to("meta"), torch.ones(2, 8, device="meta"))
-    assert said.rests_on == "guesses" and "nothing was traced" in " ".join(said.notes)
+    assert said.rests_on == "guesses"
+    assert "nothing was traced" in " ".join(said.notes)
 
 
 def planned(module, inputs, **options):
@@ -161,10 +166,11 @@ def test_an_architecture_without_a_rule_is_traced_from_its_config(kind, tmp_path
     named = {"mixtral": "MixtralForCausalLM", "t5": "T5ForConditionalGeneration"}.get(kind)
     values = {**config.to_dict(), "architectures": [named] if named else None}
     values["dtype"] = "bfloat16"
-    (tmp_path / "config.json").write_text(__import__("json").dumps(values, default=str))
+    (tmp_path / "config.json").write_text(json.dumps(values, default=str))
     made = plan(tmp_path / "config.json", vram=2**31, machine="h200", batch=2, tokens=8)
     assert made.rests_on == "trace", made.notes
-    assert made.vram.activations > 0 and made.time.middle_s > 0
+    assert made.vram.activations > 0
+    assert made.time.middle_s > 0
 
 
 WIDE = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "num_hidden_layers": 2}

@@ -255,8 +255,9 @@ class GpuTime:
 
     def _read_in_place(self, operation: Operation) -> int:
         wide = self._dtype == "float32"
-        read = operation.weight_bytes * operation.steps
-        if operation.kind == "lookup" or operation.rows <= (1 if wide else ONCE_ROWS):
+        read = operation.weight_bytes
+        # a loop's weights are brought to one buffer first, since they aren't in the library's own layout
+        if operation.kind in ("lookup", "recurrent") or operation.rows <= (1 if wide else ONCE_ROWS):
             return read
         return read * (1 + -(-operation.rows // (WIDE_TILE_ROWS if wide else TILE_ROWS)))
 
@@ -286,7 +287,8 @@ class GpuTime:
             return own + max(operation.read / machine.vram_rate, moved, work)
         if kind == "recurrent":
             # of each gate's two matrices, the states' is read again at every step
-            return own + max(weights / 2 * (1 + operation.steps) / rate, work) + activations
+            copied = 2 * weights / machine.vram_rate
+            return own + copied + max(weights / 2 * (1 + operation.steps) / rate, work) + activations
         return own + weights / rate + activations
 
     def _fuses(self, operation: Operation) -> bool:
