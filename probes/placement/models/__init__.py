@@ -5,8 +5,11 @@ reading.py              `describe`: a known name, a config, safetensors or a fol
 configs.py, families.py descriptions by a config alone: the parts of a model, and a rule for each architecture
 headers.py              `read_checkpoint`: the checked headers of safetensors files
 ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
-modules.py              `find_blocks`, `describe_module`: a torch module's blocks (the only file with torch)
-transformers_config.py  transformers' configuration object of a config.json
+modules.py              `find_blocks`, `describe_module`: a torch module's blocks
+operations.py           `Operation`, `Trace`: what a pass does
+tracing.py              `traced_module`, `traced_config`: a description with a trace's operations, block by block
+inputs.py               what a model of transformers is called with
+transformers_config.py  transformers' configuration object of a config.json, and its model on meta
 
 Others may use what is named here, and `Block` and `Entry` of modules.py.
 """

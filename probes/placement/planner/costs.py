@@ -283,8 +283,9 @@ class GpuTime:
             turned = 2 * operation.workspace / machine.activation_rate
             return own + turned + math.hypot(weights / rate + activations, work / CONVOLVED)
         if kind == "attention":
-            moved = max(activations, operation.scores / machine.vram_rate * (not self._fuses(operation)))
-            return own + max(operation.read / machine.vram_rate, moved, work)
+            moved = operation.read / machine.vram_rate + operation.written / machine.activation_rate
+            kept = 0 if self._fuses(operation) else operation.scores
+            return own + max(moved + kept / machine.vram_rate, work)
         if kind == "recurrent":
             # of each gate's two matrices, the states' is read again at every step
             copied = 2 * weights / machine.vram_rate
