@@ -620,9 +620,13 @@ def trace_real_pass(
 ) -> Trace:
     """The same by a real pass on the CPU, for what depends on values. The module's weights are read.
 
-    Raises PlacementError for what the module itself raises.
+    What it writes to its buffers is lost, and random numbers come again. Raises PlacementError for what the
+    module itself raises.
     """
-    with as_it_was(module):
+    with as_it_was(module), torch.random.fork_rng(devices=[]):
+        for part in module.modules():
+            copies = {name: held.clone() for name, held in part._buffers.items() if held is not None}
+            part._buffers.update(copies)
         return _traced(module, tuple(args), dict(kwargs or {}), (), how="a real pass on the CPU")
 
 
@@ -635,7 +639,8 @@ def _traced(
     how: str,
 ) -> Trace:
     tracer = Tracer(module, there)
-    tracer.follow(module)
+    with _named_errors(module), torch.inference_mode():
+        tracer.follow(module)
     with _named_errors(module), torch.inference_mode(), tracer:
         tracer.count((args, kwargs))
         result = module(*args, **kwargs)

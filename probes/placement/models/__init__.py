@@ -7,7 +7,7 @@ headers.py              `read_checkpoint`: the checked headers of safetensors fi
 ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
 modules.py              `find_blocks`, `describe_module`: a torch module's blocks
 operations.py           `Operation`, `Trace`: what a pass does
-tracing.py              `traced_module`, `traced_config`: a description with a trace's operations, block by block
+tracing.py              `traced_module`, `traced_config`: descriptions with each block's traced operations
 inputs.py               what a model of transformers is called with
 transformers_config.py  transformers' configuration object of a config.json, and its model on meta
 

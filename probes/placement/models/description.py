@@ -179,7 +179,8 @@ class BlockDescription:
             replace(tensor, dtype=dtype, given="bfloat16") if tensor.dtype == "bfloat16" else tensor
             for tensor in self.tensors
         )
-        return replace(self, tensors=tensors)
+        work = None if self.work is None else tuple(operation.computed(dtype) for operation in self.work)
+        return replace(self, tensors=tensors, work=work)
 
     def divided(self) -> "tuple[BlockDescription, ...]":
         """A block for each module that holds tensors, where possible; their costs add up to this one's."""
@@ -251,6 +252,18 @@ class ModelDescription:
     in_memory: bool = False  # a module that has its values: `place` brings them to their tiers, not `load`
     positions: int | None = None  # tokens of the longest sequence, by the config
     traced: TracedFacts | None = None  # what a trace of the pass says; None: nothing was traced
+
+    @property
+    def traced_as_computed(self) -> TracedFacts | None:
+        """The trace's facts; its activations are twice as large where bfloat16 is computed in float32."""
+        if self.traced is None or self.becomes != "float32":
+            return self.traced
+        peaks = (
+            PeakBytes(2 * peak.alive, 2 * peak.reserved)
+            for peak in (self.traced.peak, self.traced.peak_with_scores)
+        )
+        first, second = peaks
+        return replace(self.traced, peak=first, peak_with_scores=second)
 
     @property
     def rests_on(self) -> RestsOn:

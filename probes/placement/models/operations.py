@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, Literal
@@ -70,6 +70,20 @@ class Operation:
     def weight_bytes(self) -> int:
         """Bytes of weights that it needs."""
         return sum(use.n_bytes for use in self.weights)
+
+    def computed(self, dtype: str) -> "Operation":
+        """The operation where bfloat16 is converted to `dtype` for computing."""
+        if self.dtype != "bfloat16":
+            return self
+        times = 2 if dtype == "float32" else 1
+        return replace(
+            self,
+            dtype=dtype,
+            read=times * self.read,
+            written=times * self.written,
+            workspace=times * self.workspace,
+            weights=tuple(WeightUse(use.name, times * use.n_bytes) for use in self.weights),
+        )
 
     @property
     def cost_key(self) -> tuple[object, ...]:

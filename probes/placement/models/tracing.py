@@ -17,7 +17,7 @@ from probes.placement.models.inputs import example, inputs_of
 from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.models.operations import Operation, Trace
 from probes.placement.models.reading import config_of, describe
-from probes.placement.models.transformers_config import model_on_meta
+from probes.placement.models.transformers_config import model_on_meta, silently
 from probes.placement.trace import trace_pass, trace_real_pass
 from probes.placement.types import Workload
 
@@ -27,7 +27,8 @@ PassInputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 # Operations of Python around a pass of transformers: masks, decorators, outputs with names. 13 families took
 # 12 to 43 more than torch's own operations there, by docs/results/eager-h200.json.
 AROUND: Final = 25
-MOST_REAL_BYTES: Final = 4 << 30  # of weights, for a real pass on the CPU
+MOST_REAL_BYTES: Final = 1 << 30  # of weights, for a real pass on the CPU
+MOST_BLOCKS: Final = 1_000  # of a model that is traced
 NO_INPUTS: Final = "nothing was traced: what the model is called with isn't known; give plan(..., inputs=...)"
 
 
@@ -67,7 +68,8 @@ def traced_config(model: str, workload: Workload) -> ModelDescription:
         return _untraced(described, f"nothing was traced: {error.message}")
     if described is None:
         described = replace(describe_module(module), in_memory=False)
-    return traced_module(module, described, workload, None)
+    with silently():
+        return traced_module(module, described, workload, None)
 
 
 def main_dtype(model: ModelDescription) -> str:
@@ -84,6 +86,8 @@ def traced_module(
 ) -> ModelDescription:
     """`described` with a trace of the module; without one, and a note, where that can't be made."""
     blocks = find_blocks(model, [block.name for block in described.blocks])
+    if len(blocks) > MOST_BLOCKS:
+        return _untraced(described, f"nothing was traced: it has more than {MOST_BLOCKS:,} blocks")
     if {block.name for block in blocks} != {block.name for block in described.blocks}:
         return _untraced(described, "nothing was traced: transformers builds other blocks")
     try:

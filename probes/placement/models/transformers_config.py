@@ -23,6 +23,8 @@ LEFT_OUT: Final = frozenset(
     }
 )
 
+MOST_LAYERS: Final = 1_000  # of a model that is built
+
 
 def import_transformers() -> Any:
     """Import transformers, with its network access off. Raises LibraryMissing."""
@@ -89,8 +91,10 @@ def model_on_meta(values: Mapping[str, Any], dtype: str) -> Any:
         import torch
     except ImportError as error:
         raise LibraryMissing(f"building the model needs torch: {error}", "pip install torch") from error
+    if (layers := _most_layers(values)) > MOST_LAYERS:
+        raise ModelUnknown(f"it has {layers:,} layers, more than the {MOST_LAYERS:,} that are built here")
     name = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
-    with config_refusals(ImportError, OSError, RuntimeError):
+    with config_refusals(Exception), silently():  # a senseless config makes it raise errors of any kind
         config = config_object(values)
         named = values.get("architectures") or [""]
         kind = model_class(config, str(named[0]))
@@ -98,3 +102,28 @@ def model_on_meta(values: Mapping[str, Any], dtype: str) -> Any:
             kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         with torch.device("meta"):
             return instantiated(kind, config, getattr(torch, name)).eval()
+
+
+def _most_layers(values: Mapping[str, Any]) -> int:
+    """The largest number that a config, or one in it, has under a key of layers."""
+    numbers = [0]
+    for key, value in values.items():
+        if isinstance(value, dict):
+            numbers.append(_most_layers(value))
+        elif "layer" in key and type(value) is int:
+            numbers.append(value)
+        elif key == "depths" and isinstance(value, list):
+            numbers.append(sum(number for number in value if type(number) is int))
+    return max(numbers)
+
+
+@contextmanager
+def silently() -> Iterator[None]:
+    """Without what transformers tells about a config: its readers didn't ask."""
+    log = import_transformers().utils.logging
+    before = log.get_verbosity()
+    log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        log.set_verbosity(before)

@@ -59,7 +59,7 @@ class PlanningTask:
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
         one_of_each = [kind.block for kind in self.kinds]
         self.around: Surroundings = surroundings(
-            one_of_each, machine, workload, model.traced, captured=captured
+            one_of_each, machine, workload, model.traced_as_computed, captured=captured
         )
 
     def limits(self, vram: int, host: int | None) -> Limits:
