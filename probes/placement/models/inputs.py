@@ -34,8 +34,7 @@ def inputs_of(module: Any) -> Inputs:  # noqa: ANN401  # of transformers
     if name == "input_features" and decodes and type(bands) is type(times) is type(words) is int:
         return Inputs(words, decodes=True, spectrum=(bands, 2 * times))
     raise ModelUnknown(
-        f"it takes {name[:60]}, and what is known here are tokens, images of one size, and spectra for an "
-        "encoder",
+        f"it takes {name[:60]}, and passes are made here with tokens or with images of one size",
         "give the config.json of a model of text or images",
     )
 
