@@ -81,7 +81,7 @@ def _counts(board: Board) -> None:
 
 
 def _sums(operations: Sequence[Operation]) -> set[int]:
-    """FLOPs with and without the operations that torch's counter for a CPU counts as products, or not at all."""
+    """FLOPs with and without what torch's counter for a CPU counts as products, or not at all."""
     classes = {"attention": 0, "recurrent": 0, "experts": 0}
     rest = 0
     for operation in operations:
