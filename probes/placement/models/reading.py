@@ -72,7 +72,7 @@ def describe(model: str) -> ModelDescription:
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
     path, name = named_path(model, "model"), model.lower()
-    if name in known_configs() and not holds_a_model(path):
+    if is_known(model):
         return from_config(known_configs()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
         return _folder(path)
@@ -88,6 +88,11 @@ def describe(model: str) -> ModelDescription:
         f"{model} is neither the name of a known model nor a model's file",
         f"{fetch if is_on_hub else give}; known names are {', '.join(known_configs())}",
     )
+
+
+def is_known(model: str) -> bool:
+    """Whether it is the name of a known model, and no path of one."""
+    return model.lower() in known_configs() and not holds_a_model(Path(model))
 
 
 def holds_a_model(path: Path) -> bool:
@@ -119,7 +124,7 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
 def config_of(model: str) -> Mapping[str, Any]:
     """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
     path = named_path(model, "model")
-    if model.lower() in known_configs() and not holds_a_model(path):
+    if is_known(model):
         return known_configs()[model.lower()]
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
