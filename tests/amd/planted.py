@@ -5,11 +5,11 @@
 The rule, written before the first run: a fault is drawn by a seeded generator from the instructions that a
 case executes: first its kind, in turn, then the case, then the place, then the change. A kind that a kernel
 has no place for passes to the next case. A fault is found if the run ends with a Fault, or the result has
-other bits. None is drawn again because it was not found.
+other bits. None is drawn again.
 
-Added after the first run, which found 166 of 210: for each that wasn't found, whether it changed any
-register, mask or byte of memory in any execution. One that never did, such as a mask's bit over bits that are
-zeros, is no fault on that case's data; such ones are counted by themselves.
+Added after the first run, which found 166 of 210: for each that wasn't found, whether it changed a register,
+a mask or a byte of memory in any execution. One that never did, such as a mask's bit over zeros, is no fault
+on that data; such ones are counted by themselves.
 """
 
 import json

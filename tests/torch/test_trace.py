@@ -1,6 +1,8 @@
 """A pass on tensors without numbers: what is counted, what stays as it was, what a plan makes of it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.core.errors import PlacementError
 from probes.placement import plan
 from probes.placement.allocator import peak_of
+from probes.placement.models import tracing
 from probes.placement.models.operations import kinds_of
 from probes.placement.planner.api import resolve_model
+from probes.placement.planner.experts import routed_rows
 from probes.placement.trace import trace_pass, trace_real_pass
 from probes.placement.types import Workload
 
@@ -187,3 +191,46 @@ SMALL = {
     "mixtral": {**WIDE, "num_key_value_heads": 2, "vocab_size": 96},
     "deberta-v2": {**WIDE, "vocab_size": 96, "pad_token_id": 0},
 }  # fmt: skip
+
+
+def test_a_mixtures_experts_are_planned_one_by_one_with_the_products_that_their_rows_choose(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model("mixtral", **{**SMALL["mixtral"], "num_local_experts": 16})
+    values = {**config.to_dict(), "architectures": ["MixtralForCausalLM"], "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(values, default=str))
+    described = resolve_model(str(tmp_path / "config.json"), Workload(1, 4))
+    blocks = {block.name: block for block in described.with_experts_apart().blocks}
+    experts, rest = blocks["model.layers.1.mlp.experts"], blocks["model.layers.1"]
+    products = [operation for operation in experts.work if operation.kind == "product"]
+    assert [o.groups for o in products] == [pytest.approx(16 * (1 - (1 - 2 / 16) ** 4))] * 2
+    assert sum(o.flops for o in products) == 2 * 4 * 2 * 3 * 64 * 128
+    assert all(not operation.at.startswith(experts.name) for operation in rest.work)
+    assert routed_rows(experts, 1) == 4
+
+
+def test_layers_of_a_traced_recurrent_module_are_planned_with_their_shares():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(64, 128, 3), nn.Linear(128, 10)
+
+        def forward(self, x):
+            return self.out(self.lstm(x)[0])
+
+    described = resolve_model(Tagger(), Workload(), torch.empty(20, 4, 64, device="meta"))
+    parts = described.divided().blocks
+    assert [part.name for part in parts] == ["lstm.l0", "lstm.l1", "lstm.l2", "out"]
+    loops = [o for part in parts for o in part.work if o.kind == "recurrent"]
+    (whole,) = [o for block in described.blocks for o in block.work if o.kind == "recurrent"]
+    assert sum(o.flops for o in loops) == whole.flops
+    assert len(loops) == 3
+
+
+def test_a_known_name_is_planned_without_torch_and_a_module_without_inputs_without_a_trace(monkeypatch):
+    script = "import sys; from probes.placement import plan; " + (
+        "p = plan('qwen2.5-3b', vram=4 * 2**30, machine='wx4100'); print(p.rests_on, 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["rules", "False"]
+    monkeypatch.setattr(tracing, "trace_pass", None)  # as the service plans when it starts
+    assert planned(Net(), None).rests_on == "guesses"
