@@ -32,6 +32,7 @@ class Remedy:
     command: str
     n_bytes: int
     is_error: bool
+    is_warning: bool = False
 
     @property
     def words(self) -> str:
@@ -76,7 +77,8 @@ def _remedy(report: AuditReport, finding: Finding) -> Remedy:
         text = _choice(report)
     command = _command(finding.remedy)
     size = "" if finding.id == CARD_CHOICE else size_text(finding)
-    return Remedy(finding.id, size, text, command, finding.bytes, finding.severity is Severity.ERROR)
+    is_error, is_warning = (finding.severity is each for each in (Severity.ERROR, Severity.WARNING))
+    return Remedy(finding.id, size, text, command, finding.bytes, is_error, is_warning)
 
 
 def _choice(report: AuditReport) -> str:
@@ -126,8 +128,8 @@ def answer_lines(report: AuditReport, paint: Paint = plain) -> list[str]:
     """The answer for a terminal, quoted."""
     found = remedies(report)
     first = found[0] if found else None
-    rest = [row for row in found[1:] if row.n_bytes or row.is_error]
-    second = max(rest, key=lambda row: row.n_bytes, default=None)
+    rest = [row for row in found[1:] if row.n_bytes or row.is_error or row.is_warning]
+    second = max(rest, key=lambda row: (row.is_warning and not row.n_bytes, row.n_bytes), default=None)
     return [
         _headline(report, paint),
         _line("first", first, paint) if first else "nothing in it looks like waste",
@@ -150,7 +152,7 @@ def _headline(report: AuditReport, paint: Paint) -> str:
 
 def _line(place: str, remedy: Remedy, paint: Paint) -> str:
     style = Style.BAD if remedy.is_error else Style.NOTABLE
-    name = "error" if remedy.is_error else place
+    name = "error" if remedy.is_error else "warning" if remedy.is_warning and not remedy.n_bytes else place
     return f"{name}: {paint(log_text(remedy.words), style)}: {log_text(remedy.typed)}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import reading, refuse_overwriting, write_text
 from buildtool.doctor import gather, text
-from buildtool.doctor.advice import Advice, advise, is_target, supposed_host
+from buildtool.doctor.advice import Advice, advise, for_card, is_target, supposed_host
 from buildtool.doctor.compatibility import Compatibility, compatibility
 from buildtool.doctor.host import Display, Host
 from buildtool.engine import host as engine_host
@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if args.prove:
         return _prove(args.prove, host)
     advice = advise(host, data, datetime.datetime.now(datetime.UTC).date())
+    if args.card:
+        advice = for_card(advice, ["--card", args.card, *(("--on", args.on) if args.on else ())])
     if args.variants:
         return _variants(args.variants, advice)
     if args.fix:

@@ -92,6 +92,18 @@ def next_step(host: Host, cards: Sequence[CardAdvice], remarks: Sequence[Remark]
     return f"export HSA_OVERRIDE_GFX_VERSION={best.override}; {typed}" if best.override else typed
 
 
+def for_card(advice: Advice, asked: Sequence[str]) -> Advice:
+    """The advice on a card that isn't here: a command that writes its variant names it by `asked`."""
+    own = OWN_VARIANT.replace("weir doctor", command("weir", "doctor", *asked), 1)
+
+    def named(card: CardAdvice) -> CardAdvice:
+        routes = [replace(route, command=route.command.replace(OWN_VARIANT, own)) for route in card.routes]
+        return replace(card, routes=tuple(routes))
+
+    next_step = advice.next_step.replace(OWN_VARIANT, own)
+    return replace(advice, next_step=next_step, cards=tuple(map(named, advice.cards)))
+
+
 def _has(host: Host, image: str, targets: Sequence[str] = ()) -> bool:
     """Whether the engine has that image for these cards; never for a supposed host, which needs a build."""
     images = host.engine.images if isinstance(host.engine, EngineFacts) and not host.supposed else ()

@@ -169,7 +169,6 @@ def _text(card: CardAdvice, route: Route, shipped: Catalog) -> str:
         "variants:",
         f"  {NAME}:",
         f"    summary: {json.dumps(f'torch {route.torch} for {card.target}, as weir doctor advises.')}",
-        "    dockerfile: slim",
         f"    python: {json.dumps(model.python)}",
         "    base:",
         *(f"      - {_base(base)}" for base in model.base),

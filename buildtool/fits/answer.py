@@ -29,6 +29,7 @@ TASKS: Final[tuple[Task, ...]] = ("inference", "lora", "training")
 TOKENS: Final = 1024  # of a sequence, where nothing is said and the model has as many positions
 MOST_AT_ONCE: Final = 16  # sequences, of a larger batch that is suggested
 NOTABLE: Final = 1.05  # times as fast, from which on a change is named
+FAST: Final = "--objective fast"  # of `plan` and `place`
 NO_SPEEDS: Final = "nobody has written a profile for this card, so its speeds aren't known"
 
 
@@ -153,6 +154,7 @@ class _Asking:
         fits = isinstance(report, FitReport) and report.fits
         has_room = isinstance(plan, Plan) if task == "inference" else fits
         host = self.asked.host_bytes if self.asked.host_bytes is not None else self.machine.host_bytes
+        change = self.change(report, plan, work)
         return Answer(
             model=self.model.name,
             weight_bytes=sum(block.weight_bytes for block in self.model.blocks),
@@ -172,8 +174,8 @@ class _Asking:
             memory=_memory(report),
             lora=_memory(self.fit("lora")) if task == "inference" else Unknown(f"{task} is asked about"),
             cpu=self.on_cpu(work) if task == "inference" and not there else Unknown("not asked about"),
-            change=self.change(report, plan, work),
-            next_command=self.next_command(work, report, there=there),
+            change=change,
+            next_command=self.next_command(work, report, change, there=there),
             notes=self.card.notes,
         )
 
@@ -240,7 +242,7 @@ class _Asking:
             halves = fast.bfloat16_becomes == "float16"
             lossy = "weights in float16 if none is beyond 65504, and " if halves else ""
             costs = f"{lossy}sums rounded in another order"
-            found.append((times, Change("--objective fast", f"{times:.2g} times as fast", costs)))
+            found.append((times, Change(FAST, f"{times:.2g} times as fast", costs)))
         most = report.predicted_largest_batch if isinstance(report, FitReport) else None
         batch = min(most.fits, MOST_AT_ONCE) if isinstance(most, Largest) else 1
         if batch > work.batch:
@@ -253,7 +255,9 @@ class _Asking:
                 found.append((times, Change(f"--batch {batch}", brings, costs)))
         return found
 
-    def next_command(self, work: Workload, report: FitReport | Unknown, *, there: bool) -> str:
+    def next_command(
+        self, work: Workload, report: FitReport | Unknown, change: Change | Unknown, *, there: bool
+    ) -> str:
         """The command to type next: the plan, or the training step with the change that makes it fit."""
         if not there or not self.card.has_speeds:
             return command("weir", "doctor", "--card", self.card.facts.target)
@@ -261,7 +265,10 @@ class _Asking:
             host, ram = self.asked.host_bytes, self.machine.host_bytes
             if host is None and self.card.named is None and ram is not None:
                 host = whole_mib(ram)  # of this host, which `plan` doesn't ask
-            return plan_line(self.asked.model, self.card.named, self.budget, work, host=host)
+            line = plan_line(self.asked.model, self.card.named, self.budget, work, host=host)
+            return f"{line} {FAST}" if isinstance(change, Change) and change.name == FAST else line
+        if isinstance(report, Unknown):
+            return command("weir", "fits", self.asked.model, *filter(None, [self.card.named]))
         options = {
             "--machine": self.card.named,
             "--vram": typed_bytes(self.budget),

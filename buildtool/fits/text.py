@@ -46,9 +46,22 @@ def _verdict(answer: Answer) -> str:
     does, would, not_ = (
         ("runs", "would run", "doesn't run") if not what else ("fits", "would fit", "doesn't fit")
     )
+    if what and isinstance(answer.memory, Unknown):
+        return f"whether {what}fits is unknown"
     if not answer.has_room:
         return f"{what}{not_}, predicted"
-    return f"{what}{does if answer.runs else would}, predicted"
+    return f"{what}{does if answer.runs else would}{_slowly(answer)}, predicted"
+
+
+def _slowly(answer: Answer) -> str:
+    """How long a token or sequence takes, where that is over a second."""
+    placement = answer.placement
+    if isinstance(placement, Unknown) or isinstance(placement.speed, Unknown):
+        return ""
+    speed = placement.speed
+    if speed.per_second >= 1:
+        return ""
+    return f" at {1 / speed.per_second:.2g} s a {speed.of.removesuffix('s')}"
 
 
 def _torch(answer: Answer) -> Iterator[str]:
@@ -86,6 +99,8 @@ def _inference(answer: Answer) -> Iterator[str]:
             f"{fits} at {sizes}: needs {binary_bytes(memory.smallest_budget_bytes)}; "
             f"largest batch {memory.largest_batch}, predicted",
         )
+    elif answer.weight_bytes > answer.vram_budget_bytes:
+        yield _row("whole", f"doesn't fit whole: the weights alone take {binary_bytes(answer.weight_bytes)}")
     else:
         yield _row("whole", f"unknown ({terminal(memory.reason)})")
     if isinstance(placement, Unknown):

@@ -24,7 +24,7 @@ def add_verbs(verbs: Verbs) -> None:
         "Nothing is sent anywhere: attach the report to an issue.",
     )
     option(prove, "--report", "FILE", "write all cases with their bits and times, as JSON", Path)
-    option(prove, "--kernel", "NAME", "only kernels with this in their name, e.g. unpack", default="")
+    option(prove, "--kernel", "NAME", "only kernels with this in their name, e.g. unpack")
     prove.set_defaults(do=_prove)
 
 
@@ -37,7 +37,7 @@ def _prove(args: argparse.Namespace) -> Exit:
     echo(f"{facts['card']}, {facts['target']}, Triton {facts['triton']}")
     rows = []
     with reserving(args.report, "choose a place that can be written: --report FILE") as place:
-        for row in proving.prove(device, args.kernel):
+        for row in proving.prove(device, args.kernel or ""):
             rows.append(row)
             progress(f"{len(rows)} cases, {sum(bool(of.wrong) for of in rows)} wrong: {row.case}")
         if not rows:

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from statistics import median
 from typing import Any, Final
 
@@ -49,14 +50,12 @@ def card() -> torch.device:
 
 def machine(device: torch.device) -> dict[str, str]:
     """What ran: the card, its target, and versions."""
-    import triton
-
     facts = torch.cuda.get_device_properties(device)
     return {
         "card": torch.cuda.get_device_name(device),
         "target": str(getattr(facts, "gcnArchName", "") or f"sm_{facts.major}{facts.minor}"),
         "torch": str(torch.__version__),
-        "triton": str(triton.__version__),
+        "triton": version("triton"),
         "hip": str(torch.version.hip or ""),
         "cuda": str(torch.version.cuda or ""),
         "python": platform.python_version(),

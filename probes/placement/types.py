@@ -62,10 +62,10 @@ class TierFacts:
 # The one place that says what a tier is. planner/tiers.py says what each costs, runtime/builder.py places it.
 TIER_FACTS: Final[Mapping[Tier, TierFacts]] = {
     "resident": TierFacts("VRAM", "resident in VRAM", "blue"),
-    "packed": TierFacts("VRAM", "packed in VRAM, without loss", "green", packed=True),
+    "packed": TierFacts("VRAM", "packed in VRAM without loss", "green", packed=True),
     "streamed_packed": TierFacts(
         "host memory",
-        "packed in host memory, copied and unpacked in each pass",
+        "packed in host memory and copied in each pass",
         "amber",
         packed=True,
         moves=True,
@@ -91,7 +91,7 @@ TIER_FACTS: Final[Mapping[Tier, TierFacts]] = {
         experts=True,
     ),
     "cpu": TierFacts("host memory", "computed by the CPU", "muted"),
-    "disk": TierFacts("disk", "on disk, read and copied in each pass", "ink", moves=True),
+    "disk": TierFacts("disk", "read from disk in each pass", "ink", moves=True),
 }
 TIERS: Final = typing.get_args(Tier)
 IN_VRAM: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.memory == "VRAM")

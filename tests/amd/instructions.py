@@ -550,6 +550,9 @@ _ACCESS = re.compile(r"\w+?_(LOAD|STORE)_(D16_)?(HI_)?([UIB])(8|16|32|64|96|128)
 
 def _gathered(octets: np.ndarray, places: np.ndarray, size: int) -> list[np.ndarray]:
     """The words at some places of memory; a byte or a half as a word of its own."""
+    if (places & (min(size, 4) - 1)).any():
+        each = [octets[places + i].astype(U32) << U32(8 * (i % 4)) for i in range(size)]
+        return [np.bitwise_or.reduce(each[i : i + 4]) for i in range(0, size, 4)]
     if size >= 4:
         words, at = octets.view(U32), places >> 2
         return [words[at + i] for i in range(size // 4)]
@@ -559,7 +562,10 @@ def _gathered(octets: np.ndarray, places: np.ndarray, size: int) -> list[np.ndar
 
 
 def _scatter(octets: np.ndarray, places: np.ndarray, size: int, words: Sequence[np.ndarray]) -> None:
-    if size >= 4:
+    if (places & (min(size, 4) - 1)).any():
+        for i in range(size):
+            octets[places + i] = (words[i // 4] >> U32(8 * (i % 4))).astype(np.uint8)
+    elif size >= 4:
         at = places >> 2
         for i, word in enumerate(words):
             octets.view(U32)[at + i] = word

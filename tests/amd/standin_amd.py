@@ -32,7 +32,7 @@ def run(
     shared: int,
 ) -> Executed:
     """One launch. `values`: Triton's types, and arguments; `buffers`: names, addresses, bytes of tensors."""
-    area = np.zeros(512, np.uint8)
+    area = torch.zeros(512, dtype=torch.uint8).numpy()  # aligned as tensors are
     memory = Memory([*buffers, ("the arguments", area.ctypes.data, kernel.descriptor.kernarg)])
     packed = b""
     for kind, value in [*values, ("*", 0), ("*", 0)]:  # Triton's own scratch memory, of which there is none

@@ -78,7 +78,7 @@ def cases(pythons: Sequence[str], n_cases: int) -> list[Case]:
     return [
         Case(
             UMASKS[n % 4], LOCALES[n % 3], ZONES[n // 2 % 2], (0, PLAIN_USER)[n // 3 % 2],
-            ("/var/tmp", "/dev/shm/some other place")[n % 2], pythons[n // 4 % len(pythons)],
+            ("/var/tmp", "/dev/shm/some other place")[n % 2], pythons[n // 2 % len(pythons)],
         )
         for n in range(n_cases)
     ]  # fmt: skip

@@ -40,7 +40,7 @@ def example(tmp_path, monkeypatch):
 
 def test_the_examples_run_and_compute_the_same(example, capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     known: dict[str, object] = {}
     for block in blocks:
         exec(block, known)

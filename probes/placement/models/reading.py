@@ -44,6 +44,7 @@ from probes.placement.models.headers import (
 )
 from probes.placement.stacks import DTYPE_BYTES, MODELS
 
+_TRAINED: Final = re.compile(r"(-(instruct|base|chat|hf|it|v[0-9.]+))+$")
 KNOWN: Final = Path(__file__).with_name("known.json")
 MOST_CONFIG_BYTES: Final = 4 << 20
 MOST_NAME: Final = 200  # characters
@@ -66,13 +67,26 @@ def known_configs() -> Mapping[str, Mapping[str, Any]]:
     return configs
 
 
+def known_name(model: str) -> str:
+    """A model's name in lower case; of a hub's name, such as Qwen/Qwen2.5-3B-Instruct, the known one if any.
+
+    What was trained further has the shapes of what it began as.
+    """
+    name = model.lower()
+    if HUB_NAME.fullmatch(model):
+        short = _TRAINED.sub("", name.rpartition("/")[2])
+        return short if short in known_configs() else name
+    return name
+
+
 def describe(model: str) -> ModelDescription:
     """The description of a known model's name, or of a path: a config.json, safetensors, or a folder of them.
 
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
-    path, name = named_path(model, "model"), model.lower()
+    path = named_path(model, "model")
     if is_known(model):
+        name = known_name(model)
         return from_config(known_configs()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
         return _folder(path)
@@ -92,7 +106,7 @@ def describe(model: str) -> ModelDescription:
 
 def is_known(model: str) -> bool:
     """Whether it is the name of a known model, and no path of one."""
-    return model.lower() in known_configs() and not holds_a_model(Path(model))
+    return known_name(model) in known_configs() and not holds_a_model(Path(model))
 
 
 def holds_a_model(path: Path) -> bool:
@@ -125,7 +139,7 @@ def config_of(model: str) -> Mapping[str, Any]:
     """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
     path = named_path(model, "model")
     if is_known(model):
-        return known_configs()[model.lower()]
+        return known_configs()[known_name(model)]
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
         config = path.parent / "config.json"

@@ -213,7 +213,7 @@ class Engine:
         self._ahead = ahead
         self._fast = fast
         self._fused = False
-        self.work = work
+        self._work = work
         self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
         self._staging: set[int] = set()  # by identity
         self._copies_begun = 0  # ahead of calls
@@ -221,6 +221,11 @@ class Engine:
         self._unpacks_ahead = False  # on the unpack stream, beside the compute stream
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
+
+    @property
+    def work(self) -> PackedOperations:
+        """The operations on packed tensors."""
+        return self._work
 
     def add(
         self,
@@ -239,7 +244,7 @@ class Engine:
         block = MovingBlock(len(self.moving), stored, weight_source, decode_buffer)
         block.trainable = any(item.entry.trains for item in stored.items)
         offloaded = {id(item.entry): self._offloaded(block, item, whole) for item in stored.items}
-        prepare_block(block, staging, self._pieces, self.work, fast=self._fast, offloaded=offloaded)
+        prepare_block(block, staging, self._pieces, self._work, fast=self._fast, offloaded=offloaded)
         self.moving.append(block)
         self._pieces += len(block.pieces)
         self._staging.update(map(id, staging))
@@ -294,8 +299,8 @@ class Engine:
         return PackedTable(
             item.packed(flat),
             room,
-            unpack=self.work.unpack,
-            fused=self.work.linear,
+            unpack=self._work.unpack,
+            fused=self._work.linear,
             fast=self._fast,
             whole=whole,
         )
@@ -459,8 +464,8 @@ class Engine:
             else:
                 self.watches.wait(self.streams.compute, used.filled, block.name)
         block.inside = block.products if block.fused and block.products is not None else block.unpacked
-        if self.work.reads is not None:
-            self.work.reads(block.name, _memory_read_by(block, block.inside))
+        if self._work.reads is not None:
+            self._work.reads(block.name, _memory_read_by(block, block.inside))
         block.inside.bring()
 
     def _in_use_by_another(self, block: MovingBlock) -> bool:
@@ -640,7 +645,7 @@ class Engine:
     def _read(self, item: StoredEntry, source: torch.Tensor) -> torch.Tensor:
         """A tensor's values from its stored bytes, in memory of their own."""
         flat = torch.empty(item.entry.n_bytes, dtype=torch.uint8, device=source.device)
-        item.write(source, flat.view(item.entry.dtype), self.work.unpack)
+        item.write(source, flat.view(item.entry.dtype), self._work.unpack)
         return raw_view(item.entry, flat)
 
     def taken_back(self, block: MovingBlock) -> Iterator[tuple[Entry, torch.Tensor]]:

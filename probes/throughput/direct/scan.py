@@ -123,7 +123,8 @@ def begin(settings: ScanSettings, listener: Listener) -> ThroughputReport:
     listener.machine(machine)
     if isinstance(machine.torch, Unknown):
         raise DeviceUnusable(
-            f"throughput runs a model in torch: {machine.torch.reason}", "run it where torch is"
+            f"throughput runs a model in torch: {machine.torch.reason}",
+            "run it where torch is; for a service: --url URL",
         )
     return begun(settings, machine, Unknown("not measured yet"))
 

@@ -58,7 +58,7 @@ def parse(line: Json) -> Message | Done | Failed:
 def messages(job: ScanJob, _tell: worker.Send) -> Iterator[Message | Done | Failed]:
     """Do the job, sending what it finds; the last message is Done or Failed. Imports torch."""
     try:
-        require_torch("run it where torch is")
+        require_torch("run it where torch is; for a service: --url URL")
         try:
             yield from _ceilings(job) if job.way is None else _series(job, job.way)
         except (LibraryMissing, Unsupported) as error:

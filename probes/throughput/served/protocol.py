@@ -357,9 +357,11 @@ def only_model(body: bytes) -> str:
         raise _unreadable(str(error)) from error
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
     names = [_text(entry.get("name")) for entry in entries if entry.get("state", "READY") == "READY"]
-    if len(names) != 1:
+    if not names:
+        raise ServerUnusable("the server has no model ready that the Open Inference Protocol names", OTHER)
+    if len(names) > 1:
         raise ServerUnusable(
-            f"the server has {len(names)} models ready{': ' if names else ''}{', '.join(names[:10])}",
+            f"the server has {len(names)} models ready: {', '.join(names[:10])}",
             "name one: --served-model NAME",
         )
     return names[0]
@@ -391,10 +393,11 @@ def _text(value: Json) -> str:
 def _unreadable(why: str) -> ServerUnusable:
     return ServerUnusable(
         f"the server's description of the model can't be used: {why}",
-        "give a request yourself: --payload FILE",
+        OTHER,
     )
 
 
+OTHER = "a service of another protocol needs a request: --url http://HOST:PORT/PATH --payload FILE"
 JSON_LENGTH = b"inference-header-content-length"  # of an answer's JSON, where binary tensors follow it
 READ_BYTES = 4096  # longer JSON is judged by its length alone: reading numbers takes the client's time
 SHORTEST = 0.5  # of the first answer's length

@@ -140,6 +140,15 @@ def test_an_error_is_told_first_and_the_largest_waste_still_follows() -> None:
     assert "3 findings (2 errors)" in lines[4]
 
 
+def test_a_warning_that_is_not_about_size_is_in_the_answer() -> None:
+    """A torch that can't use the card was named by `--all` alone."""
+    torch = a_finding("cpu-torch", n_bytes=0, severity=Severity.WARNING, title="a CPU build of torch")
+    large, small = a_finding(n_bytes=9 * MB, remedy="RUN a"), a_finding(n_bytes=2 * MB, remedy="RUN b")
+    lines = answer_lines(with_findings(torch, large, small))
+    assert lines[1].startswith("first: ")
+    assert lines[2].startswith("warning: a CPU build of torch")
+
+
 @pytest.mark.parametrize(
     ("remedy", "shown"),
     [

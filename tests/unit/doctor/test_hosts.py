@@ -12,7 +12,7 @@ from buildtool.build.catalog import load
 from buildtool.cli.doctor import display_named
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Bootstrap
-from buildtool.doctor.advice import advise, supposed_host
+from buildtool.doctor.advice import advise, for_card, supposed_host
 from buildtool.doctor.compatibility import compatibility
 from buildtool.doctor.fix import variant_text
 from buildtool.doctor.gather import gather
@@ -646,6 +646,15 @@ def test_no_other_cards_target_is_suggested_for_a_card_that_is_not_known(words: 
         display_named("voodoo", compatibility())
     assert "gfx" not in refused.value.hint
     assert "lspci -nn" in refused.value.hint
+
+
+def test_the_command_for_a_card_that_is_not_here_names_it(tmp_path: Path) -> None:
+    """`weir doctor --variants` looked for the card on this host, and ended in an error."""
+    host = supposed_host(host_of(CASES[0], tmp_path), display_named("MI100", compatibility()), "linux")
+    advice = for_card(advise(host, compatibility(), TODAY), ["--card", "MI100"])
+    commands = [advice.next_step, *(route.command for card in advice.cards for route in card.routes)]
+    assert any("weir doctor --card MI100 --variants" in each for each in commands)
+    assert not any("weir doctor --variants" in each for each in commands)
 
 
 def test_facts_and_advice_survive_json(tmp_path: Path) -> None:

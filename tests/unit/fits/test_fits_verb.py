@@ -196,6 +196,28 @@ def test_a_model_whose_activations_nobody_wrote_down_is_still_planned() -> None:
     assert "tokens/s" in lines(answer)
 
 
+def test_what_is_unknown_is_not_said_to_be_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    run("mixtral-8x7b", "mi300x", "--task", "lora")
+    text = capsys.readouterr().out
+    assert "whether LoRA of rank 16 fits is unknown" in text
+    assert text.endswith("weir fits mixtral-8x7b mi300x\n")
+    run("mixtral-8x7b", "7900xtx")
+    text = capsys.readouterr().out
+    assert "doesn't fit whole: the weights alone take 86.99 GiB" in text
+    assert "s a token" in text.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-3B-Instruct", "someone/qwen2.5-3b-it"])
+def test_a_known_model_may_be_named_as_a_hub_names_it(name: str) -> None:
+    assert resolve_model(name).weight_bytes == resolve_model("qwen2.5-3b").weight_bytes
+
+
+def test_what_helps_most_is_in_the_command_to_type_next() -> None:
+    answer = ask(Asked("mixtral-8x7b"), resolve_model("mixtral-8x7b"), choose_card("7900xtx", TORCHES))
+    assert not isinstance(answer.change, Unknown)
+    assert answer.change.name in answer.next_command
+
+
 def test_a_machine_without_a_gpu_computes_on_its_processors() -> None:
     machine = replace(without_gpu(8), host_bytes=8 * GIB)
     facts = replace(choose_card("mi50", TORCHES).facts, name="CPU", target="", vram_bytes=0, context_bytes=0)

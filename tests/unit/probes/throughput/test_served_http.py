@@ -222,6 +222,9 @@ def test_the_one_ready_model_is_found() -> None:
     assert protocol.only_model(json.dumps(index).encode()) == "a"
     with pytest.raises(ServerUnusable, match="a, b"):
         protocol.only_model(b'[{"name": "a"}, {"name": "b"}]')
+    with pytest.raises(ServerUnusable) as caught:
+        protocol.only_model(b"[]")
+    assert "--payload FILE" in caught.value.hint
 
 
 def test_what_a_server_says_of_itself_may_be_anything() -> None:
