@@ -149,6 +149,7 @@ class BlockDescription:
     chosen: int = 0  # and each input row needs so many of them
     work: tuple[Operation, ...] | None = None  # of a whole pass, as traced; None: by rules, from the above
     modules_called: int = 0  # in that pass, each time counted
+    mixed: bool = False  # in that pass its products come between other kernels
 
     @property
     def weight_bytes(self) -> int:
@@ -171,7 +172,7 @@ class BlockDescription:
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
         work = None if self.work is None else tuple(operation.cost_key for operation in self.work)
-        traced = (work, self.modules_called)
+        traced = (work, self.modules_called, self.mixed)
         rest = (self.experts, self.chosen, self.kernels, self.touched_numbers, self.around, self.gpu_only)
         return shapes, facts, rest, traced
 
@@ -250,7 +251,10 @@ class BlockDescription:
         def work(name: str) -> tuple[Operation, ...] | None:
             return None if self.work is None else tuple(shares.get(name, ()))
 
-        groups = {name: BlockDescription(name, held, work=work(name)) for name, held in tensors.items()}
+        groups = {
+            name: BlockDescription(name, held, work=work(name), mixed=self.mixed)
+            for name, held in tensors.items()
+        }
         return replace(self, tensors=kept, work=work(self.name) if kept else None), groups
 
 
@@ -274,7 +278,14 @@ def _experts_block(parts: Sequence[BlockDescription]) -> BlockDescription:
         every = (operation for part in parts for operation in part.work or ())
         work = tuple(o for o in every if not (o.weights and o.name in GATHERS))
     return BlockDescription(
-        name, tensors, operations=operations, gpu_only=True, experts=count, chosen=chosen, work=work
+        name,
+        tensors,
+        operations=operations,
+        gpu_only=True,
+        experts=count,
+        chosen=chosen,
+        work=work,
+        mixed=any(part.mixed for part in parts),
     )
 
 

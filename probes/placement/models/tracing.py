@@ -229,6 +229,7 @@ def with_trace(
             block,
             work=tuple(attributed.work[place]),
             modules_called=attributed.called[place],
+            mixed=any(o.kind not in ("product", "view") for o in attributed.work[place]),
             calls=max(attributed.fetches[place] - block.looked_up, 1),
             around=around if place == attributed.order[0] else 0,
             anytime=block.anytime or place in attributed.outside,

@@ -212,8 +212,7 @@ class GpuTime:
         self._block, self._machine, self._work = block, machine, work
         self._dtype = main_dtype(block)
         self._operations = work_of(block, work)
-        among = block.work is not None and any(o.kind not in ("product", "view") for o in self._operations)
-        self._least_product_s = machine.product_s + BETWEEN_S * among
+        self._least_product_s = machine.product_s + BETWEEN_S * block.mixed
         self.without_weights = sum(
             self._seconds(o, machine.vram_rate) for o in self._operations if not o.weights
         )
