@@ -30,6 +30,7 @@ from probes.core.units import binary_bytes
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
     from probes.placement.planner.machine import Constants
+    from probes.placement.types import Workload
 
 
 PLAN_EXITS = (
@@ -123,7 +124,7 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model, machine = resolve_model(args.model), _machine(args)
+    model, machine = resolve_model(args.model, _workload(args)), _machine(args)
     made = make_plan(model, machine, **_plan_options(args, model, machine))
     text = paragraphs(lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
@@ -137,7 +138,7 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import cards_lines
 
-    model, machine = resolve_model(args.model), _machine(args)
+    model, machine = resolve_model(args.model, _workload(args)), _machine(args)
     made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
     text = paragraphs(cards_lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
@@ -152,17 +153,22 @@ def _machine(args: argparse.Namespace) -> "Constants":
     return replace(machine, notes=(*machine.notes, note))
 
 
+def _workload(args: argparse.Namespace) -> "Workload":
+    from probes.placement.types import Workload
+
+    return Workload(args.batch, args.tokens, args.context)
+
+
 def _plan_options(
     args: argparse.Namespace, model: "ModelDescription", machine: "Constants"
 ) -> dict[str, Any]:
     from probes.placement.planner.api import weight_ranges
-    from probes.placement.types import Workload
 
     refuse_more_than_the_card("--vram", args.vram, machine)
     return {
         "vram": machine.vram_bytes if args.vram is None else args.vram,
         "host": args.host,
-        "workload": Workload(args.batch, args.tokens, args.context),
+        "workload": _workload(args),
         "objective": args.objective,
         "captured": args.captured,
         "compute": args.compute,

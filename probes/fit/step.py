@@ -10,6 +10,7 @@ import torch
 from probes.core.errors import LibraryMissing, ModelUnknown, UsageError
 from probes.fit.report import Built, Question
 from probes.fit.tape import LAYER_TARGETS
+from probes.placement.models.inputs import Inputs, example, inputs_of
 from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
 
 DTYPES: Final = {
@@ -25,16 +26,6 @@ RATE: Final = 1e-4  # of learning: any that trains
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a model is called with: tokens of a vocabulary, or images of channels x height x width."""
-
-    has_head: bool  # over the vocabulary: it says a loss itself
-    vocabulary: int = 0
-    image: tuple[int, int, int] | None = None
-    decodes: bool = False  # an encoder, and a decoder that goes on with as many tokens
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A model on its device, and its optimizer where it is trained."""
 
@@ -42,6 +33,7 @@ class Prepared:
     optimizer: torch.optim.Optimizer | None
     device: str
     takes: Inputs
+    has_head: bool  # over the vocabulary: it says a loss itself
 
 
 @dataclass(frozen=True)
@@ -50,6 +42,7 @@ class Made:
 
     module: Any  # transformers' or peft's
     takes: Inputs
+    has_head: bool
 
 
 def prepare(config: Mapping[str, Any], question: Question, device: str) -> Prepared:
@@ -60,34 +53,25 @@ def prepare(config: Mapping[str, Any], question: Question, device: str) -> Prepa
 def make(config: Mapping[str, Any], question: Question, device: str) -> Made:
     """The model alone, with its adapters. Raises what `prepare` raises."""
     module, has_head = _built(config, question, device)
-    takes = _inputs(module, has_head=has_head)
+    takes = inputs_of(module)
+    if takes.spectrum is not None:
+        raise ModelUnknown(
+            "it takes sound, and steps are tried here with tokens or with images of one size",
+            "give the config.json of a model of text or images",
+        )
     module.train(question.task == "training")
     if question.checkpointing:
         _checkpoint(module)
-    return Made(_adapted(module, question) if question.lora_rank else module, takes)
+    adapted = _adapted(module, question) if question.lora_rank else module
+    return Made(adapted, takes, has_head and takes.image is None)
 
 
-def built(made: Made) -> Built:
+def built(module: Any) -> Built:
     """The bytes of a model's weights, those that are shared once, and of those that are trained."""
-    held = {id(tensor): tensor for tensor in (*made.module.parameters(), *made.module.buffers())}
+    held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return Built(
         sum(tensor.nbytes for tensor in held.values()),
         sum(tensor.nbytes for tensor in held.values() if tensor.requires_grad),
-    )
-
-
-def _inputs(module: Any, *, has_head: bool) -> Inputs:
-    """The inputs of a model of transformers. Raises ModelUnknown for sound and the like."""
-    config, name = module.config.get_text_config(), str(module.main_input_name)
-    if name == "input_ids" and type(getattr(config, "vocab_size", None)) is int:
-        return Inputs(has_head, config.vocab_size, decodes=bool(module.config.is_encoder_decoder))
-    size, channels = getattr(module.config, "image_size", None), getattr(module.config, "num_channels", 3)
-    sides = (size, size) if isinstance(size, int) else tuple(size or ())
-    if name == "pixel_values" and len(sides) == 2 and all(type(n) is int for n in (*sides, channels)):
-        return Inputs(has_head=False, image=(channels, sides[0], sides[1]))
-    raise ModelUnknown(
-        f"it takes {name[:60]}, and steps are tried here with tokens or with images of one size",
-        "give the config.json of a model of text or images",
     )
 
 
@@ -108,7 +92,7 @@ def ready(made: Made, question: Question, device: str) -> Prepared:
         if question.task == "training"
         else None
     )
-    return Prepared(made.module, optimizer, device, made.takes)
+    return Prepared(made.module, optimizer, device, made.takes, made.has_head)
 
 
 def _built(config: Mapping[str, Any], question: Question, device: str) -> tuple[Any, bool]:
@@ -212,7 +196,7 @@ def _quarters(module: Any, begins: Callable[[str], None]) -> Iterator[Callable[[
 def _loss(ready: Prepared, question: Question) -> torch.Tensor:
     given = _given(ready, question)
     with _autocast(ready, question):
-        if ready.takes.has_head:
+        if ready.has_head:
             more = {} if ready.takes.decodes else {"use_cache": False}
             loss: torch.Tensor = ready.module(**given, labels=given["input_ids"], **more).loss
             return loss
@@ -232,15 +216,16 @@ def _autocast(ready: Prepared, question: Question) -> AbstractContextManager[Any
 
 def _given(ready: Prepared, question: Question) -> dict[str, torch.Tensor]:
     """Token ids, all kinds of them, or images, under the names that the model has for them."""
-    takes = ready.takes
-    if takes.image is not None:
-        dtype = DTYPES[question.precision]
-        return {"pixel_values": torch.zeros(question.batch, *takes.image, device=ready.device, dtype=dtype)}
-    count = torch.arange(question.batch * question.tokens, device=ready.device)
-    tokens = count.remainder_(takes.vocabulary).view(question.batch, question.tokens)
-    if takes.decodes and not (takes.has_head and ready.optimizer):
-        return {"input_ids": tokens, "decoder_input_ids": tokens}
-    return {"input_ids": tokens}
+    given = example(
+        ready.takes,
+        batch=question.batch,
+        tokens=question.tokens,
+        device=ready.device,
+        dtype=DTYPES[question.precision],
+    )
+    if ready.has_head and ready.optimizer:
+        given.pop("decoder_input_ids", None)  # the labels say them
+    return given
 
 
 def _infer(ready: Prepared, question: Question, begins: Callable[[str], None]) -> None:
@@ -248,7 +233,7 @@ def _infer(ready: Prepared, question: Question, begins: Callable[[str], None]) -
     with torch.no_grad():
         begins("prompt")
         given = _given(ready, question)
-        if not ready.takes.has_head or ready.takes.decodes:
+        if not ready.has_head or ready.takes.decodes:
             ready.module(**given)
             return
         outputs = ready.module(**given, use_cache=True, logits_to_keep=1)

@@ -4,19 +4,14 @@ The trial says what became of the size and what it took at its peak; the trace s
 """
 
 import gc
-import sys
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from probes.core.errors import DeviceUnusable, ModelUnknown, ProbeError, UsageError
 from probes.core.unknown import Unknown
@@ -26,59 +21,14 @@ from probes.fit.limits import Group
 from probes.fit.report import Axis, Built, Parts, Phase, Question, Taken, Trial, Verdict
 from probes.hardware.host import cpu_name
 from probes.hardware.nvml import open_nvml
-
-ALIGNMENT: Final = {"cuda": 512, "cpu": 64}  # bytes that torch's allocators round to
-
-
-class Counter(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the bytes of storages from their making until nothing refers to them."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self._align = ALIGNMENT[device.partition(":")[0]]
-        self._seen: Any = weakref.WeakKeyDictionary()
-        self.alive = self.highest = 0
-        self.at_highest: Callable[[], None] = lambda: None
-
-    def __torch_dispatch__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation and count what it made."""
-        made = function(*args, **(kwargs or {}))
-        for value in tree_iter(made):
-            if isinstance(value, torch.Tensor):
-                self._count(value.untyped_storage())
-        return made
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._seen:
-            return
-        n_bytes = -(-storage.nbytes() // self._align) * self._align
-        self._seen[storage] = n_bytes
-        weakref.finalize(storage, self._free, n_bytes).atexit = False
-        self.alive += n_bytes
-        if self.alive > self.highest:
-            self.highest = self.alive
-            self.at_highest()
-
-    def _free(self, n_bytes: int) -> None:
-        self.alive -= n_bytes
-
-    def bytes_of(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Bytes of the storages of tensors, each once."""
-        storages = {id(t.untyped_storage()): t.untyped_storage() for t in tensors}
-        return sum(self._seen.get(storage, 0) for storage in storages.values())
+from probes.placement.trace import AliveBytes, fill, no_packed_sequences
 
 
 def trace(config: Mapping[str, Any], question: Question, device: str) -> Taken:
     """The bytes at the peak of a question's steps, by a trace. Raises what `step.prepare` raises."""
     made = step.make(config, question, "meta")
-    with _no_packed_sequences(), FakeTensorMode(), Counter(device) as counter:
-        _fill(made.module, device)
+    with no_packed_sequences(), FakeTensorMode(), AliveBytes(device) as counter:
+        fill(made.module, device)
         ready = step.ready(made, question, device)
         taken = [_divided(counter, ready)]
 
@@ -90,42 +40,7 @@ def trace(config: Mapping[str, Any], question: Question, device: str) -> Taken:
         return taken[0]
 
 
-@contextmanager
-def _no_packed_sequences() -> Iterator[None]:
-    """Tell transformers that a batch has whole sequences: it looks at values for that, and a trace has none.
-
-    Otherwise it makes a mask, and repeats keys and values, that a real step does without.
-    """
-    masks = sys.modules.get("transformers.masking_utils")
-    before = getattr(masks, "find_packed_sequence_indices", None)
-    if masks is None or before is None:
-        yield
-        return
-    masks.find_packed_sequence_indices = lambda *_, **__: None  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        masks.find_packed_sequence_indices = before  # type: ignore[attr-defined]
-
-
-def _fill(module: torch.nn.Module, device: str) -> None:
-    """Replace every parameter and buffer by one of the same size on a device; shared ones stay shared."""
-    made: dict[int, torch.Tensor] = {}
-
-    def like(old: torch.Tensor) -> torch.Tensor:
-        if id(old) not in made:
-            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
-            made[id(old)] = (
-                torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
-            )
-        return made[id(old)]
-
-    for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            held.update({name: like(old) for name, old in held.items() if old is not None})
-
-
-def _divided(counter: Counter, ready: step.Prepared) -> Taken:
+def _divided(counter: AliveBytes, ready: step.Prepared) -> Taken:
     """The bytes that are alive now, by what they are."""
     weights = counter.bytes_of(ready.module.parameters())
     gradients = counter.bytes_of(p.grad for p in ready.module.parameters() if p.grad is not None)
@@ -197,7 +112,7 @@ class Phases:
 
 def _parts(ready: step.Prepared, phases: tuple[Phase, ...]) -> Parts:
     """The highest peak divided into what is known exactly and the rest."""
-    weights = step.built(step.Made(ready.module, ready.takes)).weights
+    weights = step.built(ready.module).weights
     state = ready.optimizer.state.values() if ready.optimizer else ()
     kept = sum(v.nbytes for each in state for v in each.values() if isinstance(v, torch.Tensor))
     peak = max(phase.peak_bytes for phase in phases)
@@ -220,7 +135,7 @@ def warm(
     except Exception as error:  # transformers' and torch's own, such as for sizes beyond 64 bits
         message = f"can't build this model: {str(error)[:MOST_WORDS]}"
         raise ModelUnknown(message, "give the model's own config.json") from error
-    built, image = step.built(made), made.takes.image
+    built, image = step.built(made.module), made.takes.image
     del made
     gc.collect()
     gc.freeze()  # a collection in a fork would write to every object's page

@@ -26,7 +26,13 @@ from probes.hardware.torch_build import refusals
 from probes.placement.architectures import Built, build, shape
 from probes.placement.loading import build_skeleton, load
 from probes.placement.models.reading import CheckpointFolder
-from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
+from probes.placement.models.transformers_config import (
+    config_object,
+    config_refusals,
+    import_transformers,
+    instantiated,
+    model_class,
+)
 from probes.placement.planner.api import plan, resolve_machine
 from probes.placement.planner.compute_dtype import Compute
 from probes.placement.planner.machine import Constants, nearest_profile, profile, without_gpu
@@ -121,6 +127,7 @@ def _planned(options: BenchmarkOptions, built: Built, inputs: torch.Tensor, host
         tokens=tokens,
         objective=options.objective,
         compute=options.compute,
+        inputs=None if built.vocabulary else inputs,
         weights=options.checkpoint.path if options.checkpoint else None,
     )
 
@@ -308,32 +315,16 @@ def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) ->
     with config_refusals(ImportError, OSError, RuntimeError):
         config = config_object(folder.config)
         named = folder.config.get("architectures") or [""]
-        kind = _named_class(config, str(named[0]))
+        kind = model_class(config, str(named[0]))
     if kind is not None:
         _require_tokens(kind, config)
     with config_refusals(ImportError, OSError, RuntimeError):
-        module = build_skeleton(lambda: _instantiated(kind, config, getattr(torch, dtype)))
+        module = build_skeleton(lambda: instantiated(kind, config, getattr(torch, dtype)))
     _require_tokens(module, module.config)
     text = module.config.get_text_config()
     _require_positions(getattr(text, "max_position_embeddings", None), tokens)
     text.use_cache = module.config.use_cache = False
     return Built(module, (), int(text.hidden_size), int(text.vocab_size), _call(module))
-
-
-def _named_class(config: Any, name: str) -> Any:  # a class of models, or None
-    transformers = import_transformers()
-    named: Any = getattr(transformers, name, None) if name.isidentifier() else None
-    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
-    return named if is_model and named.config_class is type(config) else None
-
-
-def _instantiated(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
-    model: nn.Module = (
-        import_transformers().AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
-        if kind is None
-        else kind._from_config(config, dtype=dtype)
-    )
-    return model
 
 
 def _require_tokens(model: Any, config: Any) -> None:

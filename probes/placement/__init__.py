@@ -5,6 +5,7 @@ What others use is imported from here, at its first use: so `plan` and `read_pla
 
 - `types`: a plan, and what it consists of. `plan_file` reads plans and judges whether they can be followed.
 - `models`: what a model consists of, read from its modules, its config or a checkpoint's headers.
+- `trace`: a pass on tensors without numbers: its operations, and by `allocator` the bytes alive at its peak.
 - `planner`: chooses a tier for each block and predicts the time of a pass. Without torch.
 - `packing`: lossless packing of weights, and products with packed ones.
 - `runtime`: places a model that is built (`place`) and runs it: streams, buffers, engine, hooks.

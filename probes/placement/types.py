@@ -27,6 +27,11 @@ Objective = Literal["exact", "fast"]
 Becomes = Literal["", "float16", "float32"]
 
 
+# What the operations and the activations of a plan were counted from: a trace of the pass, rules for the
+# model's architecture, or guesses from the shapes of its tensors
+RestsOn = Literal["trace", "rules", "guesses"]
+
+
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
 
 
@@ -239,6 +244,7 @@ class Plan:
     bfloat16_becomes: Becomes = ""  # what such weights compute in, where the GPU has no units for them
     notes: tuple[str, ...] = ()  # what a reader should know: assumptions, conversions, doubts
     experts: ExpertsPlan | None = None  # null: no block is in a tier of experts
+    rests_on: RestsOn = "rules"  # what its operations and activations were counted from
     schema: str = PLAN_SCHEMA
 
 

@@ -18,6 +18,11 @@ BOUND_WORDS: Final = {
     "host": "the CPU or the disk",
 }
 TABLE_WORDS: Final = "as a table: packed; lookups and products unpack only what they need"
+RESTS_ON_WORDS: Final = {
+    "trace": "traced: each operation of the pass was counted",
+    "rules": "by rules for its architecture; nothing was traced",
+    "guesses": "guessed from its tensors' shapes; nothing was traced, so the time may be several times that",
+}
 OBJECTIVE_WORDS: Final = {
     "exact": "outputs have the same bits as those of a model that fits; --objective fast may be quicker",
     "fast": "sums may be rounded in another order than in a model that fits; --objective exact keeps them",
@@ -78,6 +83,7 @@ def _how(plan: Plan) -> str:
     passes = "replayed as CUDA graphs" if plan.captured else "eager"
     return (
         f"speeds: {terminal(speeds)}; passes: {passes}\n"
+        f"the model's work: {RESTS_ON_WORDS[plan.rests_on]}\n"
         f"objective {plan.objective}: {OBJECTIVE_WORDS[plan.objective]}"
     )
 

@@ -17,6 +17,7 @@ import placement_experts
 import placement_loading
 import placement_packing
 import placement_plan
+import placement_trace
 from board import Board, tell
 
 MODULES = 1000
@@ -71,6 +72,7 @@ def on_a_gpu(board: Board) -> None:
 PARTS: dict[str, Callable[[Board], None]] = {
     "packing": placement_packing.measure,
     "plan": placement_plan.bars,
+    "trace": placement_trace.bars,
     "loading": placement_loading.bars,
     "modules": random_modules,
     "experts": placement_experts.bars,

@@ -15,10 +15,11 @@ from probes.core.errors import PlanImpossible
 from probes.placement.models.description import BlockDescription, ModelDescription, TensorDescription
 from probes.placement.models.reading import describe
 from probes.placement.planner.compute_dtype import with_compute_dtype
-from probes.placement.planner.costs import Option, Pass
+from probes.placement.planner.costs import Option
 from probes.placement.planner.machine import profile, profile_names
 from probes.placement.planner.multi_gpu import make_cards_plan
 from probes.placement.planner.plan import make_plan
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.simulation import simulate
 from probes.placement.planner.tiers import options, surroundings
 from probes.placement.types import LOADING_BYTES, Objective, PrefetchPool, Workload

@@ -241,6 +241,7 @@ def packing(group: Group) -> None:
 
 def groups() -> dict[str, Callable[[Group], None]]:
     """All groups by name, in the order in which they run."""
+    from placing_any import any_architecture
     from placing_eager import eager
     from placing_experts import experts
     from placing_generate import qwen
@@ -268,6 +269,7 @@ def groups() -> dict[str, Callable[[Group], None]]:
         "times": times,
         "eager": eager,
         "refined": refined,
+        "any": any_architecture,
         "summary": summary,
     }
 

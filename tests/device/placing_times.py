@@ -24,8 +24,9 @@ from torch import nn
 from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import Plan
 from probes.placement.models import modules
-from probes.placement.planner.costs import Option, Pass
+from probes.placement.planner.costs import Option
 from probes.placement.planner.machine import profile
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options
 from probes.placement.types import Objective
 

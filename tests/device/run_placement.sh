@@ -3,13 +3,13 @@
 # everything resident and against what others do. Wall time leads, device time stands beside it. Needs python3 with
 # torch, Triton, transformers and accelerate.
 #   tests/device/run_placement.sh [--only GROUP[,GROUP]]
-# Groups: square twice dtypes stream qwen bert gpt2 dit experts peers trouble packing load times eager refined summary, 5 minutes each at most (experts: LIMIT_S=900).
+# Groups: square twice dtypes stream qwen bert gpt2 dit experts peers trouble packing load times eager refined any summary, 5 minutes each at most (experts: LIMIT_S=900; any: an hour, LIMIT_S=3600).
 # OUT: where results go, OUT/bars/bench-placement-GROUP.json for docs/results. PYTHON: which python.
 # WEIR_MACHINE: the probe report or the profile that plans take their constants from (default: the card's profile).
 set -uo pipefail
 out=${OUT:-reports/placement}
 python=${PYTHON:-python3}
-groups="square twice dtypes stream qwen bert gpt2 dit experts peers trouble packing load times eager refined summary"
+groups="square twice dtypes stream qwen bert gpt2 dit experts peers trouble packing load times eager refined any summary"
 [ "${1:-}" = --only ] && groups=${2//,/ }
 status=0
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:False}

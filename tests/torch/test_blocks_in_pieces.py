@@ -12,8 +12,8 @@ from torch import nn
 from probes.placement import load
 from probes.placement.models.modules import describe_module
 from probes.placement.planner import tiers
-from probes.placement.planner.costs import Pass
 from probes.placement.planner.machine import profile
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model

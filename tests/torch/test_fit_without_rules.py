@@ -93,7 +93,7 @@ def test_the_weights_of_modules_are_exact_with_shared_ones_once() -> None:
     asked = Question("m", "training", precision="fp32")
     made = step.make({**CONFIGS["opt"], "model_type": "opt"}, asked, "meta")
     parameters = {id(p): p.nbytes for p in made.module.parameters()}
-    assert step.built(made).trained == sum(parameters.values())
+    assert step.built(made.module).trained == sum(parameters.values())
 
 
 def test_a_trace_of_whole_sequences_has_no_mask_that_a_real_step_lacks() -> None:

@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from probes.placement import load
+from probes.placement.runtime import placed_model
 from probes.placement.runtime.handle import _tried
+from probes.placement.runtime.hooks import ModelHook
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import HostStreams
@@ -213,6 +215,31 @@ def test_a_pass_whose_recording_runs_out_is_recorded_again_with_more_room():
     assert handle.recorder.count == 1
     assert lanes.replayed
     handle.remove()
+
+
+@torch.no_grad()
+def test_no_call_comes_past_its_turn_while_the_model_is_placed_again(monkeypatch):
+    x = torch.randn(2, WIDTH)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)), Blocked()).eval()
+    want, seen = model(x), []
+
+    def looked():
+        seen.append(model.__dict__.get("forward"))
+
+    monkeypatch.setattr(placed_model, "free_memory", looked)
+    plan = plan_of(model, {"0": "packed", "1": "streamed"}, PrefetchPool(2, scratches=2))
+    handle = place_model(model, plan, ModuleWeights(), HostStreams())
+    hook = model.__dict__["forward"]
+    for _ in range(2):
+        model[-1].failures += [1]
+        with pytest.warns(RuntimeWarning, match="out of memory"):
+            assert torch.equal(model(x), want)
+    assert seen
+    assert seen[0] is hook
+    assert all(isinstance(each, ModelHook) for each in seen)
+    handle.remove()
+    assert "forward" not in model.__dict__
+    assert torch.equal(model(x), want)
 
 
 @torch.no_grad()

@@ -151,7 +151,7 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
     tmp_path, capsys, monkeypatch
 ):
     saved(large, tmp_path / "model")
-    file = planned(tmp_path / "model", "--vram", "42MiB")
+    file = planned(tmp_path / "model", "--vram", "43MiB")
     monkeypatch.setattr(placement_benchmark, "available_bytes", lambda _path: 1 << 20)
     assert program.main(["place", str(tmp_path / "model"), "--plan", str(file)]) == Exit.DEVICE
     assert "are free here" in capsys.readouterr().err
@@ -160,7 +160,7 @@ def test_a_plan_for_more_host_memory_than_is_here_is_refused_before_anything_is_
 @pytest.mark.parametrize(("more", "code"), [(63, Exit.DEVICE), (64, Exit.OK)])
 def test_a_plan_needs_room_for_what_loading_takes_beside_it(more, code, tmp_path, capsys, monkeypatch):
     saved(large, tmp_path / "model")
-    file = planned(tmp_path / "model", "--vram", "42MiB")
+    file = planned(tmp_path / "model", "--vram", "43MiB")
     host = json.loads(file.read_text())["host"]
     there = host["pinned"] + host["pageable"] + (more << 20)
     monkeypatch.setattr(placement_benchmark, "bytes_for_weights", lambda _asked: there)

@@ -9,8 +9,12 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.placement import load, place, plan
+from probes.placement.models.modules import describe_module
+from probes.placement.models.tracing import traced_by_call
+from probes.placement.planner.api import resolve_model
 from probes.placement.planner.machine import profile
 from probes.placement.runtime import block_times, engine, handle, streams
+from probes.placement.types import Workload
 
 torch.set_num_threads(1)
 MIB = 1 << 20
@@ -207,3 +211,35 @@ def test_what_cannot_be_refined_is_refused(clock):
     with pytest.raises(PlacementError, match="can't be refined") as error:
         place(model, replace(made, machine="report.json of another host"), device="cpu", refine=True)
     assert "refine=" in error.value.hint
+
+
+@torch.no_grad()
+def test_a_plan_that_rests_on_a_trace_is_refined_by_the_same_trace(clock, monkeypatch):
+    x, whole, model = torch.randn(2, WIDTH), Counting(clock), Counting(clock)
+    own, described, want, kept = handle.refine_plan, [], [], []
+
+    def noted(description, *more):
+        described.append(description)
+        return own(description, *more)
+
+    monkeypatch.setattr(handle, "refine_plan", noted)
+    whole(x, want)
+    before = resolve_model(model, Workload(), (x, []))
+    made = streaming_plan(model, inputs=(x, []))
+    assert made.rests_on == "trace"
+    place(model, made, device="cpu", refine=True)
+    model(x, kept)
+    assert described == [before]
+    assert before.traced is not None
+    assert (len(kept), model.seen, int(model.calls)) == (1, 1, 1)
+    assert torch.equal(kept[0], want[0])
+
+
+def test_inputs_that_a_trace_might_write_to_are_not_traced():
+    class Cache:
+        pass
+
+    model = nn.Linear(4, 4)
+    described = describe_module(model)
+    assert traced_by_call(model, described, Workload(), (torch.ones(1, 4), Cache()), {}) is described
+    assert traced_by_call(model, described, Workload(), (torch.ones(1, 4),), {}).traced is not None

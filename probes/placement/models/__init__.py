@@ -7,7 +7,10 @@ headers.py              `read_checkpoint`: the checked headers of safetensors fi
 ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
 modules.py              `find_blocks`, `describe_module`: a torch module's blocks (with torch)
 experts.py              `find_experts`: the experts of a torch module (with torch)
-transformers_config.py  transformers' configuration object of a config.json
+operations.py           `Operation`, `Trace`: what a pass does
+tracing.py              `traced_module`, `traced_config`: descriptions with each block's traced operations
+inputs.py               what a model of transformers is called with
+transformers_config.py  transformers' configuration object of a config.json, and its model on meta
 
 Others may use what is named here, and `Block` and `Entry` of modules.py.
 """

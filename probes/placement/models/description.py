@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from probes.placement.types import LOADING_BYTES, Becomes
+from probes.placement.models.operations import GATHERS, Operation, PeakBytes, parted
+from probes.placement.types import LOADING_BYTES, Becomes, RestsOn
 
 Use = Literal["product", "lookup", "elementwise"]
 
@@ -144,10 +145,11 @@ class BlockDescription:
     anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
     divisible: bool = False  # into parts (`part_name`), each of which is called by itself
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
-    experts: int = (
-        0  # it consists of so many, of which each input row needs `chosen`: they are placed one by one
-    )
-    chosen: int = 0
+    experts: int = 0  # it consists of so many, which are placed one by one
+    chosen: int = 0  # and each input row needs so many of them
+    work: tuple[Operation, ...] | None = None  # of a whole pass, as traced; None: by rules, from the above
+    modules_called: int = 0  # in that pass, each time counted
+    mixed: bool = False  # in that pass its products come between other kernels
 
     @property
     def weight_bytes(self) -> int:
@@ -169,16 +171,10 @@ class BlockDescription:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
         facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
-        return (
-            shapes,
-            facts,
-            self.experts,
-            self.chosen,
-            self.kernels,
-            self.touched_numbers,
-            self.around,
-            self.gpu_only,
-        )
+        work = None if self.work is None else tuple(operation.cost_key for operation in self.work)
+        traced = (work, self.modules_called, self.mixed)
+        rest = (self.experts, self.chosen, self.kernels, self.touched_numbers, self.around, self.gpu_only)
+        return shapes, facts, rest, traced
 
     def computed(self, dtype: str) -> "BlockDescription":
         """The block with its bfloat16 tensors converted to `dtype` for computing; empty: as it is."""
@@ -188,7 +184,8 @@ class BlockDescription:
             replace(tensor, dtype=dtype, given="bfloat16") if tensor.dtype == "bfloat16" else tensor
             for tensor in self.tensors
         )
-        return replace(self, tensors=tensors)
+        work = None if self.work is None else tuple(operation.computed(dtype) for operation in self.work)
+        return replace(self, tensors=tensors, work=work)
 
     def divided(self) -> "tuple[BlockDescription, ...]":
         """A block for each part, where possible; their costs add up to this one's.
@@ -201,41 +198,64 @@ class BlockDescription:
         if not self.divisible or len(tensors) < 2:
             return (self,)
         above = {name[: dot.start()] for name in tensors for dot in re.finditer(r"\.", name)}
+        called = {name: tuple(held) for name, held in tensors.items() if name not in above}
         parts = []
         for name, held in tensors.items():
-            if name in above:
-                parts += [replace(self, name=t.name, tensors=(t,), anytime=True) for t in held]
+            if name in called:
+                parts.append(replace(self, name=name, tensors=called[name]))
             else:
-                parts.append(replace(self, name=name, tensors=tuple(held)))
-        main = max(parts, key=lambda part: part.weight_bytes)
+                parts += [replace(self, name=t.name, tensors=(t,), anytime=True) for t in held]
+        main = max((part for part in parts if part.name in called), key=lambda part: part.weight_bytes)
+        shares: dict[str, list[Operation]] = {}
+        if self.work is not None:
+            holders = {tensor.name: name for name, held in called.items() for tensor in held}
+            shares = parted(self.work, holders, called)
+            order = {name: place for place, name in enumerate(shares)}  # of their first operations
+            parts.sort(key=lambda part: order.get(part.name, len(order)))
 
-        def share(whole: int, part: BlockDescription) -> int:
-            each, rest = divmod(whole, len(parts))
+        def share(whole: int, part: BlockDescription, count: int) -> int:
+            each, rest = divmod(whole, count)
             return each + (rest if part is main else 0)
 
         return tuple(
             replace(
                 part,
                 around=self.around if part is main else 0,
-                operations=share(self.operations, part),
-                kernels=share(self.kernels, part),
-                touched_numbers=share(self.touched_numbers, part),
+                operations=share(self.operations, part, len(parts)),
+                kernels=share(self.kernels, part, len(parts)),
+                touched_numbers=share(self.touched_numbers, part, len(parts)),
                 attention=self.attention if part is main else None,
                 divisible=False,
+                work=None if self.work is None else tuple(shares.get(part.name, ())),
+                modules_called=share(self.modules_called, part, len(called)) if part.name in called else 0,
             )
             for part in parts
         )
 
-    def without_experts(self) -> "tuple[BlockDescription, dict[str, tuple[TensorDescription, ...]]]":
-        """The block without its experts, and these by the module that they are in."""
-        groups: dict[str, tuple[TensorDescription, ...]] = {}
+    def without_experts(self) -> "tuple[BlockDescription, dict[str, BlockDescription]]":
+        """The block without its experts, and these by the module that they are in, with their operations."""
+        tensors: dict[str, tuple[TensorDescription, ...]] = {}
         if self.anytime or self.calls != 1 or self.looked_up:
-            return self, groups
+            return self, {}
         for tensor in self.tensors:
             if tensor.active < 1.0 and (name := experts_name(tensor.name)):
-                groups[name] = (*groups.get(name, ()), tensor)
-        apart = {tensor.name for group in groups.values() for tensor in group}
-        return replace(self, tensors=tuple(t for t in self.tensors if t.name not in apart)), groups
+                tensors[name] = (*tensors.get(name, ()), tensor)
+        if not tensors:
+            return self, {}
+        holders = {tensor.name: self.name for tensor in self.tensors}
+        holders |= {tensor.name: name for name, group in tensors.items() for tensor in group}
+        kept = tuple(tensor for tensor in self.tensors if holders[tensor.name] not in tensors)
+        owners = (self.name, *tensors) if kept else tuple(tensors)
+        shares = {} if self.work is None else parted(self.work, holders, owners)
+
+        def work(name: str) -> tuple[Operation, ...] | None:
+            return None if self.work is None else tuple(shares.get(name, ()))
+
+        groups = {
+            name: BlockDescription(name, held, work=work(name), mixed=self.mixed)
+            for name, held in tensors.items()
+        }
+        return replace(self, tensors=kept, work=work(self.name) if kept else None), groups
 
 
 def experts_name(parameter: str) -> str:
@@ -244,16 +264,40 @@ def experts_name(parameter: str) -> str:
     return f"{before}.experts" if found else ""
 
 
-def _experts_block(name: str, tensors: Sequence[TensorDescription]) -> BlockDescription:
-    """The block of the experts that these tensors of one module are: of all of them, or of one each."""
+def _experts_block(parts: Sequence[BlockDescription]) -> BlockDescription:
+    """The block of the experts in these parts, whose tensors are of all experts or of one each."""
+    name, tensors = parts[0].name, tuple(tensor for part in parts for tensor in part.tensors)
     keys = {tensor.name[len(name) + 1 :].partition(".")[::2] for tensor in tensors}
     fused = any(not inner for _, inner in keys)
     count = tensors[0].shape[0] if fused else len({key for key, _ in keys})
     chosen = max(1, round(count * max(tensor.active for tensor in tensors)))
     operations = len(tensors) if fused else len(tensors) // max(count, 1)
+    work = None
+    if all(part.work is not None for part in parts):
+        # what brings chosen experts together is the tier's own, and counted with it
+        every = (operation for part in parts for operation in part.work or ())
+        work = tuple(o for o in every if not (o.weights and o.name in GATHERS))
     return BlockDescription(
-        name, tuple(tensors), operations=operations, gpu_only=True, experts=count, chosen=chosen
+        name,
+        tensors,
+        operations=operations,
+        gpu_only=True,
+        experts=count,
+        chosen=chosen,
+        work=work,
+        mixed=any(part.mixed for part in parts),
     )
+
+
+@dataclass(frozen=True)
+class TracedFacts:
+    """What a trace says of a whole pass. `how`: by what it was traced."""
+
+    how: str
+    peak: PeakBytes
+    peak_with_scores: PeakBytes  # where no kernel attends without keeping scores
+    flops: int
+    operations: int
 
 
 @dataclass(frozen=True)
@@ -271,6 +315,26 @@ class ModelDescription:
     becomes: Becomes = ""  # what its bfloat16 tensors are converted to for computing
     in_memory: bool = False  # a module that has its values: `place` brings them to their tiers, not `load`
     positions: int | None = None  # tokens of the longest sequence, by the config
+    traced: TracedFacts | None = None  # what a trace of the pass says; None: nothing was traced
+
+    @property
+    def traced_as_computed(self) -> TracedFacts | None:
+        """The trace's facts; its activations are twice as large where bfloat16 is computed in float32."""
+        if self.traced is None or self.becomes != "float32":
+            return self.traced
+        peaks = (
+            PeakBytes(2 * peak.alive, 2 * peak.reserved)
+            for peak in (self.traced.peak, self.traced.peak_with_scores)
+        )
+        first, second = peaks
+        return replace(self.traced, peak=first, peak_with_scores=second)
+
+    @property
+    def rests_on(self) -> RestsOn:
+        """What is known of its operations and activations."""
+        if self.traced is not None:
+            return "trace"
+        return "rules" if "config" in self.source else "guesses"
 
     @property
     def loading_bytes(self) -> int:
@@ -297,17 +361,15 @@ class ModelDescription:
     def with_experts_apart(self) -> "ModelDescription":
         """The model with its experts in blocks of their own, each where the first of its tensors was."""
         blocks: list[BlockDescription | str] = []
-        experts: dict[str, tuple[TensorDescription, ...]] = {}
+        experts: dict[str, list[BlockDescription]] = {}
         for block in self.blocks:
             rest, groups = block.without_experts()
             if rest.tensors or not groups:
                 blocks.append(rest)
             blocks += [name for name in groups if name not in experts]
-            for name, tensors in groups.items():
-                experts[name] = (*experts.get(name, ()), *tensors)
-        made = (
-            _experts_block(block, experts[block]) if isinstance(block, str) else block for block in blocks
-        )
+            for name, part in groups.items():
+                experts.setdefault(name, []).append(part)
+        made = (_experts_block(experts[block]) if isinstance(block, str) else block for block in blocks)
         return replace(self, blocks=tuple(made))
 
 

@@ -449,9 +449,8 @@ def describe_module(model: Module) -> ModelDescription:
     notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
     in_memory = not any(parameter.is_meta for parameter in model.parameters())
     positions = known.positions if known else None
-    return ModelDescription(
-        name, blocks, "module tree", notes=notes, in_memory=in_memory, positions=positions
-    )
+    source = "module tree and its config" if known else "module tree"
+    return ModelDescription(name, blocks, source, notes=notes, in_memory=in_memory, positions=positions)
 
 
 def module_ranges(model: Module) -> Ranges | None:

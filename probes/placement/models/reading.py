@@ -84,8 +84,9 @@ def describe(model: str) -> ModelDescription:
 
     Raises UsageError, CheckpointUnreadable and ModelUnknown.
     """
-    path, name = named_path(model, "model"), known_name(model)
-    if name in known_configs() and not holds_a_model(path):
+    path = named_path(model, "model")
+    if is_known(model):
+        name = known_name(model)
         return from_config(known_configs()[name], name=name, where=f"the config of {name}")
     if path.is_dir():
         return _folder(path)
@@ -101,6 +102,11 @@ def describe(model: str) -> ModelDescription:
         f"{model} is neither the name of a known model nor a model's file",
         f"{fetch if is_on_hub else give}; known names are {', '.join(known_configs())}",
     )
+
+
+def is_known(model: str) -> bool:
+    """Whether it is the name of a known model, and no path of one."""
+    return known_name(model) in known_configs() and not holds_a_model(Path(model))
 
 
 def holds_a_model(path: Path) -> bool:
@@ -132,8 +138,8 @@ def _files(path: Path, *, beside: Path) -> ModelDescription:
 def config_of(model: str) -> Mapping[str, Any]:
     """The config.json of what `describe` takes. Raises UsageError and CheckpointUnreadable."""
     path = named_path(model, "model")
-    if model.lower() in known_configs() and not holds_a_model(path):
-        return known_configs()[model.lower()]
+    if is_known(model):
+        return known_configs()[known_name(model)]
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or config.name.endswith(".safetensors.index.json"):
         config = path.parent / "config.json"

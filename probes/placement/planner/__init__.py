@@ -5,6 +5,7 @@ plan.py           `make_plan`: from a description, budgets and constants to a pl
 multi_gpu.py      `make_cards_plan`: over several equal cards
 machine.py        `Constants` of a machine, from profiles.toml (`profile`) or a probe report (`from_report`)
 compute_dtype.py  what bfloat16 weights become on a GPU without units for them
+rules.py          operations of blocks where nothing was traced
 costs.py          seconds and bytes of one block; an `Option` is one tier with its costs
 tiers.py          `options`: every tier a block can go to; `surroundings`: VRAM besides weights
 experts.py        what a block of experts costs that are placed one by one

@@ -3,6 +3,7 @@
 Whatever names a model becomes a `ModelDescription`, whatever names a machine its `Constants`.
 """
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from probes.core.errors import UsageError
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.ranges import Ranges, stored_ranges
-from probes.placement.models.reading import describe, named_path
+from probes.placement.models.reading import describe, is_known, named_path
 from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges
 from probes.placement.planner.machine import Constants, from_report, machine_named
 from probes.placement.planner.multi_gpu import make_cards_plan
-from probes.placement.planner.plan import make_plan
+from probes.placement.planner.plan import check_workload, make_plan
 from probes.placement.types import CardsPlan, Objective, Plan, Workload
 from probes.records.schema import read_report
 
 if TYPE_CHECKING:
     from probes.placement.models.modules import Module
+    from probes.placement.models.tracing import PassInputs
 
 
 Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
@@ -38,6 +40,7 @@ def plan(
     objective: Objective = "exact",
     captured: bool = False,
     compute: Compute = "auto",
+    inputs: "PassInputs | None" = None,
     weights: str | Path | None = None,
 ) -> Plan:
     """Where each block of a model goes on a machine, what that takes, how long a pass should last.
@@ -50,6 +53,10 @@ def plan(
     With `context` tokens of room in the KV cache, the time is that of one generated token after `tokens` of
     prompt, else of a pass of `batch` x `tokens` rows.
     `captured`: the pass is replayed as a graph.
+    `inputs`: what the module is called with, for a trace of its operations and activations on tensors without
+    numbers: a tensor, a tuple of positional or a dict of named ones, on any device or on meta. Without them,
+    models of transformers are traced with inputs by their config; others, and all where torch is missing, are
+    planned by rules, which a note says and the interval of the time shows.
     `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
     hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
 
@@ -57,14 +64,15 @@ def plan(
     ReportError and UsageError for what can't be read or makes no sense; PlacementError for a number that
     float16 can't hold where that is asked for.
     """
-    description, constants = resolve_model(model), resolve_machine(machine)
+    workload = Workload(batch, tokens, context)
+    description, constants = resolve_model(model, workload, inputs), resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_plan(
         description,
         constants,
         vram=vram,
         host=host,
-        workload=Workload(batch, tokens, context),
+        workload=workload,
         objective=objective,
         captured=captured,
         compute=compute,
@@ -84,13 +92,15 @@ def plan_cards(
     context: int = 0,
     objective: Objective = "exact",
     compute: Compute = "auto",
+    inputs: "PassInputs | None" = None,
     weights: str | Path | None = None,
 ) -> CardsPlan:
     """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
 
     The rest is as for `plan`. Raises as that does, and UsageError for more cards than the model has blocks.
     """
-    description, constants = resolve_model(model), resolve_machine(machine)
+    workload = Workload(batch, tokens, context)
+    description, constants = resolve_model(model, workload, inputs), resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_cards_plan(
         description,
@@ -98,28 +108,48 @@ def plan_cards(
         cards=cards,
         vram=vram,
         host=host,
-        workload=Workload(batch, tokens, context),
+        workload=workload,
         objective=objective,
         compute=compute,
         ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
     ).plan
 
 
-def resolve_model(model: Model) -> ModelDescription:
-    """The description of whatever names a model, or is one. Raises as `describe` does."""
+def resolve_model(
+    model: Model, workload: Workload | None = None, inputs: "PassInputs | None" = None
+) -> ModelDescription:
+    """The description of whatever names a model, or is one. Raises as `describe` does.
+
+    With a workload it is traced, if torch is there, and transformers for a config. Known models have rules,
+    which were compared with measured passes: they take no torch, and no seconds.
+    """
     if isinstance(model, ModelDescription):
         return model
     if isinstance(model, str | os.PathLike):
-        return describe(str(named_path(model, "model")))
+        path = str(named_path(model, "model"))
+        if (
+            workload is None
+            or is_known(path)
+            or not all(map(importlib.util.find_spec, ("torch", "transformers")))
+        ):
+            return describe(path)
+        check_workload(workload)
+        from probes.placement.models import tracing
+
+        return tracing.traced_config(path, workload)
     torch = sys.modules.get("torch")  # imported by then, if it is a module
     if torch is None or not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"the model is {ascii(model)[:40]}, which isn't one",
             "give a module, a path, a known model's name or a ModelDescription",
         )
-    from probes.placement.models import modules
+    from probes.placement.models import modules, tracing
 
-    return modules.describe_module(model)
+    described = modules.describe_module(model)
+    if workload is None:
+        return described
+    check_workload(workload)
+    return tracing.traced_module(model, described, workload, inputs)
 
 
 def resolve_machine(machine: Constants | str | Path) -> Constants:

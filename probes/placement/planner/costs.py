@@ -4,8 +4,10 @@
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 from probes.placement.models.description import (
@@ -13,23 +15,13 @@ from probes.placement.models.description import (
     BlockDescription,
     TensorDescription,
 )
+from probes.placement.models.operations import EXPERTS, Operation, OperationKind, host_units
 from probes.placement.packing.format import DENSE_FROM, MOST_ROWS, aligned, estimate, fused, is_matrix
 from probes.placement.planner.machine import Constants
-from probes.placement.types import Objective, Tier
+from probes.placement.planner.rules import Pass, main_dtype, rule_operations, work_of
+from probes.placement.types import Tier
 
 UPKEEP: Final = 0.5  # share of its compute time that a block which isn't resident is charged as a penalty
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The pass that is planned for."""
-
-    rows: int  # input rows of each block: batch x tokens, or the batch when tokens are generated one by one
-    batch: int
-    context: int  # tokens that attention looks back on
-    objective: Objective
-    captured: bool = False  # replayed as a CUDA graph: Python's time doesn't count
-    generating: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +99,18 @@ UNPACK: Final = 0.6
 PACKED_PRODUCT: Final = 1.1
 BESIDE_COPY: Final = 0.07
 GENERATING: Final = 35  # operations that `generate` adds around each token
-GUESSED_OPERATIONS: Final = 2  # for each tensor of a block whose operations are unknown
+BESIDE_CALLS: Final = 0.36  # of Python's own, for each module that is called; 11 families' layers, an H200
+OF_TORCH: Final = (
+    1.3  # and so much of what torch takes for the operations of a traced pass, by the same layers
+)
 
 
-def operations(block: BlockDescription) -> int:
-    """How many operations torch launches for a block in one pass."""
-    return (block.operations or GUESSED_OPERATIONS * len(block.tensors)) * block.calls
+def host_operations(block: BlockDescription, work: Pass) -> float:
+    """Python's time for a block in one pass, in operations of a plain layer (docs/decisions/0058)."""
+    around = block.around + GENERATING * (work.generating and block.around > 0)
+    if block.work is None:
+        return rule_operations(block) + around
+    return OF_TORCH * sum(map(host_units, block.work)) + BESIDE_CALLS * block.modules_called + around
 
 
 class PythonTime:
@@ -120,8 +118,7 @@ class PythonTime:
 
     def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
         self._machine, self._work = machine, work
-        around = block.around + GENERATING * (work.generating and block.around > 0)
-        self.resident = self.of(operations(block) + around)
+        self.resident = self.of(host_operations(block, work))
         self._call = CALL + CALL_TENSOR * len(block.tensors)
 
     def of(self, count: float) -> float:
@@ -166,13 +163,6 @@ def cache_bytes(block: BlockDescription, work: Pass) -> int:
     return work.batch * block.attention.kept(work.context) * block.attention.numbers_per_token * width
 
 
-def main_dtype(block: BlockDescription) -> str:
-    """The dtype of a block's largest tensor; float32 for a block without tensors."""
-    if not block.tensors:
-        return "float32"
-    return max(block.tensors, key=lambda tensor: tensor.n_bytes).dtype
-
-
 # Products on an H100: the fused product's time for each number of an input row, relative to the library's,
 # for one row and for 2 to 16.
 FUSED_STEP: Final = 0.75
@@ -192,9 +182,27 @@ TILE_ROWS: Final = 128
 WIDE_TILE_ROWS: Final = 32  # likewise in float32, where more than one row is read again
 # Of the GPU for each tensor that it reads over the link, beyond its bytes: a kernel waits for an answer
 IN_PLACE_S: Final = 14e-6  # BERT's embeddings (five tensors), 768 x 768, on an H100
-# How often what follows reads or writes an output, of a block that says nothing: two diffusion transformers
-TOUCHED: Final = 3
 MOST_BITS_OF_UNITS: Final = 16  # of numbers that matrix units multiply as they are
+# Kernels besides products, in kernels of the profile (2.3 us): docs/decisions/0066's times on an H200 of
+# operations on contiguous numbers, on strided ones, of norms, sums along rows, and torch's attention
+KERNELS: Final[Mapping[OperationKind, float]] = MappingProxyType(
+    {
+        "attention": 2.1,
+        "convolution": 1.2,
+        "kernel": 1.0,
+        "lookup": 1.25,
+        "norm": 2.1,
+        "plain": 0.8,
+        "recurrent": 0.8,
+        "reduction": 1.9,
+        "scan": 1.25,
+        "strided": 1.25,
+        "view": 0.0,
+    }
+)
+# Of a product between other kernels, more than of one between products: 19 resident passes, H100 and H200
+BETWEEN_S: Final = 1e-6
+CONVOLVED: Final = 0.5  # of the rate of products, which convolutions reach: assumed
 
 
 class GpuTime:
@@ -202,10 +210,12 @@ class GpuTime:
 
     def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
         self._block, self._machine, self._work = block, machine, work
-        products = sum(tensor.use == "product" for tensor in block.tensors)
-        self._kernels = block.kernels * block.calls or max(operations(block) - products * block.calls, 0)
         self._dtype = main_dtype(block)
-        self.without_weights = self._kernels * machine.kernel_s + self._attention()
+        self._operations = work_of(block, work)
+        self._least_product_s = machine.product_s + BETWEEN_S * block.mixed
+        self.without_weights = sum(
+            self._seconds(o, machine.vram_rate) for o in self._operations if not o.weights
+        )
 
     def from_vram(self) -> float:
         """With unpacked weights in VRAM."""
@@ -213,7 +223,7 @@ class GpuTime:
 
     def from_packed(self, share: float) -> float:
         """With packed weights in VRAM that are never unpacked; they take `share` of their unpacked bytes."""
-        rows, machine = self._work.rows, self._machine
+        rows, machine = self.product_rows, self._machine
         main = max(self._block.tensors, key=lambda tensor: tensor.n_bytes)
         tile = fused(rows, main.shape)
         narrow = rows > 1 and tile is not None and tile.rows < WIDEST_TILE
@@ -221,96 +231,110 @@ class GpuTime:
         step = MANY_ROWS_FUSED_STEP if rows > 1 else FUSED_STEP
         return self._compute(rate, share=share, step=step)
 
+    @property
+    def product_rows(self) -> int:
+        """The most rows that a weight of the block is multiplied with in one product."""
+        return max(
+            (o.rows for o in self._operations if o.weights and o.kind == "product"), default=self._work.rows
+        )
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications and additions of one pass."""
+        return sum(operation.flops for operation in self._operations)
+
     def in_place(self) -> float:
         """With weights in pinned memory that kernels read over the link."""
-        waits = IN_PLACE_S * len(self._block.tensors) * self._block.calls
+        waits = IN_PLACE_S * sum(len(operation.weights) for operation in self._operations)
         return max(self.bytes_in_place() / self._machine.zero_copy_rate, self.from_vram()) + waits
 
     def bytes_in_place(self) -> int:
         """Bytes that kernels read over the link: once for a few rows, else for each tile and once more."""
-        rows, wide = self._work.rows, self._dtype == "float32"
-        read = self.bytes_read()
-        if self._block.lookups_only or rows <= (1 if wide else ONCE_ROWS):
+        return sum(map(self._read_in_place, self._operations))
+
+    def _read_in_place(self, operation: Operation) -> int:
+        wide = self._dtype == "float32"
+        read = operation.weight_bytes
+        # a loop's weights are brought to one buffer first, since they aren't in the library's own layout
+        if operation.kind in ("lookup", "recurrent") or operation.rows <= (1 if wide else ONCE_ROWS):
             return read
-        return read * (1 + -(-rows // (WIDE_TILE_ROWS if wide else TILE_ROWS)))
+        return read * (1 + -(-operation.rows // (WIDE_TILE_ROWS if wide else TILE_ROWS)))
 
     def bytes_read(self) -> int:
         """Bytes of weights that one pass reads."""
-        rows = self._work.rows
-        return self._block.calls * sum(tensor.bytes_read(rows) for tensor in self._block.tensors)
+        return sum(operation.weight_bytes * operation.steps for operation in self._operations)
 
     def _compute(self, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
         """With weights that take `share` of their bytes and are read at `rate`."""
-        each = (self._tensor_s(tensor, rate, share=share, step=step) for tensor in self._block.tensors)
-        activations = self._activation_bytes() / self._machine.activation_rate
-        return self.without_weights + self._block.calls * (sum(each) + activations)
+        weighted = (o for o in self._operations if o.weights)
+        return self.without_weights + sum(self._seconds(o, rate, share=share, step=step) for o in weighted)
 
-    def _tensor_s(self, tensor: TensorDescription, rate: float, *, share: float, step: float) -> float:
-        """Seconds for one tensor in one call.
+    def _seconds(self, operation: Operation, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
+        """Seconds of one operation, its weights read at `rate`."""
+        machine, kind = self._machine, operation.kind
+        weights = operation.weight_bytes * share
+        activations = (operation.read + operation.written) / machine.activation_rate
+        if kind == "product":
+            return self._product_s(operation, weights, rate, activations, step=step)
+        own = KERNELS[kind] * operation.launches * machine.kernel_s
+        work = operation.flops / machine.rate_of_products(operation.dtype)
+        if kind == "convolution":
+            turned = 2 * operation.workspace / machine.activation_rate
+            return own + turned + math.hypot(weights / rate + activations, work / CONVOLVED)
+        if kind == "attention":
+            moved = operation.read / machine.vram_rate + operation.written / machine.activation_rate
+            kept = 0 if self._fuses(operation) else operation.scores
+            return own + max(moved + kept / machine.vram_rate, work)
+        if kind == "recurrent":
+            # of each gate's two matrices, the states' is read again at every step
+            copied = 2 * weights / machine.vram_rate
+            return own + copied + max(weights / 2 * (1 + operation.steps) / rate, work) + activations
+        return own + weights / rate + activations
 
-        A product waits for its weights, for its multiplications, and for the turns that one multiplier takes
+    def _fuses(self, operation: Operation) -> bool:
+        return self._machine.fuses_attention(halves=operation.dtype != "float32", grouped=False)
+
+    def _product_s(
+        self, operation: Operation, weights: float, rate: float, activations: float, *, step: float
+    ) -> float:
+        """Seconds for one product.
+
+        It waits for its weights, for its multiplications, and for the turns that one multiplier takes
         through an input row. They overlap in part, the first two nearly whole: 164 products of 16 bits on an
         H100 are within 21 % of this, 7.6 % on average.
         """
-        machine, rows = self._machine, self._work.rows
-        if not tensor.numbers:
-            return 0.0
-        if _is_experts(tensor):
+        machine, rows = self._machine, operation.rows
+        experts = operation.name in EXPERTS
+        if experts:
             rate = min(rate, machine.experts_rate)
-        reads = tensor.bytes_read(rows) * share / rate
-        if tensor.use != "product":
-            return reads
-        wide = DTYPE_BITS[tensor.dtype] > MOST_BITS_OF_UNITS
+        reads = weights / rate + activations
+        wide = DTYPE_BITS[operation.dtype] > MOST_BITS_OF_UNITS
         if wide:
             reads /= WIDE_READS
             if rows == 1:
-                return machine.product_s + reads
-            products = self._products_s(tensor, -(-rows // WIDE_ROWS) * WIDE_ROWS)
-            return machine.product_s + WIDE_PRODUCT_S + math.hypot(reads, products)
-        turns = tensor.inputs * machine.product_step_s * step
-        overlapped = math.cbrt(reads**3 + self._products_s(tensor, rows) ** 3)
-        return machine.product_s + math.hypot(overlapped, turns)
+                return self._least_product_s + reads
+            work = operation.flops / rows * -(-rows // WIDE_ROWS) * WIDE_ROWS
+            return (
+                self._least_product_s
+                + WIDE_PRODUCT_S
+                + math.hypot(reads, work / machine.rate_of_products(operation.dtype))
+            )
+        turns = operation.inputs * machine.product_step_s * step
+        work = self._multiplied(operation, experts=experts)
+        overlapped = math.cbrt(reads**3 + work**3)
+        return self._least_product_s + math.hypot(overlapped, turns)
 
-    def _products_s(self, tensor: TensorDescription, rows: int) -> float:
+    def _multiplied(self, operation: Operation, *, experts: bool) -> float:
         """Seconds of a product's multiplications. Each expert's rows fill whole tiles."""
-        work = tensor.products * rows
-        rate = self._machine.rate_of_products(tensor.dtype)
-        if _is_experts(tensor):
-            experts = tensor.shape[0] * (1.0 - (1.0 - tensor.active) ** rows)
-            work += EXPERT_TILE * experts * tensor.numbers / tensor.shape[0]
+        work, rows = float(operation.flops), operation.rows
+        rate = self._machine.rate_of_products(operation.dtype)
+        if experts:
+            work += 2 * EXPERT_TILE * operation.groups * operation.outputs * operation.inputs
             rate *= EXPERTS_REACHED
-        if rows > 1 and len(tensor.shape) == 2 and tensor.outputs % ALIGNED:
+        elif rows > 1 and operation.weights and operation.groups == 1 and operation.outputs % ALIGNED:
             rate *= UNALIGNED
-            work = tensor.products * -(-rows // TILE_ROWS) * TILE_ROWS
-        return 2 * work / rate
-
-    def _activation_bytes(self) -> float:
-        """Bytes of activations that one call reads and writes outside products."""
-        width = DTYPE_BITS[self._dtype] / 8
-        if self._block.touched_numbers or not self._kernels:
-            return self._work.rows * self._block.touched_numbers * width
-        return sum(
-            TOUCHED * self._work.rows * tensor.shape[0] * DTYPE_BITS[tensor.dtype] / 8 * tensor.active
-            for tensor in self._block.tensors
-            if tensor.use == "product"
-        )
-
-    def _attention(self) -> float:
-        """Seconds of attention: the longer of reading the context's keys and values, and multiplying."""
-        attention, work, machine = self._block.attention, self._work, self._machine
-        if attention is None or not machine.has_gpu:
-            return 0.0
-        dtype = main_dtype(self._block)
-        kept = attention.kept(work.context)
-        moved = work.batch * kept * attention.numbers_per_token * DTYPE_BITS[dtype] / 8
-        products = 2 * work.rows * attention.heads * attention.head_width * kept
-        rate = machine.rate_of_products(dtype)
-        return max(moved / machine.vram_rate, 2 * products / rate)
-
-
-def _is_experts(tensor: TensorDescription) -> bool:
-    """Whether the tensor holds the matrices of several experts, of which each row needs some."""
-    return tensor.use == "product" and tensor.active < 1.0 and len(tensor.shape) > 2
+            work = work / rows * -(-rows // TILE_ROWS) * TILE_ROWS
+        return work / rate
 
 
 FUSED_DTYPES: Final = ("bfloat16", "float16")
@@ -347,7 +371,7 @@ class BlockCosts:
             and self.work.objective == "fast"
             and not self.converts
             and self.machine.fused_rate > 0
-            and self.work.rows <= MOST_ROWS
+            and self.gpu.product_rows <= MOST_ROWS
             and dtypes <= set(FUSED_DTYPES)
         )
 

@@ -51,7 +51,8 @@ def by_experts(costs: BlockCosts, *, cached: float = 0.0, cache: int = 0) -> Opt
     """A block of experts of which passes find the share `cached` in `cache` bytes of VRAM."""
     packed = packs(costs)
     cache = max(cache, table_bytes(costs.block, packed=packed))
-    block, machine, rows = costs.block, costs.machine, costs.work.rows
+    block, machine = costs.block, costs.machine
+    rows = routed_rows(block, costs.work.rows)
     sizes = ExpertSizes.of(block, rows, packed=packed)
     stored, unpacked = sizes.read * sizes.stored_bytes, sizes.read * sizes.unpacked_bytes
     fused = packed and _fuses(costs)
@@ -68,6 +69,13 @@ def by_experts(costs: BlockCosts, *, cached: float = 0.0, cache: int = 0) -> Opt
         pinned_bytes=block.experts * sizes.stored_bytes,
         wire_bytes=int(missing),
     )
+
+
+def routed_rows(block: BlockDescription, untraced: int) -> int:
+    """Input rows that choose among a block's experts in a pass: by the products that a trace has."""
+    each = 2 * sum(tensor.products for tensor in block.tensors)
+    flops = sum(operation.flops for operation in block.work or () if operation.kind == "product")
+    return max(round(flops / each), 1) if flops and each else untraced
 
 
 def table_bytes(block: BlockDescription, *, packed: bool) -> int:
@@ -98,7 +106,7 @@ def _fuses(costs: BlockCosts) -> bool:
     return (
         costs.work.objective == "fast"
         and machine.fused_rate > 0
-        and costs.work.rows <= MOST_ROWS
+        and routed_rows(block, costs.work.rows) <= MOST_ROWS
         and len(block.tensors) == 2
         and all(is_matrix(tensor.shape[1:]) for tensor in block.tensors if len(tensor.shape) == 3)
         and all(_experts_in(block, tensor) > 1 for tensor in block.tensors)
@@ -107,11 +115,11 @@ def _fuses(costs: BlockCosts) -> bool:
 
 def gathered_bytes(blocks: Iterable[BlockDescription], workload: Workload) -> int:
     """Bytes of the largest block's chosen experts, brought into memory of their own for its products."""
-    prompt = workload.batch * workload.tokens
-    steps = workload.batch if workload.context_tokens else min(prompt, workload.batch)
+    steps = workload.batch
     largest = 0
     for block in blocks:
         if block.experts:
+            prompt = max(workload.batch * workload.tokens, routed_rows(block, 1))
             each = ExpertSizes.of(block, 1, packed=False).unpacked_bytes
             largest = max(
                 largest, max(min(block.experts, prompt * block.chosen), steps * block.chosen) * each

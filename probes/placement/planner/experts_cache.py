@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from probes.placement.packing.format import aligned
-from probes.placement.planner.costs import BlockCosts, Option, Pass
-from probes.placement.planner.experts import ExpertSizes, by_experts, packs, table_bytes
+from probes.placement.planner.costs import BlockCosts, Option
+from probes.placement.planner.experts import ExpertSizes, by_experts, packs, routed_rows, table_bytes
 from probes.placement.planner.kinds import Kind
 from probes.placement.planner.machine import Constants
 from probes.placement.planner.pools import Limits, pool_bytes
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.search import SearchResult
 from probes.placement.planner.simulation import simulate
 from probes.placement.types import EXPERTS, ExpertsPlan
@@ -26,7 +27,8 @@ class _Placed:
     def __init__(self, kind: Kind, machine: Constants, work: Pass) -> None:
         self.kind, self.number = kind, len(kind.places)
         self.costs = BlockCosts(kind.block, machine, work)
-        self.sizes = ExpertSizes.of(kind.block, work.rows, packed=packs(self.costs))
+        rows = routed_rows(kind.block, work.rows)
+        self.sizes = ExpertSizes.of(kind.block, rows, packed=packs(self.costs))
         self.experts = kind.block.experts
         self.stored_bytes = self.experts * self.sizes.stored_bytes
         self.fixed_bytes = table_bytes(kind.block, packed=packs(self.costs))

@@ -11,8 +11,9 @@ from typing import Final
 
 from probes.core.errors import UsageError
 from probes.placement.models.description import BlockDescription, ModelDescription
-from probes.placement.planner.costs import Option, Pass
+from probes.placement.planner.costs import Option
 from probes.placement.planner.machine import Constants
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options
 
 MOST_KINDS: Final = 64  # above which kinds are merged: integer programs take the cube of their number

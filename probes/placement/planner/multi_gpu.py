@@ -16,10 +16,10 @@ from probes.placement.models.ranges import Ranges
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.costs import Option
 from probes.placement.planner.machine import Constants, with_host
-from probes.placement.planner.plan import PlanResult, check_numbers, make_plan
+from probes.placement.planner.plan import PlanResult, check_numbers, make_plan, pass_time
 from probes.placement.planner.simulation import Timeline, simulate_cards
 from probes.placement.planner.tiers import SYNC_S
-from probes.placement.types import CardsPlan, Objective, PassTime, Plan, Workload
+from probes.placement.types import CardsPlan, Objective, Plan, Workload
 
 MOST_CARDS: Final = 16
 STAGE_MARK: Final = ", part "  # between the model's name and the number of the stage, in a stage's name
@@ -83,7 +83,7 @@ def make_cards_plan(
     ]
     rows = workload.batch * (1 if workload.context_tokens else workload.tokens)
     row_bytes = max((_row_bytes(part.blocks[0].computed(model.becomes)) for part in parts[1:]), default=0)
-    return _joined(stages, machine, rows * row_bytes)
+    return _joined(model, stages, machine, rows * row_bytes)
 
 
 def _stage(
@@ -132,7 +132,9 @@ def _row_bytes(block: BlockDescription) -> int:
     return matrix.inputs * DTYPE_BITS[matrix.dtype] // 8 if matrix else 0
 
 
-def _joined(stages: Sequence[PlanResult], machine: Constants, handed_over: int) -> CardsResult:
+def _joined(
+    model: ModelDescription, stages: Sequence[PlanResult], machine: Constants, handed_over: int
+) -> CardsResult:
     """The plan of all stages. `handed_over`: bytes of activations that cross the host to the next card."""
     crossing_s = 2 * (machine.link_alpha_s + handed_over / machine.link_rate) + SYNC_S
     chosen = [stage.search.chosen for stage in stages]
@@ -142,9 +144,9 @@ def _joined(stages: Sequence[PlanResult], machine: Constants, handed_over: int) 
     timeline = simulate_cards(
         [(options, stage.search.pool) for options, stage in zip(chosen, stages, strict=True)]
     )
-    seconds, spread = timeline.seconds, machine.spread
+    seconds = timeline.seconds
     slowest = max((stage.plan.time for stage in stages), key=lambda time: time.middle_s)
-    time = PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), slowest.bound)
+    time = pass_time(model, machine, seconds, slowest.bound)
     plans = tuple(stage.plan for stage in stages)
     interval = max(slowest.middle_s, *_shared_s(stages))
     return CardsResult(CardsPlan(plans, time, interval, handed_over), timeline)

@@ -4,6 +4,7 @@ The search chooses the tier of each block. This file gives it the limits, and wr
 and predicted memory; where nothing fits it says what would. No torch, no GPU, no weights. Pure.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,11 +16,12 @@ from probes.placement.models.description import BlockDescription, ModelDescripti
 from probes.placement.models.ranges import Ranges
 from probes.placement.plan_file import MOST
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
-from probes.placement.planner.costs import Option, Pass, cache_bytes
+from probes.placement.planner.costs import Option, cache_bytes
 from probes.placement.planner.experts_cache import experts_plan, with_cache
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
 from probes.placement.planner.pools import Limits, disk_buffer_bytes, pool_bytes
+from probes.placement.planner.rules import Pass, work_of
 from probes.placement.planner.search import SearchResult, fits, hedged, search
 from probes.placement.planner.tiers import SEGMENT, Surroundings, rounded, surroundings
 from probes.placement.types import (
@@ -59,7 +61,9 @@ class PlanningTask:
         self.counted: Sequence[Kind] = merge_kinds(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)
         one_of_each = [kind.block for kind in self.kinds]
-        self.around: Surroundings = surroundings(one_of_each, machine, workload, captured=captured)
+        self.around: Surroundings = surroundings(
+            one_of_each, machine, workload, model.traced_as_computed, captured=captured
+        )
 
     def limits(self, vram: int, host: int | None) -> Limits:
         """The memory left for weights and their buffers, under budgets in bytes."""
@@ -77,6 +81,12 @@ class PlanningTask:
 
 
 NOTABLE_GAP: Final = 0.005  # share of the time that a better plan may save, above which a note says so
+RULES_SPREAD: Final = (
+    0.20  # of rules: versions of a library differ by so much in one architecture's operations
+)
+# Of guesses, the shortest and the longest time over the predicted one: 17 passes of architectures without
+# rules took 0.33 to 7.7 of it, 15 of them 0.45 to 3.5, on one H200
+GUESSED: Final = (0.6, 3.5)
 PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python, by three hosts within two minutes each
 
 
@@ -107,6 +117,7 @@ def _plan(task: PlanningTask, result: SearchResult, vram: int, host: int) -> Pla
         bfloat16_becomes=model.becomes,
         notes=_notes(task, result, vram),
         experts=experts_plan(result, task.kinds, task.machine, task.work),
+        rests_on=model.rests_on,
     )
 
 
@@ -167,7 +178,17 @@ def _vram(task: PlanningTask, result: SearchResult) -> VramUse:
 
 def _time(task: PlanningTask, result: SearchResult) -> PassTime:
     seconds, bound = result.timeline.seconds, _bound(result.chosen, _by_products(task))
-    spread = max(task.machine.spread, PYTHON_SPREAD) if bound == "launch" else task.machine.spread
+    return pass_time(task.model, task.machine, seconds, bound)
+
+
+def pass_time(model: ModelDescription, machine: Constants, seconds: float, bound: Bound) -> PassTime:
+    """The time with its interval: wider where Python is waited for, and where nothing was traced."""
+    spread = max(machine.spread, PYTHON_SPREAD) if bound == "launch" else machine.spread
+    if model.rests_on == "guesses":
+        low, high = (GUESSED[0] * (1 - machine.spread), GUESSED[1] * (1 + machine.spread))
+        return PassTime(seconds, seconds * low, seconds * high, bound)
+    if model.rests_on == "rules":
+        spread = math.hypot(spread, RULES_SPREAD)
     return PassTime(seconds, seconds * (1 - spread), seconds * (1 + spread), bound)
 
 
@@ -186,12 +207,12 @@ def _bound(chosen: Sequence[Option], by_products: bool) -> Bound:
 
 def _by_products(task: PlanningTask) -> bool:
     """Whether multiplying takes longer than reading the weights."""
-    by_tensor = (
-        2 * tensor.products * kind.block.calls * len(kind.places)
+    products = sum(
+        operation.flops * len(kind.places)
         for kind in task.kinds
-        for tensor in kind.block.tensors
+        for operation in work_of(kind.block, task.work)
+        if operation.kind != "attention"
     )
-    products = sum(by_tensor) * task.work.rows
     rate = task.machine.rate_of_products(_compute_dtype(task))
     return task.machine.has_gpu and products / rate > task.weight_bytes / task.machine.vram_rate
 
@@ -209,6 +230,11 @@ def _notes(task: PlanningTask, result: SearchResult, vram: int) -> tuple[str, ..
     machine, notes = task.machine, [*task.model.notes, *task.machine.notes]
     if machine.has_gpu and (most := machine.vram_bytes - task.around.context) < vram:
         notes.append(f"beside the driver's context the card has {binary_bytes(most)}, less than the budget")
+    if (traced := task.model.traced) is not None:
+        notes.append(
+            f"traced with {traced.how}: {traced.operations:,} operations, {traced.flops / 1e9:,.3g} GFLOP, "
+            f"{binary_bytes(task.around.activations)} of activations"
+        )
     packed = any(o.tier in ("packed", "streamed_packed") and o.unpack_s for o in result.chosen)
     if packed and not machine.triton:
         notes.append("no kernel unpacks on this card: torch operations do")
@@ -390,10 +416,9 @@ def check_numbers(workload: Workload, *, vram: int, host: int | None) -> None:
             raise UsageError(f"{name} is {value}, below zero", f"give a {name} of 0 or more")
 
 
-def _check(model: ModelDescription, workload: Workload) -> None:
-    """Raise UsageError for a workload that the model can't do, or that makes no sense."""
-    if not model.blocks:
-        raise UsageError(f"{model.name} has no tensors", "give a model with weights")
+def check_workload(workload: Workload) -> None:
+    """Raise UsageError for a workload that makes no sense with any model."""
+    check_numbers(workload, vram=0, host=None)
     if min(workload.batch, workload.tokens) < 1 or workload.context_tokens < 0:
         raise UsageError("batch and tokens are at least 1, and the context at least 0")
     if 0 < workload.context_tokens < workload.tokens:
@@ -401,6 +426,13 @@ def _check(model: ModelDescription, workload: Workload) -> None:
             f"a context of {workload.context_tokens} has no room for a prompt of {workload.tokens} tokens",
             "raise --context or lower --tokens",
         )
+
+
+def _check(model: ModelDescription, workload: Workload) -> None:
+    """Raise UsageError for a workload that the model can't do, or that makes no sense."""
+    if not model.blocks:
+        raise UsageError(f"{model.name} has no tensors", "give a model with weights")
+    check_workload(workload)
     longest, needed = model.learned_positions, max(workload.tokens, workload.context_tokens)
     if longest is not None and needed > longest:
         raise UsageError(

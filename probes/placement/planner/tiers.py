@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription
+from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription, TracedFacts
 from probes.placement.packing.format import aligned, is_table, piece_bytes, piece_rows
 from probes.placement.planner.costs import (
     COPY,
@@ -15,7 +15,6 @@ from probes.placement.planner.costs import (
     UNPACK,
     BlockCosts,
     Option,
-    Pass,
     is_packed,
     packed_bytes,
     pieces_of,
@@ -23,6 +22,7 @@ from probes.placement.planner.costs import (
 )
 from probes.placement.planner.experts import by_experts, gathered_bytes
 from probes.placement.planner.machine import Constants
+from probes.placement.planner.rules import Pass
 from probes.placement.types import Tier, Workload
 
 # Pieces in which a large packed block may be copied. With 3 slots, each for one of 8 pieces of 29 MB, the
@@ -278,15 +278,12 @@ def _from_disk(costs: BlockCosts) -> Option:
 
 def _on_cpu(costs: BlockCosts) -> Option:
     machine, block = costs.machine, costs.block
-    products = sum(tensor.products for tensor in block.tensors)
-    call_s = max(
-        costs.gpu.bytes_read() / machine.cpu_rate, 2 * products * costs.work.rows / machine.cpu_flops
-    )
+    pass_s = max(costs.gpu.bytes_read() / machine.cpu_rate, costs.gpu.multiplications / machine.cpu_flops)
     sync = 2 * (machine.link_alpha_s + SYNC_S) if machine.has_gpu else 0.0
     return Option(
         "cpu",
-        cpu_s=block.calls * (call_s + sync),
-        shared_s=HOST_SHARE * block.calls * call_s if machine.has_gpu else 0.0,
+        cpu_s=pass_s + block.calls * sync,
+        shared_s=HOST_SHARE * pass_s if machine.has_gpu else 0.0,
         launch_s=costs.python.resident,
         pageable_bytes=costs.n_bytes + costs.cache_bytes,
     )
@@ -324,24 +321,36 @@ class Surroundings:
 
 
 def surroundings(
-    blocks: Sequence[BlockDescription], machine: Constants, workload: Workload, *, captured: bool = False
+    blocks: Sequence[BlockDescription],
+    machine: Constants,
+    workload: Workload,
+    traced: TracedFacts | None = None,
+    *,
+    captured: bool = False,
 ) -> Surroundings:
     """What one pass of this workload takes in VRAM besides weights, their buffers and the KV cache.
 
     A library keeps a workspace for each stream, and a captured pass is recorded on a stream of its own.
+    Activations are those of the trace, in the allocator's segments; without one, they are guessed.
     """
     if not machine.has_gpu:
         return Surroundings(0, 0, 0)
+    workspace = machine.workspace_bytes * (2 if captured else 1)
+    segments = LOOSE_SEGMENTS + (POOL_SEGMENTS if captured else 0)
+    if traced is not None:
+        halves = all(t.dtype != "float32" for block in blocks for t in block.tensors if t.products)
+        fuses = machine.fuses_attention(halves=halves, grouped=False)
+        peak = traced.peak if fuses else traced.peak_with_scores
+        lost = -(-max(peak.reserved - peak.alive, 0) // SEGMENT)
+        activations = peak.alive + gathered_bytes(blocks, workload)
+        return Surroundings(activations, workspace, machine.context_bytes, segments + lost)
     rows = workload.batch * workload.tokens
-    peak = max(
+    most = max(
         (_live_bytes(block) + _score_bytes(block, machine, workload.tokens) for block in blocks), default=0
     )
-    workspace = machine.workspace_bytes * (2 if captured else 1)
-    segments = LOOSE_SEGMENTS
     if captured:
-        segments += POOL_SEGMENTS
-        segments += LARGE_BUFFER // SEGMENT if rows * peak > LARGE_ACTIVATIONS else 0
-    activations = rows * peak + gathered_bytes(blocks, workload)
+        segments += LARGE_BUFFER // SEGMENT if rows * most > LARGE_ACTIVATIONS else 0
+    activations = rows * most + gathered_bytes(blocks, workload)
     return Surroundings(activations, workspace, machine.context_bytes, segments)
 
 

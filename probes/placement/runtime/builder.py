@@ -88,17 +88,20 @@ def require_plan(plan: object) -> None:
         )
 
 
-def planned_blocks(model: nn.Module, plan: Plan, parts: Sequence[Plan] = ()) -> list[tuple[Block, Tier]]:
+def planned_blocks(
+    model: nn.Module, plan: Plan, parts: Sequence[Plan] = (), *, gate: ForwardHook | None = None
+) -> list[tuple[Block, Tier]]:
     """The model's blocks in the plan's order, each with its tier. Raises PlacementError for another model.
 
-    `parts`: the plans of several cards, of which `plan` has all blocks.
+    `parts`: the plans of several cards, of which `plan` has all blocks. `gate`: a hook that may be there.
     """
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
             raise PlacementError(
                 "a scripted or compiled model can't be placed", "place the model it was made of"
             )
-        if isinstance(module.__dict__.get("forward"), ForwardHook):
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, ForwardHook) and forward is not gate:
             raise placed_already()
     for part in (plan, *parts):
         if why := first_flaw(part):

@@ -23,6 +23,7 @@ from probes.core.units import binary_bytes, counted, duration, gb_per_s
 from probes.core.unknown import Unknown
 from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import describe_module
+from probes.placement.models.tracing import skeleton_of, traced_by_call
 from probes.placement.planner.machine import Constants
 from probes.placement.planner.refinement import BlockTime, refine_plan
 from probes.placement.runtime.block_times import timed_blocks
@@ -166,6 +167,7 @@ class Handle(PlacedModel):
     ) -> None:
         self._machine = refine  # that plans are made for, until the first pass
         self._description = describe_module(model) if refine else None
+        self._skeleton = skeleton_of(model) if refine and plan.rests_on == "trace" else None
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
         self._events: list[str] = []  # since it was placed, in sentences
         self._guarding = False  # a pass is under way that is done again if it runs out of memory
@@ -197,7 +199,11 @@ class Handle(PlacedModel):
         if first_s is None:
             self._events.append("not refined: what a pass may write to is too large to be restored")
             return
-        made = refine_plan(self._description, machine, first, seen, first_s)
+        description, skeleton = self._description, self._skeleton
+        self._description = self._skeleton = None
+        if skeleton is not None:
+            description = traced_by_call(skeleton, description, first.workload, args, kwargs)
+        made = refine_plan(description, machine, first, seen, first_s)
         if made is None:
             self._events.append("not refined: there is no other plan")
             return

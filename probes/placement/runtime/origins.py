@@ -27,13 +27,33 @@ _CHANGES: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Gate:
+    """A hook that stays on a module between two placements, so that no call comes through meanwhile."""
+
+    module: nn.Module
+    hook: ForwardHook
+    before: Any  # the module's own forward, where it isn't its class's
+
+
+def _give_back(module: nn.Module, hook: ForwardHook, before: Any) -> None:
+    """Let a module have the forward that it had before the hook."""
+    if module.__dict__.get("forward") is not hook:  # it has been exchanged since: it's the user's,
+        hook.__class__ = ForwardHook  # which may call ours
+    elif before is None:
+        del module.__dict__["forward"]
+    else:
+        module.__dict__["forward"] = before
+
+
 class ParameterOrigins:
     """What a model had before it was placed: values of parameters and buffers, forwards and methods.
 
     `remove_hooks` gives forwards and methods back, `restore` values. Both may be called twice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gate: "Gate | None" = None) -> None:
+        self._gate = gate
         self._origins: dict[int, _ParameterOrigin] = {}
         self._buffers: list[_BufferOrigin] = []
         self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
@@ -92,8 +112,11 @@ class ParameterOrigins:
 
     def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
         """Replace the module's forward by the hook that `make` makes of it."""
-        before = module.__dict__.get("forward")
-        hook = make(module.forward)
+        gate, forward, before = self._gate, module.forward, module.__dict__.get("forward")
+        if gate is not None and before is gate.hook:
+            before, self._gate = gate.before, None
+            forward = type(module).forward.__get__(module) if before is None else before
+        hook = make(forward)
         module.__dict__["forward"] = hook
         self._forwards.append((module, hook, before))
 
@@ -126,20 +149,26 @@ class ParameterOrigins:
             module.__dict__[name] = method
             self._methods.append((module, name))
 
-    def remove_hooks(self) -> None:
-        """Give modules their own forwards and methods back, so that weights can be changed again."""
+    def remove_hooks(self, *, but: ForwardHook | None = None) -> "Gate | None":
+        """Give modules their own forwards and methods back, so that weights can be changed again.
+
+        `but`: a hook that is to stay where it is, for `ParameterOrigins` of the next placement.
+        """
+        kept, self._gate = self._gate, None
+        if kept is not None and but is None:
+            _give_back(kept.module, kept.hook, kept.before)
+            kept = None
         for model, name in self._methods:
             model.__dict__.pop(name, None)
         self._methods.clear()
         for module, hook, before in reversed(self._forwards):
-            if module.__dict__.get("forward") is not hook:  # it has been exchanged since: it's the user's,
-                hook.__class__ = ForwardHook  # which may call ours
-                continue
-            if before is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
+            if but is not None and hook is but and module.__dict__.get("forward") is hook:
+                own = next(forward for owner, _, forward in self._forwards if owner is module)
+                kept = Gate(module, hook, own)
+            elif kept is None or module is not kept.module:
+                _give_back(module, hook, before)
         self._forwards.clear()
+        return kept
 
     def parameter(self, entry: Entry) -> nn.Parameter:
         """The parameter as an object, wherever its values are."""

@@ -37,7 +37,7 @@ from probes.placement.runtime.hooks import (
     RecurrentHook,
 )
 from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOperations
-from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.origins import Gate, ParameterOrigins, bfloat16_target, converting_modules
 from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModelWeights
 from probes.placement.types import Plan, Tier
@@ -63,12 +63,13 @@ class PlacedModel:
     ) -> None:
         self.model = model
         self.recorder: Recorder | None = None
+        self._hook: Any = None  # of the whole model, the `ModelHook` of the last placement
         self._source, self._streams, self._pinned, self._capture = source, streams, pinned, capture
         self._work, self._turns = work or PackedOperations(), turns or Turns()
         self._recorders: list[Recorder] = []  # of functions that call the model
         self._start(plan, PlannedBytes.of(plan))
 
-    def _start(self, plan: Plan, planned: PlannedBytes | None) -> None:
+    def _start(self, plan: Plan, planned: PlannedBytes | None, gate: Gate | None = None) -> None:
         """Have nothing placed, and take no more than `planned` from now on."""
         self.plan = plan
         self._engine = Engine(
@@ -78,7 +79,7 @@ class PlacedModel:
             work=self._work,
             turns=self._turns,
         )
-        self._origins = ParameterOrigins()
+        self._origins = ParameterOrigins(gate)
         self._builder = Builder(
             self.model,
             self._streams,
@@ -93,7 +94,7 @@ class PlacedModel:
 
     def place(self) -> None:
         """Place the whole model. Raises PlacementError; `remove()` undoes what has been done by then."""
-        blocks = planned_blocks(self.model, self.plan)
+        blocks = planned_blocks(self.model, self.plan, gate=self._hook)
         self.convert_buffers()
         self.take_over(blocks)
         self.move_buffers(self.model, cpu_modules(blocks))
@@ -122,8 +123,11 @@ class PlacedModel:
                 raise
 
     def _exchange(self, plan: Plan, planned: PlannedBytes | None) -> None:
-        self.take_down(leave_values=self._source.rereadable)
-        self._start(plan, planned)
+        # other threads' calls wait at the hook for their turn, which is this thread's; layers of a recurrent
+        # module are only found where it has the forward of its class
+        but = None if isinstance(self.model, nn.RNNBase) else self._hook
+        gate = self.take_down(leave_values=self._source.rereadable, but=but)
+        self._start(plan, planned, gate)
         free_memory()
         self.place()
 
@@ -205,7 +209,8 @@ class PlacedModel:
             run=self.run,
         )
         self._origins.add_hook(self.model, make)
-        self._forward: Callable[..., Any] = self.model.__dict__["forward"].forward
+        self._hook = self.model.__dict__["forward"]
+        self._forward: Callable[..., Any] = self._hook.forward
         self._origins.refuse_changes(self.model)
         self._origins.save_values(self.model)
         self._origins.leave_weights_apart(self.model)
@@ -233,11 +238,11 @@ class PlacedModel:
         """Wait until every stream is done."""
         self._engine.streams.finish()
 
-    def take_down(self, *, leave_values: bool) -> None:
-        """Give the model back. `leave_values`: without those that can be read again."""
+    def take_down(self, *, leave_values: bool, but: ForwardHook | None = None) -> Gate | None:
+        """Give the model back. `leave_values`: without what can be read again; `but`: with this hook."""
         with torch.inference_mode(False), torch.no_grad():
             self._engine.drain()
-            self._origins.remove_hooks()
+            gate = self._origins.remove_hooks(but=but)
             for recorder in (self.recorder, *self._recorders):
                 if recorder is not None:
                     recorder.clear()
@@ -260,6 +265,7 @@ class PlacedModel:
             self._origins.restore()
             self._engine.clear()
             self._builder.clear()
+            return gate
 
 
 def free_memory() -> None:

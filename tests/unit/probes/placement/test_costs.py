@@ -11,9 +11,10 @@ from probes.placement.models.description import (
     TensorDescription,
 )
 from probes.placement.models.reading import describe
-from probes.placement.planner.costs import COPY, Option, Pass, cache_bytes
+from probes.placement.planner.costs import COPY, Option, cache_bytes
 from probes.placement.planner.machine import Constants, profile
 from probes.placement.planner.plan import make_plan
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import POOL_SEGMENTS, SEGMENT, options, surroundings
 from probes.placement.types import Workload
 

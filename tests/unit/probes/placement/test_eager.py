@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from probes.placement.models.reading import from_config
-from probes.placement.planner.costs import Pass
 from probes.placement.planner.machine import profile
+from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options
 
 # Operations of a resident pass on an H200's host (which the counts were made from) and on an H100's, which

@@ -1,5 +1,6 @@
 """Plans of drawn models: budgets are kept, nothing is lost, and a refused budget's way out works."""
 
+import math
 import random
 import re
 from dataclasses import replace
@@ -580,8 +581,9 @@ def test_a_pass_that_waits_for_python_has_a_wide_interval_whatever_was_measured(
         for captured in (False, True)
     }
     assert times[False].bound == "launch"
-    assert times[False].high_s / times[False].middle_s == pytest.approx(1.4)
-    assert times[True].high_s / times[True].middle_s == pytest.approx(1.15)
+    # in quadrature with what rules for its architecture may be off
+    assert times[False].high_s / times[False].middle_s == pytest.approx(1 + math.hypot(0.4, 0.2))
+    assert times[True].high_s / times[True].middle_s == pytest.approx(1 + math.hypot(0.15, 0.2))
 
 
 @pytest.mark.parametrize("captured", [False, pytest.param(True, marks=pytest.mark.thorough)])

@@ -1,0 +1,675 @@
+"""A pass of a module on tensors without numbers: what it computes, in which order, and which bytes are alive.
+
+`trace_pass` runs a module once under torch's FakeTensorMode: no weights are needed, no GPU, and no time for
+arithmetic. Under inference mode torch hands whole operations to a dispatch mode (`linear`, `conv2d`,
+`scaled_dot_product_attention`), which is what a GPU is asked for as well; what it composes of others is
+decomposed. `probes fit` counts bytes of training steps by the same `AliveBytes`.
+"""
+
+import functools
+import logging
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from probes.core.errors import PlacementError
+from probes.placement.allocator import Event, peak_of
+from probes.placement.models.operations import GATHERS, Operation, OperationKind, PeakBytes, Trace, WeightUse
+
+ALIGNMENT: Final = {"cuda": 512, "cpu": 64}  # bytes that torch's allocators round to
+MOST_OPERATIONS: Final = 300_000  # of a pass; one that calls more isn't traced to its end
+MOST_WORDS: Final = 200  # characters of torch's own errors
+
+
+class AliveBytes(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the bytes of storages from their making until nothing refers to them."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._align = ALIGNMENT[device.partition(":")[0]]
+        self._seen: Any = weakref.WeakKeyDictionary()
+        self.alive = self.highest = 0
+        self.at_highest: Callable[[], None] = lambda: None
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what the operation gives
+        """Run an operation and count what it made."""
+        made = function(*args, **(kwargs or {}))
+        self.count(made)
+        return made
+
+    def count(self, made: object) -> None:
+        """Count the storages of all tensors in a value that aren't counted yet."""
+        for value in tree_iter(made):
+            if isinstance(value, torch.Tensor):
+                self._count(value.untyped_storage())
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
+            return
+        n_bytes = -(-storage.nbytes() // self._align) * self._align
+        self._seen[storage] = n_bytes
+        weakref.finalize(storage, self._free, n_bytes).atexit = False
+        self.alive += n_bytes
+        if self.alive > self.highest:
+            self.highest = self.alive
+            self.at_highest()
+
+    def _free(self, n_bytes: int) -> None:
+        self.alive -= n_bytes
+
+    def bytes_of(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of the storages of tensors, each once."""
+        storages = {id(t.untyped_storage()): t.untyped_storage() for t in tensors}
+        return sum(self._seen.get(storage, 0) for storage in storages.values())
+
+
+@contextmanager
+def no_packed_sequences() -> Iterator[None]:
+    """Tell transformers that a batch has whole sequences: it looks at values for that, and a trace has none.
+
+    Otherwise it makes a mask, and repeats keys and values, that a real step does without.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    before = getattr(masks, "find_packed_sequence_indices", None)
+    if masks is None or before is None:
+        yield
+        return
+    masks.find_packed_sequence_indices = lambda *_, **__: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = before  # type: ignore[attr-defined]
+
+
+def fill(module: nn.Module, device: str) -> None:
+    """Replace every parameter and buffer by one of the same size on a device; shared ones stay shared."""
+    made: dict[int, torch.Tensor] = {}
+
+    def like(old: torch.Tensor) -> torch.Tensor:
+        if id(old) not in made:
+            new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
+            made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+        return made[id(old)]
+
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            held.update({name: like(old) for name, old in held.items() if old is not None})
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the traceback that torch logs for an operation that fake tensors don't know."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@contextmanager
+def as_it_was(module: nn.Module) -> Iterator[None]:
+    """Give a module back all attributes that it had, parameters and buffers too."""
+    held = ("_parameters", "_buffers", "_modules")
+    before = [
+        (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in held})
+        for part in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for part, attributes, dicts in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            for name, content in dicts.items():
+                part.__dict__[name].clear()
+                part.__dict__[name].update(content)
+
+
+# Of torch's composed operations, those that a GPU is asked for as one
+WHOLE: Final = frozenset(
+    {
+        "batch_norm",
+        "contiguous",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "cumsum",
+        "dropout",
+        "gru",
+        "group_norm",
+        "instance_norm",
+        "layer_norm",
+        "linear",
+        "log_softmax",
+        "lstm",
+        "reshape",
+        "rms_norm",
+        "rnn_relu",
+        "rnn_tanh",
+        "scaled_dot_product_attention",
+        "softmax",
+        "to",
+    }
+)
+PRODUCTS: Final = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
+NORMS: Final = frozenset(
+    {"_log_softmax", "_safe_softmax", "_softmax", "_weight_norm_interface", "group_norm", "layer_norm"}
+    | {"log_softmax", "native_group_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "softmax"}
+    | {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit"}
+)
+# Kernels of those that take several: statistics, what they become, and their use
+NORM_LAUNCHES: Final = {"group_norm": 3, "native_group_norm": 3, "instance_norm": 3}
+REDUCTIONS: Final = frozenset(
+    {"all", "amax", "amin", "any", "argmax", "argmin", "aminmax", "linalg_vector_norm", "logsumexp", "max"}
+    | {"mean", "min", "norm", "prod", "std", "sum", "var", "var_mean"}
+)
+POOLS: Final = ("adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool", "_adaptive_avg_pool")
+SCANS: Final = {
+    "cumsum": 2,
+    "cumprod": 2,
+    "sort": 8,
+    "argsort": 8,
+    "topk": 2,
+    "multinomial": 4,
+    "nonzero": 3,
+    "unique2": 6,
+}
+LOOKUPS: Final = frozenset({"embedding", "_embedding_bag", "embedding_bag"})
+RECURRENT: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # numbers of gates
+NO_KERNEL: Final = frozenset(
+    {"alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty", "dropout"}
+    | {"new_empty_strided", "sym_size", "sym_stride", "sym_numel", "is_same_size", "set_", "resize_"}
+)
+# Attention with a mask is computed step by step: kernels, in launches of attention's (2 of which a fused one
+# takes), and bytes that they read and write for each of the scores': BERT-large's passes at batch 2 and 8,
+# which had a mask, took 48 and 92 us a layer more than without on an H100 (docs/results)
+STEPWISE_LAUNCHES: Final = 9
+STEPWISE_TOUCHED: Final = 14
+LAYERS_IN_ONE: Final = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
+
+
+class Tracer(AliveBytes):
+    """Records a pass's operations under their modules, and every storage that it makes and frees."""
+
+    def __init__(self, module: nn.Module, there: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__("cuda")
+        self.operations: list[Operation] = []
+        self.calls: dict[str, int] = {}
+        self.events: list[tuple[Event, ...]] = []  # a pair where only scores are allocated
+        self._scores: list[tuple[int, int]] = []  # place in `events`, bytes
+        self._stack = [""]
+        self._weights: Any = weakref.WeakKeyDictionary()
+        self._next = 0
+        for name, parameter in module.named_parameters():
+            storage = parameter.untyped_storage()
+            self._weights.setdefault(storage, name)
+            self._seen[storage] = 0
+        for tensor in (*module.buffers(), *there):
+            self._seen[tensor.untyped_storage()] = 0
+
+    # ---- modules -------------------------------------------------------------------------------------------
+
+    def follow(self, module: nn.Module) -> None:
+        """Follow which module is called, by its forward, as the runtime does. `as_it_was` undoes it."""
+        for name, part in module.named_modules():
+            part.forward = self._followed(name, part.forward)
+
+    def _followed(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def called(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
+            self._stack.append(name)
+            self.calls[name] = self.calls.get(name, 0) + 1
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._stack.pop()
+
+        return called
+
+    # ---- storages ------------------------------------------------------------------------------------------
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
+            return
+        n_bytes = storage.nbytes()
+        self._seen[storage] = n_bytes
+        if not n_bytes:
+            return
+        self._next += 1
+        self.events.append(((self._next, n_bytes),))
+        weakref.finalize(storage, self._ended, self._next).atexit = False
+
+    def _ended(self, name: int) -> None:
+        self.events.append(((name, 0),))
+
+    def _meanwhile(self, n_bytes: int, *, scores: bool) -> None:
+        """Bytes that an operation takes while it runs."""
+        if n_bytes:
+            self._next += 1
+            pair = ((self._next, n_bytes), (self._next, 0))
+            if scores:
+                self._scores.append((len(self.events), self._next))
+            self.events.append(pair)
+
+    def peak(self, *, with_scores: bool) -> PeakBytes:
+        """The pass's peak, by a simulation of the allocator."""
+        left_out = set() if with_scores else {place for place, _ in self._scores}
+        events = (e for place, pair in enumerate(self.events) if place not in left_out for e in pair)
+        return PeakBytes(*peak_of(events))
+
+    # ---- operations ----------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        function: Any,  # noqa: ANN401  # torch's OpOverload
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what the operation gives
+        """Run an operation, or those that it is composed of, and record it."""
+        kwargs = kwargs or {}
+        name = function.overloadpacket.__name__
+        if function.namespace == "prim":
+            return function(*args, **kwargs)
+        if name not in WHOLE and (parts := self._parts(function, args, kwargs)) is not NotImplemented:
+            return parts
+        made = _by_shape(name, args)
+        if made is None:
+            made = function(*args, **kwargs)
+        if len(self.operations) >= MOST_OPERATIONS:
+            raise PlacementError(f"the pass calls more than {MOST_OPERATIONS:,} operations")
+        for operation in self._described(function, name, args, kwargs, made):
+            self.operations.append(operation)
+            self._meanwhile(operation.workspace, scores=False)
+            self._meanwhile(operation.scores, scores=True)
+        self.count(made)
+        return made
+
+    def _parts(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        with self:
+            return function.decompose(*args, **kwargs)
+
+    def _described(
+        self,
+        function: Any,  # noqa: ANN401  # torch's OpOverload
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        made: object,
+    ) -> Iterator[Operation]:
+        """The record of an operation; of a layer that torch computes in one call, those inside."""
+        name = name.rstrip("_") if not name.startswith("_") else name
+        given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
+        results = [value for value in tree_iter(made) if isinstance(value, torch.Tensor)]
+        if not results:
+            return
+        mutable = function._schema.is_mutable
+        dtype = str((results[0] if results else given[0]).dtype).removeprefix("torch.")
+        storages = {id(t.untyped_storage()) for t in given}
+        if name in NO_KERNEL or (not mutable and all(id(t.untyped_storage()) in storages for t in results)):
+            yield Operation("view", name, self._stack[-1], dtype, launches=0)
+            return
+        weights, activations = self._split(name, given)
+        if name in LAYERS_IN_ONE:
+            yield from self._layer_in_one(name, args, weights)
+            return
+        facts = _facts(name, args, kwargs, given, results)
+        yield Operation(
+            name=name,
+            at=self._stack[-1],
+            weights=weights,
+            read=facts.pop("read", sum(map(_numbers_bytes, activations))),
+            written=sum(map(_numbers_bytes, results)),
+            dtype=facts.pop("dtype", dtype),
+            **facts,
+        )
+
+    def _split(
+        self, name: str, given: Sequence[torch.Tensor]
+    ) -> tuple[tuple[WeightUse, ...], list[torch.Tensor]]:
+        """The weights among an operation's tensors, and the other tensors."""
+        weights: dict[str, int] = {}
+        activations = []
+        for tensor in given:
+            held = self._weights.get(tensor.untyped_storage())
+            if held is None:
+                activations.append(tensor)
+                continue
+            n_bytes = _numbers_bytes(tensor)
+            if name in LOOKUPS or name in GATHERS:
+                row = n_bytes // max(tensor.shape[0], 1) if tensor.dim() else 0
+                rows = max((t.numel() for t in given if not t.is_floating_point()), default=1)
+                n_bytes = min(n_bytes, rows * row)
+            weights[held] = weights.get(held, 0) + n_bytes
+        return tuple(WeightUse(held, n_bytes) for held, n_bytes in weights.items()), activations
+
+    def _layer_in_one(
+        self, name: str, args: Sequence[Any], weights: tuple[WeightUse, ...]
+    ) -> Iterator[Operation]:
+        """torch's own encoder layer or attention: its products, attention between them, and the rest."""
+        x, width = args[0], args[0].shape[-1]
+        heads = next((a for a in args[1:5] if type(a) is int and a != width), 1)
+        batch, rows = (x.shape[0], x.shape[1]) if x.dim() == 3 else (1, x.shape[0])
+        n_bytes, at, dtype = x.numel() * x.element_size(), self._stack[-1], _dtype(x)
+        own = {use.name: use for use in weights}
+        for matrix in (t for t in args if isinstance(t, torch.Tensor) and t.dim() == 2):
+            held = self._weights.get(matrix.untyped_storage())
+            outputs, inputs = matrix.shape
+            made = batch * rows * outputs * x.element_size()
+            yield Operation(
+                "product",
+                name,
+                at,
+                dtype,
+                flops=2 * batch * rows * matrix.numel(),
+                read=batch * rows * inputs * x.element_size(),
+                written=made,
+                rows=batch * rows,
+                outputs=outputs,
+                inputs=inputs,
+                weights=(own.pop(held),) if held in own else (),
+                workspace=made + n_bytes,
+            )
+            if inputs == width and outputs != inputs and outputs == 3 * width:
+                yield Operation(
+                    "attention",
+                    name,
+                    at,
+                    dtype,
+                    flops=4 * batch * rows * rows * width,
+                    read=3 * n_bytes,
+                    written=n_bytes,
+                    launches=2,
+                    scores=2 * 4 * batch * heads * rows * rows,
+                )
+        layer = name == "_transformer_encoder_layer_fwd"
+        kinds: tuple[OperationKind, ...] = ("norm", "plain") * 2 if layer else ("plain",)
+        for place, kind in enumerate(kinds):
+            used = tuple(own.values()) if not place else ()
+            yield Operation(kind, name, at, dtype, read=n_bytes, written=n_bytes, weights=used)
+
+
+def _numbers_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that reading a tensor takes: of numbers that are repeated by a stride of 0, each once."""
+    numbers = math.prod(
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0
+    )
+    return int(numbers * tensor.element_size())
+
+
+def _by_shape(name: str, args: Sequence[Any]) -> Any:  # noqa: ANN401, PLR0911  # None: fake tensors know it
+    """The result of an operation that fake tensors would run step by step; None: they know it."""
+    if name == "scaled_dot_product_attention":
+        q, v = args[0], args[2]
+        if q.dim() != 4:
+            return q.new_empty((*q.shape[:-1], v.shape[-1]))
+        batch, heads, rows, _ = q.shape
+        return q.new_empty((batch, rows, heads, v.shape[-1])).transpose(1, 2)
+    if name in RECURRENT and not isinstance(args[1], torch.Tensor | None):
+        return _recurrent_result(name, args)
+    if name in RECURRENT and isinstance(args[3], bool):
+        return _recurrent_result(name, args)
+    if name == "_grouped_mm" and args[0].dim() == 2 and args[1].dim() == 3:
+        return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
+    if name == "_transformer_encoder_layer_fwd":
+        return torch.empty_like(args[0])
+    return None
+
+
+def _recurrent_result(name: str, args: Sequence[Any]) -> Any:  # noqa: ANN401  # tensors
+    """Outputs and last states. `args` of the overload for whole batches, as torch's modules call it."""
+    x, hidden, both_ways = args[0], args[1], args[7]
+    first = hidden[0] if isinstance(hidden, list | tuple) else hidden
+    width = first.shape[-1] * (2 if both_ways else 1)
+    out = x.new_empty((*x.shape[:-1], width))
+    if name == "lstm":
+        return out, torch.empty_like(hidden[0]), torch.empty_like(hidden[1])
+    return out, torch.empty_like(first)
+
+
+Facts = dict[str, Any]
+
+
+def _facts(  # noqa: PLR0911  # one for each kind
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    given: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+) -> Facts:
+    """What a record says of an operation's kind: shapes, multiplications, kernels, workspace."""
+    if name in PRODUCTS:
+        return _product(name, args, results[0])
+    if "conv" in name and len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].dim() > 2:
+        return _convolution(name, args, kwargs, results[0])
+    if name == "scaled_dot_product_attention":
+        return _attention(args, kwargs)
+    if name in RECURRENT:
+        return _loop(name, args)
+    if name in LOOKUPS or (name == "index_select" and given[0].dim() == 2):
+        return {"kind": "lookup", "dtype": _dtype(given[0]), "read": 0}
+    if name in NORMS:
+        return {"kind": "norm", "launches": NORM_LAUNCHES.get(name, 1)}
+    if name in SCANS:
+        return {"kind": "scan", "launches": SCANS[name]}
+    if (name in REDUCTIONS and results[0].numel() < max(t.numel() for t in given)) or name.startswith(POOLS):
+        return {"kind": "reduction"}
+    return {"kind": _elementwise(name, (*given, *results))}
+
+
+def _elementwise(name: str, tensors: Sequence[torch.Tensor]) -> OperationKind:
+    whole = [tensor for tensor in tensors if tensor.dim()]
+    alike = len({(tensor.shape, tensor.dtype) for tensor in whole}) < 2
+    plain = alike and name not in ("cat", "contiguous", "copy") and all(t.is_contiguous() for t in whole)
+    return "plain" if plain else "strided"
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _product(name: str, args: Sequence[Any], result: torch.Tensor) -> Facts:
+    first, second = (args[1], args[2]) if name in ("addmm", "baddbmm", "addmv") else (args[0], args[1])
+    inputs = first.shape[-1] if first.dim() else 1
+    outputs = result.shape[-1] if name not in ("mv", "addmv", "dot") else 1
+    groups = first.shape[0] if name in ("bmm", "baddbmm") else 1
+    if name == "_grouped_mm":
+        groups = second.shape[0] if second.dim() == 3 else 1
+    rows = result.numel() // max(outputs * (groups if name != "_grouped_mm" else 1), 1)
+    numbers = result.numel()
+    return {
+        "kind": "product",
+        "flops": 2 * numbers * inputs,
+        "rows": rows,
+        "outputs": outputs,
+        "inputs": inputs,
+        "groups": groups,
+        "dtype": _dtype(first),
+    }
+
+
+def _convolution(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> Facts:
+    x, weight = args[0], args[1]
+    transposed = "transpose" in name or (
+        name in ("convolution", "_convolution")
+        and bool(args[6] if len(args) > 6 else kwargs.get("transposed"))
+    )
+    positions = math.prod((x if transposed else result).shape[2:]) * result.shape[0]
+    each = math.prod(weight.shape[1:])
+    channels = weight.shape[0]
+    numbers = x.numel() + weight.numel() + result.numel()
+    packed = not (x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else False)
+    pointwise = x.dim() == 4 and x.shape[1] == 1 and weight.shape[0] == x.shape[1]
+    groups = x.shape[1] // weight.shape[1] if not transposed and weight.shape[1] else 1
+    depthwise = groups > 1 and weight.shape[1] == 1
+    # cuDNN's kernels for matrix units take channels last: what isn't so is brought there and back
+    turned = packed and not depthwise and not pointwise and x.element_size() <= 4
+    return {
+        "kind": "convolution",
+        "flops": 2 * positions * channels * each,
+        "rows": positions,
+        "outputs": channels,
+        "inputs": each,
+        "groups": groups,
+        "dtype": _dtype(x),
+        "launches": 4 if turned else 1,
+        "workspace": numbers * x.element_size() if turned else 0,
+    }
+
+
+def _attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
+    q, k, v = args[:3]
+    rows, kept = q.shape[-2], k.shape[-2]
+    batch = math.prod(q.shape[:-2])
+    masked = (args[3] if len(args) > 3 else kwargs.get("attn_mask")) is not None
+    scores = 2 * 4 * batch * rows * kept  # in float32, twice while they are normalised
+    stepwise = masked and rows > 1
+    keys_bytes = sum(_numbers_bytes(tensor) for tensor in (q, k, v))
+    return {
+        "kind": "attention",
+        "read": keys_bytes + (STEPWISE_TOUCHED * scores if stepwise else 0),
+        "flops": 2 * batch * rows * kept * (q.shape[-1] + v.shape[-1]),
+        "rows": rows,
+        "outputs": v.shape[-1],
+        "inputs": kept,
+        "groups": batch,
+        "steps": 1,
+        "launches": STEPWISE_LAUNCHES if stepwise else 2,
+        "workspace": scores if stepwise else 0,
+        "scores": 0 if stepwise else scores,
+        "dtype": _dtype(q),
+    }
+
+
+def _loop(name: str, args: Sequence[Any]) -> Facts:
+    """A loop over time, as cuDNN computes it: inputs of all steps as one product, then step by step."""
+    x, hidden, parameters, _, layers, _, _, both_ways, batch_first = args[:9]
+    first = hidden[0] if isinstance(hidden, list | tuple) else hidden
+    steps = x.shape[1 if batch_first else 0] if x.dim() == 3 else x.shape[0]
+    batch = x.numel() // max(steps * x.shape[-1], 1)
+    matrices = [p for p in parameters if p.dim() > 1]
+    flops = sum(2 * p.numel() for p in matrices) * steps * batch
+    passes = layers * (2 if both_ways else 1)
+    gates = RECURRENT[name] * first.shape[-1]
+    width = x.element_size()
+    # weights apart from each other are copied to one buffer; and the inputs' share of every gate is kept
+    copied = sum(p.numel() for p in parameters) * width
+    return {
+        "kind": "recurrent",
+        "flops": flops,
+        "rows": batch,
+        "outputs": gates,
+        "inputs": first.shape[-1],
+        "groups": passes,
+        "steps": steps,
+        "launches": passes * (1 + 2 * steps),
+        "workspace": copied + 2 * steps * batch * gates * width,
+        "dtype": _dtype(x),
+    }
+
+
+# Given the module and the named inputs: the inputs of the pass, and tensors that are there before it
+Prepare = Callable[[nn.Module, dict[str, Any]], tuple[dict[str, Any], Iterable[torch.Tensor]]]
+
+
+def trace_pass(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    prepare: Prepare | None = None,
+) -> Trace:
+    """The operations and the bytes of one pass of a module, called with tensors of any device or none.
+
+    The module may be on meta; it is as it was before afterwards. `prepare` is called first, with the module
+    and the inputs as they are traced; it gives other inputs, and tensors that are there before the pass.
+    Raises PlacementError, naming what fake tensors can't follow: a value that decides what is computed, an
+    operation that isn't known without data.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), as_it_was(module), no_packed_sequences(), _quietly():
+        fill(module, "cpu")
+        given, named = tree_map(_without_numbers, (tuple(args), dict(kwargs or {})))
+        there: Iterable[torch.Tensor] = ()
+        if prepare is not None:
+            with _named_errors(module), torch.inference_mode():
+                named, there = prepare(module, named)
+        return _traced(module, given, named, there, how="fake tensors")
+
+
+def trace_real_pass(
+    module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Trace:
+    """The same by a real pass on the CPU, for what depends on values. The module's weights are read.
+
+    What it writes to its buffers is lost, and random numbers come again. Raises PlacementError for what the
+    module itself raises.
+    """
+    with as_it_was(module), torch.random.fork_rng(devices=[]):
+        for part in module.modules():
+            copies = {name: held.clone() for name, held in part._buffers.items() if held is not None}
+            part._buffers.update(copies)
+        return _traced(module, tuple(args), dict(kwargs or {}), (), how="a real pass on the CPU")
+
+
+def _traced(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    there: Iterable[torch.Tensor],
+    *,
+    how: str,
+) -> Trace:
+    tracer = Tracer(module, there)
+    with _named_errors(module), torch.inference_mode():
+        tracer.follow(module)
+    with _named_errors(module), torch.inference_mode(), tracer:
+        tracer.count((args, kwargs))
+        result = module(*args, **kwargs)
+        del result
+    return Trace(
+        tuple(tracer.operations),
+        dict(tracer.calls),
+        tracer.peak(with_scores=False),
+        tracer.peak(with_scores=True),
+        how,
+    )
+
+
+@contextmanager
+def _named_errors(module: nn.Module) -> Iterator[None]:
+    """Say of an error which module's pass it was in."""
+    try:
+        yield
+    except PlacementError:
+        raise
+    except Exception as error:  # torch's and the module's own, of any kind
+        text = str(error).strip().partition("\n")[0][:MOST_WORDS]
+        raise PlacementError(
+            f"a pass of {type(module).__name__} can't be traced: {type(error).__name__}: {text}"
+        ) from error
+
+
+def _without_numbers(value: object) -> object:
+    """A fake tensor of the same shape on the CPU, for a tensor."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return value
