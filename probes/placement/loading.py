@@ -495,7 +495,7 @@ class CheckpointWeights:
         return Values(entry.given, shape, torch.device("cpu"), read)
 
     def restorer(self, entry: Entry, _view: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """They are read again."""
+        """Return a function that reads the values from the checkpoint again."""
         return partial(given_values, self, entry)
 
     def weight_source(self, stored: StoredBlock, _streams: Streams) -> WeightSource:

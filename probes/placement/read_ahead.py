@@ -109,11 +109,11 @@ class FileSource:
     fill: Fill
 
     def announce(self) -> None:
-        """Begin to read it."""
+        """Begin to read the block."""
         self.ahead.begin(self)
 
     def ready(self) -> bool:
-        """Whether it is read."""
+        """Return whether the block has been read."""
         return self.ahead.is_read(self)
 
     def send(self, target: torch.Tensor, stream: Stream) -> None:

@@ -213,7 +213,7 @@ class _Writer:
         self.begun = self.thread.submit(self._write, start, piece)
 
     def wait(self) -> None:
-        """Raises OSError likewise."""
+        """Wait for what is being written. Raises OSError."""
         if self.begun:
             self.begun.result()
 

@@ -42,7 +42,7 @@ class Threads(ThreadPoolExecutor):
         renew_in_forks(self)
 
     def renew(self) -> None:
-        """New threads."""
+        """Start new threads, in a process that was forked."""
         super().__init__(self._again[0], thread_name_prefix=self._again[1])
 
 

@@ -217,7 +217,7 @@ class _Subproblem:
 
     @cached_property
     def search(self) -> Search:
-        """The search for counts."""
+        """Return the integer program of this restriction."""
         return Search(count_program(self.kinds, self.restriction.pool, self.limits, self.restriction.longer))
 
     @property

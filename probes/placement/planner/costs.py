@@ -218,7 +218,7 @@ class GpuTime:
         )
 
     def from_vram(self) -> float:
-        """With unpacked weights in VRAM."""
+        """Return the seconds to compute with unpacked weights in VRAM."""
         return self._compute(self._machine.vram_rate)
 
     def from_packed(self, share: float) -> float:

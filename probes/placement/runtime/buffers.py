@@ -58,7 +58,7 @@ class DeviceArena:
         return int(self._bytes.numel())
 
     def take(self, n_bytes: int) -> torch.Tensor:
-        """The next piece."""
+        """Return the next `n_bytes` of the allocation."""
         begin = self.used
         self.used += aligned(n_bytes)
         return self._bytes[begin : begin + n_bytes]

@@ -163,7 +163,7 @@ class Lookahead:
         self.stuck = False
 
     def follow(self, *, expected: bool) -> None:
-        """A block has been called: be never behind it, and begin again from there after a surprise."""
+        """Advance to the called block; after an unexpected call, start again from it."""
         self.lead -= 1
         if not expected:
             self.due.clear()
@@ -343,7 +343,7 @@ class Engine:
         self.changing = False
 
     def leave(self, block: MovingBlock) -> None:
-        """After a call."""
+        """Record that a call of the block has ended."""
         if self.changing:
             self._mend()
         self.changing = True

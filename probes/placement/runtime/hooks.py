@@ -47,7 +47,7 @@ class ForwardHook:
         self.__doc__ = forward.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward."""
+        """Run the forward."""
         return self.forward(*args, **kwargs)
 
     @property
@@ -215,7 +215,7 @@ class ModelHook(ForwardHook):
         self._failed, self._run = failed, run or forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass."""
+        """Run one forward pass."""
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
         return self._turns.taken(partial(self._pass, args, kwargs), self._failed)
@@ -234,7 +234,7 @@ class InputConversionHook(ForwardHook):
         self._dtype = dtype
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass."""
+        """Run one forward pass."""
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
         if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):

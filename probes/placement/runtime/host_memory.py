@@ -133,7 +133,7 @@ class _Region:
         return f"the driver refused to register the memory (error {int(failed)})" if int(failed) else ""
 
     def unregister(self) -> None:
-        """Twice does no harm."""
+        """Unregister the memory from the driver; a second call does nothing."""
         self._map.unregister()
 
 
@@ -148,7 +148,7 @@ class _Pages(mmap.mmap):
     finish: Callable[[], object] = staticmethod(int)  # waits for the copies that read them
 
     def unregister(self) -> None:
-        """Twice does no harm."""
+        """Unregister the memory from the driver; a second call does nothing."""
         if self.registered:
             with suppress(RuntimeError):  # of a device that failed: nothing is copied there any more
                 self.finish()

@@ -121,7 +121,7 @@ class CurrentCard:
         return self._watcher is not None and _get_current_function_mode() is self._watcher
 
     def moment(self) -> CallState:
-        """How things are now."""
+        """Return the state that `back` restores."""
         device = torch.cuda.current_device() if self.devices[0].type == "cuda" else None
         return CallState(self.now, self.made, self.staying, device, self._is_watched())
 
@@ -186,7 +186,7 @@ class MultiGpuHook(ForwardHook):
         self._cards = cards
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass."""
+        """Run one forward pass."""
         cards, before = self._cards, self._cards.moment()
         try:
             with cards.current(0), cards.watch(call_kind(args, kwargs)):

@@ -145,7 +145,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
 
     @property
     def grad(self) -> None:
-        """There are no gradients."""
+        """Return None: offloaded weights have no gradients."""
         return
 
     @grad.setter
@@ -172,7 +172,7 @@ class OffloadedParameter(torch.Tensor):  # type: ignore[misc]  # torch isn't the
         self.refuse_change("[...] =")
 
     def backward(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Refused."""
+        """Refuse: offloaded weights don't change. Raises PlacementError."""
         self.refuse_change("backward")
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -446,7 +446,7 @@ class MovingBlock:
 
     @property
     def places(self) -> tuple[ParameterPlace, ...]:
-        """Where its weights are."""
+        """Return the modules' attributes that hold the block's weights."""
         return *self.unpacked.places, *self.staying
 
     @property
@@ -473,7 +473,7 @@ class CpuBlock:
 
     @property
     def places(self) -> tuple[ParameterPlace, ...]:
-        """Where its weights are."""
+        """Return the modules' attributes that hold the block's weights."""
         return self.swap.places
 
     def install(self, offloaded: dict[int, OffloadedParameter]) -> None:

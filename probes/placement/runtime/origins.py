@@ -293,7 +293,7 @@ def joins_its_weights(block: nn.Module) -> bool:
 
 
 def _leave_apart() -> None:
-    """Instead of joining weights."""
+    """Do nothing, where torch's RNN modules would join their weights."""
 
 
 def _saved(

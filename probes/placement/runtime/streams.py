@@ -146,11 +146,11 @@ class Stopwatches:
         self._around("copy", stream, send, block)
 
     def unpack(self, work: Callable[[], object], stream: Stream, block: str) -> None:
-        """An unpacking."""
+        """Append an unpacking to the stream."""
         self._around("unpack", stream, lambda: stream.run(work), block)
 
     def wait(self, stream: Stream, event: Event, block: str) -> None:
-        """A wait for weights."""
+        """Make the stream wait for an event."""
         self._around("wait", stream, lambda: stream.wait(event), block)
 
     def seconds(self, what: str) -> float:
@@ -175,7 +175,7 @@ class _HostEvent:
         return True
 
     def block(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: host work is done when `run` returns."""
 
 
 class _HostTimedEvent(_HostEvent):
@@ -195,10 +195,10 @@ class _HostStream:
             event.at = time.perf_counter()
 
     def wait(self, event: Any) -> None:
-        """Reached already."""
+        """Do nothing: the event was reached before this call."""
 
     def follow(self) -> None:
-        """It is done."""
+        """Do nothing: host work is done when `run` returns."""
 
 
 class HostStreams:
@@ -219,21 +219,21 @@ class HostStreams:
         """They are done at once."""
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: host work is done when `run` returns."""
 
     def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002  # Streams
         """Nothing would be gained by it. Raises PlacementError."""
         raise PlacementError("there are no graphs without a GPU")
 
     def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002  # Streams
-        """As it is."""
+        """Return `work` unchanged: there are no graphs without a GPU."""
         return work
 
     def end_stream(self) -> None:
-        """There are no streams."""
+        """Do nothing: host work has no stream to end."""
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there are no graphs without a GPU."""
 
     def stopwatch(self) -> _HostTimedEvent:
         """A reading of the host's clock."""
@@ -309,7 +309,7 @@ class _OwnStream:
         self.stream.wait_event(event.event)
 
     def follow(self) -> None:
-        """A stream keeps its order."""
+        """Do nothing: work on one stream already runs in order."""
 
 
 class _CallersStream:
@@ -558,7 +558,7 @@ class GraphNodes:
         self._graph = c_void_p(graph)
 
     def all(self) -> list[int]:
-        """Every node."""
+        """Return every node of the graph."""
         return self._listed("cuGraphGetNodes", self._graph)
 
     def memset(self, node: int) -> Memset | None:

@@ -51,10 +51,10 @@ class MemorySource:
         self._flat = flat
 
     def announce(self) -> None:
-        """Nothing to get."""
+        """Do nothing: the bytes are in memory."""
 
     def ready(self) -> bool:
-        """Always."""
+        """Return True: the bytes are in memory."""
         return True
 
     def send(self, target: torch.Tensor, stream: Stream) -> None:
@@ -62,11 +62,11 @@ class MemorySource:
         stream.run(partial(target.copy_, self._flat, non_blocking=True))
 
     def whole(self) -> torch.Tensor:
-        """The bytes themselves."""
+        """Return all bytes of the block."""
         return self._flat
 
     def recover(self) -> None:
-        """Nothing changes here."""
+        """Do nothing: the bytes in memory don't change."""
 
 
 class PackedValues(Protocol):
@@ -130,7 +130,7 @@ class ModuleWeights:
         self._device = device or torch.device("cpu")
 
     def fill(self, entry: Entry, target: torch.Tensor) -> None:
-        """The parameter's own."""
+        """Copy the parameter's values into `target`."""
         values = self._values(entry)
         if target.dtype is not entry.given:
             require_entry_range(entry, values)
@@ -160,7 +160,7 @@ class ModuleWeights:
         )
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: no file is open."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class _PackedInMemory:
     outline: Packed
 
     def write(self, parts: Sequence[tuple[Packed, torch.Tensor]]) -> bool:
-        """Copy."""
+        """Copy each part into its place; True: all are written."""
         for part, flat in parts:
             write_into(part, flat)
         return True
