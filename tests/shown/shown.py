@@ -32,7 +32,7 @@ REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loop
 INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
 AUDITED = "audits a whole image once more; another page's command does it with more outputs"
-CLUSTER = "needs a cluster's runtime or squashfs-tools; `make bench-layout` runs those that Debian has"
+SQUASHFS = "needs squashfs-tools; `make bench-layout` makes the file and runs it"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
 NOT_RUN = {
     "make images": BEFORE,
@@ -58,11 +58,7 @@ NOT_RUN = {
     "weir prune weir/rocm:latest --targets gfx906": MINUTES,
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "weir build cpu --push --tag registry.example/team/cpu:1.0": REGISTRY,
-    "weir build cpu --sqsh cpu.sqsh": CLUSTER,
-    "ch-run cpu.sqsh -- python3 -m service --help": CLUSTER,
-    "enroot create --name cpu cpu.sqsh && enroot start cpu": CLUSTER,
-    "apptainer build cpu.sif oci:cpu-oci:cpu && apptainer run cpu.sif": CLUSTER,
-    "podman pull oci:cpu-oci:cpu": CLUSTER,
+    "weir build cpu --sqsh cpu.sqsh": SQUASHFS,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,
