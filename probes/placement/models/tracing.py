@@ -164,6 +164,8 @@ def _traces(model: nn.Module, workload: Workload, inputs: PassInputs | None) -> 
             raise ModelUnknown(NO_INPUTS)
         return _of_transformers(model, workload)
     called = called_with(inputs)
+    if not all(isinstance(value, _SAFE) for value in tree_iter((called.args, called.kwargs))):
+        raise PlacementError("its inputs hold objects, such as caches, which a trace would write to")
     try:
         return [trace_pass(model, called.args, called.kwargs)]
     except PlacementError:

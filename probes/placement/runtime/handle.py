@@ -44,6 +44,10 @@ from probes.placement.runtime.weight_sources import ModelWeights
 from probes.placement.types import ExpertsPlan, PassTime, Plan
 
 TIMED_PASSES: Final = 3  # of which the shortest counts
+WRITTEN: Final = (
+    "it can't be done again: it has written to a tensor, or was given an object such as a cache, of which "
+    "nothing is kept"
+)
 _REFUSED: Final = re.compile(r"Tried to allocate ([0-9.]+) ([KMGT])iB")  # torch's words
 
 
@@ -171,7 +175,8 @@ class Handle(PlacedModel):
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
         self._events: list[str] = []  # since it was placed, in sentences
         self._guarding = False  # a pass is under way that is done again if it runs out of memory
-        self._known_kinds: set[Hashable] = set()  # of passes that have ended
+        self._known_sizes: set[Hashable] = set()  # of passes that have ended
+        self._changing: set[Hashable] = set()  # sizes of passes that change modules or draw random numbers
         self._too_large: set[Hashable] = set()  # passes for which no room was enough
         super().__init__(model, plan, source, streams, **options)
 
@@ -236,7 +241,9 @@ class Handle(PlacedModel):
     ) -> tuple[float | None, dict[str, BlockTime]]:
         """The shortest of some passes, and what blocks took in one more; None where that can't be undone."""
         modules = tuple(self.model.modules())
-        state = PassState(self._buffers, *args, *kwargs.values(), modules=modules)
+        state = PassState(
+            self._buffers, *args, *kwargs.values(), modules=modules, device=self._streams.device
+        )
         if not state.is_whole:
             return None, {}
         walls = []
@@ -278,24 +285,33 @@ class Handle(PlacedModel):
             return work(args, kwargs)
         self.follow_experts()
         given = (*args, *kwargs.values())
-        kind = tuple([(tensor.shape, tensor.dtype) for tensor in direct_tensors(given)])
+        tensors = direct_tensors(given)
+        # a mask grows with each token: shapes of about one size are one kind
+        size = tuple([(tuple(map(int.bit_length, tensor.shape)), tensor.dtype) for tensor in tensors])
         try:
             self._guarding = True
-            state = self._state(kind, given)
+            state = None if size in self._changing else self._state(size, given)
             output, error = _tried(work, args, kwargs)
-            if error is not None:
-                note = partial(self._state, kind, given)
+            if state is None:
+                if error is not None:
+                    error.add_note(
+                        "It can't be done again: such passes change modules or draw random numbers."
+                    )
+                    raise error
+            elif error is not None:
+                kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+                note = partial(self._state, size, given)
                 output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
-            if len(self._known_kinds) < MAX_COUNTED:
-                self._known_kinds.add(kind)
+            elif size not in self._known_sizes and len(self._known_sizes) < MAX_COUNTED:
+                (self._known_sizes if state.left_modules_alone else self._changing).add(size)
         finally:
             self._guarding = False
         return output
 
-    def _state(self, kind: Hashable, given: tuple[Any, ...]) -> PassState:
-        """How things are before a pass; with all values before the first of its kind, likeliest to fail."""
-        modules = () if kind in self._known_kinds else tuple(self.model.modules())
-        return PassState(self._buffers, *given, modules=modules)
+    def _state(self, size: Hashable, given: tuple[Any, ...]) -> PassState:
+        """How things are before a pass; with all values before the first of its size, likeliest to fail."""
+        modules = () if size in self._known_sizes else tuple(self.model.modules())
+        return PassState(self._buffers, *given, modules=modules, device=self._streams.device)
 
     def _with_room(
         self,
@@ -314,7 +330,7 @@ class Handle(PlacedModel):
         if kind in self._too_large:
             why = "such a pass has run out of memory before, with all blocks moved that can be"
         elif state.is_lost:
-            why = "it can't be done again: it has written to a tensor that isn't kept"
+            why = WRITTEN
         for n_bytes in () if why else self._rooms(error):
             state.restore()
             try:
@@ -338,6 +354,7 @@ class Handle(PlacedModel):
                 return output
             error = failed
             self._engine.abandon_all()
+            why = why or (WRITTEN if state.is_lost else "")
             if why:
                 break
         if not state.is_lost:

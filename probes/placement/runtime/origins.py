@@ -168,6 +168,7 @@ class ParameterOrigins:
             elif kept is None or module is not kept.module:
                 _give_back(module, hook, before)
         self._forwards.clear()
+        self._gate = kept  # a second taking down, after an interruption, finds it
         return kept
 
     def parameter(self, entry: Entry) -> nn.Parameter:
