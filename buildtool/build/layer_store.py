@@ -100,6 +100,8 @@ class LayerStore:
 
     def document(self, digest: str, fetch: Callable[[str], bytes]) -> bytes:
         """A document of a base image, fetched where it isn't here yet. Raises as `fetch` does."""
+        if not _is_digest(digest):
+            raise DataError(f"{digest[:80]!r} is no digest", "resolve the base again: --update-lock")
         path = self._bases / digest.removeprefix("sha256:")
         if not path.is_file() or digest_of(path.read_bytes()) != digest:
             _put(path, fetch(digest))
@@ -135,6 +137,8 @@ class LayerStore:
         that is something other than a layout, EnvironmentMissing for a full disk.
         """
         require_layout_or_nothing(target)
+        if target.resolve() == self.layout.resolve():
+            raise DataError(f"{target} holds all images that are built here", "name another directory")
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch(target.parent) as folder:
             made = folder / "layout"
@@ -213,6 +217,12 @@ def require_layout_or_nothing(target: Path) -> None:
         target.exists() and not ((target / "oci-layout").is_file() or _is_empty(target))
     ):
         raise DataError(f"{target} is there, and no OCI layout", "name another directory: --layout DIR")
+    if target.resolve() == Path.cwd():
+        raise DataError(f"{target} is the current directory", "name another one: --layout DIR")
+    index: Any = read_cached(target / "index.json", load)
+    rows = index.get("manifests") if isinstance(index, dict) else None
+    if isinstance(rows, list) and len(rows) > 1:
+        raise DataError(f"{target} holds {len(rows)} images", "name another directory: --layout DIR")
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -77,6 +77,8 @@ class Lock:
             return None
         if entry.gpu_target not in ("", variant.first_target):
             return None
+        if variant.system_packages and variant.dockerfile is None and entry.base.origin == "registry":
+            return None  # nothing installs them on such a base
         bases = [source.base or variant.base for source in variant.torch if source.name == entry.torch_source]
         known = [base.pinned(entry.base.pin) for each in bases for base in each]
         return entry if entry.base in known else None

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from buildtool.build.layer_store import LayerStore
 from buildtool.core.command import stop_children
-from buildtool.core.errors import BuildFailed
-from buildtool.core.files import locked, read_cached, write_text
+from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing
+from buildtool.core.files import locked, read_cached, require_sha256, write_text
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
 from buildtool.engine.reference import Reference
@@ -91,8 +91,13 @@ def _send(name: Reference, digest: str, store: LayerStore, pushed: Pushed) -> st
         if registry.has_blob(digest):
             return "there"
         origin = pushed.repository_with(name.host, digest)
-        place = registry.mount(digest, origin if origin != registry.repository else "")
+        try:
+            place = registry.mount(digest, origin if origin != registry.repository else "")
+        except (EnvironmentMissing, DataError, BuildFailed):  # what is refused may be the mount alone
+            place = registry.mount(digest, "")
         if place is None:
             return "mounted"
-        registry.upload(place, store.blob(digest), digest)
+        blob, way_out = store.blob(digest), "run the same command again to make it anew"
+        require_sha256(blob, digest.removeprefix("sha256:"), "the cached layer", way_out=way_out)
+        registry.upload(place, blob, digest)
         return "sent"

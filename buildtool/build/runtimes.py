@@ -57,6 +57,10 @@ RUNTIMES: Mapping[str, Words] = {"podman": _podman, "ch-run": _charliecloud, "bw
 NEEDED = "no engine answers, and none of podman, charliecloud and bubblewrap works here"
 
 
+class NoRuntime(EnvironmentMissing):
+    """Nothing here can run an image."""
+
+
 @dataclass(frozen=True)
 class LocalRunner:
     """Runs a command in the files of images that were written here, by their digests."""
@@ -68,10 +72,10 @@ class LocalRunner:
     def run(self, ref: str, command: list[str]) -> RunResult:
         """Run it as the images' own user, with the image's environment, and /tmp alone to write into.
 
-        Raises EnvironmentMissing where nothing here can run it, DataError, and as `scratch` does.
+        Raises NoRuntime where nothing here can run it, DataError, and as `scratch` does.
         """
         if not any(map(find, RUNTIMES)):
-            raise EnvironmentMissing(NEEDED, "on Debian or Ubuntu: apt-get install bubblewrap")
+            raise NoRuntime(NEEDED, "on Debian or Ubuntu: apt-get install bubblewrap")
         image = self.images[ref]
         variables = (json.loads(image.config).get("config") or {}).get("Env") or []
         env = dict(str(text).partition("=")[::2] for text in variables)
@@ -83,7 +87,7 @@ class LocalRunner:
                 before = [*words(root, env)]
                 if find(program) and _ran([*before, "true"]).exit_code == 0:
                     return _ran([*before, *command])
-        raise EnvironmentMissing(NEEDED, "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1")
+        raise NoRuntime(NEEDED, "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1")
 
 
 def _ran(words: Sequence[str]) -> RunResult:

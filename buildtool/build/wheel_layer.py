@@ -5,6 +5,7 @@ goes into a tar instead of a directory. Nothing is unpacked on this host, and no
 """
 
 import base64
+import configparser
 import csv
 import hashlib
 import io
@@ -19,7 +20,7 @@ from typing import BinaryIO, cast
 from installer import install
 from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
-from installer.records import Hash, RecordEntry
+from installer.records import Hash, InvalidRecordEntry, RecordEntry
 from installer.scripts import Script
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file, fix_shebang
@@ -47,7 +48,15 @@ UNNEEDED = re.compile(
     r"|(?:^|/)tests?/(?!__init__\.py$).*\.(?:py|json|txt|npz|npy)$"
 )
 KEPT = re.compile(r"^torch/(?:testing|_inductor|utils)/")  # reached at run time, whatever their names say
-_FAULTS = (*ZIP_FAULTS, InstallerError, LookupError, AssertionError, csv.Error)
+_FAULTS = (
+    *ZIP_FAULTS,
+    InstallerError,
+    InvalidRecordEntry,
+    configparser.Error,
+    LookupError,
+    AssertionError,
+    csv.Error,
+)
 
 
 def install_wheels(wheels: Mapping[str, Path], members: TarMembers) -> None:
@@ -99,6 +108,8 @@ class _Source(WheelFile):
         """The files in the wheel's order."""
         for elements, stream, is_executable in super().get_contents():
             path = elements[0]
+            if path == self.data_dir:  # the library would look for its folder without end
+                raise DataError(f"it has a file in place of the folder {path!r}")
             if "__pycache__" not in path.split("/")[:-1]:
                 sized = _Sized(stream, self._zipfile.getinfo(path).file_size)
                 yield elements, cast(BinaryIO, sized), is_executable

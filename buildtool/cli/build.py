@@ -10,7 +10,7 @@ from buildtool.audit.audit import Saver
 from buildtool.build import conda, pipeline, publish, squashfs
 from buildtool.build.layer_store import require_layout_or_nothing
 from buildtool.build.plan import BuildPlan
-from buildtool.build.runtimes import LocalRunner
+from buildtool.build.runtimes import LocalRunner, NoRuntime
 from buildtool.build.workplace import Workplace, default_workplace
 from buildtool.cli.arguments import (
     BuildOptions,
@@ -19,7 +19,7 @@ from buildtool.cli.arguments import (
     extra_names,
     require_platform,
 )
-from buildtool.core.errors import ConfigError, EngineUnavailable, EnvironmentMissing, Exit, ProofFailed
+from buildtool.core.errors import ConfigError, EngineUnavailable, Exit, ProofFailed
 from buildtool.core.files import relative_to_cwd, require_writable
 from buildtool.core.model import BuiltImage
 from buildtool.core.progress import Progress, ProgressLog
@@ -164,9 +164,7 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
         except ProofFailed:
             pipeline.keep_unproved(workplace, made.written, image.variant)
             raise
-        except EnvironmentMissing as error:
-            if engine:
-                raise
+        except NoRuntime as error:
             workplace.progress(f"{image.variant}: not proved: {error}")
             proofs.append(None)
     return proofs

@@ -66,6 +66,7 @@ class Registry:
         self.repository = path.partition("/")[2]
         self._session = requests.Session()
         self._session.verify = _authorities(self.host)
+        self._session.auth = lambda request: request  # else ~/.netrc takes the place of our header
         self._authorization: str | None = None
         self._base: str | None = None
 
@@ -79,7 +80,8 @@ class Registry:
         """The digest of the manifest, or index, that a tag or digest names now."""
         answer = self._ask("HEAD", self._manifest(ref), headers={"Accept": ", ".join(MANIFESTS)})
         digest = answer.headers.get("Docker-Content-Digest", "")
-        return digest if answer.status == 200 and digest else digest_of(self.manifest(ref))
+        is_known = answer.status == 200 and re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+        return digest if is_known else digest_of(self.manifest(ref))
 
     def manifest(self, ref: str) -> bytes:
         """The manifest, or index, of a tag or digest."""
@@ -119,7 +121,10 @@ class Registry:
             return None
         if answer.status != 202 or "Location" not in answer.headers:
             raise self._refused(answer, f"doesn't take {self.name}")
-        return urljoin(self._url("blobs/uploads/"), answer.headers["Location"])
+        place = urljoin(self._url("blobs/uploads/"), answer.headers["Location"])
+        if self._root().startswith("https:") and place.startswith("http:"):
+            place = f"https:{place.removeprefix('http:')}"  # a proxy in front of it ends TLS
+        return place
 
     def upload(self, place: str, path: Path, digest: str) -> None:
         """Send a blob to the place that `mount` gave."""
@@ -189,7 +194,7 @@ class Registry:
         """A request with the credentials that the registry asks for; only it gets them."""
         own_headers = dict(headers or {})
         for is_last in (False, True):
-            own = urlsplit(url).netloc == urlsplit(self._root()).netloc
+            own = urlsplit(url)[:2] == urlsplit(self._root())[:2]
             if self._authorization and own:
                 own_headers["Authorization"] = self._authorization
             response = self._session.request(
@@ -210,7 +215,7 @@ class Registry:
         """What to answer to a demand for credentials; None where there is nothing to answer."""
         kind, _, rest = challenge.partition(" ")
         login = self._login()
-        user, password = str(login.get("Username") or ""), str(login.get("Password") or "")
+        user, password = (str(login.get(key) or "").encode() for key in ("Username", "Password"))
         if kind.lower() == "basic":
             return requests.auth._basic_auth_str(user, password) if user else None
         if kind.lower() != "bearer":
@@ -226,7 +231,7 @@ class Registry:
             form = {**fields, "grant_type": "refresh_token", "refresh_token": token, "client_id": "weir"}
             response = self._session.post(realm, data=form, timeout=(CONNECT_S, ANSWER_S))
         else:
-            own = (user, password) if user else None
+            own = requests.auth.HTTPBasicAuth(user, password) if user else None
             response = self._session.get(realm, params=fields, auth=own, timeout=(CONNECT_S, ANSWER_S))
         if response.status_code != 200:
             return None

@@ -196,7 +196,6 @@ def test_a_pass_that_is_given_a_cache_object_is_not_done_again():
     with pytest.raises(torch.cuda.OutOfMemoryError) as error:
         model(x, Rows())
     assert "an object such as a cache" in "".join(error.value.__notes__)
-    assert torch.equal(model(x), made()(x))
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from buildtool.build import catalog, conda, pipeline, plan, runtimes, squashfs
+from buildtool.build.layer_store import LayerStore, require_layout_or_nothing
 from buildtool.cli import build
 from buildtool.cli.program import main
-from buildtool.core.errors import ConfigError, EngineUnavailable, EnvironmentMissing, Exit
+from buildtool.core.errors import ConfigError, DataError, EngineUnavailable, EnvironmentMissing, Exit
 from buildtool.core.model import BuiltImage, PinnedBase, Resolved, TorchBuild, Wheel
 from buildtool.core.yaml_text import Limits, parse
 from buildtool.image.written import written_image
@@ -32,6 +33,26 @@ def test_a_conda_environment_has_the_versions_of_the_lock_and_torchs_own_index()
     assert wheels["pip"] == [
         "--extra-index-url=https://download.pytorch.org/whl/cpu", "pyyaml==6.0", "torch==2.13.0+cpu",
     ]  # fmt: skip
+
+
+def test_a_digest_that_is_a_path_names_no_file(tmp_path: Path) -> None:
+    """A registry's header, or a lock from elsewhere, said where a base's manifest was to be written."""
+    theirs = tmp_path / "bashrc"
+    theirs.write_text("mine")
+    for digest in (str(theirs), "sha256:../../bashrc", "sha256:" + "a" * 63):
+        with pytest.raises(DataError, match="no digest"):
+            LayerStore(tmp_path / "state").document(digest, lambda _: b"theirs")
+    assert theirs.read_text() == "mine"
+
+
+def test_a_layout_with_other_images_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "oci-layout").write_text("{}")
+    (tmp_path / "index.json").write_text('{"manifests": [{}, {}]}')
+    with pytest.raises(DataError, match="holds 2 images"):
+        require_layout_or_nothing(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="current directory"):
+        require_layout_or_nothing(Path())
 
 
 def test_a_torch_of_debians_is_no_conda_environment() -> None:
