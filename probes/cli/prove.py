@@ -1,4 +1,4 @@
-"""The verb `prove`: every kernel of placement on this card, its bits compared with the recorded ones."""
+"""The verb `prove`: the kernels of placement on this card, its bits compared with the recorded ones."""
 
 import argparse
 import json
@@ -17,8 +17,8 @@ def add_verbs(verbs: Verbs) -> None:
     prove = add_verb(
         verbs,
         "prove",
-        "run every kernel of placement on this card in 180 cases, compare the bits with recorded ones, and "
-        "time them",
+        "run the kernels that pack and multiply on this card in 180 cases, compare the bits with recorded "
+        "ones, and time them",
         exits="0: every bit is right; 4: a case is wrong, which the report names; 3: no card that "
         "runs kernels. "
         "Nothing is sent anywhere: attach the report to an issue.",

@@ -1,4 +1,6 @@
-"""Cases that prove every kernel: on a card by `weir probe prove`, and without one on emulated machine code.
+"""Cases that prove the kernels: on a card by `weir probe prove`, and without one on emulated machine code.
+
+The kernels of experts have no cases yet.
 
 Their weights come from a formula, so that they have the same bits everywhere. Each of nine kernels has five
 shapes with weights of four kinds each: Gaussian ones with zeros, subnormal and large numbers among them;

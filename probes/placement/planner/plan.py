@@ -356,7 +356,9 @@ def make_plan(
     versions = all_versions(model, vram)[: 2 if captured else 1]
     if experts_apart and machine.has_gpu and not model.becomes:
         with_experts = model.with_experts_apart()
-        versions[1:1] = [with_experts] if any(block.experts for block in with_experts.blocks) else []
+        apart = [block for block in with_experts.blocks if block.experts]
+        can_be = apart and not (captured and any(map(_are_modules, apart)))
+        versions[1:1] = [with_experts] if can_be else []
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
     if not results:
@@ -364,6 +366,11 @@ def make_plan(
         raise PlanImpossible(f"{refusal}, which is assumed" if host != given_host else refusal, ways)
     task, result = _best(results)
     return PlanResult(_plan(task, result, vram, task.host_bytes(host)), result)
+
+
+def _are_modules(experts: BlockDescription) -> bool:
+    """Whether each expert is a module of its own, whose place in VRAM a recorded pass would keep."""
+    return any("." in tensor.name.removeprefix(f"{experts.name}.") for tensor in experts.tensors)
 
 
 def all_versions(model: ModelDescription, vram: int) -> list[ModelDescription]:

@@ -678,6 +678,8 @@ class Builder:
             joins_its_weights(module) for placement in self.placements for module in placement.block.modules
         ):
             return "cuDNN joins weights of a recurrent module without biases where a graph would lose them"
+        if self.experts is not None and not all(group.fused for group in self.experts.groups):
+            return "its experts are modules of their own, which a graph would read where they no longer are"
         if self.host and self.host.used and self.host.why_pageable:
             return f"its host memory isn't pinned ({self.host.why_pageable})"
         return ""
