@@ -119,7 +119,7 @@ def _flattened(layers: Sequence[Open]) -> Iterator[Entry]:
                     for other in waiting[1:]:
                         yield Entry(_link(info, other, waiting[0]), iter(()))
                 elif kept and info.islnk():
-                    if (number, tree.hard[path][1]) not in heirs:
+                    if tree.hard[path] not in heirs:
                         yield Entry(_link(info, path, tree.hard[path][1]), iter(()))
                 elif kept:
                     yield _entry(tar, info, path)
@@ -139,12 +139,20 @@ def _apply(tar: tarfile.TarFile, number: int, tree: _Tree) -> list[str]:
         paths.append(path)
         if not path:
             continue
+        linked = _content_of(tree, number, info) if info.islnk() else None
         tree.add(path, (number, at), is_directory=info.isdir())
         if info.issym():
             tree.links[path] = info.linkname
-        if info.islnk():
-            tree.hard[path] = number, tree.place(normal_path(info.linkname))
+        if linked is not None:
+            tree.hard[path] = linked
     return paths
+
+
+def _content_of(tree: _Tree, number: int, link: tarfile.TarInfo) -> tuple[int, str]:
+    """The layer and the path of the content that a hard link names, through other links."""
+    target = tree.place(normal_path(link.linkname))
+    layer, _ = tree.members.get(target, (number, 0))
+    return tree.hard.get(target, (layer, target))
 
 
 def _entry(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> Entry:

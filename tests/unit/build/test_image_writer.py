@@ -357,6 +357,14 @@ def test_a_hard_link_keeps_its_content_when_a_later_layer_replaces_what_it_names
     }  # fmt: skip
 
 
+def test_a_hard_link_to_a_lower_layer_or_through_another_link_keeps_its_content() -> None:
+    low, link = tar_of(("dir", "d", b""), ("file", "d/f", b"1")), tar_of(("hard", "h", "d/f"))
+    assert tree(low, link) == {"d": "dir", "d/f": b"1", "h": ("same as", "d/f")}
+    assert tree(low, link, tar_of(("file", "d/.wh.f", b""))) == {"d": "dir", "h": b"1"}
+    chain = tar_of(("file", "a", b"1"), ("hard", "h", "a"), ("hard", "i", "h"))
+    assert tree(chain, tar_of(("file", ".wh.h", b""))) == {"a": b"1", "i": ("same as", "a")}
+
+
 def test_no_path_leads_out_of_the_tree_or_into_a_circle() -> None:
     assert tree(tar_of(("sym", "out", "/etc"), ("file", "out/../../x", b"1"), ("file", "out/y", b"2"))) == {
         "out": ("to", "/etc"), "x": b"1", "etc/y": b"2",
