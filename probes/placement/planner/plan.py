@@ -357,7 +357,7 @@ def make_plan(
     if experts_apart and machine.has_gpu and not model.becomes:
         with_experts = model.with_experts_apart()
         apart = [block for block in with_experts.blocks if block.experts]
-        can_be = apart and not (captured and any(map(_are_modules, apart)))
+        can_be = apart and not (captured and model.in_memory and any(map(_are_modules, apart)))
         versions[1:1] = [with_experts] if can_be else []
     tasks = [PlanningTask(version, machine, workload, objective, captured) for version in versions]
     results = [(task, result) for task in tasks if (result := _search(task, vram, host))]
