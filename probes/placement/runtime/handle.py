@@ -286,8 +286,10 @@ class Handle(PlacedModel):
         self.follow_experts()
         given = (*args, *kwargs.values())
         tensors = direct_tensors(given)
-        # a mask grows with each token: shapes of about one size are one kind
-        size = tuple([(tuple(map(int.bit_length, tensor.shape)), tensor.dtype) for tensor in tensors])
+        try:  # a mask grows with each token: shapes of about one size are one kind
+            size = tuple([(tuple(map(int.bit_length, tensor.shape)), tensor.dtype) for tensor in tensors])
+        except TypeError:  # torch traces this call: its sizes are tensors
+            size = ()
         try:
             self._guarding = True
             state = None if size in self._changing else self._state(size, given)
