@@ -15,7 +15,7 @@ def write_environment(variant: Variant, resolved: Resolved, target: Path) -> Non
 
 
 def environment_text(variant: Variant, resolved: Resolved) -> str:
-    """The environment: Python by conda, every wheel by pip, in the versions and the order of the lock.
+    """The environment: Python by conda, every wheel by pip, in the versions of the lock, by name.
 
     JSON's texts are YAML's, so no text of a catalog can become YAML. Raises ConfigError.
     """

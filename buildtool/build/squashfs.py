@@ -20,7 +20,7 @@ from buildtool.image.written import WrittenImage
 from probes.core.quoting import terminal
 
 PROGRAM = "mksquashfs"
-LEVEL = 3  # of zstd, in blocks of BLOCK_BYTES: docs/images.md has other levels' figures
+LEVEL = 3  # of zstd, in blocks of BLOCK_BYTES: as layers have it
 BLOCK_BYTES = 1 << 20
 _RC_LOCAL = "# /etc/rc reads this when a container starts; it can change the arguments of what is started\n"
 

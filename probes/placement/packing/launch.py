@@ -237,8 +237,8 @@ def gather_experts(
 ) -> None:
     """Copy the weights of the experts `ids` (flat int64) to `out`, contiguous, of shape (ids, ...).
 
-    `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to. Of
-    an id of -1 nothing is read or written; of one that there is no expert for, NaN is written.
+    `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to.
+    Negative ids count from the end. For an id of `experts` or more NaN is written, below -experts nothing.
     """
     from probes.placement.packing.expert_kernels import gather
 
