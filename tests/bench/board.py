@@ -130,6 +130,11 @@ class Board:
         self._rows.append(row)
         print(json.dumps(row), flush=True)
 
+    @property
+    def rows(self) -> tuple[dict[str, object], ...]:
+        """All lines so far."""
+        return tuple(self._rows)
+
     def finish(self) -> int:
         """Write the results and return the exit code: 1 where a bar was missed."""
         ran = {
