@@ -19,6 +19,7 @@ BOUND_WORDS: Final = {
 }
 TABLE_WORDS: Final = "as a table: packed; lookups and products unpack only what they need"
 RESTS_ON_WORDS: Final = {
+    "measured": "traced: each distinct operation of the pass was run and timed on this GPU",
     "trace": "traced: each operation of the pass was counted",
     "rules": "by rules for its architecture; nothing was traced",
     "guesses": "guessed from its tensors' shapes; nothing was traced, so the time may be several times that",

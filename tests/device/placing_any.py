@@ -10,7 +10,9 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -22,7 +24,11 @@ from placing_models import Model
 
 from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import Plan, plan
+from probes.placement.models.description import ModelDescription
+from probes.placement.planner.api import resolve_model
+from probes.placement.types import Workload
 
+MEASURE = os.environ.get("ANY_MEASURE", "1") == "1"  # plans with each operation's time on this card
 ROOMY = 16 << 30  # beside the weights: everything is resident
 LIMITS = {"captured": (0.20, 0.10), "eager": (0.30, 0.15)}  # the worst, and what 90 % of cases are within
 EAGER_OVER = 1.3  # x the larger of eager resident and captured placed
@@ -78,13 +84,14 @@ def _model(group: Any, model: Model) -> None:
     free()
     weights = sum(p.nbytes for p in bench.module.parameters())
     for batch in BATCHES:
-        needs = {how: _needed(bench, batch, weights, captured=how == "captured") for how in LIMITS}
+        described = _described(bench, batch)
+        needs = {how: _needed(described, bench, weights, captured=how == "captured") for how in LIMITS}
         for share in SHARES:
             placed: dict[str, float | None] = {}
             for how in LIMITS:
                 begun = time.monotonic()
                 asked = int(weights * share) + needs[how]
-                made = _planned(bench, batch, asked, captured=how == "captured")
+                made = _planned(described, bench, asked, captured=how == "captured")
                 row = _measured(bench, made, resident[batch]["output"], how)
                 placed[how] = row["measured_s"]
                 if how == "eager" and row["measured_s"] is not None:
@@ -117,28 +124,41 @@ def _resident(bench: Bench, batch: int) -> dict[str, Any]:
     return found
 
 
-def _needed(bench: Bench, batch: int, weights: int, *, captured: bool) -> int:
+@dataclass(frozen=True)
+class Described:
+    """A model with its traced operations, measured on this card, and the batch of the pass."""
+
+    model: ModelDescription
+    batch: int
+
+
+def _described(bench: Bench, batch: int) -> Described:
+    given = bench.model.inputs(batch, torch.device("cpu"))
+    begun = time.monotonic()
+    made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE)
+    print(f"{bench.model.name}, batch {batch}: described in {time.monotonic() - begun:.1f} s", flush=True)
+    return Described(made, batch)
+
+
+def _needed(described: Described, bench: Bench, weights: int, *, captured: bool) -> int:
     """Bytes that a plan counts besides weights and their buffers."""
-    roomy = _plan(bench, batch, weights + ROOMY, captured=captured).vram
+    roomy = _plan(described, bench, weights + ROOMY, captured=captured).vram
     return roomy.activations + roomy.workspace + roomy.rounding
 
 
-def _planned(bench: Bench, batch: int, asked: int, *, captured: bool) -> Plan:
+def _planned(described: Described, bench: Bench, asked: int, *, captured: bool) -> Plan:
     """The plan in this budget, or in the smallest that works."""
     try:
-        return _plan(bench, batch, asked, captured=captured)
+        return _plan(described, bench, asked, captured=captured)
     except PlanImpossible as error:
         smallest = re.search(r"--vram (\d+)MiB", error.hint)
         if smallest is None:
             raise
-        return _plan(bench, batch, int(smallest[1]) << 20, captured=captured)
+        return _plan(described, bench, int(smallest[1]) << 20, captured=captured)
 
 
-def _plan(bench: Bench, batch: int, budget: int, *, captured: bool) -> Plan:
-    given = bench.model.inputs(batch, torch.device("cpu"))
-    return plan(
-        bench.module, vram=budget, machine=bench.machine, inputs=given, batch=batch, captured=captured
-    )
+def _plan(described: Described, bench: Bench, budget: int, *, captured: bool) -> Plan:
+    return plan(described.model, vram=budget, machine=bench.machine, batch=described.batch, captured=captured)
 
 
 def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> dict[str, Any]:
@@ -148,6 +168,8 @@ def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> di
         "interval_s": [made.time.low_s, made.time.high_s],
         "rests_on": made.rests_on,
         "bound": made.time.bound,
+        "tiers": dict(Counter(block.tier for block in made.blocks)),
+        "predicted_block_s": sum(block.predicted_s for block in made.blocks),
         "vram_budget": made.vram_budget,
         "measured_s": None,
         "why_not": "",
@@ -158,7 +180,9 @@ def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> di
             output = bench.model.output(one()).cpu()
             row["differing_bits"] = differing_bits(output, reference)
             run = handle.captured(one) if how == "captured" else one
+            row["retries"] = -torch.cuda.memory_stats().get("num_alloc_retries", 0)
             row["measured_s"] = wall_s(run, least_s=0.06, samples=7)
+            row["retries"] += torch.cuda.memory_stats().get("num_alloc_retries", 0)
             row["peak"] = bench.vram.peak()
     except torch.cuda.OutOfMemoryError as error:
         row["why_not"] = f"out of memory: {str(error)[:200]}"

@@ -5,6 +5,7 @@ for the cache's own choice from a Zipf distribution over the experts of each lay
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -92,11 +93,11 @@ def zero_copy_rate(n_bytes: int = 2 * GIB) -> float:
     return n_bytes / wall_s(seen.sum, samples=3)
 
 
-def _frozen(handle: Handle, model: Layers, x: torch.Tensor, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """Seconds of a captured pass with these routes, of an unchanging cache, and its output."""
-    handle._builder.experts.cache.follows = False
+def _frozen(
+    work: Callable[..., Any], model: Layers, x: torch.Tensor, ids: torch.Tensor
+) -> tuple[float, torch.Tensor]:
+    """Seconds of the captured pass with these routes, and its output."""
     model.ids.copy_(ids)
-    work = handle.captured(model, x)
     seconds = wall_s(lambda: work(x))
     return seconds, work(x).cpu()
 
@@ -112,15 +113,17 @@ def layers_of_30b(group: Any, *, objective: str = "exact") -> None:
     with torch.inference_mode(), group.vram.capped(IN_VRAM):
         handle = place(model, made)
         try:
+            handle._builder.experts.cache.follows = False
+            work = handle.captured(model, x)
             for hit_rate in HIT_RATES:
                 ids, before = route(handle, hit_rate), handle.report().experts.rate
-                seconds, output = _frozen(handle, model, x, ids)
+                seconds, output = _frozen(work, model, x, ids)
                 after = handle.report().experts.rate
                 seen = (after.hits - before.hits) / (after.chosen - before.chosen)
                 group.board.figure(f"{name}, planted {hit_rate}: measured hit rate", seen, "share")
                 missing = (1 - seen) * LAYERS * CHOSEN * handle._builder.experts.cache.place_bytes
                 found[hit_rate] = ids, seconds, output, missing
-            _zipf(group, handle, model, x, name)
+            _zipf(group, handle, work, model, x, name)
             group.board.line({"case": name, "vram": group.vram.peak(), "plan": str(made.experts)})
         finally:
             handle.remove()
@@ -151,8 +154,10 @@ def _against_resident(
     with torch.inference_mode():
         handle = place(model, resident)
         try:
+            handle._builder.experts.cache.follows = False
+            work = handle.captured(model, x)
             for hit_rate, (ids, seconds, output, missing) in found.items():
-                resident_s, wanted = _frozen(handle, model, x, ids)
+                resident_s, wanted = _frozen(work, model, x, ids)
                 limit = missing / rate + resident_s
                 group.board.bar(
                     f"{name}, hit rate {hit_rate}: over missing bytes / zero-copy rate + resident",
@@ -177,12 +182,14 @@ def _against_resident(
     free()
 
 
-def _zipf(group: Any, handle: Handle, model: Layers, x: torch.Tensor, name: str) -> None:
+def _zipf(
+    group: Any, handle: Handle, work: Callable[..., Any], model: Layers, x: torch.Tensor, name: str
+) -> None:
     """Passes whose routes are drawn from a Zipf distribution, while the cache follows them."""
     handle._builder.experts.cache.follows = True
     draw = torch.Generator().manual_seed(3)
     weights = torch.stack([1 / (torch.randperm(EXPERTS, generator=draw) + 1.0) for _ in range(LAYERS)])
-    work, times, rates = handle.captured(model, x), [], []
+    times, rates = [], []
     for step in range(ZIPF_PASSES):
         model.ids.copy_(torch.multinomial(weights, CHOSEN, generator=draw)[:, None])
         torch.cuda.synchronize()

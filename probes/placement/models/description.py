@@ -298,6 +298,7 @@ class TracedFacts:
     peak_with_scores: PeakBytes  # where no kernel attends without keeping scores
     flops: int
     operations: int
+    measured: str = ""  # the device on which its operations were measured
 
 
 @dataclass(frozen=True)
@@ -333,7 +334,7 @@ class ModelDescription:
     def rests_on(self) -> RestsOn:
         """What is known of its operations and activations."""
         if self.traced is not None:
-            return "trace"
+            return "measured" if self.traced.measured else "trace"
         return "rules" if "config" in self.source else "guesses"
 
     @property

@@ -65,6 +65,8 @@ class Operation:
     weights: tuple[WeightUse, ...] = ()
     workspace: int = 0  # bytes that it takes while it runs, besides its result
     scores: int = 0  # bytes of attention's scores, which a fused kernel never keeps
+    device_s: float | None = None  # measured alone on the device, its weights in VRAM; None: wasn't
+    host_s: float | None = None  # measured, to launch it
 
     @property
     def weight_bytes(self) -> int:
@@ -82,6 +84,8 @@ class Operation:
             read=times * self.read,
             written=times * self.written,
             workspace=times * self.workspace,
+            device_s=None,
+            host_s=None,
             weights=tuple(WeightUse(use.name, times * use.n_bytes) for use in self.weights),
         )
 
@@ -96,7 +100,9 @@ class Operation:
             after = before + sum(use.n_bytes for use in uses)
             counts = {name: getattr(self, name) for name in _DIVIDED}
             own = {name: n * after // whole - n * before // whole for name, n in counts.items()}
-            shares[part] = replace(self, weights=uses, **own)
+            share = (after - before) / whole
+            times = {name: s and s * share for name in _TIMES for s in [getattr(self, name)]}
+            shares[part] = replace(self, weights=uses, **own, **times)
             before = after
         return shares
 
@@ -105,9 +111,10 @@ class Operation:
         """Equal for operations that cost the same."""
         sizes = (self.flops, self.read, self.written, self.launches, self.rows, self.outputs, self.inputs)
         rest = (self.groups, self.steps, self.scores, self.workspace, tuple(u.n_bytes for u in self.weights))
-        return (self.kind, self.name, self.dtype, *sizes, *rest)
+        return (self.kind, self.name, self.dtype, self.device_s, self.host_s, *sizes, *rest)
 
 
+_TIMES: Final = ("device_s", "host_s")
 _DIVIDED: Final = ("flops", "read", "written", "launches", "workspace", "scores")
 
 
@@ -170,6 +177,7 @@ class Trace:
     peak: PeakBytes  # where a kernel attends without keeping scores
     peak_with_scores: PeakBytes  # where none does
     how: str = "fake tensors"  # or: a real pass
+    measured: str = ""  # the device on which its operations were measured
 
     @cached_property
     def flops(self) -> int:

@@ -53,7 +53,7 @@ def called_with(inputs: PassInputs) -> Called:
     return Called(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {})
 
 
-def traced_config(model: str, workload: Workload) -> ModelDescription:
+def traced_config(model: str, workload: Workload, *, measure: torch.device | None = None) -> ModelDescription:
     """The description of what `describe` takes, its model built on meta and traced.
 
     As `describe` gives it, with a note, where transformers can't build the model, or not the same one.
@@ -75,7 +75,7 @@ def traced_config(model: str, workload: Workload) -> ModelDescription:
     if described is None:
         described = replace(describe_module(module), in_memory=False)
     with silently():
-        return traced_module(module, described, workload, None)
+        return traced_module(module, described, workload, None, measure=measure)
 
 
 def main_dtype(model: ModelDescription) -> str:
@@ -88,16 +88,24 @@ def main_dtype(model: ModelDescription) -> str:
 
 
 def traced_module(
-    model: nn.Module, described: ModelDescription, workload: Workload, inputs: PassInputs | None
+    model: nn.Module,
+    described: ModelDescription,
+    workload: Workload,
+    inputs: PassInputs | None,
+    *,
+    measure: torch.device | None = None,
 ) -> ModelDescription:
-    """`described` with a trace of the module; without one, and a note, where that can't be made."""
+    """`described` with a trace of the module; without one, and a note, where that can't be made.
+
+    `measure`: the device on which each distinct operation of the trace is run and timed.
+    """
     blocks = find_blocks(model, [block.name for block in described.blocks])
     if len(blocks) > MOST_BLOCKS:
         return _untraced(described, f"nothing was traced: it has more than {MOST_BLOCKS:,} blocks")
     if {block.name for block in blocks} != {block.name for block in described.blocks}:
         return _untraced(described, "nothing was traced: transformers builds other blocks")
     try:
-        traces = _traces(model, workload, inputs)
+        traces = _traces(model, workload, inputs, measure)
     except ModelUnknown:
         return _untraced(described, NO_INPUTS)
     except PlacementError as error:
@@ -157,21 +165,23 @@ def _untraced(described: ModelDescription, note: str) -> ModelDescription:
     return replace(described, notes=(*described.notes, note))
 
 
-def _traces(model: nn.Module, workload: Workload, inputs: PassInputs | None) -> list[Trace]:
+def _traces(
+    model: nn.Module, workload: Workload, inputs: PassInputs | None, measure: torch.device | None
+) -> list[Trace]:
     """The pass that is timed, and others whose activations need room as well."""
     if inputs is None:
         if not is_of_transformers(model):
             raise ModelUnknown(NO_INPUTS)
-        return _of_transformers(model, workload)
+        return _of_transformers(model, workload, measure)
     called = called_with(inputs)
     if not all(isinstance(value, _SAFE) for value in tree_iter((called.args, called.kwargs))):
         raise PlacementError("its inputs hold objects, such as caches, which a trace would write to")
     try:
-        return [trace_pass(model, called.args, called.kwargs)]
+        return [trace_pass(model, called.args, called.kwargs, measure=measure)]
     except PlacementError:
         if not _can_run(model, called):
             raise
-        return [trace_real_pass(model, called.args, called.kwargs)]
+        return [trace_real_pass(model, called.args, called.kwargs, measure=measure)]
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -186,7 +196,11 @@ def _can_run(model: nn.Module, called: Called) -> bool:
     return there and sum(p.nbytes for p in model.parameters()) <= MOST_REAL_BYTES
 
 
-def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: ANN401
+def _of_transformers(
+    model: Any,  # noqa: ANN401
+    workload: Workload,
+    measure: torch.device | None,
+) -> list[Trace]:
     """Of a model of transformers, with inputs by its config. Generation: one token, and the prompt."""
     takes = inputs_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -196,7 +210,7 @@ def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: AN
 
     generates = bool(takes.vocabulary) and not takes.decodes and hasattr(model, "lm_head")
     no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache})
+    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache}, measure=measure)
     if not workload.context_tokens:
         return [whole]
     if not generates:
@@ -211,7 +225,7 @@ def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: AN
         held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         return {**named, **more}, held
 
-    return [trace_pass(model, (), given(1), prepare=prepared), whole]
+    return [trace_pass(model, (), given(1), prepare=prepared, measure=measure), whole]
 
 
 def with_trace(
@@ -253,6 +267,7 @@ def with_trace(
             peak_with_scores=max((each.peak_with_scores for each in traces), key=lambda peak: peak.reserved),
             flops=trace.flops,
             operations=trace.count,
+            measured=trace.measured,
         ),
     )
 

@@ -106,11 +106,16 @@ OF_TORCH: Final = (
 
 
 def host_operations(block: BlockDescription, work: Pass) -> float:
-    """Python's time for a block in one pass, in operations of a plain layer (docs/decisions/0058)."""
+    """Python's time for a block in one pass, in operations of a plain layer (docs/decisions/0058).
+
+    Of an operation that was measured, what Python takes beside it.
+    """
     around = block.around + GENERATING * (work.generating and block.around > 0)
     if block.work is None:
         return rule_operations(block) + around
-    return OF_TORCH * sum(map(host_units, block.work)) + BESIDE_CALLS * block.modules_called + around
+    launched = sum(OF_TORCH * host_units(o) for o in block.work if o.host_s is None)
+    beside_measured = sum((OF_TORCH - 1) * host_units(o) for o in block.work if o.host_s is not None)
+    return launched + beside_measured + BESIDE_CALLS * block.modules_called + around
 
 
 class PythonTime:
@@ -118,7 +123,8 @@ class PythonTime:
 
     def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
         self._machine, self._work = machine, work
-        self.resident = self.of(host_operations(block, work))
+        measured_s = 0.0 if work.captured else sum(o.host_s or 0.0 for o in block.work or ())
+        self.resident = self.of(host_operations(block, work)) + measured_s
         self._call = CALL + CALL_TENSOR * len(block.tensors)
 
     def of(self, count: float) -> float:
@@ -270,7 +276,19 @@ class GpuTime:
         return self.without_weights + sum(self._seconds(o, rate, share=share, step=step) for o in weighted)
 
     def _seconds(self, operation: Operation, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
-        """Seconds of one operation, its weights read at `rate`."""
+        """Seconds of one operation, its weights read at `rate`: as measured, else by its kind.
+
+        One that was measured with its weights in VRAM takes longer elsewhere by the ratio for its kind.
+        """
+        counted = self._counted_s(operation, rate, share=share, step=step)
+        if operation.device_s is None:
+            return counted
+        usual = self._counted_s(operation, self._machine.vram_rate)
+        return operation.device_s * (counted / usual if usual else 1.0)
+
+    def _counted_s(
+        self, operation: Operation, rate: float, *, share: float = 1.0, step: float = 1.0
+    ) -> float:
         machine, kind = self._machine, operation.kind
         weights = operation.weight_bytes * share
         activations = (operation.read + operation.written) / machine.activation_rate

@@ -171,7 +171,7 @@ class Handle(PlacedModel):
     ) -> None:
         self._machine = refine  # that plans are made for, until the first pass
         self._description = describe_module(model) if refine else None
-        self._skeleton = skeleton_of(model) if refine and plan.rests_on == "trace" else None
+        self._skeleton = skeleton_of(model) if refine and plan.rests_on in ("measured", "trace") else None
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
         self._events: list[str] = []  # since it was placed, in sentences
         self._guarding = False  # a pass is under way that is done again if it runs out of memory
