@@ -125,12 +125,24 @@ def _joined(first: _Block, second: _Block) -> _Block:
 Event = tuple[int, int]
 
 
+PASSES: Final = 3  # one after the other: later ones find the segments of the first divided otherwise
+
+
 def peak_of(events: Iterable[Event]) -> tuple[int, int]:
-    """The most bytes asked for at once, and the most in segments, over a sequence of events."""
-    allocator = Allocator()
-    for name, n_bytes in events:
-        if n_bytes:
-            allocator.take(name, n_bytes)
-        else:
+    """The most bytes asked for at once, and the most in segments, over passes with these events.
+
+    What a pass doesn't free, its outputs, is freed before the next.
+    """
+    allocator, passed = Allocator(), tuple(events)
+    for _ in range(PASSES):
+        kept: dict[int, None] = {}
+        for name, n_bytes in passed:
+            if n_bytes:
+                allocator.take(name, n_bytes)
+                kept[name] = None
+            else:
+                del kept[name]
+                allocator.give(name)
+        for name in kept:
             allocator.give(name)
     return allocator.most_alive, allocator.most_reserved

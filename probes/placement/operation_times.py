@@ -3,11 +3,12 @@
 A trace knows what a pass calls, not what that costs: kernels that a library chooses, and the bytes that these
 take meanwhile, differ from card to card. `measured` runs every distinct call of a trace on tensors of the
 same shapes, strides and dtypes: its time on the device replayed as a graph, the host's time to launch it, and
-the bytes that it takes besides its results.
+the bytes that it takes besides its results. A kernel that follows one of another kind begins later than one
+that follows its like, so each operation gets what that adds on this device.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,8 @@ MOST_COPIES: Final = 24  # of an operation's weights
 LONG_S: Final = 2e-3  # of repetitions that are timed together
 MOST_REPEATS: Final = 40
 ROUNDS: Final = 3  # of which the quickest counts
+TURNS: Final = 8
+ALTERNATING: Final = 1 << 16  # numbers of the tensor that different kernels are run on
 STD: Final = 0.02  # of the numbers of weights and activations
 
 
@@ -112,8 +115,10 @@ def measured(
     `calls`: whether each launches anything. Those that don't take only the host's time.
     """
     with torch.inference_mode(), _same_random_numbers(device):
-        overhead = _overhead_s(device)
-        return {call: _time_of(call, device, overhead) if runs else None for call, runs in calls.items()}
+        overhead, change = _overhead_s(device), _change_s(device)
+        return {
+            call: _time_of(call, device, overhead, change) if runs else None for call, runs in calls.items()
+        }
 
 
 @contextmanager
@@ -136,13 +141,49 @@ def _overhead_s(device: torch.device) -> float:
     return max(overload - usual, 0.0)
 
 
-def _time_of(call: OperationCall, device: torch.device, overhead_s: float) -> OperationTime | None:
+def _change_s(device: torch.device) -> float:
+    """What a kernel takes longer after one of another kind: six in turn, and each alone."""
+    if device.type != "cuda":
+        return 0.0
+    one = torch.ones(ALTERNATING, device=device, dtype=torch.bfloat16)
+    kinds: tuple[Callable[[], Any], ...] = (
+        lambda: one + one,
+        lambda: one * one,
+        one.exp,
+        lambda: torch.nn.functional.silu(one),
+        one.float,
+        one.sum,
+    )
+    every = [
+        _recorded(_all_of(order), device) for order in (kinds, *((kind,) * len(kinds) for kind in kinds))
+    ]
+    for work in every:
+        work()
+    in_turn_s, *alone_s = (min(_device_s(work) for _ in range(ROUNDS)) for work in every)
+    return max(in_turn_s - sum(alone_s) / len(kinds), 0.0) / (TURNS * len(kinds))
+
+
+def _all_of(works: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """One after the other, several times."""
+
+    def work() -> None:
+        for _ in range(TURNS):
+            for each in works:
+                each()
+
+    return work
+
+
+def _time_of(
+    call: OperationCall, device: torch.device, overhead_s: float, change_s: float
+) -> OperationTime | None:
     try:
         first = call.arguments(device)
         workspace = _workspace(call, first, device)
         count = min(MOST_COPIES, -(-COLD_BYTES // call.weight_bytes)) if call.weight_bytes else 1
         sets = [first, *(call.arguments(device, first) for _ in range(count - 1))]
-        return OperationTime(*_times(call, sets, device, overhead_s), workspace)
+        device_s, host_s = _times(call, sets, device, overhead_s)
+        return OperationTime(device_s + change_s, host_s, workspace)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
