@@ -23,7 +23,7 @@ from probes.cli.arguments import (
     whole,
     write_file,
 )
-from probes.core.errors import Exit
+from probes.core.errors import Exit, UsageError
 from probes.core.output import echo, flag, option, write
 from probes.core.units import binary_bytes
 
