@@ -127,8 +127,8 @@ class Trainer:
         self.on_gpu = device.type == "cuda"
         _set_tf32(settings)
         module = work.module.to(device).train()
-        if settings.precision == "bf16":
-            module = module.to(torch.bfloat16)
+        self._dtype = torch.bfloat16 if settings.precision == "bf16" else None  # of everything
+        module = module.to(self._dtype)
         self._clock = Clock(on_gpu=self.on_gpu)
         self._sync: Callable[[bool], AbstractContextManager[Any]] = lambda _: nullcontext()
         self.module = self._divided(module)
@@ -220,7 +220,7 @@ class Trainer:
         while place.done < self.batches.steps:
             for part in range(accumulate):
                 guard.moved("data loading", place.step + 1)
-                batch = _moved(next(batches), self.device)
+                batch = _moved(next(batches), self.device, self._dtype)
                 clock.ends("data", place.step)
                 guard.moved("compute")
                 with self._sync(part == accumulate - 1):
@@ -305,14 +305,15 @@ def _set_tf32(settings: Settings) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    """A batch on the device; containers as the loader's collation makes them."""
+def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """A batch on the device, its fractions in a number format; containers as the loader's collation makes them."""
     if isinstance(batch, torch.Tensor):
-        return batch if device.type == "cpu" else batch.to(device, non_blocking=True)
+        to = dtype if batch.is_floating_point() else None
+        return batch.to(device, dtype=to, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {name: _moved(value, device) for name, value in batch.items()}
+        return {name: _moved(value, device, dtype) for name, value in batch.items()}
     if isinstance(batch, Iterable) and not isinstance(batch, str):
-        return [_moved(value, device) for value in batch]
+        return [_moved(value, device, dtype) for value in batch]
     return batch
 
 
