@@ -126,6 +126,7 @@ class Training:
         self._frozen.allocate()
         self._by_parameter = {id(one.parameter): one for one in self.trained}
         self._hook(planned, of_block)
+        self._streams.finish()
 
     def _node(self) -> "int | Unknown":
         return node_of_gpu(self._device)

@@ -25,7 +25,8 @@ Activations = Literal["kept", "recomputed"]
 When = Literal["backward", "step"]
 
 SLOTS: Final = 3  # one is filled, one is updated and written back, one waits
-PIECE_NUMBERS: Final = 16 << 20  # of a group: 64 MiB of each state in float32
+MOST_NUMBERS: Final = 16 << 20  # of a group: 64 MiB of each state in float32
+RING_SHARE: Final = 1 / 10  # of the budget, for the ring
 LEAST_NUMBERS: Final = 1 << 16  # of a parameter whose states move
 DECODE_BUFFERS: Final = 2  # blocks whose frozen weights are unpacked at once
 WORKSPACE: Final = 2 * (33 << 20)  # of cuBLAS, for the threads of both passes, on Hopper
@@ -121,7 +122,10 @@ def plan_training(
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     blocks = find_blocks(model)
     step = traced(model, loss, blocks, autocast=autocast, device=where)
-    search = _Search(blocks, known, names, step, autocast, updates, divides=is_elementwise(optimizer))
+    piece = piece_numbers(vram, len(names))
+    search = _Search(
+        blocks, known, names, step, autocast, updates, divides=is_elementwise(optimizer), piece=piece
+    )
     best: TrainingPlan | None = None
     least = 0
     for recomputed in search.recomputations():
@@ -152,6 +156,12 @@ class _Bytes:
     slot: int
 
 
+def piece_numbers(vram: int, states: int) -> int:
+    """Numbers of a group, so that the ring takes its share of the budget: its states, weights and gradients."""
+    fits = int(vram * RING_SHARE) // (SLOTS * 4 * (states + 2))
+    return min(max(fits, LEAST_NUMBERS), MOST_NUMBERS)
+
+
 class _Search:
     """Bytes and times of plans for one model."""
 
@@ -165,11 +175,13 @@ class _Search:
         updates: When,
         *,
         divides: bool,
+        piece: int,
     ) -> None:
+        self._piece, self._states = piece, len(names)
         self._blocks, self._step, self._updates = blocks, step, updates
         self._autocast = autocast
         self._bytes = {
-            b.name: _bytes_of(b, known, len(names), cast=autocast is not None, divides=divides)
+            b.name: _bytes_of(b, known, len(names), piece, cast=autocast is not None, divides=divides)
             for b in blocks
         }
         self._layers = [name for name in step.order if step.saved[name] > step.output[name]]
@@ -185,6 +197,7 @@ class _Search:
         sizes = self._bytes
         again = set(recomputed)
         activations = self._step.peak(again)
+        backlog = int(1.5 * 2 / (4 * (1 + self._states)) * link * self._step.products / rate / 3)
         # Frozen weights stay on the card if all fit; else blocks that are called go to the host, last ones first
         chosen: dict[str, Memory] = dict.fromkeys(sizes, "host")
         frozen: dict[str, Memory] = {
@@ -193,7 +206,7 @@ class _Search:
         }
 
         def taken() -> StepVram:
-            return self._vram(chosen, frozen, activations, accumulate)
+            return self._vram(chosen, frozen, activations, accumulate, backlog)
 
         least = taken().total
         if least > vram:
@@ -216,7 +229,7 @@ class _Search:
                 autocast=str(self._autocast or "").removeprefix("torch."),
                 updates=self._updates,
                 accumulate=accumulate,
-                piece_numbers=PIECE_NUMBERS,
+                piece_numbers=self._piece,
                 slots=SLOTS,
                 vram_budget=vram,
                 vram=use,
@@ -236,6 +249,7 @@ class _Search:
         frozen: Mapping[str, Memory],
         activations: int,
         accumulate: int,
+        backlog: int,
     ) -> StepVram:
         sizes = self._bytes
         streamed = [sizes[n] for n, memory in chosen.items() if memory == "host"]
@@ -247,8 +261,10 @@ class _Search:
         trained = sum(s.trained for s in sizes.values())
         if self._updates == "step" or accumulate > 1:
             gradients = trained
-        else:  # the largest block's, and what a forward pass has still to update
-            gradients = min(trained, 2 * max((s.trained for s in sizes.values()), default=0))
+        else:  # those of blocks at work, and what the link can update while a forward pass runs
+            most = sum(s.trained for s in streamed) // 2
+            gradients = 2 * max((s.trained for s in sizes.values()), default=0) + min(most, backlog)
+            gradients = min(trained, gradients)
         return StepVram(
             weights=sum(s.streamed_vram for s in streamed)
             + sum(s.resident_vram - s.states_vram for s in resident)
@@ -256,7 +272,7 @@ class _Search:
             + self._step.buffers,
             states=states,
             gradients=gradients,
-            slots=SLOTS * max((s.slot for s in streamed), default=0),
+            slots=(SLOTS + 1) * max((s.slot for s in streamed), default=0),  # one for states that are being made
             decode=DECODE_BUFFERS * max((s.frozen + s.frozen_packed for s in moving), default=0),
             activations=activations + casts,
             workspace=WORKSPACE if self._step.on_gpu else 0,
@@ -277,7 +293,7 @@ class _Search:
         )
 
 
-def _bytes_of(block: Block, known: set[int], states: int, *, cast: bool, divides: bool) -> _Bytes:
+def _bytes_of(block: Block, known: set[int], states: int, piece: int, *, cast: bool, divides: bool) -> _Bytes:
     states_vram = 0
     streamed = resident = crossing = host = trained = frozen = packed = slot = numbers = 0
     for entry in block.entries:
@@ -298,11 +314,11 @@ def _bytes_of(block: Block, known: set[int], states: int, *, cast: bool, divides
         vectors = states + (1 if narrow else 0)
         crossing += vectors * n_bytes
         host += vectors * n_bytes
-        part = min(entry.parameter.numel(), PIECE_NUMBERS) if divides else entry.parameter.numel()
+        part = min(entry.parameter.numel(), piece) if divides else entry.parameter.numel()
         slot = max(slot, (vectors + (1 if narrow else 0)) * aligned(part * entry.parameter.element_size()))
         numbers += entry.parameter.numel()
     if divides and numbers:  # a group may be filled by several parameters, each aligned
-        full = min(numbers, PIECE_NUMBERS) * 4 * (states + (2 if cast else 0))
+        full = min(numbers, piece) * 4 * (states + (2 if cast else 0))
         slot = max(slot, full + len(block.entries) * 256 * (states + 2))
     return _Bytes(
         streamed, resident, states_vram, crossing, host, trained, frozen, packed, slot

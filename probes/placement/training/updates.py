@@ -284,6 +284,8 @@ class Updates:
             if self._under_way:
                 self._under_way[0].updated.block()
                 self._released()
+            else:
+                self._slots[0].free.block()
             self.pump()
 
     def _held_bytes(self) -> int:
