@@ -53,7 +53,7 @@ def add_variant_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--targets",
         "GFX[,GFX...]",
-        "cards to keep GPU code for, e.g. gfx906 (default: this machine's AMD cards; without one, the "
+        "cards to keep GPU code for, e.g. gfx906 (default: this machine's cards; without one, the "
         "catalog's list)",
     )
 
@@ -74,10 +74,10 @@ def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
 
 
 def chosen_targets(given: str | None, progress: Progress) -> tuple[str, ...]:
-    """The GPU targets of --targets, else of this machine's AMD cards; none where it has no such card."""
+    """The GPU targets of --targets, else of this machine's cards; none where it has none."""
     if given is not None:
         return tuple(map(str, parse_targets(given)))
-    cards = host.amd_targets()
+    cards = (*host.amd_targets(), *host.nvidia_targets())
     if cards:
         progress(f"this machine's cards: {', '.join(cards)}")
     return cards
