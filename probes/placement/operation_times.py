@@ -3,12 +3,11 @@
 A trace knows what a pass calls, not what that costs: kernels that a library chooses, and the bytes that these
 take meanwhile, differ from card to card. `measured` runs every distinct call of a trace on tensors of the
 same shapes, strides and dtypes: its time on the device replayed as a graph, the host's time to launch it, and
-the bytes that it takes besides its results. A kernel that follows one of another kind begins later than one
-that follows its like, so each operation gets what that adds on this device.
+the bytes that it takes besides its results.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,15 +15,13 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-COLD_BYTES: Final = (
-    192 << 20
-)  # of weights in turn, so that none is in a cache when it is read: three H200 L2s
-MOST_COPIES: Final = 24  # of an operation's weights
+# Bytes of weights that are read in turn, so that none is in a cache: three times an H200's L2. In a pass each
+# weight is read once, and a product of 1024 x 1024 takes half as long from the L2.
+COLD_BYTES: Final = 192 << 20
+COLD_FROM: Final = 256 << 10  # bytes of weights that take notable time
 LONG_S: Final = 2e-3  # of repetitions that are timed together
 MOST_REPEATS: Final = 40
 ROUNDS: Final = 3  # of which the quickest counts
-TURNS: Final = 8
-ALTERNATING: Final = 1 << 16  # numbers of the tensor that different kernels are run on
 STD: Final = 0.02  # of the numbers of weights and activations
 
 
@@ -115,10 +112,8 @@ def measured(
     `calls`: whether each launches anything. Those that don't take only the host's time.
     """
     with torch.inference_mode(), _same_random_numbers(device):
-        overhead, change = _overhead_s(device), _change_s(device)
-        return {
-            call: _time_of(call, device, overhead, change) if runs else None for call, runs in calls.items()
-        }
+        overhead = _overhead_s(device)
+        return {call: _time_of(call, device, overhead) if runs else None for call, runs in calls.items()}
 
 
 @contextmanager
@@ -127,9 +122,8 @@ def _same_random_numbers(device: torch.device) -> Iterator[None]:
         yield
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        getattr(
-            torch._C, "_cuda_clearCublasWorkspaces", int
-        )()  # those of the stream that graphs were recorded on
+        # those of the stream that graphs were recorded on
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", int)()
         torch.cuda.empty_cache()
 
 
@@ -141,49 +135,13 @@ def _overhead_s(device: torch.device) -> float:
     return max(overload - usual, 0.0)
 
 
-def _change_s(device: torch.device) -> float:
-    """What a kernel takes longer after one of another kind: six in turn, and each alone."""
-    if device.type != "cuda":
-        return 0.0
-    one = torch.ones(ALTERNATING, device=device, dtype=torch.bfloat16)
-    kinds: tuple[Callable[[], Any], ...] = (
-        lambda: one + one,
-        lambda: one * one,
-        one.exp,
-        lambda: torch.nn.functional.silu(one),
-        one.float,
-        one.sum,
-    )
-    every = [
-        _recorded(_all_of(order), device) for order in (kinds, *((kind,) * len(kinds) for kind in kinds))
-    ]
-    for work in every:
-        work()
-    in_turn_s, *alone_s = (min(_device_s(work) for _ in range(ROUNDS)) for work in every)
-    return max(in_turn_s - sum(alone_s) / len(kinds), 0.0) / (TURNS * len(kinds))
-
-
-def _all_of(works: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """One after the other, several times."""
-
-    def work() -> None:
-        for _ in range(TURNS):
-            for each in works:
-                each()
-
-    return work
-
-
-def _time_of(
-    call: OperationCall, device: torch.device, overhead_s: float, change_s: float
-) -> OperationTime | None:
+def _time_of(call: OperationCall, device: torch.device, overhead_s: float) -> OperationTime | None:
     try:
         first = call.arguments(device)
         workspace = _workspace(call, first, device)
-        count = min(MOST_COPIES, -(-COLD_BYTES // call.weight_bytes)) if call.weight_bytes else 1
+        count = -(-COLD_BYTES // call.weight_bytes) if call.weight_bytes >= COLD_FROM else 1
         sets = [first, *(call.arguments(device, first) for _ in range(count - 1))]
-        device_s, host_s = _times(call, sets, device, overhead_s)
-        return OperationTime(device_s + change_s, host_s, workspace)
+        return OperationTime(*_times(call, sets, device, overhead_s), workspace)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -219,7 +177,7 @@ def _times(
     repeats = len(sets)
     several()
     one_s = _finished_s(several, device) / repeats
-    repeats = max(min(int(LONG_S / max(one_s, 1e-7)), MOST_REPEATS), min(len(sets), 4))
+    repeats = max(min(int(LONG_S / max(one_s, 1e-7)), MOST_REPEATS), len(sets))
     host_s = min(_launching_s(several, 1, device) for _ in range(ROUNDS)) / repeats
     if device.type != "cuda":
         return min(_finished_s(several, device) for _ in range(ROUNDS)) / repeats, 0.0

@@ -24,7 +24,9 @@ from training_models import Case, qwen, vit, with_lora
 
 from probes.placement import PlanImpossible, Training, TrainingPlan, plan_training, train
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU only rehearses --smoke: its figures say nothing
+DEVICE = (
+    "cuda" if torch.cuda.is_available() else "cpu"
+)  # the CPU only rehearses --smoke: its figures say nothing
 SHARE = 0.40
 AMP = torch.bfloat16
 GIB = 1 << 30
@@ -181,7 +183,11 @@ class Bench:
                 reserved = _vram()["reserved"]
         except PlanImpossible as error:
             self.board.bar(
-                f"{case.name}, batch {size}: step in {SHARE} of plain VRAM", 1e9, limit, "x", failed=error.message
+                f"{case.name}, batch {size}: step in {SHARE} of plain VRAM",
+                1e9,
+                limit,
+                "x",
+                failed=error.message,
             )
             return
         crossing = max(use.to_card_bytes, use.to_host_bytes) / self.link["two_way"]
@@ -322,7 +328,9 @@ class Bench:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         store = dist.HashStore()
-        dist.init_process_group("cuda:nccl,cpu:gloo" if DEVICE == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if DEVICE == "cuda" else "gloo", store=store, rank=0, world_size=1
+        )
         try:
             case.model.to("cpu")
             free()
@@ -333,9 +341,7 @@ class Bench:
             for layer in case.model.layers:
                 fully_shard(layer, **policy)
             fully_shard(case.model, **policy)
-            return {
-                "step_s": Loop(case, size, adamw(case.model, fused=True)).seconds(**self.quick)
-            } | _vram()
+            return {"step_s": Loop(case, size, adamw(case.model, fused=True)).seconds(**self.quick)} | _vram()
         finally:
             dist.destroy_process_group()
 
@@ -403,7 +409,12 @@ def main() -> int:
             whole=not args.smoke,
             results=args.out / "bars",
         )
-        board.figure("card", torch.cuda.get_device_name(0) if DEVICE == "cuda" else "none: a rehearsal", "", torch=torch.__version__)
+        board.figure(
+            "card",
+            torch.cuda.get_device_name(0) if DEVICE == "cuda" else "none: a rehearsal",
+            "",
+            torch=torch.__version__,
+        )
         run: Callable[[], None]
         try:
             run = getattr(Bench(board, smoke=args.smoke, steps=args.steps), part)

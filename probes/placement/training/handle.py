@@ -81,9 +81,7 @@ class Training:
 
     def _set_up(self, planned: dict[str, BlockOfStep]) -> None:
         self._setting = {
-            id(p): number
-            for number, group in enumerate(self.optimizer.param_groups)
-            for p in group["params"]
+            id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]
         }
         self._state_names = state_names(self.optimizer, self._device)
         self._arena = HostArena(max(self.plan.host_bytes, 1), self._node())
@@ -138,9 +136,7 @@ class Training:
         if tensor.grad is not None:
             tensor.grad = tensor.grad.to(self._device)
 
-    def _adopt(
-        self, block: Block, facts: BlockOfStep, parameter: nn.Parameter, name: str
-    ) -> Trained | None:
+    def _adopt(self, block: Block, facts: BlockOfStep, parameter: nn.Parameter, name: str) -> Trained | None:
         setting = self._setting.get(id(parameter))
         if setting is None or not parameter.requires_grad:
             return None
@@ -323,9 +319,7 @@ class Training:
                     lambda _, *__, held=held: self._open(held), with_module=True
                 )
             )
-            keep.append(
-                module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held))
-            )
+            keep.append(module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held)))
 
     def _open(self, held: Iterable[tuple[str, Trained]]) -> None:
         """Values are about to be loaded into these parameters."""

@@ -272,7 +272,8 @@ class _Search:
             + self._step.buffers,
             states=states,
             gradients=gradients,
-            slots=(SLOTS + 1) * max((s.slot for s in streamed), default=0),  # one for states that are being made
+            slots=(SLOTS + 1)
+            * max((s.slot for s in streamed), default=0),  # one for states that are being made
             decode=DECODE_BUFFERS * max((s.frozen + s.frozen_packed for s in moving), default=0),
             activations=activations + casts,
             workspace=WORKSPACE if self._step.on_gpu else 0,
@@ -320,9 +321,7 @@ def _bytes_of(block: Block, known: set[int], states: int, piece: int, *, cast: b
     if divides and numbers:  # a group may be filled by several parameters, each aligned
         full = min(numbers, piece) * 4 * (states + (2 if cast else 0))
         slot = max(slot, full + len(block.entries) * 256 * (states + 2))
-    return _Bytes(
-        streamed, resident, states_vram, crossing, host, trained, frozen, packed, slot
-    )
+    return _Bytes(streamed, resident, states_vram, crossing, host, trained, frozen, packed, slot)
 
 
 def moves(parameter: nn.Parameter) -> bool:

@@ -31,7 +31,9 @@ class Step:
     beside: Mapping[str, int]
     before: int  # alive when the first block is called
     after: int  # alive at most between the last block's forward and its backward, beyond what blocks saved
-    casts: Mapping[str, int]  # what autocast keeps of a block's weights where the card has them in their own dtype
+    casts: Mapping[
+        str, int
+    ]  # what autocast keeps of a block's weights where the card has them in their own dtype
     buffers: int  # of the model
     products: int  # of a step, 2 for each multiply-add
     forward_products: Mapping[str, int]
@@ -141,9 +143,7 @@ def _drop(parameter: torch.Tensor) -> None:
 class _Marks:
     """Bytes alive at the borders of blocks, and the most in between."""
 
-    def __init__(
-        self, counter: AliveBytes, flops: FlopCounterMode, names: Mapping[nn.Module, str]
-    ) -> None:
+    def __init__(self, counter: AliveBytes, flops: FlopCounterMode, names: Mapping[nn.Module, str]) -> None:
         self._counter, self._flops, self.names = counter, flops, names
         self._order: list[str] = []
         self._saved: dict[str, int] = {}

@@ -75,9 +75,7 @@ def shadow_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters; what changes in place is copied."""
-    return {
-        k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"
-    }
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
 
 
 def stepped(
@@ -405,16 +403,12 @@ class Updates:
                 states[shadow] = dict(one.others[part.number])
                 for name in self._names:
                     if name in one.states:
-                        states[shadow][name] = (
-                            views[name] if name in views else part.cut(one.states[name])
-                        )
+                        states[shadow][name] = views[name] if name in views else part.cut(one.states[name])
             parameters[shadow] = part, views
             by_setting[one.setting].append(shadow)
         if not parameters:
             return
-        after = stepped(
-            self._shadow, [(settings[n], by_setting[n]) for n in sorted(by_setting)], states
-        )
+        after = stepped(self._shadow, [(settings[n], by_setting[n]) for n in sorted(by_setting)], states)
         for shadow, (part, _) in parameters.items():
             one = part.of
             if one.working is not None:

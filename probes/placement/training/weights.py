@@ -59,9 +59,7 @@ class _Use(torch.autograd.Function):  # type: ignore[misc]
         return gradient.to(one.parameter.dtype), None
 
 
-def computed_with(
-    one: Trained, owner: nn.Module, key: str, device: torch.device
-) -> Callable[..., Any]:
+def computed_with(one: Trained, owner: nn.Module, key: str, device: torch.device) -> Callable[..., Any]:
     """A forward of the owner that computes with the working copy. Outside autocast it raises PlacementError."""
     forward = owner.forward
     assert one.working is not None
