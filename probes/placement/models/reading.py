@@ -323,8 +323,6 @@ def _tied(blocks: list[BlockDescription]) -> tuple[list[BlockDescription], tuple
         tensor.name,
         (replace(tensor, use="product"),),
         looked_up=True,
-        operations=2,
-        live_numbers=tensor.shape[0],
     )
     return [*blocks[:place], shared, *blocks[place + 1 :]], ((tensor.name,),)
 

@@ -18,7 +18,7 @@ from probes.placement.models.description import (
 from probes.placement.models.operations import EXPERTS, Operation, OperationKind, host_units
 from probes.placement.packing.format import DENSE_FROM, MOST_ROWS, aligned, estimate, fused, is_matrix
 from probes.placement.planner.machine import Constants
-from probes.placement.planner.rules import Pass, main_dtype, rule_operations, work_of
+from probes.placement.planner.rules import Pass, count_rule, main_dtype, work_of
 from probes.placement.types import Tier
 
 UPKEEP: Final = 0.5  # share of its compute time that a block which isn't resident is charged as a penalty
@@ -112,7 +112,7 @@ def host_operations(block: BlockDescription, work: Pass) -> float:
     """
     around = block.around + GENERATING * (work.generating and block.around > 0)
     if block.work is None:
-        return rule_operations(block) + around
+        return count_rule(block).operations * block.calls + around
     launched = sum(OF_TORCH * host_units(o) for o in block.work if o.host_s is None)
     beside_measured = sum((OF_TORCH - 1) * host_units(o) for o in block.work if o.host_s is not None)
     return launched + beside_measured + BESIDE_CALLS * block.modules_called + around
@@ -162,9 +162,9 @@ def given_bytes(block: BlockDescription) -> int:
 
 
 def cache_bytes(block: BlockDescription, work: Pass) -> int:
-    """Bytes of a block's part of the KV cache; 0 unless tokens are generated."""
-    if block.attention is None or not work.generating:
-        return 0
+    """Bytes of a block's part of the KV cache, as traced, else by its attention; 0 where none is kept."""
+    if block.work is not None or block.attention is None or not work.generating:
+        return block.cache_bytes
     width = DTYPE_BITS[main_dtype(block)] // 8
     return work.batch * block.attention.kept(work.context) * block.attention.numbers_per_token * width
 
