@@ -12,7 +12,6 @@ import triton.language as tl
 
 from probes.placement.packing.kernels import put_escapes, unpack_row, weights
 
-
 # Ids below this read and write nothing, as experts do that a product of groups has no rows for. torch refuses
 # any other id without an expert; a kernel can't, so it writes NaN.
 NOT_READ = tl.constexpr(-(1 << 39))
