@@ -176,7 +176,7 @@ def as_bfloat16(model: ModelDescription) -> ModelDescription:
 def test_a_rules_interval_holds_a_pass_whose_attention_is_computed_step_by_step(
     batch: int, took_ms: float
 ) -> None:
-    """BERT resident and captured on an H100, with a mask, which the rule doesn't know of: 0.82 and 1.28 ms."""
+    """BERT resident and captured on an H100, with a mask, which the rule doesn't know: 0.82 and 1.28 ms."""
     made = make_plan(
         as_bfloat16(describe("bert-base")),
         profile("h100"),
