@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Collection, Sequence
 from functools import cache
 
-from buildtool.core.errors import Exit
+from buildtool.core.errors import ConfigError, Exit
 from probes.core.entry import delivered, run_as_program
 from probes.core.invocation import host_command, version_line
 from probes.core.output import Parser, error
@@ -85,7 +85,22 @@ def _run_verb(argv: Sequence[str]) -> int:
         return int(importlib.import_module("buildtool.cli.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
     args = _parser(verb, host_command()).parse_args(argv)
-    return int(importlib.import_module(f"buildtool.cli.{args.verb}").run(args))
+    try:
+        return int(importlib.import_module(f"buildtool.cli.{args.verb}").run(args))
+    except ConfigError as refused:
+        raise _with_a_cards_target(refused) from refused
+
+
+def _with_a_cards_target(refused: ConfigError) -> ConfigError:
+    """The error, with what to type where a card was named instead of its target."""
+    from buildtool.gpucode.source import BadTarget
+    from probes.hardware.cards import cards_meant, is_card
+
+    named = refused.message.split("`")
+    if not isinstance(refused, BadTarget) or len(named) != 3 or not is_card(named[1]):
+        return refused
+    targets = sorted({card.target for card in cards_meant(named[1])})
+    return BadTarget(refused.message, f"it is a card: --targets {','.join(targets)}")
 
 
 @cache

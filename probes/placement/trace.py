@@ -234,13 +234,17 @@ class Tracer(AliveBytes):
         self._scores: dict[int, int] = {}  # by operation, the place in `events`
         self._stack = [""]
         self._weights: Any = weakref.WeakKeyDictionary()
+        self._there: Any = weakref.WeakKeyDictionary(
+            {t.untyped_storage(): t.untyped_storage().nbytes() for t in there}
+        )
+        self.kept: dict[str, int] = {}
         self._next = 0
         for name, parameter in module.named_parameters():
             storage = parameter.untyped_storage()
             self._weights.setdefault(storage, name)
             self._seen[storage] = 0
-        for tensor in (*module.buffers(), *there):
-            self._seen[tensor.untyped_storage()] = 0
+        for storage in (*(tensor.untyped_storage() for tensor in module.buffers()), *self._there):
+            self._seen[storage] = 0
 
     # ---- modules -------------------------------------------------------------------------------------------
 
@@ -378,6 +382,9 @@ class Tracer(AliveBytes):
         name = name.rstrip("_") if not name.startswith("_") else name
         given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
         results = [value for value in tree_iter(made) if isinstance(value, torch.Tensor)]
+        for tensor in given:  # what was there before the pass belongs to the module that uses it first
+            if n_bytes := self._there.pop(tensor.untyped_storage(), 0):
+                self.kept[self._stack[-1]] = self.kept.get(self._stack[-1], 0) + n_bytes
         if not results:
             return
         mutable = function._schema.is_mutable
@@ -722,6 +729,7 @@ def _finished(tracer: Tracer, how: str, measure: torch.device | None) -> Trace:
         dict(tracer.calls),
         tracer.peak(with_scores=False),
         tracer.peak(with_scores=True),
+        tracer.kept,
         how,
         str(measure or ""),
     )

@@ -20,36 +20,6 @@ from probes.placement.models.configs import (
     output_head,
 )
 
-# Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
-# takes for them: docs/decisions/0058-eager-passes-in-operations.md.
-GPT_OPERATIONS, GPT_AROUND = 21, 28
-BERT_OPERATIONS, BERT_AROUND = 20, 10
-OPT_OPERATIONS, OPT_AROUND = 18, 24
-NEOX_OPERATIONS, NEOX_AROUND = 27, 28
-PHI_OPERATIONS, PHI_AROUND = 31, 34
-# Kernels in a layer besides products, by the time that they take without activations. The memset in torch's
-# attention counts as one, which it is in a recorded pass (docs/decisions/0064). tests/torch holds them next
-# to the operations that each architecture's code calls, by what those of a kind take: docs/decisions/0066.
-GPT_KERNELS: Final = 17
-OPT_KERNELS: Final = 14
-NEOX_KERNELS: Final = 29
-PHI_KERNELS: Final = 32
-# While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
-BERT_KERNELS: Final = 25
-# Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
-# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-predicted-pass-times.md).
-BERT_TOUCHED: Final = 112
-GPT_TOUCHED: Final = 58
-PHI_TOUCHED: Final = 63  # by the same GELU in single operations: its code reads and writes 1.09 times as much
-# Of the Llama family, counted likewise
-LLAMA_OPERATIONS, LLAMA_AROUND = 36, 42
-HEAD_NORM_OPERATIONS: Final = 13  # more, for norms of queries and keys
-NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
-MIXTURE_OPERATIONS: Final = 30  # more, to send each row to its experts and back
-LLAMA_KERNELS: Final = 45
-CAPPED_KERNELS: Final = 8  # more, where scores are limited: torch's own attention can't do that
-MIXTURE_KERNELS: Final = 80
-MIXTURE_TOUCHED: Final = 26  # for each chosen expert, of its width and inner width together
 FOUR_NORMS: Final = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -99,34 +69,11 @@ def _llama(
         for name in norms:
             yield from make.norm(f"{at}.{name}", size.width)
 
-    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0, around=LLAMA_AROUND)
-    layers = _llama_costs(
-        layers, fields, size, norms=len(norms), head_norms=head_norms, mixture=bool(mixture)
-    )
     embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
     after = [*make.norm(f"{top}norm", size.width)]
     head, shared = output_head(fields, size, make, whole, table=f"{top}embed_tokens", tied=tied)
     after += head
-    return Parts(embed, layers, tuple(after), shared)
-
-
-def _llama_costs(
-    layers: Layers, fields: ConfigFields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
-) -> Layers:
-    """The layers with what one costs outside its products."""
-    live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
-    # norms in single operations in float32, positions in ten, the gate's product, two sums
-    touched = (18 * norms + 6) * size.width + (12 + 18 * head_norms) * (size.queries + size.keys)
-    operations = layers.operations + NORM_OPERATIONS * (norms - 2) + HEAD_NORM_OPERATIONS * head_norms
-    kernels = (MIXTURE_KERNELS if mixture else LLAMA_KERNELS) + 8 * (norms - 2) + 16 * head_norms
-    if mixture:
-        inner = fields.number("moe_intermediate_size", default=size.inner)
-        operations += MIXTURE_OPERATIONS
-        chosen = fields.number("num_experts_per_tok", default=2)
-        touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
-    else:
-        touched += 5 * size.inner
-    return replace(layers, operations=operations, live=live, kernels=kernels, touched=touched)
+    return Parts(embed, Layers(f"{top}layers", layer), tuple(after), shared)
 
 
 def _plain_llama(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
@@ -160,8 +107,7 @@ def _gemma(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) ->
 
 
 def _gemma2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    parts = _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS)
-    return replace(parts, layers=replace(parts.layers, kernels=parts.layers.kernels + CAPPED_KERNELS))
+    return _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS)
 
 
 def _gemma3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
@@ -243,15 +189,7 @@ def _phi(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> P
     head, shared = output_head(fields, size, make, whole, table=f"{top}embed_tokens", tied=False, bias=True)
     return Parts(
         tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width)),
-        Layers(
-            f"{top}layers",
-            layer,
-            PHI_OPERATIONS,
-            3 * size.width + 2 * size.inner,
-            kernels=PHI_KERNELS,
-            touched=PHI_TOUCHED * size.width,
-            around=PHI_AROUND,
-        ),
+        Layers(f"{top}layers", layer),
         (*after, *head),
         shared,
     )
@@ -274,15 +212,7 @@ def _gpt2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> 
     head, shared = output_head(fields, size, make, whole, table=f"{top}wte", tied=True)
     return Parts(
         tuple(before),
-        Layers(
-            f"{top}h",
-            layer,
-            GPT_OPERATIONS,
-            2 * width + max(3 * width, 3 * size.inner),
-            kernels=GPT_KERNELS,
-            touched=GPT_TOUCHED * width,
-            around=GPT_AROUND,
-        ),
+        Layers(f"{top}h", layer),
         (*make.norm(f"{top}ln_f", width, bias=True), *head),
         shared,
     )
@@ -304,14 +234,7 @@ def _gpt_neox(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool)
     head, shared = output_head(fields, size, make, whole, table=f"{top}embed_in", tied=False)
     return Parts(
         tuple(make.table(f"{top}embed_in", size.vocabulary, width)),
-        Layers(
-            f"{top}layers",
-            layer,
-            NEOX_OPERATIONS,
-            3 * width + 2 * size.inner,
-            kernels=NEOX_KERNELS,
-            around=NEOX_AROUND,
-        ),
+        Layers(f"{top}layers", layer),
         (*after, *head),
         shared,
     )
@@ -345,14 +268,7 @@ def _opt(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> P
     head, shared = output_head(fields, table, make, whole, table=f"{top}embed_tokens", tied=True)
     return Parts(
         tuple(before),
-        Layers(
-            f"{top}layers",
-            layer,
-            OPT_OPERATIONS,
-            3 * width + 2 * size.inner,
-            kernels=OPT_KERNELS,
-            around=OPT_AROUND,
-        ),
+        Layers(f"{top}layers", layer),
         (*closing, *head),
         shared,
     )
@@ -382,15 +298,7 @@ def _bert(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> 
     before += make.norm(f"{at}.LayerNorm", width, bias=True)
     return Parts(
         tuple(before),
-        Layers(
-            f"{top}encoder.layer",
-            layer,
-            BERT_OPERATIONS,
-            3 * width + 2 * size.inner,
-            kernels=BERT_KERNELS,
-            touched=BERT_TOUCHED * width,
-            around=BERT_AROUND,
-        ),
+        Layers(f"{top}encoder.layer", layer),
         () if whole else tuple(make.linear("pooler.dense", width, width, bias=True)),
     )
 

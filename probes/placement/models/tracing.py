@@ -17,15 +17,12 @@ from probes.core.errors import LibraryMissing, ModelUnknown, PlacementError, Usa
 from probes.placement.models.description import ModelDescription, TensorDescription, TracedFacts
 from probes.placement.models.inputs import example, inputs_of
 from probes.placement.models.modules import describe_module, find_blocks
-from probes.placement.models.operations import EXPERTS, Operation, Trace, WeightUse
+from probes.placement.models.operations import AROUND, EXPERTS, Operation, Trace, WeightUse
 from probes.placement.models.reading import config_of, describe
 from probes.placement.models.transformers_config import model_on_meta, silently
 from probes.placement.trace import trace_pass, trace_real_pass
 from probes.placement.types import Workload
 
-# Operations of Python around a pass of transformers: masks, decorators, outputs with names. 13 families took
-# 12 to 43 more than torch's own operations there, by docs/results/eager-h200.json.
-AROUND: Final = 25
 MOST_REAL_BYTES: Final = 1 << 30  # of weights, for a real pass on the CPU
 MOST_BLOCKS: Final = 1_000  # of a model that is traced
 _SAFE: Final = (torch.Tensor, int, float, str, type(None))  # inputs that a trace leaves as they are
@@ -176,12 +173,17 @@ def _traces(
     called = called_with(inputs)
     if not all(isinstance(value, _SAFE) for value in tree_iter((called.args, called.kwargs))):
         raise PlacementError("its inputs hold objects, such as caches, which a trace would write to")
+    generated = (
+        _of_transformers(model, workload, None)
+        if workload.context_tokens and is_of_transformers(model)
+        else []
+    )
     try:
-        return [trace_pass(model, called.args, called.kwargs, measure=measure)]
+        return [trace_pass(model, called.args, called.kwargs, measure=measure), *generated]
     except PlacementError:
         if not _can_run(model, called):
             raise
-        return [trace_real_pass(model, called.args, called.kwargs, measure=measure)]
+        return [trace_real_pass(model, called.args, called.kwargs, measure=measure), *generated]
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -239,7 +241,8 @@ def with_trace(
     trace = traces[0]
     tensors = {tensor.name: tensor for block in described.blocks for tensor in block.tensors}
     trace = replace(trace, operations=tuple(_with_chosen(each, tensors) for each in trace.operations))
-    attributed = Attributed(described, trace, owners)
+    kept = next((each.kept for each in traces if each.kept), {})
+    attributed = Attributed(described, trace, owners, kept)
     made = [
         replace(
             block,
@@ -248,6 +251,7 @@ def with_trace(
             mixed=any(o.kind not in ("product", "view") for o in attributed.work[place]),
             calls=max(attributed.fetches[place] - block.looked_up, 1),
             around=around if place == attributed.order[0] else 0,
+            cache_bytes=attributed.kept[place],
             anytime=block.anytime or place in attributed.outside,
         )
         for place, block in enumerate(described.blocks)
@@ -288,11 +292,14 @@ def _with_chosen(operation: Operation, tensors: Mapping[str, TensorDescription])
 class Attributed:
     """A trace's operations by block, and what else it says of each: by place in the description."""
 
-    def __init__(self, described: ModelDescription, trace: Trace, owners: Sequence[Owners]) -> None:
+    def __init__(
+        self, described: ModelDescription, trace: Trace, owners: Sequence[Owners], kept: Mapping[str, int]
+    ) -> None:
         count = len(described.blocks)
         self.work: list[list[Operation]] = [[] for _ in range(count)]
         self.called = [0] * count  # modules, each time
         self.fetches = [0] * count  # calls of the block
+        self.kept = [0] * count  # bytes
         self.outside: set[int] = set()
         place_of = {block.name: place for place, block in enumerate(described.blocks)}
         paths, loose = _places(owners, place_of)
@@ -303,6 +310,9 @@ class Attributed:
                 self.called[place] += calls
                 ordered.setdefault(place)
                 self.fetches[place] += calls if path in paths else 0
+        for path, n_bytes in kept.items():
+            if (place := _inside(path, paths)) is not None:
+                self.kept[place] += n_bytes
         last = next(iter(ordered), 0)
         for operation in trace.operations:
             at = _inside(operation.at, paths)
