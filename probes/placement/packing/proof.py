@@ -1,17 +1,17 @@
 """Cases that prove the kernels: on a card by `weir probe prove`, and without one on emulated machine code.
 
-The kernels of experts have no cases yet.
-
-Their weights come from a formula, so that they have the same bits everywhere. Each of nine kernels has five
-shapes with weights of four kinds each: Gaussian ones with zeros, subnormal and large numbers among them;
-numbers that need no escape; whole rows of escapes; for unpacking, every bit pattern, else nothing but zeros.
-What is unpacked must have the bits that were packed. A product may differ from float64's by half of a last
-bit of bfloat16, and 2^-22 of the sum of its terms' sizes for the order in which float32 adds them.
+Their weights come from a formula, so that they have the same bits everywhere. Each of thirteen kernels, or
+pairs of kernels, has five shapes with weights of four kinds each: Gaussian ones with zeros, subnormal and
+large numbers among them, none in one part and many in another; numbers that need no escape; whole rows of
+escapes; for unpacking, every bit pattern, else nothing but zeros. What is unpacked must have the bits that
+were packed. A product may differ from float64's by half of a last bit of bfloat16, and 2^-22 of the sum of
+its terms' sizes for the order in which float32 adds them; the two that follow each other in an expert by
+2^-21 of that.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 
+from probes.placement.packing import launch
 from probes.placement.packing.packed import B11, B12, F28, H14, Layout, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
@@ -32,6 +33,10 @@ _TABLES: Final = ((200, 2048), (64, 512), (33, 1030), (16, 8192), (70, 768))
 _EVEN: Final = ((37, 512), (6, 1024), (64, 2048), (1, 4096), (100, 1536))
 _UNEVEN: Final = ((37, 1152), (6, 1922), (64, 514), (1, 3000), (100, 1300))
 _BATCHES: Final = (2, 5, 16, 3)
+_EXPERTS: Final = ((4, 6, 512), (3, 5, 1030), (7, 32, 256), (2, 1, 4096), (5, 16, 770))  # count, rows, width
+_INNER: Final = ((3, 512, 512), (2, 516, 514), (2, 768, 512), (3, 514, 770), (2, 512, 1030))  # count, inner, outer
+_PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # whose addresses tables have
+_UNTOUCHED: Final = 0x5A5A  # in every word of a result before the kernel
 _WORDS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 
 
@@ -44,23 +49,31 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """`begin` runs the kernel on what lies on a device, and gives its result, also to be looked at with `also`.
+
+    `beside`: memory that it reaches by addresses in a table.
+    """
+
+    begin: Callable[[], torch.Tensor]
+    beside: tuple[torch.Tensor, ...] = ()
+    also: Callable[[], str] = lambda: ""
+
+
+@dataclass(frozen=True)
 class Case:
     """`prepare` puts what the kernel needs on a device; `judge` compares its result with what it must be."""
 
     name: str
     kernel: str
     weights: int
-    prepare: Callable[[torch.device], Callable[[], torch.Tensor]]
+    prepare: Callable[[torch.device], Prepared]
     judge: Callable[[torch.Tensor], str]
 
-    def outcome(self, device: torch.device) -> Outcome:
-        """Run the kernel once."""
-        return self.judged(self.prepare(device)())
-
-    def judged(self, result: torch.Tensor) -> Outcome:
-        """Compare a result, wherever it is."""
-        here = result.detach().as_subclass(torch.Tensor).cpu()
-        return Outcome(self.judge(here), digest(here))
+    def outcome(self, prepared: Prepared) -> Outcome:
+        """Run the kernel once, and compare its result, wherever it is."""
+        here = prepared.begin().detach().as_subclass(torch.Tensor).cpu()
+        return Outcome(self.judge(here) or prepared.also(), digest(here))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,6 +114,14 @@ def cases() -> Iterator[Case]:
                 for turn, kind in enumerate(OF_PRODUCTS):
                     batch = 1 if kernel == "one_row" else _BATCHES[turn]
                     yield _product(f"{kernel} {name}", weights(shape, kind, torch.bfloat16), kind, batch)
+    for kernel in ("gather", "unpack_expert"):
+        for shape in _EXPERTS:
+            for turn, kind in enumerate(KINDS):
+                yield _experts(kernel, weights(shape, kind, torch.bfloat16), kind, turn)
+    for kernel in ("gate_up, down", "gate_up, down packed"):
+        for sizes in _INNER:
+            for turn, kind in enumerate(OF_PRODUCTS):
+                yield _products_of_experts(kernel, sizes, kind, turn)
 
 
 # --- weights by a formula ------------------------------------------------------------------------------
@@ -141,7 +162,9 @@ def weights(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int = 1
         flat = torch.zeros(count, dtype=dtype)
     else:
         odd = torch.tensor([0.0, -0.0, 1e-30, 30000.0, -2e-39, 1e-5, -7.0], dtype=dtype)
-        places = torch.arange(0, count, 977)
+        chosen = _mixed(count, seed + 2) % 256 < torch.arange(count) // 701 % 5  # 0 to 4 of 256, by turns
+        chosen[-9:] = True  # more than are put at once, up to the end of memory
+        places = chosen.nonzero().view(-1)
         flat[places] = odd[torch.arange(len(places)) % len(odd)]
     if kind == "rows of escapes":
         width = shape[-1] if len(shape) > 1 and shape[0] > 1 else count // 3
@@ -149,7 +172,14 @@ def weights(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int = 1
     return flat.view(shape)
 
 
-# --- the three ways in which kernels are used ----------------------------------------------------------
+# --- the ways in which kernels are used ----------------------------------------------------------------
+
+
+def _untouched(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a result of which nothing is right yet."""
+    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    bits(out).fill_(_UNTOUCHED)
+    return out
 
 
 def _packed(tensor: torch.Tensor, layout: Layout) -> Packed:
@@ -166,12 +196,9 @@ def _same_bits(wanted: torch.Tensor, result: torch.Tensor) -> str:
 
 
 def _unpacked(kernel: str, tensor: torch.Tensor, kind: str, layout: Layout) -> Case:
-    def prepare(device: torch.device) -> Callable[[], torch.Tensor]:
-        packed = _packed(tensor, layout).to(device)
-        out = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        bits(out).fill_(0x5A5A)  # none is right yet
-
-        return lambda: unpack(packed, out)
+    def prepare(device: torch.device) -> Prepared:
+        packed, out = _packed(tensor, layout).to(device), _untouched(tensor.shape, tensor.dtype, device)
+        return Prepared(lambda: unpack(packed, out))
 
     name = f"{kernel}, {_text(tensor.shape)}, {kind}"
     return Case(name, kernel, tensor.numel(), prepare, partial(_same_bits, tensor))
@@ -181,9 +208,9 @@ def _looked_up(table: torch.Tensor, kind: str, turn: int) -> Case:
     last = len(table) - 1
     ids = torch.tensor([[last], [0, last, 1, 0], list(range(0, last, 3)), [1] * 9][turn])
 
-    def prepare(device: torch.device) -> Callable[[], torch.Tensor]:
+    def prepare(device: torch.device) -> Prepared:
         packed, places = _packed(table, B12).to(device), ids.to(device)
-        return lambda: rows(packed, places, most_escapes=table.shape[1])
+        return Prepared(lambda: rows(packed, places, most_escapes=table.shape[1]))
 
     name = f"rows_b12, {len(ids)} of {_text(table.shape)}, {kind}"
     return Case(name, "rows_b12", ids.numel() * table.shape[1], prepare, partial(_same_bits, table[ids]))
@@ -194,7 +221,7 @@ def _product(kernel: str, matrix: torch.Tensor, kind: str, batch: int) -> Case:
     x = (_gaussian(batch * k, 4) * 50).bfloat16().view(batch, k)
     bias = _gaussian(n, 5).bfloat16() if kind != "no escapes" else None
 
-    def prepare(device: torch.device) -> Callable[[], torch.Tensor]:
+    def prepare(device: torch.device) -> Prepared:
         packed, inputs = _packed(matrix, B12).to(device), x.to(device)
         added = None if bias is None else bias.to(device)
 
@@ -203,7 +230,7 @@ def _product(kernel: str, matrix: torch.Tensor, kind: str, batch: int) -> Case:
             assert product is not None, "a kernel multiplies this shape"
             return product
 
-        return multiplied
+        return Prepared(multiplied)
 
     def judge(result: torch.Tensor) -> str:
         added = torch.zeros(n, dtype=torch.float64) if bias is None else bias.double()
@@ -214,6 +241,125 @@ def _product(kernel: str, matrix: torch.Tensor, kind: str, batch: int) -> Case:
         return f"{missed:,} of {wanted.numel():,} products are off" if missed else ""
 
     return Case(f"{kernel}, {batch} x {_text(matrix.shape)}, {kind}", kernel, matrix.numel(), prepare, judge)
+
+
+def _table(
+    matrices: torch.Tensor, device: torch.device, *, packed: bool
+) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+    """Addresses of matrices (count, rows, width) on a device, the memory that they are in, and their base."""
+    if not packed:
+        there = matrices.to(device)
+        return torch.tensor([[matrix.data_ptr()] for matrix in there], device=device), [there], 0
+    count, high, _ = matrices.shape
+    whole = _packed(matrices, B12).to(device)
+    starts, groups = whole.parts["starts"].tolist(), high // whole.grid.group_rows
+    table = []
+    for n in range(count):
+        escapes = slice(starts[n * groups], starts[(n + 1) * groups])
+        piece = whole.piece(n * high, (n + 1) * high, escapes)
+        table.append([piece.parts[name].data_ptr() for name in _PARTS])
+    return torch.tensor(table, device=device), list(whole.parts.values()), whole.base
+
+
+def _chosen(count: int, turn: int) -> torch.Tensor:
+    """Ids of experts, in turn: some twice, all, from the end, and such as there is none for."""
+    last = count - 1
+    return torch.tensor([[last, 0, last], [*range(count)], [-1, -count, 1], [count, -count - 1, 0]][turn])
+
+
+def _counted(counts: torch.Tensor, ids: torch.Tensor) -> str:
+    """What is wrong with how often each expert was noted as chosen."""
+    count = len(counts)
+    ids = torch.where(ids < 0, ids + count, ids)
+    wanted = torch.bincount(ids[(ids >= 0) & (ids < count)], minlength=count)
+    seen: list[int] = counts.cpu().tolist()
+    return "" if seen == wanted.tolist() else f"experts were counted {seen} times, not {wanted.tolist()}"
+
+
+def _experts(kernel: str, tensors: torch.Tensor, kind: str, turn: int) -> Case:
+    count, high, width = tensors.shape
+    ids = _chosen(count, turn)
+    wanted = _untouched((len(ids), high, width), torch.bfloat16, torch.device("cpu"))
+    for slot, expert in enumerate(ids.tolist()):
+        if expert >= count:
+            wanted[slot] = float("nan")
+        elif expert >= -count:
+            wanted[slot] = tensors[expert]
+
+    def prepare(device: torch.device) -> Prepared:
+        table, memory, base = _table(tensors, device, packed=kernel == "unpack_expert")
+        out, places = _untouched(wanted.shape, wanted.dtype, device), ids.to(device)
+        counts = torch.zeros(count, dtype=torch.int64, device=device)
+
+        def taken() -> torch.Tensor:
+            if kernel == "gather":
+                launch.gather_experts(table, places, out, counts)
+            else:
+                launch.unpack_experts(table, places, out, counts, rows=high, base=base)
+            return out
+
+        return Prepared(taken, tuple(memory), lambda: _counted(counts, ids))
+
+    def judge(result: torch.Tensor) -> str:
+        none = ids >= count  # any NaN is right for these
+        if not result[none].isnan().all():
+            return "an expert that there is none for isn't NaN"
+        return _same_bits(wanted[~none], result[~none])
+
+    name = f"{kernel}, {len(ids)} of {_text(tensors.shape)}, {kind}"
+    return Case(name, kernel, wanted.numel(), prepare, judge)
+
+
+def _products_of_experts(kernel: str, sizes: tuple[int, int, int], kind: str, turn: int) -> Case:
+    """Of `tokens` inputs by two experts each; the last turn's ids include one that there is none for."""
+    count, inner, outer = sizes
+    gates = weights((count, 2 * inner, outer), kind, torch.bfloat16)
+    downs = weights((count, outer, inner), kind, torch.bfloat16, seed=2)
+    tokens, last = 1 + turn % 2, count - 1
+    ids = torch.tensor([[last, 0], [1, last, 0, 1], [0, 1], [last, count, 0, 1]][turn])
+    shares = torch.tensor([0.75, 0.25, 0.5, 0.5][: 2 * tokens])
+    x = (_gaussian(tokens * outer, 4) * 50).bfloat16().view(tokens, outer)
+
+    def prepare(device: torch.device) -> Prepared:
+        packed = kernel.endswith("packed")
+        gate_up, memory, base = _table(gates, device, packed=packed)
+        down, more, second = _table(downs, device, packed=packed)
+        out = _untouched((tokens, outer), torch.bfloat16, device)
+        given = [tensor.to(device) for tensor in (x, ids, shares)]
+        counts = torch.zeros(count, dtype=torch.int64, device=device)
+
+        def multiplied() -> torch.Tensor:
+            launch.multiply_experts(
+                *given,
+                out,
+                gate_up=gate_up,
+                down=down,
+                counts=counts,
+                inner=inner,
+                bases=(base, second) if packed else None,
+            )
+            return out
+
+        return Prepared(multiplied, (*memory, *more), lambda: _counted(counts, ids))
+
+    def judge(result: torch.Tensor) -> str:
+        wanted = torch.zeros(tokens, outer, dtype=torch.float64)
+        size = torch.zeros_like(wanted)
+        for pair, expert in enumerate(ids.tolist()):
+            if expert < count:
+                token, share = x[pair // 2].double(), float(shares[pair])
+                gate, up = (gates[expert].double() @ token).chunk(2)
+                gate_size, up_size = (gates[expert].double().abs() @ token.abs()).chunk(2)
+                hidden = torch.nn.functional.silu(gate)
+                about = hidden.abs() * up_size + 1.1 * gate_size * up.abs()  # SiLU is at most so steep
+                wanted[pair // 2] += share * (downs[expert].double() @ (hidden * up))
+                size[pair // 2] += share * (downs[expert].double().abs() @ about)
+        close = (result.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 2.0**-21 * size
+        missed = int((~close).sum())
+        return f"{missed:,} of {wanted.numel():,} products are off" if missed else ""
+
+    name = f"{kernel}, {tokens} x 2 of {_text(sizes)}, {kind}"
+    return Case(name, kernel, len(ids) * 3 * inner * outer, prepare, judge)
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import emulated_ptx
 import torch
 from ptx_text import Refused
-from standin_driver import StandInDriver, stand_in
+from standin_driver import OnGpu, StandInDriver, stand_in
 from test_kernels import odd_weights
 from test_round_trip import bits, forced, gaussian
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 
 from probes.placement.packing import codecs
 from probes.placement.packing import launch as launching
@@ -24,13 +27,8 @@ from probes.placement.packing.tensors import unpack
 SHAPES = ((16, 512), (5, 1030), (40, 300), (70_001,), (33, 256), (2, 9000), (7, 11, 13))
 LENGTHS = (2048, 2049, 9000)
 OLDER = (80,)  # capabilities for which fewer cases are enough: Triton compiles for each, which takes longest
+_SHARED = 227 << 10  # bytes of shared memory that a block may have
 ORDERS = {0: "all warps together", 1: "the first warp first", -1: "the last warp first"}
-
-
-class OnGpu(torch.Tensor):
-    """In host memory, but the launcher chooses for it what it chooses for a GPU's tensor."""
-
-    is_cuda = True
 
 
 @dataclass(frozen=True)
@@ -209,12 +207,29 @@ def products_of_experts(packed: bool, order: int) -> Case:
     )
 
 
-def tried(case: Case, gpu: StandInDriver) -> dict[str, object]:
+def gpu_of(capability: int, order: list[int]) -> StandInDriver:
+    """Triton launches on a GPU of that compute capability that isn't there (90: an H100).
+
+    `order`: its only number is that of `emulated_ptx.run`, for the next launch.
+    """
+    CUDABackend.make_cubin = lambda self, ptx, *_: ptx.encode()  # the PTX itself is what is loaded
+    CUDABackend.hash = lambda self: f"emulated {self.target.arch}"  # in Triton's cache it is another code
+
+    def run(code, blocks, values, buffers, metadata) -> emulated_ptx.Executed:
+        arguments = [*(value for _, value in values), 0, 0]  # Triton's own scratch memory, which is none
+        return emulated_ptx.run(code, blocks, arguments, buffers, shared=metadata.shared, order=order[0])
+
+    target = GPUTarget("cuda", capability, emulated_ptx.WARP)
+    load = lambda name, ptx: emulated_ptx.load(ptx.decode())  # noqa: E731
+    return stand_in(StandInDriver(target, _SHARED, load, run))
+
+
+def tried(case: Case, gpu: StandInDriver, order: list[int]) -> dict[str, object]:
     """What became of a case."""
     prepared._known.clear()  # by which it would start a kernel again with addresses alone
     gpu.launches.clear()
     BESIDE.clear()
-    gpu.order, gpu.beside = case.order, BESIDE
+    order[0], gpu.beside = case.order, BESIDE
     try:
         wrong = case.wrong()
     except Refused as refused:
@@ -234,9 +249,10 @@ def main() -> None:
     launching.usable = launching._has_ptx = lambda device: True
     codecs.DENSE_FROM = 0  # blocks as large as the kernel's
     for capability in map(int, sys.argv[1:]):
-        gpu = stand_in(capability)
+        order = [0]
+        gpu = gpu_of(capability, order)
         for case in cases(capability):
-            print(json.dumps(tried(case, gpu)), flush=True)
+            print(json.dumps(tried(case, gpu, order)), flush=True)
 
 
 if __name__ == "__main__":
