@@ -13,58 +13,38 @@ from collections import Counter
 from collections.abc import Callable
 
 import launched
-import torch
-from code_object import Kernel
 from machine import Executed, Fault
 from standin_driver import StandInDriver, stand_in
 from triton.backends.compiler import GPUTarget
 
-from probes.placement.packing import launch, proof
+from probes.placement.packing import proof
 
 WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes of a wave
 _SHARED = 64 << 10  # bytes of LDS that a workgroup may have
-_CPU = torch.device("cpu")
 
 
 class Gpu(StandInDriver):
-    """A GPU of a target that isn't there. `changed` may change a kernel before it runs."""
+    """A GPU of a target that isn't there. `before` is shown each launch before it runs."""
 
-    def __init__(self, target: str) -> None:
-        self.changed: Callable[[Kernel], Kernel] = lambda kernel: kernel
+    def __init__(self, target: str, before: Callable[[launched.Launch], None] = lambda of: None) -> None:
+        self._before = before
         load = lambda name, binary: launched.load(bytes(binary), name, target)  # noqa: E731
         super().__init__(GPUTarget("hip", target, WAVES[target]), _SHARED, load, self._run)
 
     def _run(self, kernel, groups, values, buffers, metadata) -> Executed:
         threads = metadata.num_warps * self.target.warp_size
         given = [*values, ("*", 0), ("*", 0)]  # Triton's own scratch memory, of which there is none
-        return launched.run(self.changed(kernel), (groups, 1), threads, given, buffers, metadata.shared)
-
-    def outcome(self, case: proof.Case) -> proof.Outcome:
-        """Run a case, whose launches are the only ones in `launches` then. Raises Fault."""
-        prepared = case.prepare(_CPU)
-        self.launches.clear()
-        self.beside = prepared.beside
-        return case.outcome(prepared)
+        of = launched.Launch(kernel, (groups, 1), threads, given, buffers, metadata.shared)
+        self._before(of)
+        executed = of.run()
+        of.memory.copy_out()
+        return executed
 
 
-def settle(target: str) -> Gpu:
-    """Let the launcher take tensors in host memory for a GPU's, and start on one of that target."""
-    launch.usable = lambda device: True
-    launch._has_ptx = lambda device: False
-    launch.has_narrow_wavefronts = lambda device: WAVES[target] == 32
-    started = launch.start
-    launch.start_again = lambda *_: False  # with addresses alone
-
-    def start(kernel, grid, tensors, numbers, constants, **rest):
-        if "FACTORS" in constants:  # the matrix units' type on a GPU
-            import triton.language as tl
-
-            constants = {**constants, "FACTORS": tl.bfloat16}
-        started(kernel, grid, tensors, numbers, constants, **rest)
-
-    launch.start = start
-    gpu = Gpu(target)
-    stand_in(gpu)
+def settle(target: str, before: Callable[[launched.Launch], None] = lambda of: None) -> Gpu:
+    """Let Triton and our launcher start on a GPU of that target."""
+    gpu = Gpu(target, before)
+    stand_in(gpu, narrow=WAVES[target] == 32)
     return gpu
 
 

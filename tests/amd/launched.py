@@ -7,7 +7,7 @@ from functools import lru_cache
 import code_object
 import numpy as np
 from instructions import act_of
-from machine import Executed, Machine, Memory
+from machine import MOST_STEPS, PACKET, Executed, Machine, Memory
 
 _FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f"}
 _FORMATS |= {"*": "Q"}
@@ -15,36 +15,43 @@ TABLE = "table"  # the name of a tensor of addresses
 load = lru_cache(64)(code_object.load)
 
 
-def run(
-    kernel: code_object.Kernel,
-    groups: tuple[int, int],
-    threads: int,
-    values: Sequence[tuple[str, int | float]],
-    buffers: Sequence[tuple[str, int, int]],
-    shared: int = 0,
-) -> Executed:
-    """One launch. `values`: Triton's types, and arguments; `buffers`: names, addresses, bytes of tensors.
+class Launch:
+    """One launch. `values`: types as Triton names them, and arguments; `buffers`: names, addresses, bytes."""
 
-    Raises Fault.
-    """
-    area = np.zeros(1024, np.uint8)
-    at = -area.ctypes.data % 64
-    packet = struct.pack("<HHHHHHIII", 0, 0, threads, 1, 1, 0, threads * groups[0], groups[1], 1)
-    length = kernel.descriptor.kernarg
-    assert length <= 512
-    own = area.ctypes.data + at
-    memory = Memory([*buffers, ("the arguments", own, length), ("the packet", own + 512, len(packet))])
-    packed = b"".join(_packed(values, memory))[:length]
-    area[at : at + len(packed)] = np.frombuffer(packed, np.uint8)
-    area[at + 512 : at + 512 + len(packet)] = np.frombuffer(packet, np.uint8)
-    memory.copy_in()
-    for name, address, size in buffers:
-        if name == TABLE:
-            memory.translate(address, size)
-    machine = Machine(kernel, groups, threads, packed, memory, memory.placed(own), shared)
-    executed = machine.run(act_of)
-    memory.copy_out()
-    return executed
+    def __init__(
+        self,
+        kernel: code_object.Kernel,
+        groups: tuple[int, int],
+        threads: int,
+        values: Sequence[tuple[str, int | float]],
+        buffers: Sequence[tuple[str, int, int]],
+        shared: int = 0,
+    ) -> None:
+        self.kernel, self.groups, self.threads, self.shared = kernel, groups, threads, shared
+        area = np.zeros(1024, np.uint8)
+        begin = -area.ctypes.data % 64
+        self._own = area.ctypes.data + begin
+        packet = struct.pack("<HHHHHHIII", 0, 0, threads, 1, 1, 0, threads * groups[0], groups[1], 1)
+        length = kernel.descriptor.kernarg
+        assert length <= PACKET
+        self.memory = memory = Memory(
+            [*buffers, ("the arguments", self._own, length), ("the packet", self._own + PACKET, len(packet))]
+        )
+        self._packed = b"".join(_packed(values, memory))[:length]
+        for at, data in ((begin, self._packed), (begin + PACKET, packet)):
+            area[at : at + len(data)] = np.frombuffer(data, np.uint8)
+        memory.copy_in()
+        for name, address, size in buffers:
+            if name == TABLE:
+                memory.translate(address, size)
+
+    def run(self, kernel: code_object.Kernel | None = None, most_steps: int = MOST_STEPS) -> Executed:
+        """Run it once, or another kernel in its place, which changes `memory`. Raises Fault."""
+        own, memory = self.memory.placed(self._own), self.memory
+        machine = Machine(
+            kernel or self.kernel, self.groups, self.threads, self._packed, memory, own, self.shared
+        )
+        return machine.run(act_of, most_steps)
 
 
 def _packed(values: Sequence[tuple[str, int | float]], memory: Memory) -> Iterator[bytes]:

@@ -10,7 +10,6 @@ a barrier between that waits for it.
 Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_DELAY_ALU, traps.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ _FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4
 _INVERSE_2_PI = {"16": 0x3118, "32": 0x3E22F983, "64": 0x3FC45F306DC9C882}
 VCC, EXEC, SCC, LITERAL = 106, 126, 253, 255
 _BASE = 0x7F00_0000_0000  # where the emulated memory begins
+MOST_STEPS = 10_000_000  # until a launch counts as not ending
+PACKET = 512  # bytes from the arguments' begin to the packet of the launch
 _ATOMIC = -2  # as who wrote a byte
 _GAP = 4096  # bytes between buffers
 
@@ -71,6 +72,10 @@ class Memory:
         self.shadow = Shadow(len(self.bytes))
         self.begins = np.array(self.first or [0], np.int64)
         self.ends = np.array(self.last or [0], np.int64)
+
+    def forget(self) -> None:
+        """That anything was read or written."""
+        self.shadow = Shadow(len(self.bytes))
 
     def placed(self, address: int) -> int:
         """Where the emulated kernel finds what is at an address of this process. 0 where nothing is."""
@@ -143,10 +148,6 @@ class _Wait:
 class Machine:
     """All waves of one launch."""
 
-    most_steps = 10_000_000  # until it counts as not ending
-    watched: int | None = None  # an instruction after which the state is noted, in `states`
-    states: list[int] = []  # noqa: RUF012
-
     def __init__(
         self,
         kernel: Kernel,
@@ -211,7 +212,7 @@ class Machine:
                 self.known_s[n] = True
                 n += 1
 
-        for bit, count, place in ((0, 4, 0), (1, 2, address + 512), (2, 2, 0), (3, 2, address)):
+        for bit, count, place in ((0, 4, 0), (1, 2, address + PACKET), (2, 2, 0), (3, 2, address)):
             if of.properties >> bit & 1 and place:
                 put([place & 0xFFFFFFFF, place >> 32])
             elif of.properties >> bit & 1:
@@ -502,7 +503,7 @@ class Machine:
 
     # --- execution -----------------------------------------------------------------------------------------
 
-    def run(self, act_of: Callable[[Instruction, Kernel], Act]) -> Executed:
+    def run(self, act_of: Callable[[Instruction, Kernel], Act], most_steps: int = MOST_STEPS) -> Executed:
         """Until every wave has ended. `act_of` is that of `instructions`. Raises Fault."""
         code = self.kernel.code
         acts = [None] * len(code)
@@ -517,7 +518,7 @@ class Machine:
                     if (self.waiting & (self.pc < end)).any():
                         raise Fault("waves wait at a barrier that others of their workgroup never reach")
                     break
-                if self.executed.steps > self.most_steps:
+                if self.executed.steps > most_steps:
                     raise Fault(self._where(code[at], "the kernel does not end"))
                 here = key == at
                 others = key[~here]
@@ -535,8 +536,6 @@ class Machine:
                         acts[at](self)
                     except Fault as fault:
                         raise Fault(self._where(instruction, str(fault))) from None
-                    if at == self.watched:
-                        self.states.append(self._state())
                     at = self.next if not self.branched else at + 1
                 if not self.branched:
                     self.pc[self.sel] = at
@@ -547,14 +546,6 @@ class Machine:
                 self.executed.instructions[code[place].name] += count
                 self.executed.by_place[place] += count
         return self.executed
-
-    def _state(self) -> int:
-        """A checksum of all registers, and of the memory that was written."""
-        total = 0
-        written = np.where(self.memory.shadow.writer >= 0, self.memory.bytes, np.uint8(0))
-        for of in (self.V, self.S, self.E, self.scc, self.pc, self.lds, written):
-            total = zlib.crc32(np.ascontiguousarray(of).view(np.uint8), total)
-        return total
 
     def _made(self, act_of: Callable[[Instruction, Kernel], Act], instruction: Instruction) -> Act:
         try:

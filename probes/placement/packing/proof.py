@@ -11,8 +11,8 @@ its terms' sizes for the order in which float32 adds them; the two that follow e
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,8 @@ _EVEN: Final = ((37, 512), (6, 1024), (64, 2048), (1, 4096), (100, 1536))
 _UNEVEN: Final = ((37, 1152), (6, 1922), (64, 514), (1, 3000), (100, 1300))
 _BATCHES: Final = (2, 5, 16, 3)
 _EXPERTS: Final = ((4, 6, 512), (3, 5, 1030), (7, 32, 256), (2, 1, 4096), (5, 16, 770))  # count, rows, width
-_INNER: Final = ((3, 512, 512), (2, 516, 514), (2, 768, 512), (3, 514, 770), (2, 512, 1030))  # count, inner, outer
+_INNER: Final = ((3, 48, 256), (4, 5, 514), (2, 64, 512), (6, 18, 130), (3, 7, 1030))  # count, inner, outer
+_PACKED_INNER: Final = ((3, 512, 512), (2, 516, 514), (2, 576, 512), (3, 514, 530), (2, 512, 514))  # of whole rows
 _PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # whose addresses tables have
 _UNTOUCHED: Final = 0x5A5A  # in every word of a result before the kernel
 _WORDS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -52,11 +53,11 @@ class Outcome:
 class Prepared:
     """`begin` runs the kernel on what lies on a device, and gives its result, also to be looked at with `also`.
 
-    `beside`: memory that it reaches by addresses in a table.
+    `beside`: memory that it reaches by addresses in a table, by its names.
     """
 
     begin: Callable[[], torch.Tensor]
-    beside: tuple[torch.Tensor, ...] = ()
+    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)
     also: Callable[[], str] = lambda: ""
 
 
@@ -118,8 +119,8 @@ def cases() -> Iterator[Case]:
         for shape in _EXPERTS:
             for turn, kind in enumerate(KINDS):
                 yield _experts(kernel, weights(shape, kind, torch.bfloat16), kind, turn)
-    for kernel in ("gate_up, down", "gate_up, down packed"):
-        for sizes in _INNER:
+    for kernel, each in (("gate_up, down", _INNER), ("gate_up, down packed", _PACKED_INNER)):
+        for sizes in each:
             for turn, kind in enumerate(OF_PRODUCTS):
                 yield _products_of_experts(kernel, sizes, kind, turn)
 
@@ -245,11 +246,11 @@ def _product(kernel: str, matrix: torch.Tensor, kind: str, batch: int) -> Case:
 
 def _table(
     matrices: torch.Tensor, device: torch.device, *, packed: bool
-) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], int]:
     """Addresses of matrices (count, rows, width) on a device, the memory that they are in, and their base."""
     if not packed:
         there = matrices.to(device)
-        return torch.tensor([[matrix.data_ptr()] for matrix in there], device=device), [there], 0
+        return torch.tensor([[matrix.data_ptr()] for matrix in there], device=device), {"matrices": there}, 0
     count, high, _ = matrices.shape
     whole = _packed(matrices, B12).to(device)
     starts, groups = whole.parts["starts"].tolist(), high // whole.grid.group_rows
@@ -258,7 +259,7 @@ def _table(
         escapes = slice(starts[n * groups], starts[(n + 1) * groups])
         piece = whole.piece(n * high, (n + 1) * high, escapes)
         table.append([piece.parts[name].data_ptr() for name in _PARTS])
-    return torch.tensor(table, device=device), list(whole.parts.values()), whole.base
+    return torch.tensor(table, device=device), whole.parts, whole.base
 
 
 def _chosen(count: int, turn: int) -> torch.Tensor:
@@ -298,7 +299,7 @@ def _experts(kernel: str, tensors: torch.Tensor, kind: str, turn: int) -> Case:
                 launch.unpack_experts(table, places, out, counts, rows=high, base=base)
             return out
 
-        return Prepared(taken, tuple(memory), lambda: _counted(counts, ids))
+        return Prepared(taken, memory, lambda: _counted(counts, ids))
 
     def judge(result: torch.Tensor) -> str:
         none = ids >= count  # any NaN is right for these
@@ -311,17 +312,17 @@ def _experts(kernel: str, tensors: torch.Tensor, kind: str, turn: int) -> Case:
 
 
 def _products_of_experts(kernel: str, sizes: tuple[int, int, int], kind: str, turn: int) -> Case:
-    """Of `tokens` inputs by two experts each; the last turn's ids include one that there is none for."""
+    """Of one or two inputs by two experts each; the last turn's ids include one that there is none for."""
     count, inner, outer = sizes
+    packed = kernel.endswith("packed")
     gates = weights((count, 2 * inner, outer), kind, torch.bfloat16)
     downs = weights((count, outer, inner), kind, torch.bfloat16, seed=2)
-    tokens, last = 1 + turn % 2, count - 1
-    ids = torch.tensor([[last, 0], [1, last, 0, 1], [0, 1], [last, count, 0, 1]][turn])
+    tokens, last = 1 if packed else 1 + turn % 2, count - 1
+    ids = torch.tensor([[last, 0], [1, last, 0, 1], [0, 1], [last, count, 0, 1]][turn][: 2 * tokens])
     shares = torch.tensor([0.75, 0.25, 0.5, 0.5][: 2 * tokens])
     x = (_gaussian(tokens * outer, 4) * 50).bfloat16().view(tokens, outer)
 
     def prepare(device: torch.device) -> Prepared:
-        packed = kernel.endswith("packed")
         gate_up, memory, base = _table(gates, device, packed=packed)
         down, more, second = _table(downs, device, packed=packed)
         out = _untouched((tokens, outer), torch.bfloat16, device)
@@ -340,7 +341,8 @@ def _products_of_experts(kernel: str, sizes: tuple[int, int, int], kind: str, tu
             )
             return out
 
-        return Prepared(multiplied, (*memory, *more), lambda: _counted(counts, ids))
+        beside = dict(memory) | {f"down {name}": part for name, part in more.items()}
+        return Prepared(multiplied, beside, lambda: _counted(counts, ids))
 
     def judge(result: torch.Tensor) -> str:
         wanted = torch.zeros(tokens, outer, dtype=torch.float64)

@@ -1,25 +1,23 @@
 """A stand-in for Triton's driver: Triton's own launcher specializes and compiles a kernel, and an emulator runs
 it on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+
+from probes.placement.packing import launch as launching
+from probes.placement.packing import proof
 
 _MOST_THREADS = 1024
 
 Value = tuple[str, int | float]  # Triton's type, and what is given: a pointer's address
 Buffer = tuple[str, int, int]  # a tensor's name, address and bytes
-
-
-class OnGpu(torch.Tensor):
-    """In host memory, but the launcher chooses for it what it chooses for a GPU's tensor."""
-
-    is_cuda = True
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class StandInDriver:
     ) -> None:
         self.target, self.run = target, run
         self.launches: list[Launch] = []
-        self.beside: Sequence[torch.Tensor] = ()
+        self.beside: Mapping[str, torch.Tensor] = {}
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": shared},
             load_binary=lambda name, binary, *_: (None, load(name, binary), 0, 0, _MOST_THREADS),
@@ -76,15 +74,37 @@ class StandInDriver:
             values = [
                 (kind, of.data_ptr() if isinstance(of, torch.Tensor) else of) for (_, kind), of in given
             ]
-            reached = [*tensors, *(("by a table", of) for of in self.beside)]
+            reached = [*tensors, *self.beside.items()]
             buffers = [(name, of.data_ptr(), of.nbytes) for name, of in reached]
             executed = self.run(code, x, values, buffers, metadata)
             self.launches.append(Launch(metadata.name, x, executed))
 
         return launch
 
+    def outcome(self, case: proof.Case) -> proof.Outcome:
+        """Run a case, whose launches are the only ones in `launches` then."""
+        prepared = case.prepare(torch.device("cpu"))
+        self.launches.clear()
+        self.beside = prepared.beside
+        return case.outcome(prepared)
 
-def stand_in(active: StandInDriver) -> StandInDriver:
-    """Make Triton launch through it."""
+
+def stand_in(active: StandInDriver, *, ptx: bool = False, narrow: bool = False) -> StandInDriver:
+    """Make Triton launch through it, and our launcher take tensors in host memory for its GPU's.
+
+    `ptx`: the GPU is NVIDIA's; `narrow`: its waves have 32 lanes, and it is AMD's.
+    """
     driver.set_active(active)
+    launching.usable = lambda device: True
+    launching._has_ptx = lambda device: ptx
+    launching.has_narrow_wavefronts = lambda device: narrow
+    launching.start_again = lambda *_: False  # with addresses alone
+    started = launching.start
+
+    def start(kernel, grid, tensors, numbers, constants, **rest):
+        if "FACTORS" in constants:  # the matrix units' type on a GPU
+            constants = {**constants, "FACTORS": tl.bfloat16}
+        started(kernel, grid, tensors, numbers, constants, **rest)
+
+    launching.start = start
     return active
