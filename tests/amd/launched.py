@@ -7,7 +7,7 @@ from functools import lru_cache
 import code_object
 import numpy as np
 from instructions import act_of
-from machine import MOST_STEPS, PACKET, Executed, Machine, Memory
+from machine import MOST_STEPS, Executed, Machine, Memory
 
 _FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f"}
 _FORMATS |= {"*": "Q"}
@@ -28,18 +28,17 @@ class Launch:
         shared: int = 0,
     ) -> None:
         self.kernel, self.groups, self.threads, self.shared = kernel, groups, threads, shared
-        area = np.zeros(1024, np.uint8)
-        begin = -area.ctypes.data % 64
-        self._own = area.ctypes.data + begin
-        packet = struct.pack("<HHHHHHIII", 0, 0, threads, 1, 1, 0, threads * groups[0], groups[1], 1)
         length = kernel.descriptor.kernarg
-        assert length <= PACKET
-        self.memory = memory = Memory(
-            [*buffers, ("the arguments", self._own, length), ("the packet", self._own + PACKET, len(packet))]
-        )
+        packet = struct.pack("<HHHHHHIII", 0, 0, threads, 1, 1, 0, threads * groups[0], groups[1], 1)
+        self._areas = [np.zeros(size + 64, np.uint8) for size in (length, len(packet))]
+        self._own = [area.ctypes.data + -area.ctypes.data % 64 for area in self._areas]
+        names = ("the arguments", "the packet of the launch")
+        own = zip(names, self._own, (length, len(packet)), strict=True)
+        self.memory = memory = Memory([*buffers, *own])
         self._packed = b"".join(_packed(values, memory))[:length]
-        for at, data in ((begin, self._packed), (begin + PACKET, packet)):
-            area[at : at + len(data)] = np.frombuffer(data, np.uint8)
+        for area, data in zip(self._areas, (self._packed, packet), strict=True):
+            begin = -area.ctypes.data % 64
+            area[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
         memory.copy_in()
         for name, address, size in buffers:
             if name == TABLE:
@@ -47,9 +46,15 @@ class Launch:
 
     def run(self, kernel: code_object.Kernel | None = None, most_steps: int = MOST_STEPS) -> Executed:
         """Run it once, or another kernel in its place, which changes `memory`. Raises Fault."""
-        own, memory = self.memory.placed(self._own), self.memory
+        arguments, packet = map(self.memory.placed, self._own)
         machine = Machine(
-            kernel or self.kernel, self.groups, self.threads, self._packed, memory, own, self.shared
+            kernel or self.kernel,
+            self.groups,
+            self.threads,
+            self._packed,
+            self.memory,
+            (arguments, packet),
+            self.shared,
         )
         return machine.run(act_of, most_steps)
 

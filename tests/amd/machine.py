@@ -23,7 +23,6 @@ _INVERSE_2_PI = {"16": 0x3118, "32": 0x3E22F983, "64": 0x3FC45F306DC9C882}
 VCC, EXEC, SCC, LITERAL = 106, 126, 253, 255
 _BASE = 0x7F00_0000_0000  # where the emulated memory begins
 MOST_STEPS = 10_000_000  # until a launch counts as not ending
-PACKET = 512  # bytes from the arguments' begin to the packet of the launch
 _ATOMIC = -2  # as who wrote a byte
 _GAP = 4096  # bytes between buffers
 
@@ -146,7 +145,7 @@ class _Wait:
 
 
 class Machine:
-    """All waves of one launch."""
+    """All waves of one launch. `addresses`: where the arguments are, and the packet of the launch, if any."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class Machine:
         threads: int,
         kernarg: bytes,
         memory: Memory,
-        kernarg_address: int,
+        addresses: tuple[int, int],
         lds: int = 0,
     ) -> None:
         groups = grid[0] * grid[1]
@@ -193,12 +192,12 @@ class Machine:
         self.lds_known = np.zeros(groups * room, np.bool_)
         self.lds_shadow = Shadow(groups * room)
         self.executed = Executed()
-        self._start(kernarg, kernarg_address, threads)
+        self._start(kernarg, *addresses, threads)
         self._select(np.ones(waves, np.bool_))
 
     # --- the beginning -------------------------------------------------------------------------------------
 
-    def _start(self, kernarg: bytes, address: int, threads: int) -> None:
+    def _start(self, kernarg: bytes, address: int, packet: int, threads: int) -> None:
         of, n = self.kernel.descriptor, 0
         if self.kernel.descriptor.rsrc1 >> 12 & 0xF:
             raise Fault("a rounding mode other than to the nearest is not known here")
@@ -212,7 +211,7 @@ class Machine:
                 self.known_s[n] = True
                 n += 1
 
-        for bit, count, place in ((0, 4, 0), (1, 2, address + PACKET), (2, 2, 0), (3, 2, address)):
+        for bit, count, place in ((0, 4, 0), (1, 2, packet), (2, 2, 0), (3, 2, address)):
             if of.properties >> bit & 1 and place:
                 put([place & 0xFFFFFFFF, place >> 32])
             elif of.properties >> bit & 1:
