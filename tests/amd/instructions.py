@@ -533,7 +533,10 @@ def _lanes_before(of: Instruction, kernel: Kernel) -> Act:
     before = np.clip(lane - (32 if "_HI_" in of.name else 0), 0, 32).astype(U64)
     ones = ((U64(1) << before) - U64(1)).astype(U32)
     literal = of.fields.get("literal", 0)
-    bits, start = (vector_source(code, "u32", literal) for code in (of.src0, of.fields.get("src1", of.fields.get("vsrc1"))))
+    bits, start = (
+        vector_source(code, "u32", literal)
+        for code in (of.src0, of.fields.get("src1", of.fields.get("vsrc1")))
+    )
 
     def act(m: Machine) -> None:
         counted = np.bitwise_count(bits(m) & ones).astype(U32) + start(m)

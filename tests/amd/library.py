@@ -1,14 +1,14 @@
 """A kernel of a HIP library, found as AMD's runtime (CLR) finds it, and run on tensors in host memory.
 
-The runtime is given a wrapper of each bundle by the library's constructors (`__hipRegisterFatBinary`): 24 bytes
-of the section `.hipFatBinSegment`, a magic number, a version, and a pointer, which the loader relocates. Where
-it points a table of code objects begins, with the bundler's names for their targets; the runtime takes the
+The library's constructors give the runtime a wrapper of each bundle (`__hipRegisterFatBinary`): 24 bytes of
+the section `.hipFatBinSegment`, a magic number, a version, and a pointer, which the loader relocates. Where
+it points, a table of code objects begins, with the bundler's names for their targets; the runtime takes the
 one of the card's. Nothing here is the build tool's.
 """
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import launched
@@ -20,7 +20,6 @@ _WRAPPER = struct.Struct("<IIQQ")
 _MAGIC, _VERSION = 0x48495046, 1  # "HIPF"
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _RELATIVE = 8  # R_X86_64_RELATIVE: the address is the addend
-Array = tuple[str, np.ndarray]
 
 
 def code_objects(path: Path, target: str) -> Iterator[bytes]:
@@ -94,7 +93,12 @@ class Call:
         """Run the kernel of a code object, which changes `y`. Raises Fault."""
         arrays = {"a": self.a, "x": self.x, "y": self.y}
         pointers = {name: ("*", of.ctypes.data) for name, of in arrays.items()}
-        to_x = [pointers["x"], ("i64", 1), ("i32", 2), ("i64", 2 * COUNT - 1)]  # begin, step, of the next vector
+        to_x = [
+            pointers["x"],
+            ("i64", 1),
+            ("i32", 2),
+            ("i64", 2 * COUNT - 1),
+        ]  # begin, step, of the next vector
         to_y = [pointers["y"], ("i64", 3), ("i32", 1), ("i64", 2 * COUNT)]
         factor, other = [("fp32", 0.75), ("i64", 0)], [("fp32", -0.5), ("i64", 0)]
         to_a = [pointers["a"], ("i64", 0), ("i32", COUNT), ("i64", 0)]
@@ -131,5 +135,7 @@ class Call:
             "gemv, transposed": 0.75 * x @ a.T - 0.5 * own,
         }[self.name]
         bound = np.zeros_like(y)
-        bound[:, 3 : 3 + COUNT] = 2.0**-22 * size if "gemv" in self.name else np.spacing(np.abs(own.astype(np.float32)))
+        bound[:, 3 : 3 + COUNT] = (
+            2.0**-22 * size if "gemv" in self.name else np.spacing(np.abs(own.astype(np.float32)))
+        )
         return int((np.abs(self.y - y) > (0 if self.name in ("copy",) else bound)).sum())

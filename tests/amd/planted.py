@@ -2,22 +2,23 @@
 
     TRITON_INTERPRET=0 planted.py TARGET COUNT
 
-The rule, written before its first run. The launches are those of the cases of SHAPES: for each shape of a kernel
-four kinds of weights, which run the same machine code. A fault is drawn by a seeded generator from the
+The rule, written before its first run. The launches are those of the cases of SHAPES: for each shape of a
+kernel four kinds of weights, which run the same machine code. A fault is drawn by a seeded generator from the
 instructions that a launch executes: first its kind, in turn, then the machine code, then the place, then the
-change. A kind that the code has no place for passes to the next code. None is drawn twice.
+change. A kind that the code has no place for passes to the next. None is drawn twice.
 
-A drawn change is no fault if it can't be told from the code as it was: on RANDOM fillings of each launch, with
+A drawn change is no fault if it can't be told from the code as it was: on RANDOM fillings of each launch with
 random bits in all tensors but those that say where something lies, the changed code leaves every byte of
-memory as the other does, and does nothing that a kernel must not do. This is decided before the cases are run.
-Such changes are listed and counted by themselves: a mask's bit over zeros, a register of which nothing is
-used any more, a wait for what an earlier one has waited for.
+memory as the other does, and does nothing that a kernel must not do. This is decided before the cases are
+run. Such changes are listed and counted by themselves: a mask's bit over zeros, a register of which nothing
+is used any more, a wait for what an earlier one has waited for.
 
 A fault is found if one of the launches with that machine code ends with a Fault, or leaves other bytes.
 """
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -80,7 +81,8 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
         for name in ("offset", "offset0", "ioffset"):
             accesses = of.name.startswith(("BUFFER_LOAD", "BUFFER_STORE", "DS_", "GLOBAL_", "S_LOAD"))
             if name in fields and accesses and "BPERMUTE" not in of.name:
-                yield with_field(of, name, fields[name] + rng.choice((1, 2, 4)))
+                steps = (4, 8) if of.name.startswith("S_LOAD") else (1, 2, 4)  # whose lowest bits say nothing
+                yield with_field(of, name, fields[name] + rng.choice(steps))
     elif kind == "missing wait":
         if of.name.startswith("S_WAIT") and not of.name.startswith(("S_WAIT_ALU", "S_WAITCNT_DEPCTR")):
             yield replace(of, **_NOP)
@@ -91,7 +93,8 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
         yield with_field(of, "ssrc0", 126)  # all that were on stay on
         yield with_field(of, "ssrc0", 128)  # none does
     elif of.name.startswith("V_CMPX_"):
-        yield replace(of, name=of.name.replace("_LT_", "_GE_").replace("_GT_", "_LE_"))
+        turned = {"LT": "GE", "GT": "LE", "EQ": "NE", "NE": "EQ", "LE": "GT", "GE": "LT"}
+        yield replace(of, name=re.sub(r"_(LT|GT|EQ|NE|LE|GE)_", lambda m: f"_{turned[m[1]]}_", of.name))
     elif fields.get("sdst") == 126 and of.form.startswith("SOP"):
         yield with_field(of, "sdst", 106)  # EXEC is not restored
 
@@ -179,7 +182,9 @@ def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
         kind, start = KINDS[turn % len(KINDS)], rng.randrange(len(every))
         turn += 1
         for code in (*every[start:], *every[:start]):
-            places = [at for at in code.executed if any(changes(code.kernel.code[at], kind, random.Random(0)))]
+            places = [
+                at for at in code.executed if any(changes(code.kernel.code[at], kind, random.Random(0)))
+            ]
             if not places:
                 continue
             place = rng.choice(places)

@@ -95,7 +95,7 @@ def _sign_from_bit(value: int, bits: int) -> int:
 
 
 class Special(float):
-    """INF and NAN, which the text gives a type; also DENORM, which nothing equals as it is used for float64."""
+    """INF and NAN, which the text gives a type; also DENORM, which nothing equals where it is float64's."""
 
     f32 = f64 = property(np.float64)
 
@@ -104,7 +104,7 @@ class _Two(float):
     """A base whose power goes on where a number of 64 bits would end."""
 
     def __pow__(self, by: int) -> np.float64:
-        return np.ldexp(np.float64(1), np.clip(by, -1000, 1000))
+        return np.ldexp(np.float64(1), max(-1000, min(1000, int(by))))
 
 
 _FUNCTIONS = {
@@ -117,11 +117,13 @@ _FUNCTIONS = {
     "signext_from_bit": _sign_from_bit,
     "i32_to_f32": np.float32,
     "u32_to_f32": np.float32,
-    "f32_to_u32": lambda value: 0 if np.isnan(value) else max(0, min(0xFFFFFFFF, int(np.clip(value, -1, 2.0**33)))),
+    "f32_to_u32": lambda value: (
+        0 if np.isnan(value) else max(0, min(0xFFFFFFFF, int(np.clip(value, -1, 2.0**33))))
+    ),
     "isSUBNORMAL": lambda value: bool(value != 0 and abs(np.float32(value)) < np.finfo(np.float32).tiny),
     "exponent": lambda value: int(np.float32(value).view(np.uint32)) >> 23 & 0xFF,
     "sign": lambda value: bool(np.signbit(value)),
-    "ldexp": lambda value, by: np.ldexp(np.float64(value), np.clip(by, -400, 400)),
+    "ldexp": lambda value, by: np.ldexp(np.float64(value), by),
     "pow": lambda base, by: np.float64(base) ** np.float64(by),
     "cvtToQuietNAN": lambda value: value,
     "INF": Special(float("inf")),

@@ -11,11 +11,12 @@ its terms' sizes for the order in which float32 adds them; the two that follow e
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
+from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 
@@ -35,10 +36,20 @@ _UNEVEN: Final = ((37, 1152), (6, 1922), (64, 514), (1, 3000), (100, 1300))
 _BATCHES: Final = (2, 5, 16, 3)
 _EXPERTS: Final = ((4, 6, 512), (3, 5, 1030), (7, 32, 256), (2, 1, 4096), (5, 16, 770))  # count, rows, width
 _INNER: Final = ((3, 48, 256), (4, 5, 514), (2, 64, 512), (6, 18, 130), (3, 7, 1030))  # count, inner, outer
-_PACKED_INNER: Final = ((3, 512, 512), (2, 516, 514), (2, 576, 512), (3, 514, 530), (2, 512, 514))  # of whole rows
+_PACKED_INNER: Final = (
+    (3, 512, 512),
+    (2, 516, 514),
+    (2, 576, 512),
+    (3, 514, 530),
+    (2, 512, 514),
+)  # of whole rows
 _PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # whose addresses tables have
 _UNTOUCHED: Final = 0x5A5A  # in every word of a result before the kernel
 _WORDS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+
+
+_Sizes = TypeVar("_Sizes", bound=tuple[int, ...])
+_Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,9 +62,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Prepared:
-    """`begin` runs the kernel on what lies on a device, and gives its result, also to be looked at with `also`.
+    """`begin` runs the kernel on what lies on a device, and gives its result.
 
-    `beside`: memory that it reaches by addresses in a table, by its names.
+    `beside`: memory that it reaches by addresses in a table, by its names; `also`: what is wrong besides the
+    result after the first run, empty if nothing.
     """
 
     begin: Callable[[], torch.Tensor]
@@ -95,34 +107,35 @@ def recorded() -> dict[str, dict[str, str]]:
 
 def cases() -> Iterator[Case]:
     """All cases, the same on every machine, kernel by kernel."""
-    for kernel, dtype, layout in (
-        ("unpack_b12", torch.bfloat16, B12),
-        ("unpack_f28", torch.float32, F28),
+    for kernel, dtype, layout, shapes in (
+        ("unpack_b12", torch.bfloat16, B12, _SHAPES),
+        ("unpack_f28", torch.float32, F28, _SHAPES),
+        ("unpack_ranked b11", torch.bfloat16, B11, _LENGTHS),
+        ("unpack_ranked h14", torch.float16, H14, _LENGTHS),
     ):
-        for shape in _SHAPES:
-            for kind in KINDS:
-                yield _unpacked(kernel, weights(shape, kind, dtype), kind, layout)
-    for name, dtype, layout in (("b11", torch.bfloat16, B11), ("h14", torch.float16, H14)):
-        for shape in _LENGTHS:
-            for kind in KINDS:
-                yield _unpacked(f"unpack_ranked {name}", weights(shape, kind, dtype), kind, layout)
-    for shape in _TABLES:
-        for turn, kind in enumerate(KINDS):
-            yield _looked_up(weights(shape, kind, torch.bfloat16), kind, turn)
-    for name, shapes in (("even", _EVEN), ("uneven", _UNEVEN)):
-        for kernel in ("one_row", "few_rows"):
-            for shape in shapes:
-                for turn, kind in enumerate(OF_PRODUCTS):
-                    batch = 1 if kernel == "one_row" else _BATCHES[turn]
-                    yield _product(f"{kernel} {name}", weights(shape, kind, torch.bfloat16), kind, batch)
+        for shape, _, kind in _turns(shapes, KINDS):
+            yield _unpacked(kernel, shape, kind, dtype, layout)
+    for shape, turn, kind in _turns(_TABLES, KINDS):
+        yield _looked_up(shape, kind, turn)
+    for kernel, sizes in (
+        ("one_row even", _EVEN),
+        ("few_rows even", _EVEN),
+        ("one_row uneven", _UNEVEN),
+        ("few_rows uneven", _UNEVEN),
+    ):
+        for shape, turn, kind in _turns(sizes, OF_PRODUCTS):
+            yield _product(kernel, shape, kind, 1 if kernel.startswith("one") else _BATCHES[turn])
     for kernel in ("gather", "unpack_expert"):
-        for shape in _EXPERTS:
-            for turn, kind in enumerate(KINDS):
-                yield _experts(kernel, weights(shape, kind, torch.bfloat16), kind, turn)
+        for experts, turn, kind in _turns(_EXPERTS, KINDS):
+            yield _experts(kernel, experts, kind, turn)
     for kernel, each in (("gate_up, down", _INNER), ("gate_up, down packed", _PACKED_INNER)):
-        for sizes in each:
-            for turn, kind in enumerate(OF_PRODUCTS):
-                yield _products_of_experts(kernel, sizes, kind, turn)
+        for inner, turn, kind in _turns(each, OF_PRODUCTS):
+            yield _products_of_experts(kernel, inner, kind, turn)
+
+
+def _turns(shapes: Iterable[_Sizes], kinds: Sequence[str]) -> Iterator[tuple[_Sizes, int, str]]:
+    """Each shape with each kind, and the kind's number."""
+    return ((shape, turn, kind) for shape in shapes for turn, kind in enumerate(kinds))
 
 
 # --- weights by a formula ------------------------------------------------------------------------------
@@ -143,11 +156,10 @@ def _gaussian(count: int, seed: int) -> torch.Tensor:
     return total.to(torch.float32) * (0.02 / 18918)
 
 
-def weights(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
-    """Weights of a kind on the CPU."""
-    count = 1
-    for size in shape:
-        count *= size
+@lru_cache(4)
+def weights(shape: _Shape, kind: str, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    """Weights of a kind on the CPU, which nobody changes."""
+    count = prod(shape)
     wide = dtype is torch.float32
     values = _gaussian(count, seed)
     if wide:
@@ -196,34 +208,38 @@ def _same_bits(wanted: torch.Tensor, result: torch.Tensor) -> str:
     return f"{len(places):,} of {wanted.numel():,} weights differ, the first at {int(places[0]):,}"
 
 
-def _unpacked(kernel: str, tensor: torch.Tensor, kind: str, layout: Layout) -> Case:
+def _unpacked(kernel: str, shape: _Shape, kind: str, dtype: torch.dtype, layout: Layout) -> Case:
     def prepare(device: torch.device) -> Prepared:
-        packed, out = _packed(tensor, layout).to(device), _untouched(tensor.shape, tensor.dtype, device)
+        packed = _packed(weights(shape, kind, dtype), layout).to(device)
+        out = _untouched(shape, dtype, device)
         return Prepared(lambda: unpack(packed, out))
 
-    name = f"{kernel}, {_text(tensor.shape)}, {kind}"
-    return Case(name, kernel, tensor.numel(), prepare, partial(_same_bits, tensor))
+    name = f"{kernel}, {_text(shape)}, {kind}"
+    judge = lambda result: _same_bits(weights(shape, kind, dtype), result)  # noqa: E731
+    return Case(name, kernel, prod(shape), prepare, judge)
 
 
-def _looked_up(table: torch.Tensor, kind: str, turn: int) -> Case:
-    last = len(table) - 1
+def _looked_up(shape: tuple[int, int], kind: str, turn: int) -> Case:
+    height, width = shape
+    last = height - 1
     ids = torch.tensor([[last], [0, last, 1, 0], list(range(0, last, 3)), [1] * 9][turn])
 
     def prepare(device: torch.device) -> Prepared:
-        packed, places = _packed(table, B12).to(device), ids.to(device)
-        return Prepared(lambda: rows(packed, places, most_escapes=table.shape[1]))
+        packed, places = _packed(weights(shape, kind, torch.bfloat16), B12).to(device), ids.to(device)
+        return Prepared(lambda: rows(packed, places, most_escapes=width))
 
-    name = f"rows_b12, {len(ids)} of {_text(table.shape)}, {kind}"
-    return Case(name, "rows_b12", ids.numel() * table.shape[1], prepare, partial(_same_bits, table[ids]))
+    name = f"rows_b12, {len(ids)} of {_text(shape)}, {kind}"
+    judge = lambda result: _same_bits(weights(shape, kind, torch.bfloat16)[ids], result)  # noqa: E731
+    return Case(name, "rows_b12", ids.numel() * width, prepare, judge)
 
 
-def _product(kernel: str, matrix: torch.Tensor, kind: str, batch: int) -> Case:
-    n, k = matrix.shape
+def _product(kernel: str, shape: tuple[int, int], kind: str, batch: int) -> Case:
+    n, k = shape
     x = (_gaussian(batch * k, 4) * 50).bfloat16().view(batch, k)
     bias = _gaussian(n, 5).bfloat16() if kind != "no escapes" else None
 
     def prepare(device: torch.device) -> Prepared:
-        packed, inputs = _packed(matrix, B12).to(device), x.to(device)
+        packed, inputs = _packed(weights(shape, kind, torch.bfloat16), B12).to(device), x.to(device)
         added = None if bias is None else bias.to(device)
 
         def multiplied() -> torch.Tensor:
@@ -235,13 +251,13 @@ def _product(kernel: str, matrix: torch.Tensor, kind: str, batch: int) -> Case:
 
     def judge(result: torch.Tensor) -> str:
         added = torch.zeros(n, dtype=torch.float64) if bias is None else bias.double()
-        wanted = x.double() @ matrix.double().T + added
-        size = x.double().abs() @ matrix.double().abs().T
+        matrix = weights(shape, kind, torch.bfloat16).double().T
+        wanted, size = x.double() @ matrix + added, x.double().abs() @ matrix.abs()
         close = (result.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 2.0**-22 * size
         missed = int((~close).sum())
         return f"{missed:,} of {wanted.numel():,} products are off" if missed else ""
 
-    return Case(f"{kernel}, {batch} x {_text(matrix.shape)}, {kind}", kernel, matrix.numel(), prepare, judge)
+    return Case(f"{kernel}, {batch} x {_text(shape)}, {kind}", kernel, n * k, prepare, judge)
 
 
 def _table(
@@ -277,19 +293,15 @@ def _counted(counts: torch.Tensor, ids: torch.Tensor) -> str:
     return "" if seen == wanted.tolist() else f"experts were counted {seen} times, not {wanted.tolist()}"
 
 
-def _experts(kernel: str, tensors: torch.Tensor, kind: str, turn: int) -> Case:
-    count, high, width = tensors.shape
+def _experts(kernel: str, shape: tuple[int, int, int], kind: str, turn: int) -> Case:
+    count, high, width = shape
     ids = _chosen(count, turn)
-    wanted = _untouched((len(ids), high, width), torch.bfloat16, torch.device("cpu"))
-    for slot, expert in enumerate(ids.tolist()):
-        if expert >= count:
-            wanted[slot] = float("nan")
-        elif expert >= -count:
-            wanted[slot] = tensors[expert]
+    whole = (len(ids), high, width)
 
     def prepare(device: torch.device) -> Prepared:
+        tensors = weights(shape, kind, torch.bfloat16)
         table, memory, base = _table(tensors, device, packed=kernel == "unpack_expert")
-        out, places = _untouched(wanted.shape, wanted.dtype, device), ids.to(device)
+        out, places = _untouched(whole, torch.bfloat16, device), ids.to(device)
         counts = torch.zeros(count, dtype=torch.int64, device=device)
 
         def taken() -> torch.Tensor:
@@ -302,27 +314,32 @@ def _experts(kernel: str, tensors: torch.Tensor, kind: str, turn: int) -> Case:
         return Prepared(taken, memory, lambda: _counted(counts, ids))
 
     def judge(result: torch.Tensor) -> str:
-        none = ids >= count  # any NaN is right for these
-        if not result[none].isnan().all():
+        tensors = weights(shape, kind, torch.bfloat16)
+        wanted, none = _untouched(whole, torch.bfloat16, result.device), ids >= count
+        there = ~none & (ids >= -count)
+        wanted[there] = tensors[ids[there]]
+        if not result[none].isnan().all():  # any NaN is right for these
             return "an expert that there is none for isn't NaN"
         return _same_bits(wanted[~none], result[~none])
 
-    name = f"{kernel}, {len(ids)} of {_text(tensors.shape)}, {kind}"
-    return Case(name, kernel, wanted.numel(), prepare, judge)
+    return Case(f"{kernel}, {len(ids)} of {_text(shape)}, {kind}", kernel, prod(whole), prepare, judge)
 
 
 def _products_of_experts(kernel: str, sizes: tuple[int, int, int], kind: str, turn: int) -> Case:
     """Of one or two inputs by two experts each; the last turn's ids include one that there is none for."""
     count, inner, outer = sizes
     packed = kernel.endswith("packed")
-    gates = weights((count, 2 * inner, outer), kind, torch.bfloat16)
-    downs = weights((count, outer, inner), kind, torch.bfloat16, seed=2)
     tokens, last = 1 if packed else 1 + turn % 2, count - 1
     ids = torch.tensor([[last, 0], [1, last, 0, 1], [0, 1], [last, count, 0, 1]][turn][: 2 * tokens])
     shares = torch.tensor([0.75, 0.25, 0.5, 0.5][: 2 * tokens])
     x = (_gaussian(tokens * outer, 4) * 50).bfloat16().view(tokens, outer)
 
+    def matrices() -> tuple[torch.Tensor, torch.Tensor]:
+        downs = weights((count, outer, inner), kind, torch.bfloat16, seed=2)
+        return weights((count, 2 * inner, outer), kind, torch.bfloat16), downs
+
     def prepare(device: torch.device) -> Prepared:
+        gates, downs = matrices()
         gate_up, memory, base = _table(gates, device, packed=packed)
         down, more, second = _table(downs, device, packed=packed)
         out = _untouched((tokens, outer), torch.bfloat16, device)
@@ -331,7 +348,9 @@ def _products_of_experts(kernel: str, sizes: tuple[int, int, int], kind: str, tu
 
         def multiplied() -> torch.Tensor:
             launch.multiply_experts(
-                *given,
+                given[0],
+                given[1],
+                given[2],
                 out,
                 gate_up=gate_up,
                 down=down,
@@ -347,15 +366,16 @@ def _products_of_experts(kernel: str, sizes: tuple[int, int, int], kind: str, tu
     def judge(result: torch.Tensor) -> str:
         wanted = torch.zeros(tokens, outer, dtype=torch.float64)
         size = torch.zeros_like(wanted)
+        gates, downs = (of.double() for of in matrices())
         for pair, expert in enumerate(ids.tolist()):
             if expert < count:
                 token, share = x[pair // 2].double(), float(shares[pair])
-                gate, up = (gates[expert].double() @ token).chunk(2)
-                gate_size, up_size = (gates[expert].double().abs() @ token.abs()).chunk(2)
+                gate, up = (gates[expert] @ token).chunk(2)
+                gate_size, up_size = (gates[expert].abs() @ token.abs()).chunk(2)
                 hidden = torch.nn.functional.silu(gate)
                 about = hidden.abs() * up_size + 1.1 * gate_size * up.abs()  # SiLU is at most so steep
-                wanted[pair // 2] += share * (downs[expert].double() @ (hidden * up))
-                size[pair // 2] += share * (downs[expert].double().abs() @ about)
+                wanted[pair // 2] += share * (downs[expert] @ (hidden * up))
+                size[pair // 2] += share * (downs[expert].abs() @ about)
         close = (result.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 2.0**-21 * size
         missed = int((~close).sum())
         return f"{missed:,} of {wanted.numel():,} products are off" if missed else ""

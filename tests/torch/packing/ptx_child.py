@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=0 ptx_child.py 90 80
 
-For the first compute capability two cases of each kernel of `probes.placement.packing.proof`, in other orders of
-warps as well, and what only `unpack` does; for the others one of each, as Triton compiles for each of them.
+For the first compute capability two cases of each kernel of `probes.placement.packing.proof`, in other orders
+of warps as well, and what only `unpack` does; for the others one of each: Triton compiles for each target.
 """
 
 import json
@@ -58,7 +58,7 @@ def cases(capability: int, *, first: bool) -> Iterator[Ordered]:
 def unpacked(
     name: str, tensor: torch.Tensor, layout=None, *, skipped: int = 0, part: bool = False
 ) -> Ordered:
-    """Into memory that has `skipped` weights before, or from the second unit on: its escapes begin anywhere."""
+    """Into memory that has `skipped` weights before, or a `part`, whose escapes begin anywhere."""
     packed, wanted = forced(tensor, layout), tensor
     if part:
         packed = (whole := packed).part(whole.unit, whole.n_weights)

@@ -1,5 +1,5 @@
-"""A stand-in for Triton's driver: Triton's own launcher specializes and compiles a kernel, and an emulator runs
-it on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
+"""A stand-in for Triton's driver: Triton's own launcher specializes and compiles a kernel, and an emulator
+runs it on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +32,9 @@ class Launch:
 class StandInDriver:
     """What Triton asks of a driver; `stand_in` makes it the active one.
 
-    `load` gives what `run` takes for a kernel's name and binary; `run(code, groups, values, buffers, metadata)`
-    runs one launch. `launches`: what was launched so far; `beside`: what kernels reach by addresses in a table.
+    `load` gives what `run` takes for a kernel's name and binary; `run(code, groups, values, buffers,
+    metadata)` runs one launch. `launches`: what was launched so far; `beside`: what kernels reach by addresses
+    in a table.
     """
 
     def __init__(
