@@ -156,12 +156,12 @@ def _faults(board: Board, drawn: list[dict]) -> None:
 def counts_of(rows: Iterable[dict]) -> dict[str, dict[str, dict[str, float]]]:
     """By kernel and target: a wave's instructions, times its lanes, and transactions of 64 bytes, a weight.
 
-    Of the case with most weights of Gaussian ones.
+    Of the case with most weights, none of them an escape: of trained ones one in 1,600 is.
     """
     best: dict[tuple[str, str], dict] = {}
     for row in rows:
         key = row["kernel"], row["target"]
-        if not row["buffers"] or row["wrong"] or not row["case"].endswith("gaussian"):
+        if not row["buffers"] or row["wrong"] or not row["case"].endswith("no escapes"):
             continue
         if key not in best or row["weights"] > best[key]["weights"]:
             best[key] = row
@@ -206,7 +206,7 @@ def _libraries() -> tuple[Path, dict[str, Path]] | str:
             if done.returncode:
                 return f"{' '.join(command[-2:])} failed: {done.stderr[-300:]}"
         package = next(ROCBLAS.glob("librocblas0_*.deb"))
-        whole.parent.mkdir(parents=True)
+        whole.parent.mkdir(parents=True, exist_ok=True)
         partial = whole.with_suffix(".partial")
         unpack = ["dpkg-deb", "--fsys-tarfile", package]
         with partial.open("wb") as file, subprocess.Popen(unpack, stdout=subprocess.PIPE) as archive:

@@ -33,8 +33,8 @@ class StandInDriver:
     """What Triton asks of a driver; `stand_in` makes it the active one.
 
     `load` gives what `run` takes for a kernel's name and binary; `run(code, groups, values, buffers,
-    metadata)` runs one launch. `launches`: what was launched so far; `beside`: what kernels reach by addresses
-    in a table.
+    metadata)` runs one launch. `launches`: what was launched so far; `beside`: what kernels reach by
+    addresses in a table.
     """
 
     def __init__(
