@@ -130,6 +130,7 @@ class Shadow:
     """For each byte, which wave wrote it last and when, by the wave's count; likewise who read it."""
 
     def __init__(self, size: int) -> None:
+        self.first, self.last = size, 0  # what was written is between
         self.writer = np.full(size, -1, np.int32)
         self.written = np.zeros(size, np.int64)
         self.reader = np.full(size, -1, np.int32)  # -2: several
@@ -465,6 +466,13 @@ class Machine:
         atomic: bool = False,
     ) -> None:
         """Raises Fault if another wave's access to these bytes isn't ordered before this one."""
+        if not places.size:
+            return
+        first, last = int(places.min()), int(places.max()) + size
+        if writes:
+            shadow.first, shadow.last = min(shadow.first, first), max(shadow.last, last)
+        elif kind != "lds" and (last <= shadow.first or shadow.last <= first):
+            return  # nothing was written there
         for i in range(size):
             at = places + i
             writer = shadow.writer[at]
@@ -505,8 +513,7 @@ class Machine:
     def run(self, act_of: Callable[[Instruction, Kernel], Act], most_steps: int = MOST_STEPS) -> Executed:
         """Until every wave has ended. `act_of` is that of `instructions`. Raises Fault."""
         code = self.kernel.code
-        acts = [None] * len(code)
-        end = len(code)
+        acts, end = self.kernel.acts, len(code)
         far = np.iinfo(np.int64).max
         times = np.zeros(end, np.int64)
         with np.errstate(all="ignore"):
@@ -526,7 +533,7 @@ class Machine:
                 self.branched = False
                 while at < until and not self.branched:
                     instruction = code[at]
-                    if acts[at] is None:
+                    if at not in acts:
                         acts[at] = self._made(act_of, instruction)
                     times[at] += len(self.index)
                     self.executed.steps += 1

@@ -193,9 +193,7 @@ def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
             key = code.names[0], place, changed.name, tuple(changed.fields.items())
             if key not in drawn:
                 drawn.add(key)
-                kernel = replace(
-                    code.kernel, code=[*code.kernel.code[:place], changed, *code.kernel.code[place + 1 :]]
-                )
+                kernel = code.kernel.changed(place, changed)
                 is_fault = any(of.difference(kernel) for of in code.random_ones)
                 done += is_fault
                 found = next(filter(None, (of.difference(kernel) for of in code.launches)), "")
