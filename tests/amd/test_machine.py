@@ -43,7 +43,7 @@ def ran(*body: object, threads: int = VALUES, lds: int = 0, values: int = VALUES
     memory = Memory([("words", words.ctypes.data, words.nbytes), ("arguments", area.ctypes.data, 8)])
     area[0] = memory.placed(words.ctypes.data)
     memory.copy_in()
-    Machine(kernel, 1, threads, b"", memory, memory.placed(area.ctypes.data), lds).run(act_of)
+    Machine(kernel, (1, 1), threads, b"", memory, (memory.placed(area.ctypes.data), 0), lds).run(act_of)
     memory.copy_out()
     return words.tolist()
 

@@ -160,7 +160,12 @@ def profile(name: str) -> Constants:
 def sources(name: str) -> dict[str, str]:
     """For each number of a machine's profile, its source and the date on which that was read."""
     known = table()["sources"]
-    counted = {f"instructions a weight of {key}": value for key, value in table()["counted"].items()}
+    target = str(table()["machines"][name]["target"])
+    counted = {
+        f"instructions and transactions a weight of {kernel}": of[_counted_target(target)]
+        for kernel, of in table()["counted"].items()
+        if target.startswith("gfx")
+    }
     entry = {**table()["reached"], **counted, **table()["common"], **table()["machines"][name]}
     return {
         key: f"{known[value['source']]['what']} ({known[value['source']]['date']})"
@@ -194,6 +199,7 @@ class _Profile:
             k: v * 1e12 * self._reached("flops") for k, v in self._machine["tflops"].items() if k != "source"
         }
         vram = peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read")
+        unpack = peak * self._reached("unpack" if triton else "torch_unpack")
         fused = peak * self._reached("fused") if triton else 0.0
         matrix_units = bool(self._machine["bfloat16"]["value"])
         return Constants(
@@ -201,15 +207,13 @@ class _Profile:
             origin=f"predicted: profile {self._name}",
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=vram,
-            unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
-            ranked_rate=self._at_most(peak * self._reached("unpack"), "ranked", of=_counted(target))
-            if triton
-            else peak * self._reached("torch_unpack"),
+            unpack_rate=self._kernels_rate(unpack, "unpack_b12"),
+            ranked_rate=self._kernels_rate(unpack, "unpack_ranked", nvidia="ranked"),
             activation_rate=self._at_most(vram, "activations"),
             operations_rate=peak * self._reached("torch_unpack"),
             experts_rate=self._at_most(vram, "experts"),
-            fused_rate=fused,
-            fused_rows_rate=self._at_most(fused, "fused_rows"),
+            fused_rate=self._kernels_rate(fused, "one_row"),
+            fused_rows_rate=self._kernels_rate(fused, "few_rows", nvidia="fused_rows"),
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,
             pageable_rate=link if unified else link * self._reached("pageable"),
@@ -238,24 +242,41 @@ class _Profile:
             target=target,
         )
 
-    def _at_most(self, rate: float, key: str, *, of: float = 1.0) -> float:
-        """A rate of VRAM, limited to `of` what the GPU's arithmetic units reach on NVIDIA's."""
-        return min(rate, float(self._machine["tflops"]["float32"]) * 1e12 * self._reached(key) * of)
+    def _at_most(self, rate: float, key: str) -> float:
+        """A rate of VRAM, limited to what the GPU's arithmetic units reach on NVIDIA's."""
+        return min(rate, self._operations_s * self._reached(key))
+
+    def _kernels_rate(self, rate: float, kernel: str, *, nvidia: str = "") -> float:
+        """A rate of VRAM of a kernel of ours, limited by its instructions and its transactions.
+
+        AMD's are counted on an emulated ISA, and how many of them a card begins in a second is assumed;
+        what NVIDIA's reach was measured, where `nvidia` names it. Where Triton makes no kernels torch unpacks.
+        """
+        if not str(self._machine["target"]).startswith("gfx"):
+            return self._at_most(rate, nvidia) if nvidia else rate
+        if not self._machine["triton"]["value"]:
+            return rate
+        of = table()["counted"][kernel]
+        counts = of[_counted_target(str(self._machine["target"]))]
+        weights_s = self._operations_s * min(
+            self._reached("instructions") / counts["instructions"],
+            self._reached("transactions") / counts["transactions"],
+        )
+        return min(rate, weights_s * float(of["bytes"]))
+
+    @property
+    def _operations_s(self) -> float:
+        return float(self._machine["tflops"]["float32"]) * 1e12
 
     def _link(self) -> float:
         link = self._machine["link"]
         return LANE_GB_PER_S[int(link["generation"])] * 1e9 * int(link["lanes"])
 
 
-def _counted(target: str) -> float:
-    """NVIDIA's instructions a weight over a target's, of the kernel that unpacks 3-bit codes.
-
-    A target that nobody counted has those of RDNA 3 from gfx10 on, else of CDNA.
-    """
-    counts = table()["counted"]
-    known = next((key for key in counts if target.startswith(key)), "")
-    key = known or ("gfx11" if target.startswith("gfx1") else "gfx9")
-    return float(counts["sm_"]["value"]) / float(counts[key]["value"])
+def _counted_target(target: str) -> str:
+    """The target whose kernels were counted for an AMD GPU: that of the nearest architecture."""
+    likes = {"gfx12": "gfx1201", "gfx1": "gfx1100", "gfx94": "gfx942", "gfx95": "gfx942"}
+    return next((like for prefix, like in likes.items() if target.startswith(prefix)), "gfx90a")
 
 
 def nearest_profile(name: str, target: str) -> str:
