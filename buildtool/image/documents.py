@@ -187,6 +187,7 @@ class ImageConfig:
     user: str
     history: tuple[Step, ...]
     notes: tuple[str, ...] = ()  # what a strict reader would have refused
+    created: str = ""  # as the config has it
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
         notes=tuple(
             f"{place}: {note}; the engines read it all the same" for note in loaded.notes + null + case
         ),
+        created=top.string_map().get("created", ""),
     )
 
 

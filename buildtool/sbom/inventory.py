@@ -324,8 +324,8 @@ def _library(file: _File, package: Package, declared: Sequence[Declared]) -> Com
     assert facts  # of files that are none, nothing asks
     marks = dict(facts.marks)
     identity = identify(
-        file.path.removeprefix(f"{package.place}/"), soname=terminal(facts.soname), build_id=facts.build_id, marks=marks,
-        confirmed=facts.confirmed,
+        file.path.removeprefix(f"{package.place}/"),
+        soname=terminal(facts.soname), build_id=facts.build_id, marks=marks, confirmed=facts.confirmed,
         wheel=(normalised(package.name), package.version), declared=declared,
     )  # fmt: skip
     own = _of_identity(identity, file.path)
