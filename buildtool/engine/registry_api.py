@@ -62,8 +62,8 @@ class Registry:
     def __init__(self, name: Reference) -> None:
         self.name = name
         self.host = name.host
-        path = Reference(name.canonical.partition("@")[0].rpartition(":")[0]).repository
-        self.repository = path.partition("/")[2]
+        path = name.canonical.partition("@")[0].partition("/")[2]
+        self.repository = path if name.digest else path.rpartition(":")[0]
         self._session = requests.Session()
         self._session.verify = _authorities(self.host)
         self._session.auth = lambda request: request  # else ~/.netrc takes the place of our header
