@@ -256,6 +256,7 @@ class DirectoryArchive(_SeekableArchive):
         self._root = root
         try:
             self._paths = frozenset(files_below(root))
+            stored_bytes = sum((root / path).lstat().st_size for path in self._paths)
         except OSError as error:
             message = f"can't read {error.filename}: {error.strerror}"
             raise DataError(message, "check its permissions") from error
@@ -263,6 +264,7 @@ class DirectoryArchive(_SeekableArchive):
             raise MalformedDocument(
                 f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=_TREE
             )
+        self._allowance = Allowance(limits, stored_bytes)
 
     def paths(self) -> frozenset[str]:
         """Every regular file's path."""

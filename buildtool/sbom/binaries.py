@@ -18,6 +18,7 @@ from buildtool.image.streams import peek
 from buildtool.sbom.libraries import LIBRARIES, Library, file_version
 
 _DT_STRTAB, _DT_SONAME = 5, 14
+_DISTRIBUTION = (b"usr/lib/", b"lib/")  # where a distribution's own libraries are, which its packages name
 _PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
 _SHT_PROGBITS, _SHT_STRTAB, _SHF_EXECINSTR = 1, 3, 4
 _MOST_NOTE_BYTES = 64 << 10
@@ -60,7 +61,8 @@ def inspect(path: bytes, _size: int, pieces: Iterator[bytes]) -> FileFacts:
     Raises DataError where an ELF file can't be kept meanwhile.
     """
     head, pieces = peek(pieces, elf.HEADER_BYTES)
-    if not (elf.is_elf64(head) and head[16:18] == elf.ET_DYN.to_bytes(2, "little")):
+    is_shared = elf.is_elf64(head) and head[16:18] == elf.ET_DYN.to_bytes(2, "little")
+    if not is_shared or path.startswith(_DISTRIBUTION):
         return digests(pieces)
     try:
         with tempfile.TemporaryFile(prefix="weir-elf-") as kept:
