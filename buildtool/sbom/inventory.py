@@ -17,7 +17,15 @@ from buildtool.image.merge import Merged, merge
 from buildtool.image.reader import ImageContents
 from buildtool.image.tar import FILE, HARDLINK
 from buildtool.sbom.binaries import EMPTY, FileFacts, digests
-from buildtool.sbom.libraries import Declared, Identity, identify, inside, is_extension_module, purl_of
+from buildtool.sbom.libraries import (
+    Declared,
+    Identity,
+    declared_as,
+    identify,
+    inside,
+    is_extension_module,
+    purl_of,
+)
 from probes.core.codec import load
 from probes.core.quoting import terminal
 
@@ -305,7 +313,7 @@ def _libraries(
     """The native libraries of a wheel: each that is a file of its own, then what is declared but no file."""
     found = [_library(file, package, declared) for file in sorted(files, key=lambda each: each.path)]
     kept = [each for each in found if each.parts or not is_extension_module(each.path)]
-    named = {each.purl for each in found}
+    used = {declared_as(file.path.rpartition("/")[2], declared) for file in files}
     missing = [
         Component(
             "library", row.name, row.version, row.purl or purl_of("generic", row.name, row.version),
@@ -313,7 +321,7 @@ def _libraries(
             why_unknown="" if row.version else "the wheel's own bill of materials gives none",
         )
         for row in declared
-        if row.purl not in named and not any(row.name == each.name for each in found)
+        if row not in used
     ]  # fmt: skip
     return (*kept, *missing)
 

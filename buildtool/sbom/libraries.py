@@ -132,10 +132,12 @@ def identify(
     if purl := BUILDS.get(build_id):
         name, version = _parts_of(purl)
         return Identity(name, version, purl, 1.0, "hash-comparison", f"build id {build_id}")
-    for row in declared:
-        if _is_same(row.name, stem, known):
-            evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
-            return Identity(row.name, row.version, row.purl, 0.95, "manifest-analysis", evidence)
+    if row := declared_as(file, declared):
+        evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
+        name = known.name if known and not row.purl else row.name
+        purl = row.purl or purl_of("generic", name, row.version)
+        why = "" if row.version else "the wheel's own bill of materials gives none"
+        return Identity(name, row.version, purl, 0.95, "manifest-analysis", evidence, why)
     if known:
         return _known(known, file_version(file), shown, marks, confirmed=confirmed)
     vendored = folder.endswith(".libs")
@@ -191,12 +193,16 @@ def _stem(file: str) -> str:
     return (match["stem"] if match else file).lower().rstrip("_")
 
 
-def _is_same(declared: str, stem: str, known: Library | None) -> bool:
-    """Whether a declared package is the one that the file's stem names."""
-    name = declared.lower()
-    if known and name in known.declared | {known.name}:
-        return True
-    return name.removeprefix("lib") == stem.removeprefix("lib")
+def declared_as(file: str, declared: Iterable[Declared]) -> Declared | None:
+    """What a wheel declares of a file of this name; None where it doesn't."""
+    stem = _stem(file)
+    known = _by_stem().get(stem)
+    names = known.declared | {known.name} if known else frozenset()
+    for row in declared:
+        name = row.name.lower()
+        if name in names or name.removeprefix("lib") == stem.removeprefix("lib"):
+            return row
+    return None
 
 
 def _is_named_after(stem: str, wheel: str) -> bool:
