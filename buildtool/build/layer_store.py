@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,17 @@ from buildtool.core.files import (
 )
 from buildtool.engine.proof import unproved
 from buildtool.image.layer_writer import COMPRESSOR, LayerWriter, pieces_of
-from buildtool.image.written import BLOBS, LAYOUT, REF_NAME, LayerFile, WrittenImage, digest_of, index_of
+from buildtool.image.written import (
+    BLOBS,
+    LAYOUT,
+    REF_NAME,
+    LayerFile,
+    Referrer,
+    WrittenImage,
+    blob_path,
+    digest_of,
+    index_of,
+)
 from probes.core.codec import decode, encode, load
 
 FORMAT = 2  # part of every key: raise it when the same inputs would give another layer
@@ -130,8 +140,10 @@ class LayerStore:
                 digests |= {*layers}
         return frozenset(digests)
 
-    def copy(self, image: WrittenImage, name: str, target: Path) -> None:
+    def copy(self, image: WrittenImage, name: str, target: Path, referrers: Sequence[Referrer] = ()) -> None:
         """Write an image as a layout of its own, whole or not at all; it replaces one that is there.
+
+        The `referrers` are what is said of the image.
 
         Blobs are hard links where that is possible. Raises DataError for a damaged blob and for a target
         that is something other than a layout, EnvironmentMissing for a full disk.
@@ -152,11 +164,15 @@ class LayerStore:
                     way_out="run the same command again to make it anew",
                 )
                 _link(origin, place)
+            for referrer in referrers:
+                for text in (*referrer.blobs, referrer.manifest):
+                    _put(made / blob_path(digest_of(text)), text)
             write_text(made / "oci-layout", LAYOUT.decode())
             row = self._rows().get(name, {})
             if row.get("digest") != image.digest:
                 row = image.descriptor({REF_NAME: name})
-            write_text(made / "index.json", index_of([row]).decode())
+            rows = [row, *(referrer.descriptor() for referrer in referrers)]
+            write_text(made / "index.json", index_of(rows).decode())
             if target.exists():
                 target.replace(folder / "old")
             made.replace(target)
@@ -221,8 +237,13 @@ def require_layout_or_nothing(target: Path) -> None:
         raise DataError(f"{target} is the current directory", "name another one: --layout DIR")
     index: Any = read_cached(target / "index.json", load)
     rows = index.get("manifests") if isinstance(index, dict) else None
-    if isinstance(rows, list) and len(rows) > 1:
-        raise DataError(f"{target} holds {len(rows)} images", "name another directory: --layout DIR")
+    images = (
+        [row for row in rows if isinstance(row, dict) and "artifactType" not in row]
+        if isinstance(rows, list)
+        else []
+    )
+    if len(images) > 1:
+        raise DataError(f"{target} holds {len(images)} images", "name another directory: --layout DIR")
 
 
 def _put(path: Path, content: bytes) -> None:

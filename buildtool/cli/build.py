@@ -8,6 +8,7 @@ from pathlib import Path
 
 from buildtool.audit.audit import Saver
 from buildtool.build import conda, pipeline, publish, squashfs
+from buildtool.build.attestations import attestations
 from buildtool.build.layer_store import require_layout_or_nothing
 from buildtool.build.plan import BuildPlan
 from buildtool.build.runtimes import LocalRunner, NoRuntime
@@ -28,10 +29,11 @@ from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
-from buildtool.image.written import WrittenImage
+from buildtool.image.written import Referrer, WrittenImage
+from buildtool.sbom.keys import PrivateKey
 from probes.core.output import echo, flag, option
 from probes.core.quoting import command
-from probes.core.units import decimal_bytes
+from probes.core.units import counted, decimal_bytes
 
 # options that write an image, or what is in it, beside what an engine gets
 OUTPUTS = (
@@ -67,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another name for the finished image; {variant} in it means the variant's name; may be repeated",
     )
     flag(parser, "--push", "push the names of --tag, if no image is over its budget")
+    flag(
+        parser,
+        "--attest",
+        "attach bills of materials (CycloneDX, SPDX) and provenance (SLSA) to what --layout and --push write",
+    )
+    option(parser, "--sign", "KEY", "sign these with a private key in PEM (Ed25519); implies --attest", Path)
     for name, metavar, text in OUTPUTS:
         option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name", Path)
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
@@ -90,6 +98,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     options = build_options(args, progress)
     extra = _extra_names(args, options)
     outputs = _outputs(args, options)
+    key = _signing_key(args, options)
     if args.platform:
         require_platform(args.platform, "")
     reports = args.reports or relative_to_cwd(reports_directory())
@@ -128,12 +137,13 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
             echo(f"\n{pipeline.audited_text(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
         if args.tag and over_budget:
             echo(f"no name of --tag was given to what is over its budget: {', '.join(sorted(over_budget))}")
+        attached = _attached(args, made, workplace, key)
         for output in outputs:
-            echo(_written(output, made, workplace))
+            echo(_written(output, made, workplace, attached.get(output.variant, ())))
         if args.push and over_budget:
             echo(f"nothing was pushed: {', '.join(sorted(over_budget))} over budget")
         elif args.push:
-            _push(made, extra, workplace, engine=engine, verbose=args.verbose)
+            _push(made, extra, workplace, engine=engine, verbose=args.verbose, attached=attached)
     where = "" if args.no_audit else f"reports are in {reports}/, "
     progress(f"{where}inputs are pinned in {relative_to_cwd(workplace.lock)}; done in {log.seconds:.1f} s")
     return Exit.FINDINGS if over_budget else Exit.OK
@@ -210,15 +220,48 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     return outputs
 
 
-def _written(output: Output, made: "Made", workplace: Workplace) -> str:
+def _signing_key(args: argparse.Namespace, options: BuildOptions) -> PrivateKey | None:
+    """The key of --sign. Raises ConfigError where nothing is written that could have attestations."""
+    if not (args.attest or args.sign):
+        return None
+    name = "--sign" if args.sign else "--attest"
+    if not (args.layout or args.push):
+        raise ConfigError(
+            f"{name} attaches to what leaves this host, and nothing does",
+            f"say where to: {name} with --layout DIR, or with --push --tag REGISTRY/NAME:TAG",
+        )
+    if baked := [variants[0].name for variants in options.candidates if variants[0].dockerfile]:
+        raise ConfigError(
+            f"{name} can't speak for {', '.join(baked)}, which BuildKit makes by a Dockerfile",
+            f"build the others alone; for an inventory of this one: {command('weir', 'sbom', baked[0])}",
+        )
+    return PrivateKey.read(args.sign) if args.sign else None
+
+
+def _attached(
+    args: argparse.Namespace, made: "Made", workplace: Workplace, key: PrivateKey | None
+) -> dict[str, tuple[Referrer, ...]]:
+    """What is attached to each variant's image; nothing unless it was asked for."""
+    if not (args.attest or args.sign):
+        return {}
+    return {
+        planned.variant.name: attestations(
+            workplace, planned, made.written[planned.variant.name], epoch=made.plan.epoch, key=key
+        )
+        for planned in made.plan.images
+    }
+
+
+def _written(output: Output, made: "Made", workplace: Workplace, attached: Sequence[Referrer] = ()) -> str:
     """Write one output, and what is said of it. Raises as its writer does."""
     image = made.written[output.variant]
     planned = next(each for each in made.plan.images if each.variant.name == output.variant)
     store = workplace.layers
     match output.option:
         case "--layout":
-            store.copy(image, output.variant, output.path)
-            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}"
+            store.copy(image, output.variant, output.path, attached)
+            said = f", with {counted(len(attached), 'attestation manifest')}" if attached else ""
+            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}{said}"
         case "--sqsh":
             squashfs.write_squashfs(
                 image, output.path, store=store, epoch=made.plan.epoch, progress=workplace.progress
@@ -305,6 +348,7 @@ def _push(
     *,
     engine: Engine | None,
     verbose: bool,
+    attached: Mapping[str, Sequence[Referrer]],
 ) -> None:
     """Push every name of every image, in order; the first that fails ends it, listed with the rest."""
     progress = workplace.progress
@@ -315,7 +359,14 @@ def _push(
             progress(f"pushing {name}")
             if written := made.written.get(image.variant):
                 pushed = publish.Pushed(workplace.state / "pushed")
-                digest = publish.push(written, name, store=workplace.layers, pushed=pushed, progress=progress)
+                digest = publish.push(
+                    written,
+                    name,
+                    store=workplace.layers,
+                    pushed=pushed,
+                    progress=progress,
+                    referrers=attached.get(image.variant, ()),
+                )
             else:
                 assert engine  # which has made what wasn't written here
                 digest = registry.push(

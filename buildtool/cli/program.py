@@ -16,6 +16,8 @@ VERBS = {
     "plan": "print what `build` would do, as JSON, and change nothing",
     "audit": "show what takes the bytes of an image, and which commands make it smaller",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
+    "sbom": "list what an image is made of, with the libraries inside wheels, as CycloneDX or SPDX",
+    "verify": "check that a key signed what is attached to an image, and that nothing of it was changed",
     "prune": "remove GPU code for other cards from a file, a directory tree or an image",
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",

@@ -8,7 +8,7 @@ import ipaddress
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,7 @@ import requests.exceptions
 from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable, ToolError
 from buildtool.engine.reference import Reference
 from buildtool.image.errors import LIMITS
-from buildtool.image.written import digest_of
+from buildtool.image.written import Referrer, digest_of, index_of
 from probes.core.codec import load
 from probes.core.quoting import command, terminal
 
@@ -62,8 +62,8 @@ class Registry:
     def __init__(self, name: Reference) -> None:
         self.name = name
         self.host = name.host
-        path = Reference(name.canonical.partition("@")[0].rpartition(":")[0]).repository
-        self.repository = path.partition("/")[2]
+        path = name.canonical.partition("@")[0].partition("/")[2]
+        self.repository = path if name.digest else path.rpartition(":")[0]
         self._session = requests.Session()
         self._session.verify = _authorities(self.host)
         self._session.auth = lambda request: request  # else ~/.netrc takes the place of our header
@@ -126,13 +126,16 @@ class Registry:
             place = f"https:{place.removeprefix('http:')}"  # a proxy in front of it ends TLS
         return place
 
-    def upload(self, place: str, path: Path, digest: str) -> None:
-        """Send a blob to the place that `mount` gave."""
+    def upload(self, place: str, content: Path | bytes, digest: str) -> None:
+        """Send a blob, a file or bytes, to the place that `mount` gave."""
         url = f"{place}{'&' if urlsplit(place).query else '?'}{urlencode({'digest': digest})}"
-        with path.open("rb") as file:
-            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
-            with self._errors():
-                answer = _answer(self._send("PUT", url, headers=headers, data=file))
+        n_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(n_bytes)}
+        with (
+            nullcontext(content) if isinstance(content, bytes) else content.open("rb") as data,
+            self._errors(),
+        ):
+            answer = _answer(self._send("PUT", url, headers=headers, data=data))
         if answer.status != 201:
             raise self._refused(answer, f"doesn't take {self.name}")
 
@@ -142,6 +145,51 @@ class Registry:
         if answer.status != 201:
             raise self._refused(answer, f"doesn't take {self.name}")
         return answer.headers.get("Docker-Content-Digest") or digest_of(text)
+
+    # ---- what is said of an image
+
+    def refer(self, referrer: Referrer, subject: str) -> None:
+        """Send a manifest about the image `subject`, which need not be there yet, and what it names.
+
+        A registry that doesn't list such manifests itself gets an index of them, by the tag that the
+        distribution specification (1.1) has for it. Two that send at once may lose one of both.
+        """
+        for blob in dict.fromkeys(referrer.blobs):
+            digest = digest_of(blob)
+            if not self.has_blob(digest) and (place := self.mount(digest, "")):
+                self.upload(place, blob, digest)
+        row = referrer.descriptor()
+        headers = {"Content-Type": str(row["mediaType"])}
+        answer = self._ask("PUT", self._manifest(referrer.digest), headers=headers, data=referrer.manifest)
+        if answer.status != 201:
+            raise self._refused(answer, f"doesn't take what is said of {self.name}")
+        if "OCI-Subject" not in answer.headers:
+            rows = [each for each in self.referrers(subject) if each.get("digest") != row["digest"]]
+            self.put_manifest(_referrers_tag(subject), index_of([*rows, row]), MANIFESTS[1])
+
+    def referrers(self, subject: str) -> list[dict[str, Any]]:
+        """The descriptors of the manifests about the image `subject`, by the registry or by that tag.
+
+        Raises DataError for a list that can't be read or comes in parts.
+        """
+        headers = {"Accept": MANIFESTS[1]}
+        answer = self._ask("GET", f"referrers/{subject}", headers=headers)
+        if answer.status != 200:
+            answer = self._ask("GET", self._manifest(_referrers_tag(subject)), headers=headers)
+        if answer.status == 404:
+            return []
+        if answer.status != 200:
+            raise self._refused(answer, f"doesn't say what refers to {self.name}")
+        try:
+            index: Any = load(answer.body)
+            rows = index["manifests"]
+            if "Link" in answer.headers or not all(isinstance(row["digest"], str) for row in rows):
+                raise ValueError("not whole")
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(
+                f"{self.host} has a list of what refers to {self.name} that can't be read"
+            ) from error
+        return [dict(row) for row in rows]
 
     # ---- requests
 
@@ -286,6 +334,10 @@ class Registry:
                     "run the same command again later; layers that it has are not sent again",
                 )
         return BuildFailed(f"{self.host} {what}: {words}", "see what its administrators allow")
+
+
+def _referrers_tag(subject: str) -> str:
+    return subject.replace(":", "-")
 
 
 def _answer(response: requests.Response) -> Answer:
