@@ -22,7 +22,7 @@ PORTS = 1000  # jobs on one node differ in their ids, and so in their ports
 MOST_LOG_BYTES = 64 << 20
 LAST_LINES = 20
 
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # of squeue and scontrol: the job is over, and so is its log
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 _CAUSE = re.compile(r"(?:\d+: )?(?:error: |srun: error: |slurmstepd: error: )")
@@ -57,8 +57,9 @@ def _directives(job: Job) -> list[str]:
 
 
 def directive(word: str) -> str:
-    r"""A word in a line of #SBATCH, where a backslash takes the meaning of blanks, quotes, # and itself."""
-    return "".join(char if _PLAIN.fullmatch(char) else f"\\{char}" for char in word)
+    r"""A word in a line of #SBATCH: in double quotes, in which a backslash takes the meaning of both."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return word if _PLAIN.fullmatch(word) else f'"{escaped}"'
 
 
 def _body(job: Job) -> list[str]:
