@@ -5,8 +5,8 @@ import datetime
 from pathlib import Path
 
 from buildtool.core.errors import Exit
-from probes.cli.arguments import refuse_more_than_the_card, size, whole
-from probes.core.output import echo, flag, option, write
+from probes.cli.arguments import refuse_more_than_the_card, size
+from probes.core.output import echo, flag, option, whole, write
 
 _count = whole(1, 10**9)
 

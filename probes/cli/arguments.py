@@ -51,18 +51,6 @@ def size(text: str) -> int:
     return n_bytes
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """Returns what reads a whole number within these bounds, or raises argparse.ArgumentTypeError."""
-
-    def read(text: str) -> int:
-        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
-        if not (is_short and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
-        return int(text)
-
-    return read
-
-
 def number(fits: Callable[[float], bool], what: str) -> Callable[[str], float]:
     """Returns what reads a number that fits, or raises argparse.ArgumentTypeError: it isn't `what`."""
 

@@ -20,11 +20,10 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     torch_note,
-    whole,
     write_file,
 )
 from probes.core.errors import Exit
-from probes.core.output import echo, flag, option, write
+from probes.core.output import echo, flag, option, whole, write
 from probes.core.units import binary_bytes
 
 if TYPE_CHECKING:

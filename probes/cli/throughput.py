@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.cli.arguments import Verbs, add_verb, number, whole
+from probes.cli.arguments import Verbs, add_verb, number
 from probes.core import files
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
-from probes.core.output import echo, error, flag, option
+from probes.core.output import echo, error, flag, option, whole
 from probes.core.unknown import Unknown
 from probes.records.facts import Machine
 from probes.records.files import reading

@@ -154,6 +154,18 @@ def option(
     to.add_argument(name, metavar=metavar, help=f"{what}{end}", type=read, default=default)
 
 
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Returns what reads a whole number within these bounds, or raises argparse.ArgumentTypeError."""
+
+    def read(text: str) -> int:
+        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+        if not (is_short and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
 def echo(text: str) -> None:
     """Print lines of text on standard output."""
     print(log_text(text, keep=_LAYOUT), flush=True)

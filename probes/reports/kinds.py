@@ -21,6 +21,7 @@ from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watch import WatchReport, watch_schema
 from probes.reports.document import Document, Plot
+from probes.reports.epochs import epochs_document
 from probes.reports.fit import fit_document
 from probes.reports.html import render_page
 from probes.reports.pictures import fit_plot
@@ -33,9 +34,10 @@ from probes.reports.scan_metrics import scan_exposition
 from probes.reports.text import render_text
 from probes.reports.watch import watch_document
 from probes.throughput.report import MOST_BYTES, ThroughputReport, is_scan, named_scan, throughput_schema
+from probes.training.report import EpochsReport, epochs_schema, is_epochs, named_epochs
 from probes.watch.recording import is_watch_file, named_watch
 
-ANY_MAKER: Final = "run, throughput, watch, fit"  # the verbs that write a report
+ANY_MAKER: Final = "run, throughput, watch, fit, epochs"  # the verbs that write a report
 R = TypeVar("R")
 
 
@@ -105,6 +107,12 @@ def _scan_plots(report: ThroughputReport) -> tuple[Plot, ...]:
     return draw_scan(report)
 
 
+def _epochs_plots(report: EpochsReport) -> tuple[Plot, ...]:
+    from probes.reports.epochs_charts import draw_epochs
+
+    return draw_epochs(report)
+
+
 def _watch_plots(report: WatchReport) -> tuple[Plot, ...]:
     from probes.reports.watch_charts import draw_watch
 
@@ -133,6 +141,15 @@ FIT: Final = ReportKind[FitReport](
     document=fit_document,
     plots=lambda report: (fit_plot(report),),
 )
+EPOCHS: Final = ReportKind[EpochsReport](
+    name="epochs",
+    called="an epochs report",
+    schema=epochs_schema,
+    holds=is_epochs,
+    load=lambda path, name, _: named_epochs(path, name=name),
+    document=epochs_document,
+    plots=_epochs_plots,
+)
 THROUGHPUT: Final = ReportKind[ThroughputReport](
     name="throughput",
     called="a throughput report",
@@ -155,7 +172,7 @@ RUN: Final = ReportKind[ProbeReport](
     metrics=exposition,
     compare=lambda a, b, names, force: render_markdown(compare(a, b, names=names, force=force)),
 )
-KINDS: Final[tuple[ReportKind[Any], ...]] = (WATCH, FIT, THROUGHPUT, RUN)
+KINDS: Final[tuple[ReportKind[Any], ...]] = (WATCH, FIT, EPOCHS, THROUGHPUT, RUN)
 SCHEMAS: Final[dict[str, Callable[[], str]]] = {
     **{kind.name: kind.schema for kind in KINDS},
     "plan": plan_schema,

@@ -44,8 +44,8 @@ class NotFinite(ProbeError):
         self.step = step
 
 
-class Batches(Sampler[list[int]]):
-    """Which samples each rank takes in which step: by seed and epoch, so that a resumed run goes on with them.
+class Batches(Sampler[list[int]]):  # type: ignore[misc]  # torch isn't there when types are checked
+    """Which samples each rank takes in which step: by seed and epoch, so a resumed run goes on with them.
 
     All ranks have equally many, full batches; what is left over of an epoch isn't taken.
     """
@@ -168,7 +168,7 @@ class Trainer:
             fully_shard(block, mesh=mesh)
         whole = cast("FSDPModule", fully_shard(module, mesh=mesh))
 
-        def sync(last: bool) -> AbstractContextManager[Any]:  # noqa: FBT001
+        def sync(last: bool) -> AbstractContextManager[Any]:
             whole.set_requires_gradient_sync(last)
             return nullcontext()
 

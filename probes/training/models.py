@@ -35,7 +35,7 @@ class Workload:
     library: str
 
 
-class Repeated(Dataset[Any]):
+class Repeated(Dataset[Any]):  # type: ignore[misc]  # torch isn't there when types are checked
     """As many samples as are asked for, from a pool that was made once: loading them takes no time."""
 
     def __init__(self, columns: Mapping[str, torch.Tensor], count: int) -> None:
@@ -49,7 +49,7 @@ class Repeated(Dataset[Any]):
         return {name: column[number % self._pool] for name, column in self._columns.items()}
 
 
-class Tensors(torch.nn.Module):
+class Tensors(torch.nn.Module):  # type: ignore[misc]
     """A model of images and labels, called as those of transformers are."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
@@ -97,7 +97,7 @@ def is_function(name: str) -> bool:
     return bool(function) and all(map(str.isidentifier, (*module.split("."), function)))
 
 
-def loss_of(module: torch.nn.Module, batch: Any) -> torch.Tensor:  # noqa: ANN401  # as the user's dataset has it
+def loss_of(module: torch.nn.Module, batch: Any) -> torch.Tensor:  # as the user's dataset has it
     """The loss of a batch: a mapping gives the model's own `loss`; inputs and labels, a cross entropy.
 
     Raises ModelFails for anything else.
@@ -116,7 +116,7 @@ def loss_of(module: torch.nn.Module, batch: Any) -> torch.Tensor:  # noqa: ANN40
     )
 
 
-def _called(name: str) -> Any:  # noqa: ANN401  # the user's
+def _called(name: str) -> Any:  # the user's
     """What a user's function returns. Its module is looked for in the current directory last."""
     if not is_function(name):
         raise UsageError(f"{name!r} is not MODULE:FUNCTION", "write it as train:dataset")

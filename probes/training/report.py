@@ -1,7 +1,7 @@
 """What a rank reports of a run, all runs together, and their files. Needs no torch.
 
-A run's folder has a `rank-N.json` of each rank. An epochs report holds any number of runs; figures are derived
-from them whenever they are shown (`figures`). Times are in seconds.
+A run's folder has a `rank-N.json` of each rank. An epochs report holds any number of runs; figures are
+derived from them whenever they are shown (`figures`). Times are in seconds.
 """
 
 import re
@@ -150,7 +150,6 @@ class EpochsReport:
 
     runs: tuple[Run, ...]
     tool_version: str
-    notes: tuple[str, ...] = ()
     schema: str = EPOCHS_SCHEMA
 
 
@@ -227,8 +226,8 @@ def _cards_of(path: Path, epochs: tuple[Epoch, ...]) -> Iterator[Watched]:
             at_s = subject.begun_s + sample.at_s
             for epoch, number in zip(epochs, range(len(epochs)), strict=True):
                 if epoch.begun_s <= at_s <= epoch.begun_s + epoch.wall_s:
-                    for card, seen in zip(energies, sample.cards, strict=False):
-                        card[number].add(at_s, seen.look.get("power_w"), seen.look.get("energy_j"))
+                    for each, seen in zip(energies, sample.cards, strict=False):
+                        each[number].add(at_s, seen.look.get("power_w"), seen.look.get("energy_j"))
     for card, energy, watch in zip(subject.cards, energies, totals.cards(), strict=True):
         tracks = tuple(track for track in watch.tracks if track.gauge in GAUGES)
         yield Watched(
@@ -250,9 +249,9 @@ def runs_below(folder: Path) -> tuple[Run, ...]:
     return tuple(run_in(place, name=str(place.relative_to(folder))) for place in places)
 
 
-def report_of(runs: tuple[Run, ...], *notes: str) -> EpochsReport:
+def report_of(runs: tuple[Run, ...]) -> EpochsReport:
     """The report of runs."""
-    return EpochsReport(runs, tool_version(), notes)
+    return EpochsReport(runs, tool_version())
 
 
 def is_epochs(path: Path) -> bool:

@@ -3,7 +3,6 @@
 Environment, signals, exit codes and files are a contract: docs/decisions/0122.
 """
 
-import argparse
 import os
 import platform
 import resource
@@ -11,160 +10,26 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, UsageError
-from probes.core.output import Parser, error, flag, harden, option
+from probes.core.output import error, harden
 from probes.core.unknown import Unknown
 from probes.fit.limits import verdict_of
 from probes.fit.report import SHORT_OF_MEMORY, VERDICTS
 from probes.measure.worker import exit_now, require_torch
 from probes.training.guard import Guard, StopAgreement
-from probes.training.report import (
-    PRECISIONS,
-    SCALINGS,
-    STRATEGIES,
-    SYNTHETIC,
-    TEMPFAIL,
-    Device,
-    Fault,
-    RankReport,
-    Settings,
-    State,
-    write_rank,
-)
+from probes.training.options import Start, start_of
+from probes.training.report import TEMPFAIL, Device, Fault, RankReport, State, write_rank
 
 if TYPE_CHECKING:
     import torch
 
     from probes.training.loop import Trainer
 
-TIMEOUT_S: Final = 600
-MOST: Final = 10**9
 COLLECTIVES: Final = 2.0  # times the time-out: torch's own comes after the guard's, which says more
-NAMES: Final = {field.name: field.default for field in fields(Settings)}
-
-
-@dataclass(frozen=True)
-class Start:
-    """What the command line and the launcher say."""
-
-    settings: Settings
-    folder: Path
-    repetition: int
-    timeout_s: float
-    every: int  # steps between two checkpoints; 0: none unless asked for by a signal
-    resumes: bool
-    rank: int
-    world: int
-    local: int
-
-
-def number(least: int, most: int = MOST) -> Any:  # noqa: ANN401  # argparse's own
-    """What reads a whole number within bounds."""
-    from probes.cli.arguments import whole
-
-    return whole(least, most)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that are the same for one run and for many."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="bert-base, resnet-50, qwen2.5-3b or another known name, a config.json, or MODULE:FUNCTION that "
-        "returns a torch module",
-    )
-    option(
-        parser,
-        "--data",
-        "MODULE:FUNCTION",
-        "what returns a dataset whose samples the model takes",
-        default=SYNTHETIC,
-    )
-    option(parser, "--samples", "N", "of an epoch", number(1), default=NAMES["samples"])
-    option(parser, "--tokens", "N", "of each sequence", number(1), default=NAMES["tokens"])
-    parser.add_argument(
-        "--strategy",
-        choices=STRATEGIES,
-        default=NAMES["strategy"],
-        help="how ranks share the model: DDP, or FSDP2 (default: %(default)s)",
-    )
-    option(parser, "--lora", "RANK", "train LoRA adapters alone; 0: all weights", number(0), default=0)
-    flag(parser, "--checkpointing", "compute activations again instead of keeping them")
-    option(parser, "--workers", "N", "processes of each rank's loader", number(0, 256), default=0)
-    option(parser, "--epochs", "N", "epochs of a run; the first one stands apart", number(1), default=2)
-    option(parser, "--seed", "N", "of weights, samples and their order", number(0), default=0)
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "gpu"),
-        default="auto",
-        help="auto: a GPU if torch sees one (default: %(default)s)",
-    )
-    option(
-        parser,
-        "--timeout",
-        "SECONDS",
-        "without progress in a step, after which a rank ends",
-        number(1),
-        default=TIMEOUT_S,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python3 -m probes.training.worker",
-        description="One rank of a training run. The launcher sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR "
-        "and MASTER_PORT, as torchrun does; without RANK it is a run of one process.",
-        epilog="Exit codes: 0 done, 75 checkpointed (start it again with --resume), 2 usage, 3 no device, "
-        "library or memory, 4 failed, 5 a file can't be read or written, 143 ended by SIGTERM. SIGUSR1 asks "
-        "for a checkpoint at the next step.",
-    )
-    add_options(parser)
-    option(parser, "--batch", "N", "samples at once", number(1), default=NAMES["batch"])
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default: %(default)s")
-    option(parser, "--accumulate", "N", "batches for each step of the optimizer", number(1), default=1)
-    parser.add_argument(
-        "--scaling",
-        choices=SCALINGS,
-        default="strong",
-        help="whether --samples are of all ranks together (strong) or of each (weak) (default: %(default)s)",
-    )
-    option(parser, "--threads", "N", "of a CPU; 0: torch's own choice", number(0, 4096), default=0)
-    option(parser, "--repetition", "N", "which of several equal runs this is", number(1), default=1)
-    option(parser, "--checkpoint-every", "STEPS", "between two checkpoints; 0: none", number(0), default=0)
-    flag(parser, "--resume", "go on from the folder's checkpoint, if there is one")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of this run")
-    return parser
-
-
-def start_of(argv: Sequence[str]) -> Start:
-    """What was asked for. Raises UsageError for an environment that contradicts itself; exits for usage."""
-    args = vars(_parser().parse_args(argv))
-    rank, world, local = (_environment(*each) for each in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-    if not 0 <= rank < world or ("RANK" in os.environ and "WORLD_SIZE" not in os.environ):
-        raise UsageError(f"RANK is {rank} and WORLD_SIZE {world}", "start it by torchrun, or set both")
-    return Start(
-        Settings(**{name: args[name] for name in NAMES}),
-        args["out"],
-        args["repetition"],
-        args["timeout"],
-        args["checkpoint_every"],
-        args["resume"],
-        rank,
-        world,
-        local,
-    )
-
-
-def _environment(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) < 8):  # noqa: PLR2004
-        raise UsageError(f"{name} is {text[:40]!r}, no number", "start it by torchrun, or set it")
-    return int(text)
 
 
 class Rank:
@@ -228,7 +93,11 @@ class Rank:
 
         step = getattr(fault, "step", self.guard.step)
         if isinstance(fault, Failure):
-            return step, f"{fault.message}; {fault.hint}" if fault.hint else fault.message, int(fault.exit_code)
+            return (
+                step,
+                f"{fault.message}; {fault.hint}" if fault.hint else fault.message,
+                int(fault.exit_code),
+            )
         verdict = verdict_of(type(fault).__name__, str(fault))
         if verdict in SHORT_OF_MEMORY:
             hint = "a smaller --batch with --accumulate, --checkpointing or --lora takes less"
@@ -267,7 +136,7 @@ class Rank:
         if trainer.batches.steps == 0:
             each = start.world * settings.batch * settings.accumulate
             raise UsageError(
-                f"an epoch has {len(work.samples)} samples, and one step of all ranks takes {each}",  # type: ignore[arg-type]
+                f"an epoch has {len(work.samples)} samples, and one step of all ranks takes {each}",
                 "give more --samples, or smaller batches",
             )
         self.trainer = trainer
@@ -312,7 +181,7 @@ class Rank:
         self.device_name = torch.cuda.get_device_name(local)
         return torch.device("cuda", local)
 
-    def _join(self) -> Any:  # noqa: ANN401  # torch's store
+    def _join(self) -> Any:  # torch's store
         """Meet the other ranks; returns the store that all share. Raises RuntimeError, also without them."""
         from torch import distributed
 
