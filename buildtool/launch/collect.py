@@ -8,7 +8,7 @@ from buildtool.launch.job import Job
 
 MOST_FILES = 100_000
 _RANK = "rank-"  # of a training run, one file for each rank
-PAGE = "report.html"
+PAGE, JOINED = "report.html", "report.json"
 
 
 def commands(job: Job) -> list[list[str]]:
@@ -16,11 +16,12 @@ def commands(job: Job) -> list[list[str]]:
     ranks, reports = [], []
     for path in _json_files(Path(job.out)):
         (ranks if path.name.startswith(_RANK) else reports).append(path)
-    page = str(Path(job.out) / PAGE)
+    page, joined = (str(Path(job.out) / name) for name in (PAGE, JOINED))
     if ranks:
-        return [["epochs", "--from", job.out, "--html", page]]
+        return [["epochs", "--from", job.out, "--json", joined], ["html", joined, "--out", page]]
     if len(reports) > 1:
-        return [["compare", *map(str, sorted(reports)), "--html", page]]
+        more = ["--html", page] if len(reports) > 2 else []
+        return [["compare", *map(str, sorted(reports)), *more]]
     return [["show", str(path)] for path in reports]
 
 
@@ -32,5 +33,5 @@ def _json_files(folder: Path) -> Iterator[Path]:
             seen += 1
             if seen > MOST_FILES:
                 return
-            if name.endswith(".json") and not name.startswith("."):
+            if name.endswith(".json") and not name.startswith(".") and name != JOINED:
                 yield Path(place) / name

@@ -111,7 +111,8 @@ def _rank(job: Job) -> str:
     exports = " ".join(f"{name}={value}" for name, value in ours.items())
     values = {OUT: '"$2"', BATCH: '"$1"', RANK: '"$RANK"', NODE: NODE_NAME}
     container = "".join(f"{shell(word)} " for word in in_image(job))
-    return f"export {exports}; exec {container}{rank_line(job, values)}"
+    # a signal that comes before the command handles it would end it: it is ignored until then
+    return f"trap '' USR1; export {exports}; exec {container}{rank_line(job, values)}"
 
 
 def _script(job: Job) -> Path:

@@ -49,9 +49,13 @@ KillWait=5
 MinJobAge=3600
 InactiveLimit=0
 SchedulerParameters=sched_interval=2,bf_interval=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 GresTypes=gpu
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=65536 Gres=gpu:mi50:2
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
 
 
@@ -98,7 +102,7 @@ class Cluster:
 
     def idle(self) -> int:
         """Nodes that are up and free."""
-        return self._run("sinfo", "--noheader", "--Node", "--format=%T").split().count("idle")
+        return self._run("sinfo", "--noheader", "--Node", "--partition=usual", "--format=%T").split().count("idle")
 
     def ask(self, *words: str) -> str:
         """What one of Slurm's programs prints."""
@@ -122,24 +126,15 @@ class Cluster:
             time.sleep(0.1)
 
     def processes(self, name: str) -> list[int]:
-        """A node's daemon, its step daemons and all that they started."""
-        parents = {}
-        for each in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-        daemon = int((self.folder / f"{name}.pid").read_text())
-        found = {daemon} | {pid for pid in parents if self._is_step(pid, name)}
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
+        """A node's daemon, its step daemons and all that these started."""
+        own = {f"SLURMD_NODENAME={name}", f"SLURM_CONF={self.environment['SLURM_CONF']}"}
+        found = {int((self.folder / f"{name}.pid").read_text())}
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if own <= set((place / "environ").read_text(errors="replace").split("\0")):
+                    parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                    found |= {int(place.name), parent} if _is_step(parent) else {int(place.name)}
         return sorted(found)
-
-    def _is_step(self, pid: int, name: str) -> bool:
-        """Step daemons are nobody's children; what they are for is in the name of their socket's folder."""
-        with contextlib.suppress(OSError):
-            if "slurmstepd" in Path(f"/proc/{pid}/comm").read_text():
-                spool = str(self.folder / f"spool-{name}")
-                return any(spool in line for line in _files_of(pid))
-        return False
 
     def stop(self) -> None:
         """End all jobs, then all daemons."""
@@ -163,14 +158,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _files_of(pid: int) -> list[str]:
-    links = list(Path(f"/proc/{pid}/fd").iterdir())
-    found = [os.readlink(f"/proc/{pid}/cwd")]
-    for link in links:
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(link))
-    found += Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return found + Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+def _is_step(pid: int) -> bool:
+    return "slurmstepd" in Path(f"/proc/{pid}/comm").read_text()
 
 
 def _free_ports(count: int) -> int:
