@@ -7,7 +7,7 @@ from pathlib import Path
 
 from buildtool.core.errors import Exit
 from buildtool.launch.job import Container, EngineName, Job, Vendor
-from probes.cli.arguments import whole
+from probes.core.output import whole
 from probes.core.output import echo, error, flag, option, progress, write
 
 if typing.TYPE_CHECKING:
