@@ -1,4 +1,4 @@
-"""`weir launch`: hand a command and an image to Slurm, SkyPilot, Kubernetes or torchrun, and collect reports."""
+"""`weir launch`: hand a command and an image to Slurm, SkyPilot, Kubernetes or torchrun; collect reports."""
 
 import argparse
 import typing
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from buildtool.core.errors import Exit
 from buildtool.launch.job import Container, EngineName, Job, Vendor
-from probes.core.output import whole
-from probes.core.output import echo, error, flag, option, progress, write
+from probes.core.output import echo, error, flag, option, progress, whole, write
 
 if typing.TYPE_CHECKING:
     from probes.core.codec import Json

@@ -156,7 +156,8 @@ _TEXT = re.compile(r"(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z/][A-Za-z
 class _Dumper(yaml.SafeDumper):
     """Texts that might be read as anything else stand in quotes; several lines are a block."""
 
-    def ignore_aliases(self, data: object) -> bool:
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own
+        """Write a value again where it occurs again."""
         return True
 
 

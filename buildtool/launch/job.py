@@ -29,11 +29,21 @@ OUT, BATCH, RANK, NODE = "{out}", "{batch}", "{rank}", "{node}"
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # a DNS label, with room for what engines append
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATH = re.compile(r"/[^,:%\\\x00-\x1f\x7f\"]*")  # absolute; without what pyxis, ch-run and sbatch give a meaning
+_PATH = re.compile(
+    r"/[^,:%\\\x00-\x1f\x7f\"]*"
+)  # absolute; without what pyxis, ch-run and sbatch give a meaning
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"[1-9][0-9]{0,6}[MG]iB")
 # set for every rank by the engines
-RESERVED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+RESERVED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,9 @@ class Job:
     vendor: Vendor = "unknown"  # of the cards, where Kubernetes or Apptainer has to know
     minutes: int = 60  # after which the engine ends it
     warning_s: int = 90  # Slurm: SIGUSR1 comes so long before that
-    grace_s: int = 60  # Slurm: what ranks are given to end once one has ended; 0: they don't wait for each other
+    grace_s: int = (
+        60  # Slurm: what ranks are given to end once one has ended; 0: they don't wait for each other
+    )
     port: int = 29500  # of the rendezvous
     queue: str = ""  # Slurm's partition, Kueue's queue
     runtime: str = "torch-distributed"  # Kubeflow's ClusterTrainingRuntime
@@ -161,11 +173,21 @@ def _wrong_texts(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
         yield "memory", f"{job.memory!r} is no size", "write it as 64GiB or 512MiB"
     for key, path in (("out", job.out), *(("mounts", path) for path in job.mounts)):
         if not _PATH.fullmatch(path) or ".." in path.split("/"):
-            yield key, f"{path!r} can't be a path here", "an absolute path without , : % \\ \" and .."
+            yield key, f"{path!r} can't be a path here", 'an absolute path without , : % \\ " and ..'
     for variable in job.env:
         if not _VARIABLE.fullmatch(variable) or variable in RESERVED:
-            yield "env", f"{variable!r} can't be set", f"letters, digits and _, and none of {', '.join(RESERVED)}"
-    texts = (*job.command, *job.options, *job.env.values(), *job.mounts.values(), job.image, job.out)
-    for text in texts:
+            yield (
+                "env",
+                f"{variable!r} can't be set",
+                f"letters, digits and _, and none of {', '.join(RESERVED)}",
+            )
+    texts = {
+        "command": job.command,
+        "options": job.options,
+        "env": job.env.values(),
+        "mounts": job.mounts.values(),
+        "image": (job.image,),
+    }
+    for key, text in ((key, text) for key, group in texts.items() for text in group):
         if not text.isprintable():
-            yield "command", f"{text!r} holds a control character", "put it into a script, and run that"
+            yield key, f"{text!r} holds a control character", "put it into a file, and name that"

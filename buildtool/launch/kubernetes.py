@@ -124,7 +124,9 @@ def _jobset(job: Job, each: Run) -> list[Object]:
     spec: Object = {
         "failurePolicy": {"maxRestarts": 0},
         "network": {"enableDNSHostnames": True, "subdomain": each.name, "publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": _pods(job, _line(job, each, where))}}],
+        "replicatedJobs": [
+            {"name": "node", "replicas": 1, "template": {"spec": _pods(job, _line(job, each, where))}}
+        ],
     }
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", job, each, spec)]
 
@@ -198,7 +200,14 @@ def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> E
         time.sleep(POLL_S)
     lines: list[str] = []
     selector = f"--selector={label}={each.name}"
-    words = ["logs", selector, "--prefix", "--all-containers", f"--tail={LAST_LINES}", "--max-log-requests=1000"]
+    words = [
+        "logs",
+        selector,
+        "--prefix",
+        "--all-containers",
+        f"--tail={LAST_LINES}",
+        "--max-log-requests=1000",
+    ]
     try:
         lines = run(["kubectl", *job.options, *words]).stdout.splitlines()
     except CommandFailed as error:

@@ -18,7 +18,9 @@ def render(job: Job) -> tuple[Text, ...]:
     if job.gpus and not job.gpu:
         raise ConfigError("SkyPilot chooses machines by the name of a card", "add: --gpu MI300X")
     try:
-        return tuple(Text(f"{each.name}.yaml", dump(_task(job, index))) for index, each in enumerate(job.runs()))
+        return tuple(
+            Text(f"{each.name}.yaml", dump(_task(job, index))) for index, each in enumerate(job.runs())
+        )
     except Unquotable as error:
         raise ConfigError(f"a task can't hold the command: {error}", "put it into a script") from error
 

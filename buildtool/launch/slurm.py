@@ -24,7 +24,17 @@ LAST_LINES = 20
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # of squeue and scontrol: the job is over, and so is its log
-_OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+_OVER = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+}
 _CAUSE = re.compile(r"(?:\d+: )?(?:error: |srun: error: |slurmstepd: error: )")
 
 
@@ -33,7 +43,9 @@ def render(job: Job) -> tuple[Text, ...]:
     try:
         return (Text(f"{job.name}.sbatch", "\n".join((*_directives(job), "", *_body(job), ""))),)
     except Unquotable as error:
-        raise ConfigError(f"a batch script can't hold the command: {error}", "put it into a script") from error
+        raise ConfigError(
+            f"a batch script can't hold the command: {error}", "put it into a script"
+        ) from error
 
 
 def _directives(job: Job) -> list[str]:
@@ -80,7 +92,7 @@ def _body(job: Job) -> list[str]:
         f"MASTER_PORT=$(({job.port} + SLURM_JOB_ID % {PORTS}))",
         "export MASTER_ADDR MASTER_PORT",
         f"{_srun(job)} \\",
-        f"  sh -c {shell(_rank(job))} sh \"$batch\" \"$out\"",
+        f'  sh -c {shell(_rank(job))} sh "$batch" "$out"',
         "code=$?",
         f'if [ "$code" = {CHECKPOINTED} ]; then',
         '  echo "weir: checkpointed; requeued as $SLURM_JOB_ID"',
@@ -93,7 +105,9 @@ def _body(job: Job) -> list[str]:
 def _srun(job: Job) -> str:
     words = ["srun", "--label", f"--cpus-per-task={job.cpus}", f"--wait={job.grace_s}"]
     if job.container == "pyxis":
-        mounts = ",".join(f"{outside}:{inside}" for inside, outside in {job.out: job.out, **job.mounts}.items())
+        mounts = ",".join(
+            f"{outside}:{inside}" for inside, outside in {job.out: job.out, **job.mounts}.items()
+        )
         words += [f"--container-image={job.image}", f"--container-mounts={mounts}"]
     return " ".join(map(shell, words))
 
@@ -143,7 +157,10 @@ def follow(job: Job, job_id: str, progress: Progress) -> tuple[Ended, ...]:
     if not job_id.isdecimal():
         raise ConfigError(f"{job_id!r} is no number of a Slurm job", "see: squeue --me")
     names = [each.name for each in job.runs()]
-    logs = [_Log(Path(job.out) / f"{job.name}-{job_id}{f'_{n}' if job.batches else ''}.log") for n in range(len(names))]
+    logs = [
+        _Log(Path(job.out) / f"{job.name}-{job_id}{f'_{n}' if job.batches else ''}.log")
+        for n in range(len(names))
+    ]
     shown: dict[int, str] = {}
     while True:
         states = _states(job_id)
@@ -175,7 +192,9 @@ def _states(job_id: str) -> dict[int, str]:
     Empty where Slurm knows the job no more.
     """
     try:
-        lines = run(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%K|%T|%r|%N"]).stdout
+        lines = run(
+            ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%K|%T|%r|%N"]
+        ).stdout
     except CommandFailed as error:
         if "Invalid job id" in error.tail:
             return {}

@@ -30,7 +30,11 @@ def add_verbs(verbs: Verbs) -> None:
     page.add_argument("report", type=Path, metavar="FILE", help=ANY_REPORT)
     option(page, "--out", "FILE.html", "page to write (default: next to FILE, as .html)", Path)
     page.set_defaults(do=_html)
-    two = add_verb(verbs, "compare", "compare two reports of run or throughput, or those of many machines; prints Markdown")
+    two = add_verb(
+        verbs,
+        "compare",
+        "compare two reports of run or throughput, or those of many machines; prints Markdown",
+    )
     two.add_argument("a", type=Path, metavar="A", help="the earlier report")
     two.add_argument("b", type=Path, metavar="B", help="the later report")
     two.add_argument(

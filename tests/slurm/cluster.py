@@ -102,7 +102,11 @@ class Cluster:
 
     def idle(self) -> int:
         """Nodes that are up and free."""
-        return self._run("sinfo", "--noheader", "--Node", "--partition=usual", "--format=%T").split().count("idle")
+        return (
+            self._run("sinfo", "--noheader", "--Node", "--partition=usual", "--format=%T")
+            .split()
+            .count("idle")
+        )
 
     def ask(self, *words: str) -> str:
         """What one of Slurm's programs prints."""

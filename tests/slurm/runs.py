@@ -62,7 +62,7 @@ def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] 
     environment = {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'slurm'}"}
     with (out / "launch.log").open("w") as log:
         process = subprocess.Popen(
-            [*line, *words, "--", *(command or trained())],
+            [*line, "--env", f"MARKS={out}", *words, "--", *(command or trained())],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -73,7 +73,14 @@ def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] 
 
 def trained(*more: str, epochs: int = 4, batch: str = "8", timeout: int = 60) -> tuple[str, ...]:
     """The worker's command."""
-    worker = (str(PYTHON / "python"), "-m", "probes.training.worker", "small:model", "--data", "small:samples")
+    worker = (
+        str(PYTHON / "python"),
+        "-m",
+        "probes.training.worker",
+        "small:model",
+        "--data",
+        "small:samples",
+    )
     numbers = ("--device", "cpu", "--batch", batch, "--epochs", str(epochs), "--timeout", str(timeout))
     return (*worker, *numbers, "--out", "{out}", "--resume", *more)
 
@@ -91,15 +98,7 @@ def workers(cluster: Cluster, node: str) -> list[int]:
     return found
 
 
-def training(cluster: Cluster, run: Launched, node: str = "n1") -> None:
-    """Wait until a node's rank trains: it has written into its log, or some seconds have gone."""
-    cluster.wait(lambda: bool(workers(cluster, node)), f"a rank on {node}")
-    pid = workers(cluster, node)[0]
-    cluster.wait(lambda: _threads(pid) > 3, "torch to be loaded")
-
-
-def _threads(pid: int) -> int:
-    try:
-        return len(list(Path(f"/proc/{pid}/task").iterdir()))
-    except OSError:
-        return 99
+def training(cluster: Cluster, run: Launched, restarts: int = 0) -> None:
+    """Wait until a rank has asked for its first sample since this start."""
+    mark = run.out / f"begun-{restarts}"
+    cluster.wait(lambda: mark.exists() or run.process.poll() is not None, "the first sample")

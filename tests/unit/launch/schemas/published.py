@@ -39,10 +39,14 @@ def plain(schema: Any, *, strict: bool, names: bool = False) -> Any:
 def kubernetes(folder: Path) -> dict[str, Any]:
     from kubeflow_trainer_api import models
 
-    found = {
+    found: dict[str, Any] = {
         "TrainJob": models.TrainerV1alpha1TrainJob.model_json_schema(),
         "JobSet": models.JobsetV1alpha2JobSet.model_json_schema(),
     }
+    for schema in found.values():  # their Python classes wrap what is either a text or a number
+        for name, either in schema["$defs"].items():
+            if "actual_instance" in either.get("properties", {}):
+                schema["$defs"][name] = {"type": ["string", "number"]}
     bundled = folder / "kubernetes_validate" / "kubernetes-json-schema" / "v1.37.0-local-strict"
     for kind, file in (("Job", "job-batch-v1.json"), ("Service", "service-v1.json")):
         found[kind] = {**json.loads((bundled / file).read_text()), "$defs": {}}
