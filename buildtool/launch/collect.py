@@ -12,8 +12,9 @@ PAGE, JOINED = "report.html", "report.json"
 
 
 def commands(job: Job) -> list[list[str]]:
-    """The command lines of `weir probe` that make one of the reports below `out`; none where there are none."""
-    ranks, reports = [], []
+    """The command lines of `weir probe` that join the reports below `out`; none where there are none."""
+    ranks: list[Path] = []
+    reports: list[Path] = []
     for path in _json_files(Path(job.out)):
         (ranks if path.name.startswith(_RANK) else reports).append(path)
     page, joined = (str(Path(job.out) / name) for name in (PAGE, JOINED))

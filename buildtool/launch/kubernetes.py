@@ -61,7 +61,7 @@ def _env(job: Job) -> list[Json]:
 
 
 def _volumes(job: Job) -> tuple[list[Json], list[Json]]:
-    """Volumes, and where they are mounted. Loaders pass batches through /dev/shm, which is 64 MiB otherwise."""
+    """Volumes, and where they are mounted. Loaders pass batches through /dev/shm, else of 64 MiB."""
     volumes: list[Json] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     mounts: list[Json] = [{"name": "shm", "mountPath": "/dev/shm"}]
     for number, (path, source) in enumerate(job.mounts.items()):

@@ -113,7 +113,7 @@ def _srun(job: Job) -> str:
 
 
 def _rank(job: Job) -> str:
-    """What `srun` starts for each rank: torchrun's variables, the job's own, then the command in its place."""
+    """What `srun` starts for each rank: torchrun's variables, the job's own, then the command."""
     ours = {
         "RANK": "$SLURM_PROCID",
         "LOCAL_RANK": "$SLURM_LOCALID",

@@ -1,8 +1,9 @@
 """Probe reports of many machines that should be alike: which one is the odd one, and in what. Pure.
 
-A row is compared with the same row of all machines: the logarithm of its figure, less the median over machines.
-Rows of one path are put together by their median, so that a slow spell in one row names nobody. How far
-machines differ by nature is taken from all of them: 1.4826 times the median distance (the MAD of normal values).
+A row is compared with the same row of all machines: the logarithm of its figure, less the median over
+machines. Rows of one path are put together by their median, so that a slow spell in one row names nobody.
+How far machines differ by nature is taken from all of them: 1.4826 times the median distance (the MAD of
+normal values).
 """
 
 import math

@@ -1,10 +1,13 @@
 """`weir launch` on a real Slurm of three nodes on this machine: preemptions, failures, templates, engines.
 
 Written down before the first run: 20 moments, drawn by seed 31 and even between 0 and 15 s after Slurm calls
-the job running, each moment a preemption by a job of a higher partition (most fell into the start of Python and
-torch, so 20 more were added, 0 to 8 s after a rank has asked for its first sample); 5 dead ranks and 3 hanging ones at moments
-of the same draw; templates: every combination of GRID. All are shown, none is drawn again. Only Slurm is real here:
-of the other engines the rendered command is run by a shell, with the variables that the engine sets.
+the job running, each moment a preemption by a job of a higher partition; 5 dead ranks and 3 hanging ones at
+moments of the same draw; templates: every combination of GRID. All are shown, none is drawn again.
+Added after the first 10, most of which fell into the start of Python and torch: 20 more, 0 to 8 s after a rank
+has asked for its first sample.
+
+Only Slurm is real here: of the other engines the rendered command is run by a shell, with the variables that
+the engine sets.
 """
 
 import argparse
@@ -255,7 +258,7 @@ def engines(board: Board, cluster: Cluster) -> None:
 
 
 def started(cluster: Cluster, description: Job) -> None:
-    """Run it: here and on Slurm as `weir launch` does, else each node's command with its engine's variables."""
+    """Run it: here and on Slurm as `weir launch` does, else each node's command by a shell."""
     engine = ENGINES[description.engine]
     if description.engine in ("local", "slurm"):
         os.environ.update(cluster.environment)
@@ -330,7 +333,7 @@ def ends(board: Board, cluster: Cluster) -> None:
         command=trained("--checkpoint-every", "10", epochs=30),
     )
     training(cluster, lost)
-    cluster.wait(lambda: (lost.out / "checkpoint.pt").exists(), "a checkpoint")
+    cluster.wait((lost.out / "checkpoint.pt").exists, "a checkpoint")
     gone = cluster.processes("n2")
     for pid in gone:
         os.kill(pid, signal.SIGSTOP)  # neither answers nor closes its connections, as a node that is off
@@ -369,7 +372,8 @@ def ends(board: Board, cluster: Cluster) -> None:
 
 def fleet(board: Board, cluster: Cluster) -> None:
     """Probes on every node, in turns since the nodes share one machine; one of them with fewer threads."""
-    probe = f"OMP_NUM_THREADS=$(test $SLURMD_NODENAME = n2 && echo 1 || echo 2) {sys.executable} -m probes run transfer --quick"
+    threads = "OMP_NUM_THREADS=$(test $SLURMD_NODENAME = n2 && echo 1 || echo 2)"
+    probe = f"{threads} {sys.executable} -m probes run transfer --quick"
     command = (
         "sh",
         "-c",

@@ -53,7 +53,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 GresTypes=gpu
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=65536 Gres=gpu:mi50:2
+NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=65536 Gres=gpu:mi50:2
+NodeName=n[1-{nodes}] Port=[{first}-{last}]
 PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
