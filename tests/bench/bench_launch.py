@@ -3,8 +3,8 @@
 Written down before the first run: 20 moments, drawn by seed 31 and even between 0 and 15 s after Slurm calls
 the job running, each moment a preemption by a job of a higher partition; 5 dead ranks and 3 hanging ones at
 moments of the same draw; templates: every combination of GRID. All are shown, none is drawn again.
-Added after the first 10, most of which fell into the start of Python and torch: 20 more, 0 to 8 s after a rank
-has asked for its first sample.
+Added after the first 10, most of which fell into the start of Python and torch: 20 more, 0 to 8 s after a
+rank has asked for its first sample.
 
 Only Slurm is real here: of the other engines the rendered command is run by a shell, with the variables that
 the engine sets.

@@ -53,8 +53,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 GresTypes=gpu
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=65536 Gres=gpu:mi50:2
-NodeName=n[1-{nodes}] Port=[{first}-{last}]
+NodeName=DEFAULT CPUs=8 RealMemory=65536 Gres=gpu:mi50:2
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]
 PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
@@ -143,13 +143,14 @@ class Cluster:
 
     def stop(self) -> None:
         """End all jobs, then all daemons."""
-        with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
             self._run("scancel", "--full", f"--user={os.geteuid()}")
         for name in self.names:
-            for pid in self.processes(name):
-                _signal(pid, signal.SIGCONT)
-                _signal(pid, signal.SIGKILL)
-        _signal(int((self.folder / "slurmctld.pid").read_text()), signal.SIGKILL)
+            with contextlib.suppress(FileNotFoundError):  # it never started
+                for pid in self.processes(name):
+                    _signal(pid, signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError):
+            _signal(int((self.folder / "slurmctld.pid").read_text()), signal.SIGKILL)
 
     def _run(self, *words: str) -> str:
         done = subprocess.run(
