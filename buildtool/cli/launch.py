@@ -14,7 +14,6 @@ if typing.TYPE_CHECKING:
 
 # option -> metavar, what it is; texts and numbers of a description, whose defaults are Job's
 _TEXTS = {
-    "out": ("DIR", "folder for logs, checkpoints and reports, which every node has"),
     "name": ("NAME", "name of the job"),
     "image": ("IMAGE", "image to run in: a .sqsh or .sif, or a registry's reference; none without it"),
     "memory": ("SIZE", "memory of each node, e.g. 64GiB; the engine's default without it"),
@@ -59,23 +58,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", choices=typing.get_args(choices), help=f"{what} (default: {usual[name]})"
         )
+    option(parser, "--out", "DIR", "folder for logs, checkpoints and reports, which every node has", Path)
     for name, (metavar, what) in _TEXTS.items():
         end = f" (default: {usual[name]})" if usual.get(name) else ""
         option(parser, f"--{name}", metavar, what + end)
     for name, what in _NUMBERS.items():
         default = usual[name.replace("-", "_")]
         option(parser, f"--{name}", "N", f"{what} (default: {default})", whole(0, 10**9))
-    for name, metavar, what in (
-        ("env", "NAME=VALUE", "variable of every process; may be repeated"),
-        ("mount", "INSIDE=OUTSIDE", "path, volume claim or bucket that the image gets; may be repeated"),
-        ("batch", "N", "run it with this batch size, too: an array on Slurm; may be repeated"),
-        ("option", "WORD", "further word for sbatch, kubectl or sky launch; may be repeated"),
+    for name, metavar, what, read in (
+        ("env", "NAME=VALUE", "variable of every process", str),
+        ("mount", "INSIDE=OUTSIDE", "path, volume claim or bucket that the image gets", str),
+        ("batch", "N", "run it with this batch size, too: an array on Slurm", whole(1, 1 << 31)),
+        ("option", "WORD", "further word for sbatch, kubectl or sky launch", str),
     ):
-        parser.add_argument(f"--{name}", action="append", metavar=metavar, default=[], help=what)
+        more = f"{what}; may be repeated"
+        parser.add_argument(f"--{name}", action="append", metavar=metavar, default=[], help=more, type=read)
 
 
 def run(args: argparse.Namespace) -> int:
     """Render, check, submit, follow, collect; 1 where a run failed."""
+    from buildtool.core.errors import ConfigError
     from buildtool.core.progress import ProgressLog
     from buildtool.launch.engines import ENGINES
     from buildtool.launch.job import load
@@ -88,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         for text in texts:
             write(f"# {text.name}\n{text.text}" if len(texts) > 1 else text.text)
         return int(Exit.OK)
+    if job.engine == "local" and (args.detach or args.follow):
+        raise ConfigError("torchrun runs here in the foreground", "leave --detach and --follow out")
     log = ProgressLog()
     if args.check:
         engine.check(job, log.line)
@@ -97,7 +101,12 @@ def run(args: argparse.Namespace) -> int:
     if args.detach:
         echo(f"submitted: {job_id}; add to the same command: --follow {job_id}")
         return int(Exit.OK)
-    ended = engine.follow(job, job_id, log.line)
+    try:
+        ended = engine.follow(job, job_id, log.line)
+    except KeyboardInterrupt:
+        if job.engine != "local":
+            error(f"it runs on; add to the same command: --follow {job_id}")
+        raise
     for each in ended:
         echo(f"{each.run}: {each.state}")
         for line in each.cause:
@@ -121,6 +130,8 @@ def _given(args: argparse.Namespace, command: list[str]) -> "dict[str, Json]":
         key = name.replace("-", "_")
         if getattr(args, key) is not None:
             given[key] = getattr(args, key)
+    if args.out is not None:
+        given["out"] = str(args.out.absolute())
     for key, pairs in (("env", args.env), ("mounts", args.mount)):
         for pair in pairs:
             if "=" not in pair:
@@ -128,7 +139,7 @@ def _given(args: argparse.Namespace, command: list[str]) -> "dict[str, Json]":
         if pairs:
             given[key] = dict(pair.split("=", 1) for pair in pairs)
     if args.batch:
-        given["batches"] = [int(size) if size.isdecimal() else size for size in args.batch]
+        given["batches"] = list(args.batch)
     if args.option:
         given["options"] = list(args.option)
     if command:

@@ -122,7 +122,8 @@ def load(path: Path | None, options: Mapping[str, Json]) -> Job:
     try:
         job = decode(Job, merged, "job")
     except Misfit as error:
-        raise ConfigError(f"{document.name}: {error}", "see: weir launch --help") from error
+        hint = "in quotes a number is a text" if "text" in str(error) or "str" in str(error) else ""
+        raise ConfigError(f"{document.name}: {error}", hint or "see: weir launch --help") from error
     for key, what, hint in _faults(job):
         raise document.error((key,), what, hint)
     return job
@@ -169,6 +170,8 @@ def _wrong_texts(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
     for key, text in (("queue", job.queue), ("gpu", job.gpu), ("runtime", job.runtime)):
         if text and not _WORD.fullmatch(text):
             yield key, f"{text!r} is no name", "letters, digits, and . _ - within"
+    if job.image.startswith("-"):
+        yield "image", f"{job.image!r} would pass for an option", "name a file or a reference"
     if job.memory and not _MEMORY.fullmatch(job.memory):
         yield "memory", f"{job.memory!r} is no size", "write it as 64GiB or 512MiB"
     for key, path in (("out", job.out), *(("mounts", path) for path in job.mounts)):

@@ -10,7 +10,7 @@ from buildtool.core.command import CommandFailed, run, run_streaming
 from buildtool.core.errors import ConfigError
 from buildtool.core.progress import Progress
 from buildtool.core.yaml_text import dump
-from buildtool.launch.engine import POLL_S, Ended, Engine, Text
+from buildtool.launch.engine import LAST_LINES, POLL_S, Ended, Engine, Output, Text
 from buildtool.launch.job import Job, Run
 from buildtool.launch.words import torchrun_line
 from probes.core.codec import Json
@@ -18,7 +18,6 @@ from probes.core.quoting import Unquotable, shell
 
 RESOURCES = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the vendors' device plugins
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-LAST_LINES = 20
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
 Object = dict[str, Json]
@@ -198,7 +197,7 @@ def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> E
         if ok is not None:
             break
         time.sleep(POLL_S)
-    lines: list[str] = []
+    output = Output(progress)
     selector = f"--selector={label}={each.name}"
     words = [
         "logs",
@@ -209,12 +208,11 @@ def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> E
         "--max-log-requests=1000",
     ]
     try:
-        lines = run(["kubectl", *job.options, *words]).stdout.splitlines()
+        for line in run(["kubectl", *job.options, *words]).stdout.splitlines():
+            output(line)
     except CommandFailed as error:
         progress(f"{each.name}: the pods' logs are gone: {error.tail[:200]}")
-    for line in lines:
-        progress(line)
-    return Ended(each.name, ok, state, () if ok else tuple(lines))
+    return Ended(each.name, ok, state, () if ok else output.cause)
 
 
 def state_of(answer: object) -> tuple[str, bool | None]:

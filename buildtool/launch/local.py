@@ -3,7 +3,7 @@
 from buildtool.core.command import CommandFailed, find, run_streaming
 from buildtool.core.errors import ConfigError, EnvironmentMissing
 from buildtool.core.progress import Progress
-from buildtool.launch.engine import Ended, Engine, Text
+from buildtool.launch.engine import Ended, Engine, Output, Text
 from buildtool.launch.job import Job
 from buildtool.launch.words import KILL_AFTER_S, exports, in_image, torchrun_line
 from probes.core.quoting import Unquotable, shell
@@ -53,19 +53,14 @@ def follow(job: Job, _job_id: str, progress: Progress) -> tuple[Ended, ...]:
     ended = []
     for each, script in zip(job.runs(), render(job), strict=True):
         progress(f"{each.name}: begins")
+        output = Output(progress)
         try:
-            run_streaming(["sh", "-c", script.text], progress=progress)
+            run_streaming(["sh", "-c", script.text], progress=output)
             ended.append(Ended(each.name, ok=True, state="ended with 0"))
         except CommandFailed as error:
             late = f", after {job.minutes} min" if error.code == TIMED_OUT else ""
-            ended.append(Ended(each.name, False, f"ended with {error.code}{late}", causes(error.tail)))
+            ended.append(Ended(each.name, False, f"ended with {error.code}{late}", output.cause))
     return tuple(ended)
-
-
-def causes(tail: str) -> tuple[str, ...]:
-    """The lines that name an error, else the last ones."""
-    lines = tail.splitlines()
-    return tuple(dict.fromkeys(line for line in lines if "error: " in line)) or tuple(lines[-5:])
 
 
 LOCAL = Engine(render, check, submit, follow)

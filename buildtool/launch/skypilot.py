@@ -5,9 +5,8 @@ from buildtool.core.errors import ConfigError
 from buildtool.core.files import scratch, write_text
 from buildtool.core.progress import Progress
 from buildtool.core.yaml_text import dump
-from buildtool.launch.engine import Ended, Engine, Text
+from buildtool.launch.engine import Ended, Engine, Output, Text
 from buildtool.launch.job import Job
-from buildtool.launch.local import causes
 from buildtool.launch.words import KILL_AFTER_S, torchrun_line
 from probes.core.codec import Json
 from probes.core.quoting import Unquotable, shell
@@ -80,11 +79,12 @@ def follow(job: Job, _job_id: str, progress: Progress) -> tuple[Ended, ...]:
     """Show each task's log until it ends; `sky logs` exits with 0 where the task succeeded."""
     ended = []
     for each in job.runs():
+        output = Output(progress)
         try:
-            run_streaming(["sky", "logs", each.name], progress=progress)
+            run_streaming(["sky", "logs", each.name], progress=output)
             ended.append(Ended(each.name, ok=True, state="succeeded"))
         except CommandFailed as error:
-            ended.append(Ended(each.name, False, f"`sky logs` ended with {error.code}", causes(error.tail)))
+            ended.append(Ended(each.name, False, f"`sky logs` ended with {error.code}", output.cause))
     return tuple(ended)
 
 

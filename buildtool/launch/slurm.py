@@ -12,7 +12,7 @@ from buildtool.core.command import CommandFailed, run, run_streaming
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.files import write_text
 from buildtool.core.progress import Progress
-from buildtool.launch.engine import POLL_S, Ended, Engine, Text
+from buildtool.launch.engine import POLL_S, Ended, Engine, Output, Text
 from buildtool.launch.job import BATCH, NODE, OUT, RANK, Job
 from buildtool.launch.words import NODE_NAME, in_image, rank_line
 from probes.core.quoting import Unquotable, shell
@@ -20,7 +20,7 @@ from probes.core.quoting import Unquotable, shell
 CHECKPOINTED = 75  # <sysexits.h> EX_TEMPFAIL, as probes/training exits
 PORTS = 1000  # jobs on one node differ in their ids, and so in their ports
 MOST_LOG_BYTES = 64 << 20
-LAST_LINES = 20
+MOST_FAILURES = 20  # of squeue, one after another
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # of squeue and scontrol: the job is over, and so is its log
@@ -35,7 +35,6 @@ _OVER = {
     "BOOT_FAIL",
     "DEADLINE",
 }
-_CAUSE = re.compile(r"(?:\d+: )?(?:error: |srun: error: |slurmstepd: error: )")
 
 
 def render(job: Job) -> tuple[Text, ...]:
@@ -157,16 +156,26 @@ def follow(job: Job, job_id: str, progress: Progress) -> tuple[Ended, ...]:
     if not job_id.isdecimal():
         raise ConfigError(f"{job_id!r} is no number of a Slurm job", "see: squeue --me")
     names = [each.name for each in job.runs()]
-    logs = [
-        _Log(Path(job.out) / f"{job.name}-{job_id}{f'_{n}' if job.batches else ''}.log")
-        for n in range(len(names))
-    ]
+    logs = []
+    for number, name in enumerate(names):
+        task = f"_{number}" if job.batches else ""
+        output = Output(progress, f"{name}: " if job.batches else "")
+        logs.append(_Log(Path(job.out) / f"{job.name}-{job_id}{task}.log", output))
     shown: dict[int, str] = {}
+    failures = 0
     while True:
-        states = _states(job_id)
+        try:
+            states, failures = _states(job_id), 0
+        except CommandFailed as error:  # the controller may be restarting
+            failures += 1
+            if failures > MOST_FAILURES:
+                raise
+            progress(error.tail)
+            time.sleep(POLL_S)
+            continue
         for number, name in enumerate(names):
             state = states.get(number if job.batches else 0) or states.get(-1, "")
-            logs[number].pass_on(progress, f"{name}: " if len(names) > 1 else "")
+            logs[number].pass_on()
             if state and state != shown.get(number):
                 progress(f"{name}: {state}")
                 shown[number] = state
@@ -175,10 +184,10 @@ def follow(job: Job, job_id: str, progress: Progress) -> tuple[Ended, ...]:
         time.sleep(POLL_S)
     ended = []
     for number, name in enumerate(names):
-        logs[number].pass_on(progress, f"{name}: " if len(names) > 1 else "")
+        logs[number].pass_on(last=True)
         state = shown.get(number, "unknown to Slurm, which forgets jobs after MinJobAge: see sacct")
         ok = _word(state) == "COMPLETED"
-        ended.append(Ended(name, ok, state, () if ok else logs[number].cause()))
+        ended.append(Ended(name, ok, state, () if ok else logs[number].output.cause))
     return tuple(ended)
 
 
@@ -209,31 +218,25 @@ def _states(job_id: str) -> dict[int, str]:
 
 
 class _Log:
-    """A log that grows: what has come since the last look, and what looks like the cause of a failure."""
+    """A log that grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, output: Output) -> None:
         self._path = path
         self._read = 0
-        self._last: list[str] = []
-        self._errors: list[str] = []
+        self.output = output
 
-    def pass_on(self, progress: Progress, before: str) -> None:
+    def pass_on(self, *, last: bool = False) -> None:
+        """The lines that have come since the last look."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 new = file.read(MOST_LOG_BYTES)
         except FileNotFoundError:
             return
-        whole = new[: new.rfind(b"\n") + 1]
+        whole = new if last else new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.decode("utf-8", "replace").splitlines():
-            progress(f"{before}{line}")
-            self._last = [*self._last, line][-LAST_LINES:]
-            if _CAUSE.match(line):
-                self._errors = [*self._errors, line][-LAST_LINES:]
-
-    def cause(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._errors or self._last))
+            self.output(line)
 
 
 SLURM = Engine(render, check, submit, follow)

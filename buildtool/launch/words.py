@@ -36,16 +36,18 @@ def known(run: Run) -> dict[str, str]:
 def torchrun_line(job: Job, run: Run, where: str) -> str:
     """What starts the ranks of a node: torchrun with a static rendezvous, `where` saying which node it is.
 
-    Words with {rank} or {node} have their values in the ranks alone, so a shell runs them there.
+    Words with {rank} or {node} have their values in the ranks alone, so a shell runs them there. torchrun
+    reads the words after the first as `string.Template`s, of which it knows $local_rank: dollars are doubled.
     """
     values = known(run)
     if any(key in word for word in job.command for key in (RANK, NODE)):
         line = rank_line(job, {**values, RANK: '"$RANK"', NODE: NODE_NAME})
-        command = f"sh -c {shell(f'exec {line}')}"
+        command, arguments = "sh", f"-c {shell(f'exec {line}')}"
     else:
-        command = rank_line(job, values)
+        command = filled(job.command[0], values)
+        arguments = " ".join(filled(word, values) for word in job.command[1:])
     words = ["torchrun", f"--nproc-per-node={job.processes}", where, "--no-python", command]
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, (*words, arguments.replace("$", "$$"))))
 
 
 def in_image(job: Job) -> list[str]:

@@ -141,7 +141,7 @@ def _headline(fleet: Fleet) -> tuple[str, ...]:
     for node in fleet.odd:
         own = [str(oddity) for oddity in fleet.oddities if oddity.node == node]
         alone = [f"it alone has {what} {value}" for what, value, nodes in fleet.facts if nodes == (node,)]
-        sentences.append(f"{node} is odd: {_few((*own, *alone), '; ')}.")
+        sentences.append(f"{node} is odd: {_few((*alone, *own), '; ')}.")
     return tuple(sentences)
 
 
