@@ -160,7 +160,7 @@ def failures(board: Board, cluster: Cluster, drawn: random.Random, dead: int, ha
         named, waits, messages = 0, [], []
         for index in range(count):
             out = cluster.folder / f"{kind}-{index}"
-            command = trained(epochs=400, timeout=15)
+            command = trained(epochs=400, timeout=45)
             run = launched(cluster, out, "--nodes", "2", "--grace-s", "20", command=command)
             victim = drawn.choice(("n1", "n2"))
             training(cluster, run)

@@ -12,6 +12,7 @@ from typing import Any
 from cluster import ROOT, Cluster
 
 PYTHON = Path(sys.executable).parent
+HOST = ROOT / ".venv" / "bin" / "python"  # which draws pages
 STEPS = 32  # of an epoch: 512 samples, 2 ranks, 8 at once
 
 
@@ -58,7 +59,16 @@ class Launched:
 def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] = ()) -> Launched:
     """Start `weir launch` on the cluster; by default for two nodes that train the small model."""
     out.mkdir(parents=True, exist_ok=True)
-    line = [str(PYTHON / "python"), "-m", "buildtool", "launch", "--engine", "slurm", "--out", str(out)]
+    line = [
+        str(HOST if HOST.exists() else PYTHON / "python"),
+        "-m",
+        "buildtool",
+        "launch",
+        "--engine",
+        "slurm",
+        "--out",
+        str(out),
+    ]
     environment = {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'slurm'}"}
     with (out / "launch.log").open("w") as log:
         process = subprocess.Popen(

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from string import Template
 
 import jsonschema
 import pytest
@@ -31,6 +32,8 @@ HOSTILE = (
     "#x",
     "\\",
     "$$(A)",
+    "$local_rank",
+    "${local_rank}",
     "{out}'$X",
     "é ü",
     "1e3",
@@ -143,7 +146,7 @@ def test_no_text_can_be_read_as_something_else(text: str) -> None:
 
 @pytest.mark.parametrize("engine", list(ENGINES))
 def test_no_word_of_a_command_reaches_a_shell(engine: str) -> None:
-    """Each word arrives whole, whatever shells are between."""
+    """Each word arrives whole, whatever is between: shells, Kubernetes' variables, torchrun's templates."""
     words = ["x", *(word for word in HOSTILE if "{out}" not in word)]
     text = ENGINES[engine].render(job(engine, command=words))[0].text
     if engine not in ("local", "slurm"):
@@ -155,7 +158,8 @@ def test_no_word_of_a_command_reaches_a_shell(engine: str) -> None:
         read = shlex.split(read[2])
         assert read[-len(words) :] == words
     else:
-        assert read[read.index("--no-python") + 1 :] == words
+        first, *rest = read[read.index("--no-python") + 1 :]
+        assert [first, *(Template(word).safe_substitute(local_rank="7") for word in rest)] == words
 
 
 def _command(document: dict) -> list[str]:
