@@ -200,8 +200,9 @@ def install() -> None:
 
 @contextmanager
 def slurm(folder: Path, nodes: int) -> Iterator[Cluster]:
-    """A cluster for this block."""
+    """A cluster for this block; it ends with the block, also by SIGTERM."""
     install()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     cluster = Cluster(folder, nodes)
     try:
         cluster.start()
