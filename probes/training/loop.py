@@ -306,7 +306,7 @@ def _set_tf32(settings: Settings) -> None:
 
 
 def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """A batch on the device, its fractions in a number format; containers as the loader's collation makes them."""
+    """A batch on the device, fractions in a number format; containers as the loader's collation makes them."""
     if isinstance(batch, torch.Tensor):
         to = dtype if batch.is_floating_point() else None
         return batch.to(device, dtype=to, non_blocking=True)
