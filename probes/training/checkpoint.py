@@ -107,6 +107,7 @@ def _restore(trainer: Trainer, content: dict[str, Any]) -> None:
     )
     trainer.scaler.load_state_dict(content["scaler"])
     trainer.place = Place(**content["place"])
+    trainer.begin_next()
     trainer.losses = list(own["losses"])
     trainer.epochs = [decode(Epoch, epoch, "epoch") for epoch in own["epochs"]]
     torch.set_rng_state(own["cpu"])

@@ -46,7 +46,8 @@ class Model(torch.nn.Module):
             os.kill(os.getpid(), signal.SIGSTOP)
         if planted("hang", self.step):
             time.sleep(3600)
-        if PLANT.get("kind") == "usr1" and RANK == PLANT["rank"] and self.step == PLANT["step"]:
+        time.sleep(PLANT.get("pace", 0.0))
+        if PLANT.get("kind") == "usr1" and PLANT["rank"] == RANK and self.step == PLANT["step"]:
             os.kill(os.getpid(), signal.SIGUSR1)
         if planted("memory", self.step):
             torch.empty(1 << 50)
