@@ -13,9 +13,9 @@ from probes.core.errors import Exit, UsageError
 from probes.core.output import echo, flag, option, write
 from probes.records.files import reserving, writing
 
-ANY_REPORT = "JSON report of run, throughput, watch or fit"
+ANY_REPORT = "JSON report of run, throughput, watch, fit or epochs"
 COMPARED = "run, throughput"  # whose reports have metrics and can be compared
-WITH_SCHEMA = ("report", "plan", "cards", "throughput", "watch", "fit")
+WITH_SCHEMA = ("report", "plan", "cards", "throughput", "watch", "fit", "epochs")
 
 
 def add_verbs(verbs: Verbs) -> None:

@@ -127,8 +127,8 @@ class Trainer:
         self.on_gpu = device.type == "cuda"
         _set_tf32(settings)
         module = work.module.to(device).train()
-        if settings.precision == "bf16":
-            module = module.to(torch.bfloat16)
+        self._dtype = torch.bfloat16 if settings.precision == "bf16" else None  # of everything
+        module = module.to(self._dtype)
         self._clock = Clock(on_gpu=self.on_gpu)
         self._sync: Callable[[bool], AbstractContextManager[Any]] = lambda _: nullcontext()
         self.module = self._divided(module)
@@ -185,7 +185,7 @@ class Trainer:
     # ---- an epoch ------------------------------------------------------------------------------------
 
     def epoch(self, after_step: Callable[[], bool]) -> bool:
-        """Train to the end of the epoch. `after_step` says whether all ranks stop here: then False.
+        """Train to the end of the epoch, or until `after_step` says that all ranks stop here: then False.
 
         Raises NotFinite, and whatever the model, the dataset and torch raise.
         """
@@ -198,7 +198,7 @@ class Trainer:
         self._finish()
         first, began, begun_s = place.done, time.perf_counter(), time.time()
         clock.begin()
-        goes_on = self._steps(iter(self._loader), after_step)
+        stops = self._steps(iter(self._loader), after_step)
         self._finish()
         wall_s = time.perf_counter() - began
         clock.read()
@@ -206,9 +206,13 @@ class Trainer:
         self.epochs.append(self._measured(begun_s, wall_s, first))
         clock.times.clear()
         clock.exposed.clear()
-        if goes_on:
-            place.epoch, place.done = place.epoch + 1, 0
-        return goes_on
+        self.begin_next()
+        return not stops
+
+    def begin_next(self) -> None:
+        """After the last step of an epoch the place is the beginning of the next one."""
+        if self.place.done == self.batches.steps:
+            self.place.epoch, self.place.done = self.place.epoch + 1, 0
 
     def _finish(self) -> None:
         if self.on_gpu:
@@ -220,7 +224,7 @@ class Trainer:
         while place.done < self.batches.steps:
             for part in range(accumulate):
                 guard.moved("data loading", place.step + 1)
-                batch = _moved(next(batches), self.device)
+                batch = _moved(next(batches), self.device, self._dtype)
                 clock.ends("data", place.step)
                 guard.moved("compute")
                 with self._sync(part == accumulate - 1):
@@ -242,9 +246,9 @@ class Trainer:
                 self._check(place.step)
                 self._finish()
                 clock.read()
-            if after_step() and place.done < self.batches.steps:
-                return False
-        return True
+            if after_step():
+                return True
+        return False
 
     def _check(self, step: int) -> None:
         """Keep the losses since the last look. Raises NotFinite for the first that is no number."""
@@ -305,14 +309,15 @@ def _set_tf32(settings: Settings) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    """A batch on the device; containers as the loader's collation makes them."""
+def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """A batch on the device, fractions in a number format; containers as the loader's collation has them."""
     if isinstance(batch, torch.Tensor):
-        return batch if device.type == "cpu" else batch.to(device, non_blocking=True)
+        to = dtype if batch.is_floating_point() else None
+        return batch.to(device, dtype=to, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {name: _moved(value, device) for name, value in batch.items()}
+        return {name: _moved(value, device, dtype) for name, value in batch.items()}
     if isinstance(batch, Iterable) and not isinstance(batch, str):
-        return [_moved(value, device) for value in batch]
+        return [_moved(value, device, dtype) for value in batch]
     return batch
 
 

@@ -49,6 +49,7 @@ MEASURED = {
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),
+    "train": ("probes/training",),
     "trouble": IMAGES,
     "watch": ("probes/watch",),
     "watch-gpu": ("probes/watch",),
