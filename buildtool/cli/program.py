@@ -22,6 +22,7 @@ VERBS = {
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
+    "launch": "hand a command and an image to Slurm, Kubernetes, SkyPilot or torchrun; collect the reports",
     "fits": "answer whether a model runs on a card: which torch, how much memory, how fast, and what helps",
     "completion": "print a script that completes verbs, options and paths in a shell, or the manual page",
     "clean": "show what weir keeps on this host, with sizes, and remove what is named",

@@ -65,10 +65,12 @@ def add_verbs(verbs: Verbs) -> None:
     add_options(epochs, needs_model=False)
     option(epochs, "--from", "FOLDER", "report what workers wrote below this folder, and train nothing", Path)
     counts = _several(whole(1, 4096))
-    option(epochs, "--processes", "N,N", "processes here, one a GPU", counts, default="1")
+    option(epochs, "--processes", "N,N", "how many processes train here, one a GPU", counts, default="1")
     option(epochs, "--batch", "N,N", "samples at once on each rank", _several(whole(1, 10**9)), default="32")
     precisions = _several(_word_of(PRECISIONS))
-    option(epochs, "--precision", "P,P", f"of {', '.join(PRECISIONS)}", precisions, default="fp32")
+    option(
+        epochs, "--precision", "P,P", f"number formats: {', '.join(PRECISIONS)}", precisions, default="fp32"
+    )
     option(epochs, "--accumulate", "N,N", "batches for each step of the optimizer", counts, default="1")
     option(
         epochs,

@@ -32,7 +32,7 @@ def draw_epochs(report: EpochsReport) -> tuple[Plot, ...]:
             ("parts", "What an epoch's time went into"),
             divided or none,
             paint=lambda cases, sheet: svg_of(
-                lambda figure: _bars(figure, cases), sheet, 1.5 + 0.45 * len(cases)
+                lambda figure: _bars(figure, cases), sheet, 1.5 + 0.5 * len(cases)
             ),
             words=lambda cases: ("Means over ranks and repetitions.", ", ".join(map(named, cases))),
         ),
@@ -59,12 +59,13 @@ def _bars(figure: Figure, cases: Sequence[Case]) -> None:
         for name, colour in PARTS:
             value = getattr(parts, name)
             if not isinstance(value, Unknown):
-                axes.barh(at, value, left=left, color=light(colour), label=name if at == 0 else None)
+                axes.barh(at, value, 0.4, left, color=light(colour), label=name if at == 0 else None)
                 left += value
-    axes.set_yticks(range(len(cases)), [terminal(named(case)) for case in cases])
-    axes.invert_yaxis()
+        axes.text(0, at - 0.25, terminal(named(case)), va="bottom")  # above: a phone has no room beside it
+    axes.set_yticks([])
+    axes.set_ylim(len(cases) - 0.6, -0.8)
     axes.set_xlabel("seconds per epoch")
-    legend_below(axes, columns=4, drop=0.9 / (1 + 0.45 * len(cases)))
+    legend_below(axes, columns=4, drop=0.9 / (1 + 0.5 * len(cases)))
 
 
 def _losses(figure: Figure, cases: Sequence[Case]) -> None:

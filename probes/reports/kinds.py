@@ -5,7 +5,7 @@ kind is one entry. A new form of output is a function of `Document`, which every
 `ReportKind`; or a field of it, where kinds differ in more than words, and None for those that lack it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from probes.records.watch import WatchReport, watch_schema
 from probes.reports.document import Document, Plot
 from probes.reports.epochs import epochs_document
 from probes.reports.fit import fit_document
+from probes.reports.fleet import fleet_document, fleet_of
 from probes.reports.html import render_page
 from probes.reports.pictures import fit_plot
 from probes.reports.run import run_document
@@ -197,3 +198,18 @@ def compared(a: LoadedReport, b: LoadedReport, paths: tuple[Path, Path], *, forc
             "name two probe reports, or two throughput reports",
         )
     return a.kind.compare(a.report, b.report, (str(paths[0]), str(paths[1])), force)
+
+
+def fleet(paths: Sequence[Path]) -> tuple[str, str]:
+    """Probe reports of many machines as Markdown and as a page. Raises ReportError.
+
+    Machines are called by the folders that their reports are in, where these differ; else by their files.
+    """
+    loaded = [load_report(path, makers="run") for path in paths]
+    for path, each in zip(paths, loaded, strict=True):
+        if each.kind is not RUN:
+            raise ReportError(f"{path} is {each.kind.called}", "name probe reports alone")
+    folders = [path.absolute().parent.name for path in paths]
+    names = folders if len(set(folders)) == len(paths) else [path.stem for path in paths]
+    document = fleet_document(fleet_of([each.report for each in loaded], names))
+    return f"{render_text(document, markdown=True)}\n", render_page(document, (), raw="", name="")

@@ -82,11 +82,11 @@ def resume(trainer: Trainer, folder: Path) -> bool:
         content = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(content, dict) or content.get("form") != FORM:
             raise ReportError(f"{path} is no checkpoint of this program", again)
-        if content["settings"] != encode(trainer.settings) or len(content["ranks"]) != trainer.world:
+        theirs = len(content["ranks"])
+        if content["settings"] != encode(trainer.settings) or theirs != trainer.world:
+            other = f"of {theirs} ranks" if theirs != trainer.world else "with other settings"
             raise ReportError(
-                f"{path} is of a run with other settings, or with {len(content['ranks'])} ranks and not "
-                f"{trainer.world}",
-                "resume it as it was begun, or choose another folder",
+                f"{path} is of a run {other}", "resume it as it was begun, or choose another folder"
             )
         _restore(trainer, content)
     except OSError as error:
@@ -107,6 +107,7 @@ def _restore(trainer: Trainer, content: dict[str, Any]) -> None:
     )
     trainer.scaler.load_state_dict(content["scaler"])
     trainer.place = Place(**content["place"])
+    trainer.begin_next()
     trainer.losses = list(own["losses"])
     trainer.epochs = [decode(Epoch, epoch, "epoch") for epoch in own["epochs"]]
     torch.set_rng_state(own["cpu"])

@@ -16,6 +16,7 @@ from probes.training.report import Epoch, EpochsReport, RankReport, Run, Setting
 Cause = Literal["compute", "data", "exchange", "straggler", "uneven"]
 
 SMALL: Final = 0.05  # of an epoch: what costs less isn't named beside the bound
+VICTIM: Final = "no progress in the exchange"  # how a rank's cause begins that waited for another
 INTERRUPTED: Final = (130, 143)  # exit codes of ranks that were told to end
 REPETITIONS: Final = 3  # that a mean with an error takes
 NO_LATER: Final = Unknown("no run has a whole epoch after its first")
@@ -287,7 +288,8 @@ def cause_of(run: Run) -> str:
         return (
             f"rank {who} left no report, in step {step} or later: killed, perhaps for memory, or out of reach"
         )
-    for rank, fault in own or faults:
+    hanging = [(rank, fault) for rank, fault in own if not fault.cause.startswith(VICTIM)]
+    for rank, fault in hanging or own or faults:
         return f"rank {rank}, step {fault.step}: {fault.cause}"
     return "it was checkpointed, and goes on with --resume" if run.state == "checkpointed" else ""
 

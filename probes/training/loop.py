@@ -185,7 +185,7 @@ class Trainer:
     # ---- an epoch ------------------------------------------------------------------------------------
 
     def epoch(self, after_step: Callable[[], bool]) -> bool:
-        """Train to the end of the epoch. `after_step` says whether all ranks stop here: then False.
+        """Train to the end of the epoch, or until `after_step` says that all ranks stop here: then False.
 
         Raises NotFinite, and whatever the model, the dataset and torch raise.
         """
@@ -198,7 +198,7 @@ class Trainer:
         self._finish()
         first, began, begun_s = place.done, time.perf_counter(), time.time()
         clock.begin()
-        goes_on = self._steps(iter(self._loader), after_step)
+        stops = self._steps(iter(self._loader), after_step)
         self._finish()
         wall_s = time.perf_counter() - began
         clock.read()
@@ -206,9 +206,13 @@ class Trainer:
         self.epochs.append(self._measured(begun_s, wall_s, first))
         clock.times.clear()
         clock.exposed.clear()
-        if goes_on:
-            place.epoch, place.done = place.epoch + 1, 0
-        return goes_on
+        self.begin_next()
+        return not stops
+
+    def begin_next(self) -> None:
+        """After the last step of an epoch the place is the beginning of the next one."""
+        if self.place.done == self.batches.steps:
+            self.place.epoch, self.place.done = self.place.epoch + 1, 0
 
     def _finish(self) -> None:
         if self.on_gpu:
@@ -242,9 +246,9 @@ class Trainer:
                 self._check(place.step)
                 self._finish()
                 clock.read()
-            if after_step() and place.done < self.batches.steps:
-                return False
-        return True
+            if after_step():
+                return True
+        return False
 
     def _check(self, step: int) -> None:
         """Keep the losses since the last look. Raises NotFinite for the first that is no number."""
@@ -306,7 +310,7 @@ def _set_tf32(settings: Settings) -> None:
 
 
 def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """A batch on the device, its fractions in a number format; containers as the loader's collation makes them."""
+    """A batch on the device, fractions in a number format; containers as the loader's collation has them."""
     if isinstance(batch, torch.Tensor):
         to = dtype if batch.is_floating_point() else None
         return batch.to(device, dtype=to, non_blocking=True)

@@ -47,8 +47,8 @@ def add_options(parser: argparse.ArgumentParser, *, needs_model: bool = True) ->
         "what returns a dataset whose samples the model takes",
         default=SYNTHETIC,
     )
-    option(parser, "--samples", "N", "of an epoch", whole(1, MOST), default=NAMES["samples"])
-    option(parser, "--tokens", "N", "of each sequence", whole(1, MOST), default=NAMES["tokens"])
+    option(parser, "--samples", "N", "samples of an epoch", whole(1, MOST), default=NAMES["samples"])
+    option(parser, "--tokens", "N", "tokens of each sequence", whole(1, MOST), default=NAMES["tokens"])
     parser.add_argument(
         "--strategy",
         choices=STRATEGIES,
@@ -59,18 +59,18 @@ def add_options(parser: argparse.ArgumentParser, *, needs_model: bool = True) ->
     flag(parser, "--checkpointing", "compute activations again instead of keeping them")
     option(parser, "--workers", "N", "processes of each rank's loader", whole(0, 256), default=0)
     option(parser, "--epochs", "N", "epochs of a run; the first one stands apart", whole(1, MOST), default=2)
-    option(parser, "--seed", "N", "of weights, samples and their order", whole(0, MOST), default=0)
+    option(parser, "--seed", "N", "seed of weights, samples and their order", whole(0, MOST), default=0)
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="auto: a GPU if torch sees one (default: %(default)s)",
+        help="where to train; auto: on a GPU if torch sees one (default: %(default)s)",
     )
     option(
         parser,
         "--timeout",
         "SECONDS",
-        "without progress in a step, after which a rank ends",
+        "a rank that makes no progress for so long ends",
         whole(1, MOST),
         default=TIMEOUT_S,
     )
@@ -88,7 +88,9 @@ def worker_parser() -> argparse.ArgumentParser:
     )
     add_options(parser)
     option(parser, "--batch", "N", "samples at once", whole(1, MOST), default=NAMES["batch"])
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default: %(default)s")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help="number format (default: %(default)s)"
+    )
     option(parser, "--accumulate", "N", "batches for each step of the optimizer", whole(1, MOST), default=1)
     parser.add_argument(
         "--scaling",
@@ -96,13 +98,13 @@ def worker_parser() -> argparse.ArgumentParser:
         default="strong",
         help="whether --samples are of all ranks together (strong) or of each (weak) (default: %(default)s)",
     )
-    option(parser, "--threads", "N", "of a CPU; 0: torch's own choice", whole(0, 4096), default=0)
+    option(parser, "--threads", "N", "threads of a CPU; 0: torch's own choice", whole(0, 4096), default=0)
     option(parser, "--repetition", "N", "which of several equal runs this is", whole(1, MOST), default=1)
     option(
         parser, "--checkpoint-every", "STEPS", "between two checkpoints; 0: none", whole(0, MOST), default=0
     )
     flag(parser, "--resume", "go on from the folder's checkpoint, if there is one")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of this run")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of this run")
     return parser
 
 

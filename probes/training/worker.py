@@ -147,15 +147,19 @@ class Rank:
             self.resumed_at = guard.step = trainer.place.step
         agreement = StopAgreement(guard, store)
 
+        def keep() -> None:
+            guard.moved("writing a checkpoint")
+            checkpoint.save(trainer, start.folder)
+
         def after_step() -> bool:
             stops = agreement.here(trainer.place.step)
-            if stops or (start.every and trainer.place.step % start.every == 0):
-                guard.moved("writing a checkpoint")
-                checkpoint.save(trainer, start.folder)
+            if not stops and start.every and trainer.place.step % start.every == 0:
+                keep()
             return stops
 
         while trainer.place.epoch < settings.epochs:
-            if not trainer.epoch(after_step):
+            if not trainer.epoch(after_step) and trainer.place.epoch < settings.epochs:
+                keep()
                 self.report("checkpointed")
                 return TEMPFAIL
         self.report("done")

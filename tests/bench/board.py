@@ -40,6 +40,7 @@ MEASURED = {
     "gpucode-wheels": ("buildtool/prune", "buildtool/gpucode", "buildtool/image"),
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
+    "launch": ("buildtool/launch", "probes/training"),
     "layout": IMAGES,
     "placement": PLACEMENT,
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
@@ -48,6 +49,7 @@ MEASURED = {
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),
+    "train": ("probes/training",),
     "trouble": IMAGES,
     "watch": ("probes/watch",),
     "watch-gpu": ("probes/watch",),

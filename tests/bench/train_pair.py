@@ -1,7 +1,9 @@
 """Our loop and a loop as people write it, epoch by epoch in turns, on equal models and the same samples.
 
-One rank; started by torchrun for several. Rank 0 prints a line of JSON: the seconds of each pair of epochs, ours
-first. The bare loop reads no loss, keeps no time, and knows no signal: it is the fastest that can be written.
+One rank; started by torchrun for several. Rank 0 prints a line of JSON: the seconds of each pair of epochs,
+ours first.
+
+The bare loop reads no loss, keeps no time, and knows no signal: it is the fastest that can be written.
 """
 
 import json

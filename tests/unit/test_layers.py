@@ -48,6 +48,7 @@ LIBRARIES = {
         "probes/measure/",
         "probes/placement/",
         "probes/throughput/",
+        "probes/training/",
     ),
     "triton": (
         "probes/placement/packing/expert_kernels.py",
