@@ -16,6 +16,8 @@ VERBS = {
     "plan": "print what `build` would do, as JSON, and change nothing",
     "audit": "show what takes the bytes of an image, and which commands make it smaller",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
+    "observe": "list the files that an image's containers open, for a slim image (build --keep)",
+    "ablate": "find the least that a compose service needs: privileges, devices, groups, mounts",
     "prune": "remove GPU code for other cards from a file, a directory tree or an image",
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
