@@ -131,7 +131,7 @@ class LayerStore:
         return frozenset(digests)
 
     def labels(self, name: str) -> dict[str, str]:
-        """The labels of the image that has a name in the layout's index; none where there is no such image."""
+        """The labels of the image of a name in the layout's index; none where there is no such image."""
         row = self._rows().get(name)
         if row is None:
             return {}

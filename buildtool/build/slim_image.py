@@ -7,7 +7,7 @@ hook that names it to programs that ask for it (images/left_out.py).
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -212,13 +212,10 @@ def _cut_content(content: Iterator[bytes], cut: Cut) -> Iterator[bytes]:
 
 
 def whole_digest(labels: Mapping[str, str], ref: str) -> str:
-    """The digest of the whole image that a slim one was made from. Raises DataError for one that isn't slim."""
+    """The digest of the whole image that a slim one was made from. Raises DataError for a whole one."""
     if not labels.get(WHOLE):
         raise DataError(
             f"{ref} was not built with --keep, or not from here: there is nothing to undo",
             "leave --undo out to build it",
         )
     return labels[WHOLE]
-
-
-__all__: Sequence[str] = ("HOOK", "MANIFEST", "WHOLE", "whole_digest", "write_slim")

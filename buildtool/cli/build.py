@@ -15,6 +15,7 @@ from buildtool.build.slim_image import whole_digest
 from buildtool.build.workplace import Workplace, default_workplace
 from buildtool.cli.arguments import (
     BuildOptions,
+    add_container_arguments,
     add_variant_arguments,
     build_options,
     extra_names,
@@ -30,7 +31,7 @@ from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.image.written import WrittenImage
-from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
+from buildtool.keep.keep_list import KeepList, is_line, read_keep_list
 from buildtool.observe.runs import Workload, environments, prove
 from probes.core.output import echo, flag, option
 from probes.core.quoting import command, terminal
@@ -77,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         slim,
         "--keep",
         "FILE",
-        "write a slim image: the files of this keep-list, which weir observe writes, and their margin; {variant} "
-        "in it means the variant's name",
+        "write a slim image: the files of this keep-list, which weir observe writes, and their margin; "
+        "{variant} in it means the variant's name",
     )
     flag(
         slim,
@@ -98,13 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "PROGRAM",
         "with --keep: program on this host that the slim image has to pass, as with weir observe",
     )
-    parser.add_argument(
-        "--env",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="with --workload: variable of the container; one that is given twice means a run with each value",
-    )
+    add_container_arguments(parser, "with --workload: ")
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -142,10 +137,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
         plan, images = made.plan, made.images
         pairs = list(zip(plan.images, images, strict=True))
         proofs = _proofs(made, workplace, engine)
-        for image in images if args.workload else ():
-            _prove_workload(args, image, workplace, engine)
-        for path, keep in keeps.values() if args.restore else ():
-            merge_into(path, keep.lines)
+        _prove_slim(args, images, keeps, workplace, engine)
         for (planned, image), proof in zip(pairs, proofs, strict=True):
             pipeline.record(planned, image, proof, reports)
         rows = (
@@ -221,15 +213,15 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
     for name in ("restore", "workload") if not args.keep else ():
         if getattr(args, name):
             raise ConfigError(f"--{name} is for slim images", "name the keep-list: --keep FILE")
-    if args.env and not args.workload:
-        raise ConfigError("--env is for a workload", "name it: --workload PROGRAM")
+    if (args.env or args.volume) and not args.workload:
+        raise ConfigError("--env and --volume are for a workload", "name it: --workload PROGRAM")
     keeps: dict[str, tuple[Path, KeepList]] = {}
     for candidates in options.candidates if args.keep else ():
         variant = candidates[0]
         path = Path(args.keep.replace("{variant}", variant.name))
         if variant.dockerfile:
             raise ConfigError(
-                f"{variant.name} is made by a Dockerfile: --keep is for images that are written layer by layer",
+                f"{variant.name} is made by a Dockerfile, --keep is for images that are written here",
                 "name other variants",
             )
         if any(path == other for other, _ in keeps.values()):
@@ -260,21 +252,27 @@ def _require_wholes(made: "Made", wholes: Mapping[str, str]) -> None:
             )
 
 
-def _prove_workload(
-    args: argparse.Namespace, image: BuiltImage, workplace: Workplace, engine: Engine | None
+def _prove_slim(
+    args: argparse.Namespace,
+    images: Sequence[BuiltImage],
+    keeps: Mapping[str, tuple[Path, KeepList]],
+    workplace: Workplace,
+    engine: Engine | None,
 ) -> None:
-    """Run the whole workload on a slim image. Raises as `observe.runs.prove` does."""
-    if engine is None:
+    """Run the whole workload on slim images, if there is one, then keep what --restore adds to their lists.
+
+    Raises as `observe.runs.prove` does.
+    """
+    if args.workload and engine is None:
         raise ConfigError(
-            "a workload needs an engine, and none answers", "weir engine; or leave --workload out"
+            "a workload needs an engine, and none answers", "start one, or leave --workload out"
         )
-    workplace.progress(f"{image.variant}: proving it with the workload")
-    prove(
-        engine,
-        image.image_id,
-        Workload(args.workload, environments=environments(args.env)),
-        progress=workplace.progress,
-    )
+    for image in images if args.workload and engine else ():
+        workplace.progress(f"{image.variant}: proving it with the workload")
+        workload = Workload(args.workload, environments=environments(args.env), volumes=tuple(args.volume))
+        prove(engine, image.image_id, workload, progress=workplace.progress)
+    for path, keep in keeps.values() if args.restore else ():
+        merge_into(path, keep.lines)
 
 
 def _attribute(name: str) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from buildtool.cli.arguments import add_container_arguments
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import require_writable
 from buildtool.core.progress import ProgressLog
@@ -32,24 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--workload",
         "PROGRAM",
-        "program on this host that uses the service once it is healthy; WEIR_URL and WEIR_CONTAINER tell it where "
-        "(default: the container's command ends by itself)",
+        "program on this host that uses the service once it is healthy; WEIR_URL and WEIR_CONTAINER tell it "
+        "where (default: the container's command ends by itself)",
     )
-    for name, metavar, what in (
-        (
-            "--env",
-            "NAME=VALUE",
-            "variable of the container; one that is given twice means a run with each value",
-        ),
-        ("--volume", "HOST:PLACE[:ro]", "directory or file of the host in the container; may be repeated"),
-    ):
-        parser.add_argument(name, metavar=metavar, action="append", default=[], help=what)
+    add_container_arguments(parser)
     flag(parser, "--gpus", "give the container this host's GPUs")
     parser.add_argument(
         "--method",
         choices=(FANOTIFY, INOTIFY),
-        help="how opened files are seen: from the host, as root, or from inside the container, which needs Python "
-        "in the image (default: the first that works)",
+        help="how opened files are seen: from the host, as root, or from inside the container, which needs "
+        "Python in the image (default: the first that works)",
     )
 
 

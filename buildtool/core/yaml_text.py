@@ -1,4 +1,4 @@
-"""Reads YAML from outside into plain data, with the line of each key; the one module that imports yaml.
+"""Reads YAML from outside into plain data, with the line of each key, and writes some; alone imports yaml.
 
 Bounded in depth and in the number of nodes after aliases are followed, so that a small file can't become
 a large one. Every error names the file, the line and the key.
@@ -65,6 +65,11 @@ def parse(text: str, name: str, limits: Limits) -> Document:
     if root is not None:
         document.data = _plain(root, (), document, limits=limits)
     return document
+
+
+def text_of(value: Json) -> str:
+    """Plain data as a YAML document, keys in their order."""
+    return str(yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=100))
 
 
 def _require_shallow(text: str, name: str, limits: Limits) -> None:

@@ -141,14 +141,15 @@ class Served:
     def added(self) -> frozenset[str]:
         """The paths that it made, which its image doesn't have."""
         with engine_errors():
-            return frozenset(row["Path"] for row in self._container.diff() or () if row["Kind"] == 1)
+            rows = self._container.diff() or ()
+        return frozenset(str(row["Path"]) for row in rows if row["Kind"] == 1)
 
     def run_beside(self, program: list[str]) -> Iterator[bytes]:
-        """Run a program in the container, as root; its output in pieces. Raises ProofFailed if it can't be."""
+        """Run a program in the container, as root; its output in pieces. Raises ProofFailed."""
         try:
             with engine_errors():
-                _, pieces = self._container.exec_run(program, user="0", stream=True, stderr=False)
-                yield from pieces
+                ran: Any = self._container.exec_run(program, user="0", stream=True, stderr=False)
+                yield from ran.output
         except docker.errors.APIError as error:
             raise ProofFailed(f"nothing can watch from inside the container: {error}") from error
 
@@ -172,13 +173,13 @@ def served(engine: Engine, ref: str, how: Started) -> Iterator[Served]:
     settings = {
         "environment": dict(how.env),
         "volumes": list(how.volumes),
-        "ports": {port: ("127.0.0.1", None) for port in config.get("ExposedPorts") or ()},
+        "ports": dict.fromkeys(config.get("ExposedPorts") or (), ("127.0.0.1", None)),
         "entrypoint": ["/bin/sh", "-c", how.gate, "sh"],
         "stdin_open": True,
         **device_options(how.devices),
     }
     with engine.held(ref, program, settings) as container, engine_errors():
-        attached = container.attach_socket(params={"stdin": 1, "stream": 1})
+        attached: Any = container.attach_socket(params={"stdin": 1, "stream": 1})
         with closing(attached):
             container.start()
             yield Served(container, attached._sock)  # the package's wrapper only reads

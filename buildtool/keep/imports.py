@@ -32,9 +32,9 @@ class Modules:
                     continue
                 name = _MODULE.sub("", path[len(prefix) :]).replace("/", ".")
                 name = name.removesuffix(".__init__")
-                if all(part.isidentifier() for part in name.split(".")):
-                    if path_of.setdefault(name, path) == path:
-                        name_of.setdefault(path, name)
+                is_name = all(part.isidentifier() for part in name.split("."))
+                if is_name and path_of.setdefault(name, path) == path:
+                    name_of.setdefault(path, name)
         return cls(path_of, name_of)
 
     def with_packages(self, name: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Keep-lists: which files of an image observed runs opened, as a text file beside the catalog.
 
-A line each, sorted, each once: the same runs give the same bytes, and runs merge. `weir observe` writes paths.
-By hand, a line may also be a directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted
-name of a Python module.
+A line each, sorted, each once: the same runs give the same bytes, and runs merge. `weir observe` writes
+paths. By hand, a line may also be a directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or
+the dotted name of a Python module.
 """
 
 import fnmatch
@@ -46,9 +46,9 @@ class KeepList:
         return tuple(sorted(line for line in self.lines if not line.startswith("/")))
 
     def select(self, files_there: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-        """The files that the paths and patterns name, without leading slashes, and the lines that name none."""
+        """The files that paths and patterns name, without leading slashes, and the lines that name none."""
         chosen: set[str] = set()
-        unused = []
+        unused: list[str] = []
         ordered = sorted(files_there)
         for line in sorted(line[1:] for line in self.lines if line.startswith("/")):
             if line in files_there:

@@ -40,6 +40,7 @@ _ALWAYS = (
     "opt/weir/app/*",  # the service and the probes
 )
 _BYTECODE = re.compile(r"(?P<folder>.*/)?__pycache__/(?P<stem>[^/]+)\.cpython-\d+(?:\.opt-\d)?\.pyc")
+_LITERAL = re.compile(r"""["']([^"'\n]{3,200})["']""")  # a text of Python, as far as a file's name goes
 
 
 class Reason(Enum):
@@ -47,7 +48,7 @@ class Reason(Enum):
 
     OBSERVED = "opened by an observed run, or named in the keep-list"
     ALWAYS = "metadata, licences, settings, locales"
-    IMPORTED = "imported by a kept module, perhaps"
+    IMPORTED = "imported or named by kept modules, perhaps"
     LINKED = "libraries that kept files link to"
     STRUCTURE = "links to what is kept, device files"
 
@@ -118,6 +119,7 @@ def kept_paths(tree: Tree, observed: Collection[str], names: Iterable[str] = ())
     paths = {path for path in tree.files if always.match(path)}
     _keep(kept, (tree.resolve(path) for path in paths), Reason.ALWAYS, tree)
     _keep_modules(kept, tree, modules)
+    _keep_named(kept, tree, modules)
     _keep_libraries(kept, tree)
     _keep_structure(kept, tree)
     return kept
@@ -156,6 +158,31 @@ def _keep_modules(kept: dict[str, Reason], tree: Tree, modules: Modules) -> None
         _keep(kept, by_source[source], kept[source], tree)
 
 
+def _keep_named(kept: dict[str, Reason], tree: Tree, modules: Modules) -> None:
+    """Keep programs and data of a package that its kept modules name in a text.
+
+    A program may only ask whether a file is there, which no way of watching sees: torch does so with its
+    torch_shm_manager.
+    """
+    tops = {path: _top(path, tree.python_path) for path in tree.files}
+    named: dict[tuple[str, str], list[str]] = {}
+    for path, top in tops.items():
+        if top and path not in modules.name_of and not _BYTECODE.fullmatch(path):
+            named.setdefault((top, posixpath.basename(path)), []).append(path)
+    for path in [each for each in kept if each.endswith(".py")]:
+        texts = set(_LITERAL.findall(tree.nodes[path].source.decode("utf-8", "replace")))
+        for text in texts:
+            _keep(kept, named.get((tops[path], posixpath.basename(text)), ()), Reason.IMPORTED, tree)
+
+
+def _top(path: str, roots: Iterable[str]) -> str:
+    """The directory of the package that a file belongs to, below one of the roots; empty for none."""
+    for root in roots:
+        if path.startswith(f"{root}/") and "/" in (rest := path[len(root) + 1 :]):
+            return f"{root}/{rest.partition('/')[0]}"
+    return ""
+
+
 def _keep_libraries(kept: dict[str, Reason], tree: Tree) -> None:
     """Keep what kept files link to, by name, wherever an image has it."""
     by_name: dict[str, list[str]] = {}
@@ -174,18 +201,18 @@ def _keep_libraries(kept: dict[str, Reason], tree: Tree) -> None:
 
 def _keep_structure(kept: dict[str, Reason], tree: Tree) -> None:
     """Keep links that lead to what is kept, directories of what is kept, and those that are empty anyway."""
-    full = {each for path, node in tree.nodes.items() if node.kind != "directory" for each in _above(path)}
-    needed = {each for path in kept for each in _above(path)}
-    links = {path: tree.resolve(path) for path, node in tree.nodes.items() if node.kind == "link"}
-    for path, target in links.items():
-        leads = target in kept or target in needed or target not in tree.nodes
-        if leads or (target in tree.nodes and target not in full and tree.nodes[target].kind == "directory"):
-            kept.setdefault(path, Reason.STRUCTURE)
     _keep(kept, (path for path, node in tree.nodes.items() if node.kind == "other"), Reason.STRUCTURE, tree)
-    needed = {each for path in kept for each in _above(path)}
-    for path, node in tree.nodes.items():
-        if node.kind == "directory" and (path in needed or path not in full):
-            kept.setdefault(path, Reason.STRUCTURE)
+    full = {each for path, node in tree.nodes.items() if node.kind != "directory" for each in _above(path)}
+    empty = {path for path, node in tree.nodes.items() if node.kind == "directory" and path not in full}
+    needed = empty | {each for path in kept for each in _above(path)}
+    links = {path: tree.resolve(path) for path, node in tree.nodes.items() if node.kind == "link"}
+    more = True
+    while more:  # a link may be all that is in a directory, to which another link leads
+        leading = [path for path, to in links.items() if to in kept or to in needed or to not in tree.nodes]
+        more = any(path not in kept for path in leading)
+        _keep(kept, leading, Reason.STRUCTURE, tree)
+        needed |= {each for path in leading for each in _above(path)}
+    _keep(kept, needed, Reason.STRUCTURE, tree)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ _PADDING = 64  # at most, between a file's parts
 
 @dataclass(frozen=True)
 class Cut:
-    """How a file is written without its symbols: its first bytes with `header` over their start, then `tail`."""
+    """A file without its symbols: its first bytes with `header` over their start, then `tail`."""
 
     kept_bytes: int
     header: bytes

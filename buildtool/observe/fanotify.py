@@ -1,4 +1,4 @@
-"""Which files of a container's root are opened, by the kernel's fanotify, from its host and as root: fanotify(7)."""
+"""Which files of a container's root are opened, by fanotify(7), from the engine's host and as root."""
 
 import ctypes
 import os
@@ -66,7 +66,7 @@ class Fanotify:
                 self._fault = "the kernel's queue was full"
                 continue
             try:
-                self._paths.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+                self._paths.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
             finally:
                 os.close(descriptor)
 

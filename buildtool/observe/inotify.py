@@ -12,21 +12,24 @@ import os
 import select
 import struct
 import sys
+from collections.abc import Iterator
 
 IN_OPEN, IN_Q_OVERFLOW, IN_ISDIR = 0x20, 0x4000, 0x40000000
 END = "/dev/shm/.weir-observed"
 EVENT = struct.Struct("iIII")
 
 
-def say(value):
+def say(value: object) -> None:
+    """Print a value."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
-def main():
+def main() -> None:
+    """Watch every directory of the root's file system until END is there."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    root = os.stat("/").st_dev
+    root = os.lstat(b"/").st_dev
     places = {}
     for folder, folders, _ in os.walk(b"/"):
         folders[:] = [name for name in folders if _device(folder, name) == root]
@@ -35,21 +38,16 @@ def main():
             say({"error": os.strerror(ctypes.get_errno()), "place": os.fsdecode(folder)})
             return
         places[number] = folder
-    seen = set()
     say(len(places))
+    seen = set()
     while True:
-        ended = os.path.exists(END)
+        ended = os.access(END, os.F_OK)
         while select.select([descriptor], [], [], 0 if ended else 0.2)[0]:
-            data, at = os.read(descriptor, 1 << 16), 0
-            while at < len(data):
-                number, mask, _, length = EVENT.unpack_from(data, at)
-                at += EVENT.size
-                name = data[at : at + length].rstrip(b"\0")
-                at += length
+            for number, mask, name in _events(os.read(descriptor, 1 << 16)):
                 if mask & IN_Q_OVERFLOW:
                     say({"error": "the kernel's queue was full", "place": "fs.inotify.max_queued_events"})
                     return
-                path = os.path.join(places[number], name)
+                path = places[number].rstrip(b"/") + b"/" + name
                 if name and not mask & IN_ISDIR and path not in seen:
                     seen.add(path)
                     say(os.fsdecode(path))
@@ -58,9 +56,18 @@ def main():
             return
 
 
-def _device(folder, name):
+def _events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    at = 0
+    while at < len(data):
+        number, mask, _, length = EVENT.unpack_from(data, at)
+        at += EVENT.size
+        yield number, mask, data[at : at + length].rstrip(b"\0")
+        at += length
+
+
+def _device(folder: bytes, name: bytes) -> int:
     try:
-        return os.lstat(os.path.join(folder, name)).st_dev
+        return os.lstat(folder + b"/" + name).st_dev
     except OSError:
         return -1
 

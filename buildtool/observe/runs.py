@@ -67,7 +67,7 @@ def observe(engine: Engine, ref: str, workload: Workload, *, method: str, progre
     for env in workload.environments:
         for name in [method] if method else [FANOTIFY, INOTIFY]:
             try:
-                seen = _observed(engine, ref, workload, env, name, progress)
+                seen = _observed(engine, ref, workload, env, method=name, progress=progress)
             except _Refused as refused:
                 progress(f"{name} can't watch: {refused}")
                 continue
@@ -90,6 +90,7 @@ def _observed(
     ref: str,
     workload: Workload,
     env: tuple[tuple[str, str], ...],
+    *,
     method: str,
     progress: Progress,
 ) -> frozenset[str]:
@@ -132,7 +133,7 @@ def _started(workload: Workload, env: tuple[tuple[str, str], ...], gate: str) ->
 def _drive(
     container: Served, workload: Workload, *, stop: Callable[[Served], None], progress: Progress
 ) -> None:
-    """Run the workload's program beside the service, and stop that; without one, the command ends by itself."""
+    """Run the workload's program beside the service, and stop that; a command ends by itself."""
     if workload.program:
         container.wait_until_ready()
         run_program(workload.program, container.url, {"WEIR_CONTAINER": container.name}, progress)

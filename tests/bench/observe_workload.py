@@ -16,7 +16,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 URL = os.environ.get("WEIR_URL", "http://127.0.0.1:8000")
-TEXTS = ["Profits rose.", "The outlook is bleak for the rest of the year, the board said.", "Nothing changed."]
+TEXTS = [
+    "Profits rose.",
+    "The outlook is bleak for the rest of the year, the board said.",
+    "Nothing changed.",
+]
 Request = tuple[str, str, object, set[int]]  # method, path, body (bytes or JSON), expected statuses
 
 
@@ -62,7 +66,12 @@ def kinds(model: str) -> Iterator[Request]:
         yield "POST", "/predict", {"texts": ["rose " * length]}, {200, 429}
     yield "POST", "/predict", {"texts": [["Profits rose.", "Did they?"]]}, {200}
     yield "POST", "/predict", {"texts": TEXTS, "model": model}, {200, 429}
-    yield "POST", "/v1/embeddings", {"input": "one text", "encoding_format": "base64", "model": model}, {200, 400}
+    yield (
+        "POST",
+        "/v1/embeddings",
+        {"input": "one text", "encoding_format": "base64", "model": model},
+        {200, 400},
+    )
     text = {"name": "text", "datatype": "BYTES", "shape": [2], "data": TEXTS[:2]}
     yield "POST", f"/v2/models/{model}/infer", {"inputs": [text]}, {200, 429}
     ids = [
@@ -114,7 +123,11 @@ def ask(method: str, path: str, body: object) -> int:
 def half_requests() -> None:
     """Connections that break off, and what is no HTTP."""
     host, port = URL.removeprefix("http://").rstrip("/").rsplit(":", 1)
-    for sent in (b"", b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b"\x16\x03\x01 no HTTP\r\n\r\n"):
+    for sent in (
+        b"",
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        b"\x16\x03\x01 no HTTP\r\n\r\n",
+    ):
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             connection.sendall(sent)
 
@@ -131,7 +144,7 @@ def main() -> int:
         method, path, body, expected = request
         status = ask(method, path, body)
         if status not in expected:
-            faults.append(f"{method} {path} {str(body)[:60]}: {status} instead of {sorted(expected)}")
+            faults.append(f"{method} {path} {str(body)[:60]}: {status} not {sorted(expected)}")
 
     requests = list(kinds(model))
     begun = time.monotonic()
@@ -139,11 +152,14 @@ def main() -> int:
         half_requests()
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             sent += len(requests)
-            calls: list[Callable[[], None]] = [lambda request=request: judged(request) for request in requests]
+            calls: list[Callable[[], None]] = [
+                lambda request=request: judged(request) for request in requests
+            ]
             list(pool.map(lambda call: call(), calls))
     for fault in sorted(set(faults)):
         print(fault)
-    print(f"{sent} requests of {len(requests)} kinds in {time.monotonic() - begun:.1f} s, {len(faults)} unexpected")
+    took_s = time.monotonic() - begun
+    print(f"{sent} requests of {len(requests)} kinds in {took_s:.1f} s, {len(faults)} unexpected")
     return int(bool(faults))
 
 
