@@ -31,7 +31,7 @@ from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.image.written import WrittenImage
-from buildtool.keep.keep_list import KeepList, is_line, read_keep_list
+from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
 from buildtool.observe.runs import Workload, environments, prove
 from probes.core.output import echo, flag, option
 from probes.core.quoting import command, terminal
@@ -267,7 +267,8 @@ def _prove_slim(
         raise ConfigError(
             "a workload needs an engine, and none answers", "start one, or leave --workload out"
         )
-    for image in images if args.workload and engine else ():
+    for image in images if args.workload else ():
+        assert engine  # which was asked for above
         workplace.progress(f"{image.variant}: proving it with the workload")
         workload = Workload(args.workload, environments=environments(args.env), volumes=tuple(args.volume))
         prove(engine, image.image_id, workload, progress=workplace.progress)

@@ -41,6 +41,7 @@ MEASURED = {
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
     "layout": IMAGES,
+    "observe": ("buildtool/keep", "buildtool/observe", "images/left_out.py"),
     "placement": PLACEMENT,
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),
