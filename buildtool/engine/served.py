@@ -138,12 +138,6 @@ class Served:
         with engine_errors():
             return str(self._container.logs().decode(errors="replace"))
 
-    def added(self) -> frozenset[str]:
-        """The paths that it made, which its image doesn't have."""
-        with engine_errors():
-            rows = self._container.diff() or ()
-        return frozenset(str(row["Path"]) for row in rows if row["Kind"] == 1)
-
     def run_beside(self, program: list[str]) -> Iterator[bytes]:
         """Run a program in the container, as root; its output in pieces. Raises ProofFailed."""
         try:

@@ -1,10 +1,14 @@
-"""Which files of a container's root are opened, by fanotify(7), from the engine's host and as root."""
+"""Which files of a container's root are opened, by fanotify(7), from the engine's host and as root.
+
+Only files count that are there when the watch begins: others are the container's own, and go with it.
+"""
 
 import ctypes
 import os
 import select
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _INIT = 0x1 | 0x10 | 0x20  # FAN_CLOEXEC, FAN_UNLIMITED_QUEUE, FAN_UNLIMITED_MARKS
@@ -37,6 +41,7 @@ class Fanotify:
         if self._descriptor < 0:
             raise _error("fanotify_init")
         root = f"/proc/{pid}/root".encode()
+        self._files = frozenset(_files_below(root))
         if libc.fanotify_mark(self._descriptor, _MARK, _OPENED, _AT_FDCWD, root):
             error = _error("fanotify_mark")
             os.close(self._descriptor)
@@ -77,7 +82,17 @@ class Fanotify:
         os.close(self._descriptor)
         if self._fault:
             raise OSError(f"events were lost: {self._fault}")
-        return frozenset(self._paths)
+        return self._files & self._paths
+
+
+def _files_below(root: bytes) -> Iterator[str]:
+    """The paths in a root's own file system, without what is mounted there."""
+    device = os.lstat(root + b"/").st_dev
+    for folder, folders, names in os.walk(root + b"/"):
+        folders[:] = [name for name in folders if os.lstat(folder + b"/" + name).st_dev == device]
+        inside = folder[len(root) :].strip(b"/")
+        for name in names:
+            yield os.fsdecode(b"/" + inside + b"/" + name if inside else b"/" + name)
 
 
 def is_local(pid: int, gate: str) -> bool:

@@ -1,9 +1,11 @@
 """Runs inside a container, beside its program: prints which files are opened, by inotify(7).
 
-For where fanotify is refused: this needs no rights on the host, and works through any engine. The image needs
-Python with ctypes, which this runs in as root. Standard library alone; prints a JSON text a line: first the
-number of directories that are watched, then each path once. Once the file END is there, which the gate makes
-after its program's end, an empty text says that everything was printed.
+For where fanotify is refused: this needs no rights on the host, and works through any engine. The image
+needs Python with ctypes, in which this runs as root. Only files count that are there when the watch begins.
+
+Prints a JSON text a line: first the number of directories that are watched, then each path once. Once the
+file END is there, which the gate makes after its program's end, an empty text says that everything was
+printed. Standard library alone.
 """
 
 import ctypes
@@ -30,8 +32,10 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     root = os.lstat(b"/").st_dev
-    places = {}
-    for folder, folders, _ in os.walk(b"/"):
+    places: dict[int, bytes] = {}
+    there: set[bytes] = set()
+    for folder, folders, names in os.walk(b"/"):
+        there.update(folder.rstrip(b"/") + b"/" + name for name in names)
         folders[:] = [name for name in folders if _device(folder, name) == root]
         number = libc.inotify_add_watch(descriptor, folder, IN_OPEN)
         if number < 0:
@@ -39,7 +43,6 @@ def main() -> None:
             return
         places[number] = folder
     say(len(places))
-    seen = set()
     while True:
         ended = os.access(END, os.F_OK)
         while select.select([descriptor], [], [], 0 if ended else 0.2)[0]:
@@ -48,8 +51,8 @@ def main() -> None:
                     say({"error": "the kernel's queue was full", "place": "fs.inotify.max_queued_events"})
                     return
                 path = places[number].rstrip(b"/") + b"/" + name
-                if name and not mask & IN_ISDIR and path not in seen:
-                    seen.add(path)
+                if not mask & IN_ISDIR and path in there:
+                    there.remove(path)
                     say(os.fsdecode(path))
         if ended:
             say("")

@@ -123,7 +123,7 @@ def _observed(
             container.let_through()
             code = container.exit_code()
         _require_success(container, workload, code)
-        return paths - container.added()
+        return paths
 
 
 def _started(workload: Workload, env: tuple[tuple[str, str], ...], gate: str) -> Started:

@@ -1,9 +1,9 @@
 """Observed runs, slim images and the least privilege, on the `cpu` image: `make bench-observe`, as root.
 
-What is run, written down before the first run: the service with each dtype on random weights (each kind of
-request once), with two mounted models and `model_control` (each kind 10 times), and the probes' quick run; all of
-it twice. Left-out modules that are imported: twenty, evenly spaced in their sorted list. Planted needs: `NEEDS`.
-The image is `cpu` of the last `make images` under a name of its own.
+What is run, written down before the first run: the service with each dtype on random weights (each kind
+of request once), with two mounted models and `model_control` (each kind 10 times), the probes' quick run,
+and the proof of images; all of it twice. Left-out modules that are imported: twenty, evenly spaced in their sorted
+list. Planted needs: `NEEDS`. The image is `cpu` of the last `make images` under a name of its own.
 """
 
 import argparse
@@ -18,6 +18,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/docker")]
@@ -36,7 +39,7 @@ REF = f"weir/{NAME}:latest"
 WEIR = str(ROOT / ".venv/bin/weir")
 WORKLOAD = f"{sys.executable} {ROOT}/tests/bench/observe_workload.py"
 CAPS = ["NET_ADMIN", "SYS_TIME", "SYS_NICE", "SYS_ADMIN", "IPC_LOCK"]
-# name -> user, what the service does, what it must be found to need (grants in compose's words, by a part of them)
+# name -> user, what the service does, what it must be found to need: parts of grants in compose's words
 NEEDS: dict[str, tuple[str, str, set[str]]] = {
     "chown": ("0", "open('/dev/shm/x','w');os.chown('/dev/shm/x',5,5)", {"CHOWN"}),
     "fowner": ("0", "os.chmod('/data/theirs',0o600)", {"FOWNER", ":/data"}),
@@ -197,9 +200,9 @@ class Bench:
             run_program(f"{WORKLOAD} --each 2", container.url, {}, tell)
             container.stop()
             tracer.wait(60)
-            seen, added = watch.finish(), container.added()
+            seen = watch.finish()
         files = image_files()
-        traced = {real(files, path) for path in opened_by(log)} & files.keys() - added
+        traced = {real(files, path) for path in opened_by(log)} & files.keys()
         missed = sorted(traced - seen)
         self.board.bar(
             "files that strace -f saw opened and the observed run didn't", len(missed), 0, "files",
@@ -294,58 +297,119 @@ class Bench:
             os.chown(data / name, owner, group)
             (data / name).chmod(mode)
         (self.folder / "other").mkdir()
-        wrong, starts = [], []
+        wrong, starts, needless = [], [], []
         for name, (user, does, expected) in NEEDS.items():
             service = {
-                "image": REF, "user": user, "entrypoint": [],
+                "image": REF,
+                "user": user,
                 "command": ["python3", "-S", "-c", f"import os,sys,time,socket,ctypes;{does}"],
-                "cap_add": CAPS, "devices": ["/dev/fuse", "/dev/net/tun"], "group_add": ["44", "4321"],
-                "tmpfs": ["/scratch:mode=1777", "/var/tmp"], "pid": "host", "security_opt": ["seccomp=unconfined"],
+                "cap_add": CAPS,
+                "devices": ["/dev/fuse", "/dev/net/tun"],
+                "group_add": ["44", "4321"],
+                "tmpfs": ["/scratch:mode=1777", "/var/tmp"],
+                "pid": "host",
+                "security_opt": ["seccomp=unconfined"],
                 "volumes": [f"{data}:/data", f"{self.folder}/other:/other:ro"],
-            }  # fmt: skip
-            path = self.folder / f"{name}.yaml"
-            path.write_text(json.dumps({"services": {"s": service}}))
-            printed = weir("ablate", str(path), "s", folder=self.folder)
+            }
+            printed = self.ablated(name, service)
             kept = re.findall(r"^#   (.*)", printed, re.MULTILINE)
-            starts.append(int(re.search(r"ablate: (\d+) start", printed)[1]))  # type: ignore[index]
+            starts.append(int(re.findall(r"ablate: (\d+) start", printed)[0]))
             named = all(any(part in line for line in kept) for part in expected)
             if not named or len(kept) != len(expected):
                 wrong.append(f"{name}: {kept}")
             tell(f"{name}: {kept}")
+            needless += [f"{name}: {each}" for each in self.needless(printed)]
         self.board.bar(
             "planted needs found, with nothing else", len(NEEDS) - len(wrong), len(NEEDS), "needs",
             at_least=True, wrong=wrong, starts=starts,
         )  # fmt: skip
-        self.service()
+        needless += self.service()
+        self.board.bar(
+            "grants of printed files that aren't needed", len(needless), 0, "grants", named=needless
+        )
 
-    def service(self) -> None:
-        """The service of compose.yaml as it would run in a container that asks for everything."""
+    def ablated(self, name: str, service: dict[str, Any], *more: str) -> str:
+        """What `weir ablate` prints for a service."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(json.dumps({"services": {"s": service}}))
+        printed = weir("ablate", *more, str(path), "s", folder=self.folder)
+        return printed[printed.index("# weir ablate") :].split("\n[ ")[0]
+
+    def needless(self, printed: str, workload: str = "") -> list[str]:
+        """What can be left out of a printed file after all; it must pass as it is. Apart from weir's code."""
+        document = yaml.safe_load(printed)
+        if not self.passes(document, workload):
+            return ["the file as it is fails"]
+        service = document["services"]["s"]
+        less: dict[str, dict[str, Any]] = {}
+        for key in ("cap_add", "devices", "group_add", "volumes", "tmpfs", "security_opt"):
+            for at, item in enumerate(service.get(key) or ()):
+                if item != "no-new-privileges:true":
+                    rest = [each for number, each in enumerate(service[key]) if number != at]
+                    less[f"{key}: {item}"] = {**service, key: rest}
+        for key in {"pid", "privileged"} & service.keys():
+            less[key] = {each: value for each, value in service.items() if each != key}
+        if not service.get("read_only"):
+            less["writable root"] = {**service, "read_only": True}
+        if "no-new-privileges:true" not in service.get("security_opt", ()):
+            both = [*service.get("security_opt", ()), "no-new-privileges:true"]
+            less["new privileges"] = {**service, "security_opt": both}
+        return [
+            name
+            for name, each in less.items()
+            if self.passes({**document, "services": {"s": each}}, workload)
+        ]
+
+    def passes(self, document: dict[str, Any], workload: str) -> bool:
+        path = self.folder / "tried.json"
+        path.write_text(json.dumps(document))
+        compose = ["docker", "compose", "-p", "t-observe-tried", "-f", str(path)]
+        up = (
+            ["up", "-d", "--wait", "--wait-timeout", "60", "s"]
+            if workload
+            else ["up", "--exit-code-from", "s", "s"]
+        )
+        try:
+            if subprocess.run([*compose, *up], capture_output=True, check=False).returncode:
+                return False
+            if not workload:
+                return True
+            place = subprocess.run(
+                [*compose, "port", "s", "8000"], capture_output=True, text=True, check=True
+            )
+            env = {**os.environ, "WEIR_URL": f"http://{place.stdout.strip().replace('0.0.0.0', '127.0.0.1')}"}
+            return not subprocess.run(workload.split(), capture_output=True, env=env, check=False).returncode
+        finally:
+            subprocess.run([*compose, "down", "-t", "5"], capture_output=True, check=False)
+
+    def service(self) -> list[str]:
+        """The service in a container that asks for everything; what isn't needed of what is left."""
         service = {
-            "image": REF, "privileged": True, "ports": ["8000"], "tmpfs": ["/tmp"], "group_add": ["44"],
-            "environment": {"WEIR_PROFILES_DIR": "/profiles", "APP_PROFILE": "control", "WEIR_MODEL_DIR": "/models"},
+            "image": REF,
+            "privileged": True,
+            "ports": ["8000"],
+            "tmpfs": ["/tmp"],
+            "group_add": ["44"],
+            "environment": {
+                "WEIR_PROFILES_DIR": "/profiles",
+                "APP_PROFILE": "control",
+                "WEIR_MODEL_DIR": "/models",
+                "WEIR_WEIGHTS": "mounted",
+            },
             "volumes": [f"{self.profiles}:/profiles", f"{self.models}:/models:ro", "/tmp:/host"],
             "healthcheck": {
                 "test": ["CMD", "python3", "-m", "service.health"],
-                "start_period": "60s", "start_interval": "1s", "interval": "5s",
+                "start_period": "60s",
+                "start_interval": "1s",
+                "interval": "5s",
             },
-        }  # fmt: skip
-        path = self.folder / "service.yaml"
-        path.write_text(json.dumps({"services": {"api": service}}))
-        printed = weir(
-            "ablate",
-            str(path),
-            "api",
-            "--workload",
-            f"{WORKLOAD} --each 1",
-            "--wait",
-            "60",
-            folder=self.folder,
+        }
+        workload = f"{WORKLOAD} --each 1"
+        printed = self.ablated("service", service, "--workload", workload, "--wait", "60")
+        self.board.line(
+            {"figure": "the least that the service needs", "unit": "compose file", "value": printed}
         )
-        kept = sorted(line.rpartition(":")[2] for line in re.findall(r"^#   (.*)", printed, re.MULTILINE))
-        self.board.bar(
-            "grants of the service beyond its two mounts", len(set(kept) - {"/models", "/profiles"}), 0, "grants",
-            kept=kept, printed=printed[printed.index("# weir ablate") :],
-        )  # fmt: skip
+        return [f"service: {each}" for each in self.needless(printed, workload)]
 
 
 def docker(*words: str) -> str:
@@ -367,7 +431,7 @@ def opened_by(log: Path) -> Iterator[str]:
     for line in log.read_text(errors="replace").splitlines():
         if match := re.search(r"(?:open(?:at2?)?\(|resumed>).*\) = \d+<(/[^>]*)>$", line):
             yield match[1]
-        elif match := re.search(r'execve\("([^"]+)".* = 0$', line):
+        if match := re.search(r'execve\("([^"]+)".* = 0$', line):
             yield match[1]
 
 
