@@ -128,7 +128,7 @@ def _read_path(path: Path, options: AuditOptions, tick: Tick, inspect: Inspect |
 
 def _audited(contents: ImageContents, options: AuditOptions) -> AuditReport:
     facts = replace(
-        gather_facts(contents, targets=options.targets, top=options.top),
+        gather_facts(contents, targets=options.targets, top=options.top, keep=options.keep),
         all_needed=options.all_needed,
         host_cards=options.host_cards,
     )
@@ -158,9 +158,9 @@ def require_source(source: str) -> None:
 
 def _saved_report(path: Path, options: AuditOptions) -> AuditReport:
     """A saved report, judged by the budget of this command line if it sets one."""
-    if options.targets or options.image or options.platform:
+    if options.targets or options.image or options.platform or options.keep:
         raise ConfigError(
-            f"{path} is a saved report: --targets, --image and --platform can't change it",
+            f"{path} is a saved report: --targets, --image, --platform and --keep can't change it",
             "audit the image itself",
         )
     report = read_report(path)

@@ -48,7 +48,10 @@ class Package:
 
 @dataclass(frozen=True)
 class PackageRow:
-    """An installed package and the bytes of its files: in all layers, and the visible part of them."""
+    """An installed package and the bytes of its files: in all layers, and the visible part of them.
+
+    `used_bytes` are of those that a keep-list names; None without such a list.
+    """
 
     manager: str
     name: str
@@ -57,6 +60,7 @@ class PackageRow:
     unpacked_bytes: int
     visible_bytes: int
     n_files: int
+    used_bytes: int | None = None
 
 
 @dataclass

@@ -140,6 +140,14 @@ class LayerStore:
                 digests |= {*layers}
         return frozenset(digests)
 
+    def labels(self, name: str) -> dict[str, str]:
+        """The labels of the image of a name in the layout's index; none where there is no such image."""
+        row = self._rows().get(name)
+        if row is None:
+            return {}
+        config: Any = read_cached(self.blob(self._blobs_of(row["digest"])[1]), load)
+        return {str(key): str(value) for key, value in (config["config"].get("Labels") or {}).items()}
+
     def copy(self, image: WrittenImage, name: str, target: Path, referrers: Sequence[Referrer] = ()) -> None:
         """Write an image as a layout of its own, whole or not at all; it replaces one that is there.
 

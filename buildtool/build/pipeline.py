@@ -22,6 +22,7 @@ from buildtool.build.layer_store import LayerStore
 from buildtool.build.lockfile import Lock
 from buildtool.build.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, group_wheels, unresolved
 from buildtool.build.registry_base import fetch_base, registry_digest
+from buildtool.build.slim_image import write_slim
 from buildtool.build.sources import Sources
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
@@ -40,6 +41,7 @@ from buildtool.engine.tags import move_tags
 from buildtool.gpucode.source import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.image.written import WrittenImage, archive_chunks
+from buildtool.keep.keep_list import KeepList
 from buildtool.prune.inputs import PrunedInputs
 from buildtool.prune.manifest import IMAGE_PATH
 from probes.core.codec import encode
@@ -170,6 +172,23 @@ def write(workplace: Workplace, plan: BuildPlan, *, anew: bool = False) -> dict[
             f"({time.monotonic() - begun:.1f} s)"
         )
     return images
+
+
+def write_kept(
+    workplace: Workplace,
+    planned: ImagePlan,
+    whole: WrittenImage,
+    keep: tuple[Path, KeepList],
+    *,
+    epoch: int,
+    anew: bool = False,
+) -> WrittenImage:
+    """Write the slim image of a keep-list, which comes with its path. Raises as `write_slim` does."""
+    path, lines = keep
+    image = write_slim(workplace, planned, whole, lines, name=path.name, epoch=epoch, anew=anew)
+    stored = sum(layer.n_bytes for layer in image.layers)
+    workplace.progress(f"{planned.variant.name}: {image.digest[:19]}, slim, {decimal_bytes(stored)}")
+    return image
 
 
 def load(

@@ -58,6 +58,15 @@ def add_variant_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_container_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Add --env and --volume of containers that a workload uses."""
+    for name, metavar, what in (
+        ("--env", "NAME=VALUE", "variable of the container; given twice, it means a run with each value"),
+        ("--volume", "HOST:PLACE[:ro]", "directory or file of the host in the container; may be repeated"),
+    ):
+        parser.add_argument(name, metavar=metavar, action="append", default=[], help=f"{when}{what}")
+
+
 def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
     """Look the arguments of `add_variant_arguments` up in the catalog.
 

@@ -12,9 +12,11 @@ from buildtool.build.attestations import attestations
 from buildtool.build.layer_store import require_layout_or_nothing
 from buildtool.build.plan import BuildPlan
 from buildtool.build.runtimes import LocalRunner, NoRuntime
+from buildtool.build.slim_image import whole_digest
 from buildtool.build.workplace import Workplace, default_workplace
 from buildtool.cli.arguments import (
     BuildOptions,
+    add_container_arguments,
     add_variant_arguments,
     build_options,
     extra_names,
@@ -30,9 +32,11 @@ from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.image.written import Referrer, WrittenImage
+from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
+from buildtool.observe.runs import Workload, environments, prove
 from buildtool.sbom.keys import PrivateKey
 from probes.core.output import echo, flag, option
-from probes.core.quoting import command
+from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
 # options that write an image, or what is in it, beside what an engine gets
@@ -77,6 +81,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--sign", "KEY", "sign these with a private key in PEM (Ed25519); implies --attest", Path)
     for name, metavar, text in OUTPUTS:
         option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name", Path)
+    slim = parser.add_mutually_exclusive_group()
+    option(
+        slim,
+        "--keep",
+        "FILE",
+        "write a slim image: the files of this keep-list, which weir observe writes, and their margin; "
+        "{variant} in it means the variant's name",
+    )
+    flag(
+        slim,
+        "--undo",
+        "build the whole image again, and check that it is the one the slim image was made from",
+    )
+    parser.add_argument(
+        "--restore",
+        metavar="MODULE|PATH",
+        action="append",
+        default=[],
+        help="with --keep: add a module, file or directory of the image to the keep-list; may be repeated",
+    )
+    option(
+        parser,
+        "--workload",
+        "PROGRAM",
+        "with --keep: program on this host that the slim image has to pass, as with weir observe",
+    )
+    add_container_arguments(parser, "with --workload: ")
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -99,6 +130,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     extra = _extra_names(args, options)
     outputs = _outputs(args, options)
     key = _signing_key(args, options)
+    keeps = _keeps(args, options)
     if args.platform:
         require_platform(args.platform, "")
     reports = args.reports or relative_to_cwd(reports_directory())
@@ -107,11 +139,14 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     engine = _engine(args, options, progress)
     if args.platform and engine:
         require_platform(args.platform, engine.info().machine)
+    wholes = _wholes(options, workplace) if args.undo else {}
     with ExitStack() as held:
-        made = _make(args, options, workplace, engine=engine, held=held)
+        made = _make(args, options, workplace, engine=engine, held=held, keeps=keeps)
+        _require_wholes(made, wholes)
         plan, images = made.plan, made.images
         pairs = list(zip(plan.images, images, strict=True))
         proofs = _proofs(made, workplace, engine)
+        _prove_slim(args, images, keeps, workplace, engine)
         for (planned, image), proof in zip(pairs, proofs, strict=True):
             pipeline.record(planned, image, proof, reports)
         rows = (
@@ -178,6 +213,77 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
             workplace.progress(f"{image.variant}: not proved: {error}")
             proofs.append(None)
     return proofs
+
+
+def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[Path, KeepList]]:
+    """The keep-lists by variant, with what --restore adds, which is written once it was proved.
+
+    Raises ConfigError, DataError.
+    """
+    for name in ("restore", "workload") if not args.keep else ():
+        if getattr(args, name):
+            raise ConfigError(f"--{name} is for slim images", "name the keep-list: --keep FILE")
+    if (args.env or args.volume) and not args.workload:
+        raise ConfigError("--env and --volume are for a workload", "name it: --workload PROGRAM")
+    keeps: dict[str, tuple[Path, KeepList]] = {}
+    for candidates in options.candidates if args.keep else ():
+        variant = candidates[0]
+        path = Path(args.keep.replace("{variant}", variant.name))
+        if variant.dockerfile:
+            raise ConfigError(
+                f"{variant.name} is made by a Dockerfile, --keep is for images that are written here",
+                "name other variants",
+            )
+        if any(path == other for other, _ in keeps.values()):
+            raise ConfigError(f"{path} would be the keep-list of two variants", "write {variant} in its name")
+        for line in args.restore:
+            if not is_line(line):
+                raise ConfigError(
+                    f"--restore {terminal(line)} is neither a path nor a module", "write /opt/... or a.b"
+                )
+        keeps[variant.name] = path, read_keep_list(path).with_lines(args.restore)
+    return keeps
+
+
+def _wholes(options: BuildOptions, workplace: Workplace) -> dict[str, str]:
+    """The digests of the images that slim ones were made from, by variant. Raises DataError."""
+    names = {candidates[0].name: candidates[0].ref for candidates in options.candidates}
+    return {name: whole_digest(workplace.layers.labels(name), ref) for name, ref in names.items()}
+
+
+def _require_wholes(made: "Made", wholes: Mapping[str, str]) -> None:
+    """Raises ProofFailed where an image isn't the one that the slim image was made from."""
+    for image in made.images:
+        if image.digest != wholes.get(image.variant, image.digest):
+            raise ProofFailed(
+                f"{image.ref} stays slim: it was made from {wholes[image.variant]}, and its inputs make "
+                f"{image.digest} now",
+                "to have that instead, leave --undo out",
+            )
+
+
+def _prove_slim(
+    args: argparse.Namespace,
+    images: Sequence[BuiltImage],
+    keeps: Mapping[str, tuple[Path, KeepList]],
+    workplace: Workplace,
+    engine: Engine | None,
+) -> None:
+    """Run the whole workload on slim images, if there is one, then keep what --restore adds to their lists.
+
+    Raises as `observe.runs.prove` does.
+    """
+    if args.workload and engine is None:
+        raise ConfigError(
+            "a workload needs an engine, and none answers", "start one, or leave --workload out"
+        )
+    for image in images if args.workload else ():
+        assert engine  # which was asked for above
+        workplace.progress(f"{image.variant}: proving it with the workload")
+        workload = Workload(args.workload, environments=environments(args.env), volumes=tuple(args.volume))
+        prove(engine, image.image_id, workload, progress=workplace.progress)
+    for path, keep in keeps.values() if args.restore else ():
+        merge_into(path, keep.lines)
 
 
 def _attribute(name: str) -> str:
@@ -295,6 +401,7 @@ def _make(
     *,
     engine: Engine | None,
     held: ExitStack,
+    keeps: Mapping[str, tuple[Path, KeepList]],
 ) -> Made:
     """The plan and its images, which an engine has under temporary names for as long as `held`."""
     with workplace.alone():
@@ -308,6 +415,12 @@ def _make(
         )
         held.enter_context(workplace.layers.in_use())
         written = pipeline.write(workplace, plan, anew=args.no_cache)
+        for planned in plan.written:
+            name = planned.variant.name
+            if name in keeps:
+                written[name] = pipeline.write_kept(
+                    workplace, planned, written[name], keeps[name], epoch=plan.epoch, anew=args.no_cache
+                )
         ids: dict[str, str] = {}
         if engine:
             prefix = held.enter_context(workplace.temporary_names(engine))

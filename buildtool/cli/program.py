@@ -18,6 +18,8 @@ VERBS = {
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
     "sbom": "list what an image is made of, with the libraries inside wheels, as CycloneDX or SPDX",
     "verify": "check that a key signed what is attached to an image, and that nothing of it was changed",
+    "observe": "list the files that an image's containers open, for a slim image (build --keep)",
+    "ablate": "find the least that a compose service needs: privileges, devices, groups, mounts",
     "prune": "remove GPU code for other cards from a file, a directory tree or an image",
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",

@@ -68,6 +68,11 @@ def parse(text: str, name: str, limits: Limits) -> Document:
     return document
 
 
+def text_of(value: Json) -> str:
+    """Plain data as a YAML document, keys in their order."""
+    return str(yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=100))
+
+
 def _require_shallow(text: str, name: str, limits: Limits) -> None:
     """Raises ConfigError for deep nesting: libyaml's composer recurses in C, and ends the process.
 

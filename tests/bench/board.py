@@ -42,6 +42,7 @@ MEASURED = {
     "images": IMAGES,
     "launch": ("buildtool/launch", "probes/training"),
     "layout": IMAGES,
+    "observe": ("buildtool/keep", "buildtool/observe", "images/left_out.py"),
     "placement": PLACEMENT,
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),

@@ -39,7 +39,8 @@ def program(
         kind = {".symtab": SYMTAB, ".strtab": STRTAB, ".shstrtab": STRTAB}.get(name, PROGBITS)
         link = order.index(".strtab") + 1 if name == ".symtab" else 0
         flags = ALLOC if name == ".text" else 0
-        fields = (names.find(name.encode() + b"\0"), kind, flags, 0, *places[name], link, 0, 1, 0)
+        address = places[name][0] if flags else 0
+        fields = (names.find(name.encode() + b"\0"), kind, flags, address, *places[name], link, 0, 1, 0)
         rows.append(struct.pack("<IIQQQQIIQQ", *fields))
     table_at = start + len(body)
     counts = (64, 56, 1, 64, len(rows), order.index(".shstrtab") + 1)
