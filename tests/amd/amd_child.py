@@ -2,7 +2,8 @@
 
     TRITON_INTERPRET=0 amd_child.py TARGET [SHARE [KIND]]
 
-With a share as 0/2, every second case; KIND: only cases with this word in their name.
+With a share as 0/2, every second case; KIND: only cases with this word in their name. With `counted` as the
+share it is those whose instructions the cost model of plans rests on: large matrices, no weight an escape.
 """
 
 import json
@@ -10,14 +11,16 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import launched
+import torch
 from machine import Executed, Fault
 from standin_driver import StandInDriver, stand_in
 from triton.backends.compiler import GPUTarget
 
 from probes.placement.packing import proof
+from probes.placement.packing.packed import B11, B12
 
 WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes of a wave
 _SHARED = 64 << 10  # bytes of LDS that a workgroup may have
@@ -73,10 +76,21 @@ def tried(case: proof.Case, gpu: Gpu) -> dict:
     }
 
 
+def counted() -> Iterator[proof.Case]:
+    for kernel, layout in (("unpack_b12", B12), ("unpack_ranked b11", B11)):
+        yield proof.unpacked(kernel, (16, 8192), "no escapes", torch.bfloat16, layout)
+    for kernel, batch in (("one_row even", 1), ("few_rows even", 5)):
+        yield proof.product(kernel, (64, 4096), "no escapes", batch)
+
+
 def main() -> None:
     target, share = sys.argv[1], (sys.argv[2:3] or ["0/1"])[0]
-    first, step = map(int, share.split("/"))
     gpu = settle(target)
+    if share == "counted":
+        for case in counted():
+            print(json.dumps(tried(case, gpu)), flush=True)
+        return
+    first, step = map(int, share.split("/"))
     chosen = [case for case in proof.cases() if all(word in case.name for word in sys.argv[3:])]
     for case in chosen[first::step]:
         print(json.dumps(tried(case, gpu)), flush=True)

@@ -114,7 +114,7 @@ def cases() -> Iterator[Case]:
         ("unpack_ranked h14", torch.float16, H14, _LENGTHS),
     ):
         for shape, _, kind in _turns(shapes, KINDS):
-            yield _unpacked(kernel, shape, kind, dtype, layout)
+            yield unpacked(kernel, shape, kind, dtype, layout)
     for shape, turn, kind in _turns(_TABLES, KINDS):
         yield _looked_up(shape, kind, turn)
     for kernel, sizes in (
@@ -124,7 +124,7 @@ def cases() -> Iterator[Case]:
         ("few_rows uneven", _UNEVEN),
     ):
         for shape, turn, kind in _turns(sizes, OF_PRODUCTS):
-            yield _product(kernel, shape, kind, 1 if kernel.startswith("one") else _BATCHES[turn])
+            yield product(kernel, shape, kind, 1 if kernel.startswith("one") else _BATCHES[turn])
     for kernel in ("gather", "unpack_expert"):
         for experts, turn, kind in _turns(_EXPERTS, KINDS):
             yield _experts(kernel, experts, kind, turn)
@@ -208,7 +208,9 @@ def _same_bits(wanted: torch.Tensor, result: torch.Tensor) -> str:
     return f"{len(places):,} of {wanted.numel():,} weights differ, the first at {int(places[0]):,}"
 
 
-def _unpacked(kernel: str, shape: _Shape, kind: str, dtype: torch.dtype, layout: Layout) -> Case:
+def unpacked(kernel: str, shape: _Shape, kind: str, dtype: torch.dtype, layout: Layout) -> Case:
+    """A case that unpacks weights, whose bits must come back."""
+
     def prepare(device: torch.device) -> Prepared:
         packed = _packed(weights(shape, kind, dtype), layout).to(device)
         out = _untouched(shape, dtype, device)
@@ -233,7 +235,8 @@ def _looked_up(shape: tuple[int, int], kind: str, turn: int) -> Case:
     return Case(name, "rows_b12", ids.numel() * width, prepare, judge)
 
 
-def _product(kernel: str, shape: tuple[int, int], kind: str, batch: int) -> Case:
+def product(kernel: str, shape: tuple[int, int], kind: str, batch: int) -> Case:
+    """A case that multiplies `batch` input rows by a packed matrix (outputs, inputs)."""
     n, k = shape
     x = (_gaussian(batch * k, 4) * 50).bfloat16().view(batch, k)
     bias = _gaussian(n, 5).bfloat16() if kind != "no escapes" else None

@@ -208,12 +208,12 @@ class _Profile:
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=vram,
             unpack_rate=self._kernels_rate(unpack, "unpack_b12"),
-            ranked_rate=self._kernels_rate(unpack, "unpack_ranked", nvidia="ranked"),
+            ranked_rate=self._kernels_rate(unpack, "unpack_ranked b11", nvidia="ranked"),
             activation_rate=self._at_most(vram, "activations"),
             operations_rate=peak * self._reached("torch_unpack"),
             experts_rate=self._at_most(vram, "experts"),
-            fused_rate=self._kernels_rate(fused, "one_row"),
-            fused_rows_rate=self._kernels_rate(fused, "few_rows", nvidia="fused_rows"),
+            fused_rate=self._kernels_rate(fused, "one_row even"),
+            fused_rows_rate=self._kernels_rate(fused, "few_rows even", nvidia="fused_rows"),
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,
             pageable_rate=link if unified else link * self._reached("pageable"),
@@ -249,8 +249,8 @@ class _Profile:
     def _kernels_rate(self, rate: float, kernel: str, *, nvidia: str = "") -> float:
         """A rate of VRAM of a kernel of ours, limited by its instructions and its transactions.
 
-        AMD's are counted on an emulated ISA, and how many of them a card begins in a second is assumed;
-        what NVIDIA's reach was measured, where `nvidia` names it. Where Triton makes no kernels torch unpacks.
+        AMD's are counted on an emulated ISA, and how many of them a card begins in a second is assumed; what
+        NVIDIA's reach was measured, where `nvidia` names it. Where Triton makes no kernels torch unpacks.
         """
         if not str(self._machine["target"]).startswith("gfx"):
             return self._at_most(rate, nvidia) if nvidia else rate
