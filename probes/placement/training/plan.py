@@ -32,7 +32,7 @@ MOST_TRIED: Final = 12  # numbers of blocks that are recomputed, and of those wh
 DECODE_BUFFERS: Final = 2  # blocks whose frozen weights are unpacked at once
 WORKSPACE: Final = 2 * (33 << 20)  # of cuBLAS, for the threads of both passes, on Hopper
 LINK: Final = 45e9  # bytes a second in each direction while both are busy; PCIe 5.0 x16
-RATE: Final = 400e12  # products a second in 16-bit floats, of an H100 in eager code
+RATE: Final = 300e12  # operations a second in 16-bit floats, of an H100 in eager code
 
 
 @dataclass(frozen=True)
