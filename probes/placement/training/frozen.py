@@ -21,6 +21,7 @@ from probes.placement.packing.packed import form, packed_in, write_into
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.streams import Event, Streams
+from probes.placement.training.activations import in_backward
 
 BUFFERS: Final = 2
 
@@ -156,7 +157,7 @@ class FrozenBlocks:
         return with_weights
 
     def _enter(self, block: _Block) -> None:
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         if not backward:
             if block.name not in self._seen:
                 self._seen.add(block.name)

@@ -14,7 +14,7 @@ from probes.placement.models.modules import Block, find_blocks
 from probes.placement.packing.staging import bytes_of
 from probes.placement.runtime.host_memory import HostArena, node_of_gpu
 from probes.placement.runtime.streams import Streams, streams_of
-from probes.placement.training.activations import recomputed
+from probes.placement.training.activations import Recomputation, in_backward
 from probes.placement.training.frozen import FrozenBlocks
 from probes.placement.training.plan import BlockOfStep, TrainingPlan, casts, moves
 from probes.placement.training.updates import (
@@ -187,7 +187,7 @@ class Training:
     def _hook(self, planned: dict[str, BlockOfStep], of_block: dict[str, list[Group]]) -> None:
         for one, others in getattr(self, "_first_others", {}).items():
             self._restate(one, others)
-        keep = self._handles
+        keep, again = self._handles, Recomputation(self._streams)
         for one in self.trained:
             keep.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(self._made, one)))
         for block in self._blocks:
@@ -204,7 +204,9 @@ class Training:
                 if facts.frozen == "host":
                     self._exchange(module, self._frozen.computed(block, module.forward))
                 if facts.activations == "recomputed":
-                    self._exchange(module, recomputed(module.forward))
+                    self._exchange(module, again.kept_inputs(module.forward))
+                elif facts.activations == "moved":
+                    self._exchange(module, again.moved_inputs(module.forward))
                 enter = functools.partial(self._enter, block.name, groups)
                 keep.append(module.register_forward_pre_hook(enter))
         keep.append(self.model.register_forward_pre_hook(self._begin))
@@ -429,11 +431,6 @@ class Training:
         arena = getattr(self, "_arena", None)
         if arena is not None:
             arena.release()
-
-
-def in_backward() -> bool:
-    """Whether a backward pass is under way in this thread: a forward is a recomputation then."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _masters(

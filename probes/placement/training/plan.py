@@ -21,17 +21,18 @@ from probes.placement.training.updates import is_elementwise, state_names
 from probes.placement.training.weights import is_cast
 
 Memory = Literal["vram", "host"]
-Activations = Literal["kept", "recomputed"]
+Activations = Literal["kept", "recomputed", "moved"]  # moved: made again from inputs in host memory
 When = Literal["backward", "step"]
 
 SLOTS: Final = 3  # one is filled, one is updated and written back, one waits
 MOST_NUMBERS: Final = 16 << 20  # of a group: 64 MiB of each state in float32
 RING_SHARE: Final = 1 / 10  # of the budget, for the ring
 LEAST_NUMBERS: Final = 1 << 16  # of a parameter whose states move
+MOST_TRIED: Final = 12  # numbers of blocks that are recomputed, and of those whose inputs move
 DECODE_BUFFERS: Final = 2  # blocks whose frozen weights are unpacked at once
 WORKSPACE: Final = 2 * (33 << 20)  # of cuBLAS, for the threads of both passes, on Hopper
 LINK: Final = 45e9  # bytes a second in each direction while both are busy; PCIe 5.0 x16
-RATE: Final = 400e12  # products a second in 16-bit floats, of an H100 in eager code
+RATE: Final = 300e12  # operations a second in 16-bit floats, of an H100 in eager code
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def plan_training(
     )
     best: TrainingPlan | None = None
     least = 0
-    for recomputed in search.recomputations():
-        plan, taken = search.fill(recomputed, vram, accumulate, link, rate)
+    for recomputed, moved in search.recomputations():
+        plan, taken = search.fill(recomputed, moved, vram, accumulate, link, rate)
         least = min(least or taken, taken)
         if plan and (best is None or plan.predicted_s < best.predicted_s * (1 - 1e-9)):
             best = plan
@@ -186,17 +187,26 @@ class _Search:
         }
         self._layers = [name for name in step.order if step.saved[name] > step.output[name]]
 
-    def recomputations(self) -> list[tuple[str, ...]]:
-        """Which blocks' activations may be made again: the first ones, more and more of them."""
-        return [tuple(self._layers[:n]) for n in range(len(self._layers) + 1)]
+    def recomputations(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Which blocks' activations may be made again: the first ones; and which of these from moved inputs."""
+        layers = self._layers
+        step = max(1, len(layers) // MOST_TRIED)
+        counts = sorted({*range(0, len(layers), step), len(layers)})
+        return [(tuple(layers[:n]), tuple(layers[:m])) for n in counts for m in counts if m <= n]
 
     def fill(
-        self, recomputed: tuple[str, ...], vram: int, accumulate: int, link: float, rate: float
+        self,
+        recomputed: tuple[str, ...],
+        inputs: tuple[str, ...],
+        vram: int,
+        accumulate: int,
+        link: float,
+        rate: float,
     ) -> tuple[TrainingPlan | None, int]:
-        """The plan with these blocks recomputed, and the bytes that it takes at least."""
+        """The plan with these blocks recomputed, some from moved inputs, and the bytes that it takes at least."""
         sizes = self._bytes
         again = set(recomputed)
-        activations = self._step.peak(again)
+        activations = self._step.peak(again, inputs)
         backlog = int(1.5 * 2 / (4 * (1 + self._states)) * link * self._step.products / rate / 3)
         # Frozen weights stay on the card if all fit; else blocks that are called go to the host, last ones first
         chosen: dict[str, Memory] = dict.fromkeys(sizes, "host")
@@ -222,10 +232,11 @@ class _Search:
         crossing = sum(sizes[n].crossing for n, memory in chosen.items() if memory == "host")
         packed = sum(2 * sizes[n].frozen_packed for n, memory in frozen.items() if memory == "host")
         compute = (self._step.products + self._step.products_again(again)) / rate
-        moved = max(crossing + packed, crossing) / link
+        crossing += sum(self._step.input(name) for name in inputs)
+        moved = (crossing + packed) / link
         return (
             TrainingPlan(
-                blocks=tuple(self._block(b, chosen, frozen, again) for b in self._blocks),
+                blocks=tuple(self._block(b, chosen, frozen, again, inputs) for b in self._blocks),
                 autocast=str(self._autocast or "").removeprefix("torch."),
                 updates=self._updates,
                 accumulate=accumulate,
@@ -233,7 +244,8 @@ class _Search:
                 slots=SLOTS,
                 vram_budget=vram,
                 vram=use,
-                host_bytes=sum(sizes[n].host for n, memory in chosen.items() if memory == "host")
+                host_bytes=sum(self._step.input(name) for name in inputs)
+                + sum(sizes[n].host for n, memory in chosen.items() if memory == "host")
                 + sum(sizes[n].frozen_packed for n, memory in frozen.items() if memory == "host"),
                 to_card_bytes=crossing + packed,
                 to_host_bytes=crossing,
@@ -280,7 +292,12 @@ class _Search:
         )
 
     def _block(
-        self, block: Block, chosen: Mapping[str, Memory], frozen: Mapping[str, Memory], again: set[str]
+        self,
+        block: Block,
+        chosen: Mapping[str, Memory],
+        frozen: Mapping[str, Memory],
+        again: set[str],
+        inputs: Sequence[str],
     ) -> BlockOfStep:
         size = self._bytes[block.name]
         return BlockOfStep(
@@ -289,7 +306,7 @@ class _Search:
             chosen[block.name] if size.trained else "vram",
             size.frozen,
             frozen[block.name] if size.frozen else "vram",
-            "recomputed" if block.name in again else "kept",
+            "moved" if block.name in inputs else "recomputed" if block.name in again else "kept",
             self._step.saved.get(block.name, 0),
         )
 

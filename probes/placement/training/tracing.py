@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,7 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block
 from probes.placement.trace import AliveBytes, as_it_was, fill, no_packed_sequences
+from probes.placement.training.activations import in_backward
 from probes.placement.training.weights import is_cast
+
+
+INPUTS: Final = 4  # that leave or come back at once
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,20 @@ class Step:
         """Products of making these blocks' activations again."""
         return sum(self.forward_products[name] for name in recomputed)
 
-    def peak(self, recomputed: Collection[str]) -> int:
-        """The most bytes alive at once, if these blocks' activations are made again."""
+    def input(self, name: str) -> int:
+        """Bytes that a block is called with, as the block before it returns them."""
+        place = self.order.index(name)
+        return self.output[self.order[place - 1]] if place else self.before
+
+    def peak(self, recomputed: Collection[str], moved: Collection[str] = ()) -> int:
+        """The most bytes alive at once, if these blocks' activations are made again, from inputs that moved."""
         alive = most = self.before
         for name in self.order:
             most = max(most, alive + self.saved[name] + self.beside[name])
             alive += self.output[name] if name in recomputed else self.saved[name]
-        return max(most, alive + self.after)
+            alive -= self.input(name) if name in moved else 0
+        on_their_way = INPUTS * max((self.input(name) for name in moved), default=0)
+        return max(most, alive + self.after) + on_their_way
 
 
 def traced(
@@ -158,12 +169,16 @@ class _Marks:
 
     def called(self, module: nn.Module, args: object) -> None:
         """A block is called."""
+        if in_backward():
+            return
         self._at, self._flops_at = self._counter.alive, self._flops.get_total_flops()
         if self._first < 0:
             self._first = self._at
 
     def returned(self, module: nn.Module, args: object, output: object) -> None:
         """A block returns."""
+        if in_backward():  # of a model that makes activations again itself
+            return
         name = self.names[module]
         if name not in self._saved:
             self._order.append(name)

@@ -28,6 +28,7 @@ from probes.placement.packing.format import aligned
 from probes.placement.runtime.streams import Event, Streams
 
 AHEAD: Final = 2  # blocks that the host hands over before the card has done the one before them
+UNIT: Final = 1024  # numbers; parts begin at multiples: vector units of CPUs round the last few otherwise
 
 # Optimizers of torch that treat every number by itself: their parameters can be updated in parts
 ELEMENTWISE: Final = frozenset(
@@ -176,7 +177,11 @@ def groups_of(
             groups.append(Group(parts, block, streams))
             parts, room = [], numbers
         while first < n:
-            last = min(first + room, n) if divides else n
+            last = min(first + room // UNIT * UNIT, n) if divides and n - first > room else n
+            if last == first:  # too little room for a part: another group
+                groups.append(Group(parts, block, streams))
+                parts, room = [], numbers
+                continue
             parts.append(Part(one, number, first, last))
             one.others.append({})
             one.begun.append(False)
