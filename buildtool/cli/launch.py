@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("env", "NAME=VALUE", "variable of every process", str),
         ("mount", "INSIDE=OUTSIDE", "path, volume claim or bucket that the image gets", str),
         ("batch", "N", "run it with this batch size, too: an array on Slurm", whole(1, 1 << 31)),
-        ("option", "WORD", "further word for sbatch, kubectl or sky launch", str),
+        ("option", "WORD", "further word for sbatch, kubectl, sky launch or torchrun", str),
     ):
         more = f"{what}; may be repeated"
         parser.add_argument(f"--{name}", action="append", metavar=metavar, default=[], help=more, type=read)

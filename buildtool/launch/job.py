@@ -154,6 +154,8 @@ def _faults(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
     ):
         if not least <= value <= most:
             yield key, f"{value} is not within {least} and {most}", ""
+    if job.engine == "slurm" and job.warning_s >= 60 * job.minutes:
+        yield "warning_s", f"{job.warning_s} s before the limit is before the start", "give more minutes"
     if len(job.batches) > MOST_BATCHES or len(set(job.batches)) < len(job.batches):
         yield "batches", f"expected at most {MOST_BATCHES} sizes, each once", ""
     if job.container == "none" and job.image and job.engine in ("local", "slurm"):

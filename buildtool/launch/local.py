@@ -15,9 +15,10 @@ def render(job: Job) -> tuple[Text, ...]:
     """A script for each run. Raises ConfigError for more than one node, and for what can't be quoted."""
     if job.nodes > 1:
         raise ConfigError(f"torchrun on this machine can't have {job.nodes} nodes", "add: --nodes 1")
-    where = f"--nnodes=1 --node-rank=0 --master-addr=127.0.0.1 --master-port={job.port}"
+    static = ("--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={job.port}")
     try:
-        before = " ".join(map(shell, (*job.options, *in_image(job))))
+        where = " ".join(map(shell, (*static, *job.options)))
+        before = " ".join(map(shell, in_image(job)))
         limit = f"timeout --kill-after={KILL_AFTER_S} {job.minutes * 60}"
         return tuple(
             Text(

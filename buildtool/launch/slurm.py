@@ -23,18 +23,9 @@ MOST_LOG_BYTES = 64 << 20
 MOST_FAILURES = 20  # of squeue, one after another
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-# of squeue and scontrol: the job is over, and so is its log
-_OVER = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "PREEMPTED",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-}
+# of squeue: the job is over, and so is its log
+_REQUEUED = {"PREEMPTED", "NODE_FAIL"}  # may come before it waits again: seen twice, it is over
+_OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"} | _REQUEUED
 
 
 def render(job: Job) -> tuple[Text, ...]:
@@ -162,7 +153,7 @@ def follow(job: Job, job_id: str, progress: Progress) -> tuple[Ended, ...]:
         output = Output(progress, f"{name}: " if job.batches else "")
         logs.append(_Log(Path(job.out) / f"{job.name}-{job_id}{task}.log", output))
     shown: dict[int, str] = {}
-    failures = 0
+    failures, ends = 0, 0
     while True:
         try:
             states, failures = _states(job_id), 0
@@ -179,7 +170,9 @@ def follow(job: Job, job_id: str, progress: Progress) -> tuple[Ended, ...]:
             if state and state != shown.get(number):
                 progress(f"{name}: {state}")
                 shown[number] = state
-        if not states or all(_word(shown.get(number, "")) in _OVER for number in range(len(names))):
+        words = {_word(shown.get(number, "")) for number in range(len(names))}
+        ends = ends + 1 if words <= _OVER else 0
+        if not states or ends > (1 if words & _REQUEUED else 0):
             break
         time.sleep(POLL_S)
     ended = []

@@ -177,6 +177,7 @@ REFUSED = {
     "memory": ["64", "64GB", "0GiB"],
     "env": [{"1A": "x"}, {"RANK": "0"}, {"A": "a\nb"}, {"A;x": ""}],
     "mounts": [{"relative": "/x"}, {"/a": "b\n"}, {"/a,b": "x"}],
+    "warning_s": [3600, -1],
     "nodes": [0, -1, 10**9, "two", 1.5],
     "batches": [[0], [1, 1], ["a"], list(range(1, 1002))],
     "command": [[], ["a\nb"], ["{batch}"], "text", ["\x1b[0m"]],
