@@ -160,7 +160,9 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
     proofs: list[Proof | None] = []
     for planned, image in zip(made.plan.images, made.images, strict=True):
         try:
-            proofs.append(pipeline.prove(workplace, planned, image, engine or local))
+            written = made.written.get(image.variant)
+            below = written.below if written else ""
+            proofs.append(pipeline.prove(workplace, planned, image, engine or local, below=below))
         except ProofFailed:
             pipeline.keep_unproved(workplace, made.written, image.variant)
             raise
