@@ -265,6 +265,8 @@ def _make(
             update_lock=args.update_lock,
             every_target=options.targets_given,
         )
+        for image in plan.images if args.conda else ():
+            conda.require_wheel(image.variant, image.resolved)
         held.enter_context(workplace.layers.in_use())
         written = pipeline.write(workplace, plan, anew=args.no_cache)
         ids: dict[str, str] = {}
