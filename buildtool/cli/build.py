@@ -28,6 +28,7 @@ from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
+from buildtool.image.layer_writer import COMPRESSIONS
 from buildtool.image.written import WrittenImage
 from probes.core.output import echo, flag, option
 from probes.core.quoting import command
@@ -69,6 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--push", "push the names of --tag, if no image is over its budget")
     for name, metavar, text in OUTPUTS:
         option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name", Path)
+    parser.add_argument(
+        "--compression",
+        choices=[*COMPRESSIONS],
+        default="zstd",
+        metavar="KIND",
+        help="how layers are compressed: zstd, gzip (for readers without zstd, such as umoci 0.4) or none "
+        "(default: zstd)",
+    )
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -94,7 +103,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
         require_platform(args.platform, "")
     reports = args.reports or relative_to_cwd(reports_directory())
     require_writable(reports, "choose another directory for the reports: --reports DIR")
-    workplace = default_workplace(progress, args.catalog, verbose=args.verbose)
+    workplace = default_workplace(progress, args.catalog, verbose=args.verbose, compression=args.compression)
     engine = _engine(args, options, progress)
     if args.platform and engine:
         require_platform(args.platform, engine.info().machine)
