@@ -28,7 +28,7 @@ from buildtool.core.files import (
     write_text,
 )
 from buildtool.engine.proof import unproved
-from buildtool.image.layer_writer import COMPRESSOR, LayerWriter, pieces_of
+from buildtool.image.layer_writer import ZSTD, Compression, LayerWriter, pieces_of
 from buildtool.image.written import (
     BLOBS,
     LAYOUT,
@@ -50,7 +50,8 @@ Make = Callable[[LayerWriter], LayerFile]
 class LayerStore:
     """Layers by what they are made from, and images, below a state directory."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, compression: Compression = ZSTD) -> None:
+        self._compression = compression
         self.layout = state / "layout"
         self._keys = state / "layers"
         self._bases = state / "bases"
@@ -59,7 +60,7 @@ class LayerStore:
 
     def key(self, *inputs: object) -> str:
         """What finds a layer again: all that its bytes depend on, by `repr`."""
-        return hashlib.sha256(repr((FORMAT, COMPRESSOR, *inputs)).encode()).hexdigest()
+        return hashlib.sha256(repr((FORMAT, self._compression.version, *inputs)).encode()).hexdigest()
 
     def known(self, key: str) -> LayerFile | None:
         """The layer that an earlier build made for a key; None where it isn't there with its full length."""
@@ -85,7 +86,7 @@ class LayerStore:
         with scratch(self.layout) as folder:
             path = folder / "layer"
             with path.open("wb") as out:
-                layer = make(LayerWriter(out))
+                layer = make(LayerWriter(out, self._compression))
                 out.flush()
                 os.fsync(out.fileno())
             blobs.mkdir(parents=True, exist_ok=True)

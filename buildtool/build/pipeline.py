@@ -32,6 +32,7 @@ from buildtool.core.files import read_cached, require_writable, scratch, sha256_
 from buildtool.core.model import LABEL, BuiltImage, Resolved, Variant, Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
+from buildtool.core.shipped import IMAGES
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine, RunResult
 from buildtool.engine.host import require_engine_space, require_free_space
@@ -293,21 +294,36 @@ class Runner(Protocol):
         """Run a command in an image, by its id there or its digest."""
 
 
-def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, runner: Runner) -> Proof:
+def prove(
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, runner: Runner, *, below: str = ""
+) -> Proof:
     """Run the image and check that it is what its variant promises, once for each digest and promise.
 
-    Raises ProofFailed, and as the runner does.
+    `below` names all of the image but the layer of the service (`WrittenImage.below`). Where an image with
+    the same was proved before, torch and rocminfo don't run again. Raises ProofFailed, and as the runner
+    does.
     """
     promise = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
     seal = workplace.seal("proved", image.digest, promise, proof.COMMAND)
     if earlier := read_cached(seal, proof.from_seal):
         return earlier
-    workplace.progress(f"{image.variant}: proving {image.ref} in a fresh container")
-    ran = runner.run(image.image_id or image.digest, proof.COMMAND)
+    script = sha256_of(IMAGES / "smoke.py")  # which is in the service's layer
+    layers = workplace.seal("proved", below, promise, script)
+    seen = read_cached(layers, proof.seen_from_seal) if below else None
+    what = "the service, with layers proved before," if seen else image.ref
+    workplace.progress(f"{image.variant}: proving {what} in a fresh container")
+    ran = runner.run(image.image_id or image.digest, proof.SERVICE_ALONE if seen else proof.COMMAND)
     judged = proof.judge(
-        planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
+        planned.variant,
+        planned.resolved,
+        exit_code=ran.exit_code,
+        stdout=ran.stdout,
+        stderr=ran.stderr,
+        below=seen,
     )
     write_text(seal, proof.to_seal(judged))
+    if below and not seen and (facts := proof.facts_of(ran.stdout)):
+        write_text(layers, proof.to_seal(proof.Seen(facts, image.digest)))
     return judged
 
 

@@ -31,6 +31,7 @@ from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
+from buildtool.image.layer_writer import COMPRESSIONS
 from buildtool.image.written import Referrer, WrittenImage
 from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
 from buildtool.observe.runs import Workload, environments, prove
@@ -108,6 +109,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with --keep: program on this host that the slim image has to pass, as with weir observe",
     )
     add_container_arguments(parser, "with --workload: ")
+    parser.add_argument(
+        "--compression",
+        choices=[*COMPRESSIONS],
+        default="zstd",
+        metavar="KIND",
+        help="how layers are compressed: zstd, gzip (for readers without zstd, such as umoci 0.4) or none "
+        "(default: zstd)",
+    )
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -135,7 +144,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
         require_platform(args.platform, "")
     reports = args.reports or relative_to_cwd(reports_directory())
     require_writable(reports, "choose another directory for the reports: --reports DIR")
-    workplace = default_workplace(progress, args.catalog, verbose=args.verbose)
+    workplace = default_workplace(progress, args.catalog, verbose=args.verbose, compression=args.compression)
     engine = _engine(args, options, progress)
     if args.platform and engine:
         require_platform(args.platform, engine.info().machine)
@@ -205,7 +214,9 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
     proofs: list[Proof | None] = []
     for planned, image in zip(made.plan.images, made.images, strict=True):
         try:
-            proofs.append(pipeline.prove(workplace, planned, image, engine or local))
+            written = made.written.get(image.variant)
+            below = written.below if written else ""
+            proofs.append(pipeline.prove(workplace, planned, image, engine or local, below=below))
         except ProofFailed:
             pipeline.keep_unproved(workplace, made.written, image.variant)
             raise
@@ -413,6 +424,8 @@ def _make(
             update_lock=args.update_lock,
             every_target=options.targets_given,
         )
+        for image in plan.images if args.conda else ():
+            conda.require_wheel(image.variant, image.resolved)
         held.enter_context(workplace.layers.in_use())
         written = pipeline.write(workplace, plan, anew=args.no_cache)
         for planned in plan.written:

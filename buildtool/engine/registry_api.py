@@ -25,6 +25,7 @@ from buildtool.image.errors import LIMITS
 from buildtool.image.written import Referrer, digest_of, index_of
 from probes.core.codec import load
 from probes.core.quoting import command, terminal
+from probes.core.units import decimal_bytes
 
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -52,6 +53,20 @@ class Answer:
     body: bytes = b""
 
 
+class _Session(requests.Session):
+    """Sends the credentials that it is given, and none of ~/.netrc: not even where a redirect leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = lambda request: request  # else ~/.netrc takes the place of our header
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Take our header off a request that goes to another host."""
+        was, goes = str(response.request.url), str(prepared_request.url)
+        if self.should_strip_auth(was, goes):  # type: ignore[no-untyped-call]
+            prepared_request.headers.pop("Authorization", None)
+
+
 class Registry:
     """One repository of a registry. Every method raises errors that name it, with what to type next.
 
@@ -64,9 +79,8 @@ class Registry:
         self.host = name.host
         path = name.canonical.partition("@")[0].partition("/")[2]
         self.repository = path if name.digest else path.rpartition(":")[0]
-        self._session = requests.Session()
+        self._session = _Session()
         self._session.verify = _authorities(self.host)
-        self._session.auth = lambda request: request  # else ~/.netrc takes the place of our header
         self._authorization: str | None = None
         self._base: str | None = None
 
@@ -96,13 +110,19 @@ class Registry:
         """Whether the repository has a blob."""
         return self._ask("HEAD", f"blobs/{digest}").status == 200
 
-    def blob(self, digest: str) -> Iterator[bytes]:
-        """A blob in pieces. Raises DataError at its end where it isn't what has this digest."""
-        total = hashlib.sha256()
+    def blob(self, digest: str, n_bytes: int) -> Iterator[bytes]:
+        """A blob of that length in pieces; no more is read.
+
+        Raises DataError where it is longer, and at its end where it isn't what has this digest.
+        """
+        total, left = hashlib.sha256(), n_bytes
         with self._errors(), self._send("GET", self._url(f"blobs/{digest}")) as response:
             if response.status_code != 200:
-                raise self._refused(_answer(response), f"has no {digest[:19]} of {self.name}")
+                raise self._refused(self._read(response), f"has no {digest[:19]} of {self.name}")
             for piece in response.iter_content(_PIECE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    break
                 total.update(piece)
                 yield piece
         if f"sha256:{total.hexdigest()}" != digest:
@@ -135,7 +155,7 @@ class Registry:
             nullcontext(content) if isinstance(content, bytes) else content.open("rb") as data,
             self._errors(),
         ):
-            answer = _answer(self._send("PUT", url, headers=headers, data=data))
+            answer = self._read(self._send("PUT", url, headers=headers, data=data))
         if answer.status != 201:
             raise self._refused(answer, f"doesn't take {self.name}")
 
@@ -206,7 +226,8 @@ class Registry:
             self._base = f"https://{host}"
             if _is_loopback(host):
                 try:
-                    self._session.get(f"https://{host}/v2/", timeout=(CONNECT_S, CONNECT_S)).close()
+                    wait = (CONNECT_S, CONNECT_S)
+                    self._session.get(f"https://{host}/v2/", timeout=wait, stream=True).close()
                 except requests.exceptions.RequestException:
                     self._base = f"http://{host}"
         return self._base
@@ -219,7 +240,7 @@ class Registry:
             is_last = attempt == ATTEMPTS
             try:
                 with self._errors():
-                    answer = _answer(self._send(method, self._url(path), headers=headers, data=data))
+                    answer = self._read(self._send(method, self._url(path), headers=headers, data=data))
             except SourceUnreachable:
                 if is_last:
                     raise
@@ -277,14 +298,17 @@ class Registry:
         fields = {"service": asked.get("service", ""), "scope": scope}
         if token := login.get("IdentityToken"):
             form = {**fields, "grant_type": "refresh_token", "refresh_token": token, "client_id": "weir"}
-            response = self._session.post(realm, data=form, timeout=(CONNECT_S, ANSWER_S))
+            response = self._session.post(realm, data=form, timeout=(CONNECT_S, ANSWER_S), stream=True)
         else:
             own = requests.auth.HTTPBasicAuth(user, password) if user else None
-            response = self._session.get(realm, params=fields, auth=own, timeout=(CONNECT_S, ANSWER_S))
-        if response.status_code != 200:
+            response = self._session.get(
+                realm, params=fields, auth=own, timeout=(CONNECT_S, ANSWER_S), stream=True
+            )
+        answer = self._read(response)
+        if answer.status != 200:
             return None
         with suppress(ValueError):
-            given = response.json()
+            given: Any = load(answer.body)
             if isinstance(given, dict) and (word := given.get("token") or given.get("access_token")):
                 return f"Bearer {word}"
         return None
@@ -298,6 +322,20 @@ class Registry:
                 f"the Docker CLI's credentials for {self.host} can't be read: {error}",
                 "install the helper that ~/.docker/config.json names as credsStore or in credHelpers",
             ) from error
+
+    def _read(self, response: requests.Response) -> Answer:
+        """A response, read to its end. Raises DataError for one that is longer than a document may be."""
+        with response:
+            body = bytearray()
+            for piece in response.iter_content(_PIECE_BYTES):
+                body += piece
+                if len(body) > LIMITS.document_bytes:
+                    raise DataError(
+                        f"{self.host} answers for {self.name} with more than "
+                        f"{decimal_bytes(LIMITS.document_bytes)}, where a document was asked for",
+                        "check the name; if it is right, tell the administrators of that registry",
+                    )
+            return Answer(response.status_code, response.headers, bytes(body))
 
     # ---- errors
 
@@ -338,17 +376,6 @@ class Registry:
 
 def _referrers_tag(subject: str) -> str:
     return subject.replace(":", "-")
-
-
-def _answer(response: requests.Response) -> Answer:
-    """A response, read to its end within the limit of a document."""
-    with response:
-        body = b""
-        for piece in response.iter_content(_PIECE_BYTES):
-            body += piece
-            if len(body) > LIMITS.document_bytes:
-                break
-        return Answer(response.status_code, response.headers, body)
 
 
 def _message(answer: Answer) -> str:

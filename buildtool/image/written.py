@@ -58,6 +58,13 @@ class WrittenImage:
         return digest_of(self.config)
 
     @property
+    def below(self) -> str:
+        """The digest of all but the last layer: of the other layers, and of how the image is run."""
+        config = json.loads(self.config)
+        run = {key: config[key] for key in sorted(config) if key not in ("rootfs", "history")}
+        return digest_of(packed([run, [layer.digest for layer in self.layers[:-1]]]))
+
+    @property
     def ids(self) -> tuple[str, str]:
         """By which engines know it."""
         return self.digest, self.config_digest

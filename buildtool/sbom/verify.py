@@ -103,15 +103,14 @@ def verify_registry(name: Reference, key: PublicKey, *, tick: Tick = lambda _n_b
             if descriptor["mediaType"] == _MANIFEST:
                 content = registry.manifest(descriptor["digest"])
             else:
-                for piece in registry.blob(descriptor["digest"]):
-                    content += piece
-                    if len(content) > _LIMITS.document_bytes:
-                        raise NotVerified(f"{what} is longer than any statement")
+                if not 0 <= int(descriptor["size"]) <= _LIMITS.document_bytes:
+                    raise NotVerified(f"{what} is longer than any statement")
+                content = b"".join(registry.blob(descriptor["digest"], int(descriptor["size"])))
             return _checked(content, descriptor, what)
 
         for part in (parsed.config, *parsed.layers):
             n_bytes = 0
-            for piece in registry.blob(part.digest):
+            for piece in registry.blob(part.digest, part.stored_bytes):
                 n_bytes += len(piece)
                 tick(len(piece))
             if n_bytes != part.stored_bytes:
