@@ -34,6 +34,7 @@ MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe
 AUDITED = "audits a whole image once more; another page's command does it with more outputs"
 SQUASHFS = "needs squashfs-tools; `make bench-layout` makes the file and runs it"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
+OBSERVED = "takes minutes; `make bench-observe` does it with an image of its own"
 NOT_RUN = {
     "make images": BEFORE,
     "make docs": BEFORE,
@@ -50,6 +51,10 @@ NOT_RUN = {
     "weir prune weir/rocm:latest --targets gfx906 --dry-run": "audits a whole image once more; "
     "tests/docker does it with two of its libraries",
     "weir audit cpu.tar": AUDITED,
+    "weir observe --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py' weir/cpu": OBSERVED,
+    "weir observe --keep images/cpu.keep weir/cpu -- python3 -m probes run --quick --out /tmp": OBSERVED,
+    "weir build cpu --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
+    "weir ablate compose.yaml api --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
     "make probe": MINUTES,
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
     "python3 -m venv .venv && .venv/bin/pip install -e .": INSTALLED,
