@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "FILE",
         "write a slim image: the files of this keep-list, which weir observe writes, and their margin; "
         "{variant} in it means the variant's name",
+        Path,
     )
     flag(
         slim,
@@ -239,7 +240,7 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
     keeps: dict[str, tuple[Path, KeepList]] = {}
     for candidates in options.candidates if args.keep else ():
         variant = candidates[0]
-        path = Path(args.keep.replace("{variant}", variant.name))
+        path = Path(str(args.keep).replace("{variant}", variant.name))
         if variant.dockerfile:
             raise ConfigError(
                 f"{variant.name} is made by a Dockerfile, --keep is for images that are written here",

@@ -13,7 +13,6 @@ import json
 import os
 import select
 import struct
-import sys
 from collections.abc import Iterator
 
 IN_OPEN, IN_Q_OVERFLOW, IN_ISDIR = 0x20, 0x4000, 0x40000000
@@ -23,8 +22,7 @@ EVENT = struct.Struct("iIII")
 
 def say(value: object) -> None:
     """Print a value."""
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    os.write(1, json.dumps(value).encode() + b"\n")
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ WRITERS = {
     "buildtool/engine/provision.py",  # a scratch directory for apt
     "buildtool/build/pipeline.py",  # fills a scratch directory that is renamed as a whole
     "buildtool/build/layer_store.py",  # a scratch directory, from which what is whole is renamed
+    "buildtool/build/slim_image.py",  # one file at a time, in a scratch directory
     "buildtool/build/runtimes.py",  # an image's files, in a scratch directory
     "buildtool/build/wheels.py",  # pip's scratch directory
     "buildtool/sbom/binaries.py",  # a file without a name
