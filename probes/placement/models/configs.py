@@ -172,25 +172,14 @@ class TensorMaker:
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The layers of a model, which are all alike."""
-
-    prefix: str  # of a layer's name: model.layers
-    tensors: Callable[[str], Tensors]  # the tensors of the layer with this name
-
-
-@dataclass(frozen=True)
 class Parts:
     """The parts of a model, in call order."""
 
     before: tuple[TensorDescription, ...]
-    layers: Layers
+    prefix: str  # of a layer's name: model.layers
+    layer: Callable[[str], Tensors]  # the tensors of the layer with this name; all are alike
     after: tuple[TensorDescription, ...]
     tied: tuple[tuple[str, ...], ...] = ()  # names of one tensor, the first of which is in `before`
-
-
-# Gives the parts of an architecture. The last argument: the model with its output, or the base alone
-Family = Callable[[ConfigFields, Sizes, TensorMaker, bool], Parts]
 
 
 def output_head(
@@ -225,13 +214,12 @@ def build_description(
     positions: int | None = None,
 ) -> ModelDescription:
     """The description of a model of these parts."""
-    layers = parts.layers
     rotary = not any(map(is_position_table, parts.before))
     attention = Attention(size.heads, size.key_heads, size.head_width, size.window, rotary=rotary)
     blocks = [*_grouped(parts.before, parts.tied)]
     for index in range(size.layers):
-        at = f"{layers.prefix}.{index}"
-        tensors = tuple(layers.tensors(at))
+        at = f"{parts.prefix}.{index}"
+        tensors = tuple(parts.layer(at))
         blocks.append(BlockDescription(at, tensors, attention=attention))
     blocks += _grouped(parts.after, ())
     blocks[0] = replace(blocks[0], around=AROUND)

@@ -244,7 +244,7 @@ def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDes
     notes = (
         () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
     )
-    parts = FAMILIES[kind](fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
+    parts = FAMILIES[kind].parts(fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
     return build_description(
         parts,
         size,
