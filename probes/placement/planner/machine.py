@@ -258,7 +258,7 @@ class _Profile:
             return rate
         of = table()["counted"][kernel]
         counts = of[_counted_target(str(self._machine["target"]))]
-        weights_s = self._operations_s * min(
+        weights_s: float = self._operations_s * min(
             self._reached("instructions") / counts["instructions"],
             self._reached("transactions") / counts["transactions"],
         )
