@@ -4,8 +4,8 @@ Nothing here is timed on a card, or was run on one. Cases are those of `probes.p
 `weir probe prove` runs on a card; targets are gfx1100 (RDNA 3), gfx90a (CDNA 2), gfx942 (CDNA 3) and
 gfx1201 (RDNA 4). With buffer operations, Triton's default, all cases run; without them every fifth. Faults
 are planted by the rule of `tests/amd/planted.py`. Debian's rocBLAS, of which kernels run before and after it
-is pruned, is downloaded (166 MB) and stays in .weir/bench. What an interrupted run has done there with the same
-code is not done again; the whole is timed only where nothing was.
+is pruned, is downloaded (166 MB) and stays in .weir/bench. What an interrupted run has done there with the
+same code is not done again; the whole is timed only where nothing was.
 
     .venv-torch/bin/python tests/bench/bench_amd.py [--record]
 
