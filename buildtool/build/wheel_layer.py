@@ -8,6 +8,7 @@ import base64
 import configparser
 import csv
 import hashlib
+import importlib.metadata
 import io
 import os
 import posixpath
@@ -33,6 +34,7 @@ PREFIX = "opt/weir"
 SITE = f"{PREFIX}/lib"
 INTERPRETER = "/usr/bin/env python3"  # that of the image
 INSTALLER = b"weir\n"
+LIBRARY = f"installer {importlib.metadata.version('installer')}"  # another one may write other files
 FOLDERS = {
     "purelib": SITE,
     "platlib": SITE,

@@ -8,7 +8,7 @@ import posixpath
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -251,8 +251,14 @@ class Engine:
                 out, err = (_output(container, stream, limits) for stream in ("stdout", "stderr"))
         return RunResult(code, out, err)
 
+    def _created(
+        self, ref: str, command: list[str], settings: Mapping[str, Any]
+    ) -> AbstractContextManager[Container]:
+        """A container that runs nothing of the image's own, without a network."""
+        return self.held(ref, command, {"entrypoint": [], "network_mode": "none", **settings})
+
     @contextmanager
-    def _created(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
+    def held(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
         """A container for the duration of the block. Those that killed runs left behind are removed first.
 
         Its label names a scratch directory that this process holds for as long.
@@ -262,9 +268,7 @@ class Engine:
             self.sweep_containers()
             owner = {_OWNER: f"{socket.gethostname()}:{held}"}
             try:
-                container = self._client.containers.create(
-                    ref, command, entrypoint=[], network_mode="none", labels=owner, **settings
-                )
+                container = self._client.containers.create(ref, command, labels=owner, **settings)
             except docker.errors.ImageNotFound as error:
                 raise _no_image(ref) from error
             try:

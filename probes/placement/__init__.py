@@ -11,6 +11,7 @@ What others use is imported from here, at its first use: so `plan` and `read_pla
 - `runtime`: places a model that is built (`place`) and runs it: streams, buffers, engine, hooks.
 - `loading`: places a model from its checkpoint (`load`). `checkpoint` is the open files, `tensor_reading`
   brings a stored tensor into memory, and `read_ahead` reads the blocks of the tier `disk`.
+- `training`: trains a model whose step takes more than VRAM (`plan_training`, `train`).
 - `stacks` and `architectures`: models with random weights, for measuring.
 """
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from probes.placement.runtime.multi_gpu import CardsHandle
     from probes.placement.runtime.place import place
     from probes.placement.tensor_reading import read_into
+    from probes.placement.training.handle import Training, train
+    from probes.placement.training.plan import TrainingPlan, plan_training
     from probes.placement.types import CardsPlan, Plan
 
 _MODULES = {  # where each public name is defined
@@ -40,14 +43,18 @@ _MODULES = {  # where each public name is defined
     "Plan": "probes.placement.types",
     "PlanImpossible": "probes.core.errors",
     "ProbeError": "probes.core.errors",
+    "Training": "probes.placement.training.handle",
+    "TrainingPlan": "probes.placement.training.plan",
     "available_bytes": "probes.hardware.host",
     "load": "probes.placement.loading",
     "open_checkpoint": "probes.placement.checkpoint",
     "place": "probes.placement.runtime.place",
     "plan": "probes.placement.planner.api",
     "plan_cards": "probes.placement.planner.api",
+    "plan_training": "probes.placement.training.plan",
     "read_into": "probes.placement.tensor_reading",
     "read_plan": "probes.placement.plan_file",
+    "train": "probes.placement.training.handle",
 }
 
 __all__ = [
@@ -60,14 +67,18 @@ __all__ = [
     "Plan",
     "PlanImpossible",
     "ProbeError",
+    "Training",
+    "TrainingPlan",
     "available_bytes",
     "load",
     "open_checkpoint",
     "place",
     "plan",
     "plan_cards",
+    "plan_training",
     "read_into",
     "read_plan",
+    "train",
 ]
 
 

@@ -40,7 +40,9 @@ MEASURED = {
     "gpucode-wheels": ("buildtool/prune", "buildtool/gpucode", "buildtool/image"),
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
+    "launch": ("buildtool/launch", "probes/training"),
     "layout": IMAGES,
+    "observe": ("buildtool/keep", "buildtool/observe", "images/left_out.py"),
     "placement": PLACEMENT,
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),
@@ -48,6 +50,7 @@ MEASURED = {
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),
+    "train": ("probes/training",),
     "trouble": IMAGES,
     "watch": ("probes/watch",),
     "watch-gpu": ("probes/watch",),
@@ -129,6 +132,11 @@ class Board:
         """Anything else worth a line."""
         self._rows.append(row)
         print(json.dumps(row), flush=True)
+
+    @property
+    def rows(self) -> tuple[dict[str, object], ...]:
+        """All lines so far."""
+        return tuple(self._rows)
 
     def finish(self) -> int:
         """Write the results and return the exit code: 1 where a bar was missed."""

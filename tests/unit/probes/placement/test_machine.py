@@ -8,10 +8,14 @@ import pytest
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
+from probes.placement.models.description import BlockDescription
+from probes.placement.models.operations import Operation, OperationKind
 from probes.placement.planner.api import resolve_machine
+from probes.placement.planner.costs import OF_TORCH, BlockCosts
 from probes.placement.planner.machine import (
     GIB,
     SMALL_WORK_S,
+    Constants,
     from_report,
     nearest_profile,
     profile,
@@ -20,8 +24,9 @@ from probes.placement.planner.machine import (
     table,
     without_gpu,
 )
+from probes.placement.planner.rules import Pass
 from probes.records.facts import TorchFacts
-from probes.records.rows import Small
+from probes.records.rows import ClassWork, Small
 from probes.records.schema import read_report
 
 ROOT = Path(__file__).parents[4]
@@ -237,3 +242,45 @@ def test_a_report_without_a_gpu_plans_for_the_cpu() -> None:
     made = from_report(bare, name="cpu.json")
     assert not made.has_gpu
     assert "all blocks go to the CPU" in made.notes[0]
+
+
+def test_classes_of_operation_cost_what_the_report_has_measured_and_others_what_the_profile_says() -> None:
+    report = read_report(ROOT / "docs" / "results" / "h200-full.json")
+    first, *others = report.runs
+
+    def took(name: ClassWork, seconds: float, count: int = 1, **work: int) -> Small:
+        return Small(name, (seconds,), (3 * seconds,), count, **work)
+
+    small = (
+        took("norm", 16 * 5e-6, 16),
+        took("large norm", 45e-6, moved_bytes=80_000_000),
+        took("attention", 16 * 6e-6, 16, launches=2),
+        took("large attention", 106e-6, flops=10**10),
+        took("scan", 16 * 5e-6, 16),  # without a large one: not counted by
+        took("products float16", 1e-4, flops=7 * 10**10),
+    )
+    made = from_report(replace(report, runs=(replace(first, small=small), *others)), name="r.json")
+    assert made.origin == "measured: r.json"
+    assert made.classes.keys() == {"norm", "attention"}
+    assert made.classes["norm"].kernel_s == pytest.approx(5e-6)
+    assert made.classes["norm"].host_s == pytest.approx(15e-6)
+    assert made.classes["norm"].rate == pytest.approx(2e12)
+    assert made.classes["attention"].kernel_s == pytest.approx(3e-6)
+    assert made.classes["attention"].rate == pytest.approx(1e14)
+    assert made.flops["float16"] == pytest.approx(7e14)
+    assert "classes of operation" not in made.notes[-1]
+    assert "times of classes of operation" in from_report(report, name="r.json").notes[-1]
+
+    def seconds(kind: OperationKind, machine: Constants, **work: int) -> tuple[float, float]:
+        block = BlockDescription("0", (), work=(Operation(kind, kind, "0", "float16", **work),))
+        costs = BlockCosts(block, machine, Pass(1, 1, 1, "exact"))
+        return costs.gpu.without_weights, costs.python.resident
+
+    norm_s, host_s = seconds("norm", made, read=10**6, written=10**6)
+    assert norm_s == pytest.approx(5e-6 + 1e-6)
+    assert host_s == pytest.approx(OF_TORCH * 15e-6)
+    attention_s, _ = seconds("attention", made, flops=10**10, launches=2)
+    assert attention_s == pytest.approx(6e-6 + 1e-4)
+    unmeasured = replace(made, classes={})
+    assert seconds("scan", made, read=10**6) == seconds("scan", unmeasured, read=10**6)
+    assert seconds("norm", made, read=10**6) != seconds("norm", unmeasured, read=10**6)

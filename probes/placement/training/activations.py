@@ -1,0 +1,173 @@
+"""Activations that a block doesn't keep for its backward pass: they are made again from its inputs.
+
+The inputs stay on the card, or are in host memory until the backward pass comes back to the block. Making
+again is torch's own checkpoint; the inputs of a block that moves are given to it by a closure, so that nothing
+holds them meanwhile.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from probes.placement.packing.staging import host_buffer
+from probes.placement.runtime.streams import Event, Streams
+
+LEAST_BYTES: Final = 1 << 18  # of an input that moves
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is under way in this thread: a forward is a recomputation then."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+@dataclass(eq=False)
+class _Input:
+    """One tensor that a block was called with."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    host: torch.Tensor  # bytes
+    gone: Event
+    arrived: Event
+    here: torch.Tensor | None = None  # until it is gone, and again once it is brought back
+
+
+@dataclass(eq=False)
+class _Call:
+    """One forward of a block, until its backward."""
+
+    inputs: dict[int, _Input] = field(default_factory=dict)  # by place among the call's arguments
+
+
+class Recomputation:
+    """Blocks whose activations are made again, and the inputs of those that have them in host memory."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._waiting: list[_Call] = []  # for their backward; the last one comes first
+        self._leaving: deque[_Input] = deque()
+        self._spare: dict[int, list[torch.Tensor]] = {}  # host memory by size
+
+    def kept_inputs(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward whose saved tensors are made again; its inputs stay."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
+            if in_backward():
+                self._bring_next()
+            return forward(*args, **kwargs)
+
+        @functools.wraps(forward)
+        def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not torch.is_grad_enabled() or in_backward():
+                return forward(*args, **kwargs)
+            return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+        return again
+
+    def moved_inputs(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward whose saved tensors are made again from inputs in host memory."""
+
+        @functools.wraps(forward)
+        def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not torch.is_grad_enabled() or in_backward():
+                return forward(*args, **kwargs)
+            values, shape = tree_flatten((args, kwargs))
+            call = _Call()
+            given: list[Any] = list(values)
+            first = True
+
+            def run() -> Any:  # noqa: ANN401
+                nonlocal first
+                if first:
+                    first = False
+                    a, k = tree_unflatten(given, shape)
+                else:
+                    a, k = tree_unflatten(self._restored(call, given), shape)
+                return forward(*a, **k)
+
+            result = checkpoint(run, use_reentrant=False)
+            self._leave(call, given)
+            return result
+
+        return again
+
+    def _leave(self, call: _Call, given: list[Any]) -> None:
+        """Copy a call's inputs to the host; what is left in `given` stays."""
+        streams = self._streams
+        self._released()
+        for place, value in enumerate(given):
+            if not isinstance(value, torch.Tensor) or not value.requires_grad or value.nbytes < LEAST_BYTES:
+                continue
+            dense = value.detach().contiguous()
+            spare = self._spare.get(dense.nbytes)
+            host = spare.pop() if spare else host_buffer(dense.nbytes, pinned=dense.is_cuda)
+            moved = _Input(
+                value.shape, dense.stride(), value.dtype, host, streams.event(), streams.event(), dense
+            )
+            streams.compute.record(moved.arrived)
+            streams.unpack.wait(moved.arrived)
+            streams.unpack.run(partial(_copy_bytes, host, dense))
+            streams.unpack.record(moved.gone)
+            self._leaving.append(moved)
+            call.inputs[place] = moved
+            given[place] = None
+        if call.inputs:
+            self._waiting.append(call)
+
+    def _released(self) -> None:
+        while self._leaving and self._leaving[0].gone.reached():
+            self._leaving.popleft().here = None
+
+    def _settle(self) -> None:
+        """All that leaves has left: what comes back can't be mistaken for it."""
+        while self._leaving:
+            self._leaving[0].gone.block()
+            self._released()
+
+    def _bring(self, call: _Call) -> None:
+        self._settle()
+        streams = self._streams
+        for moved in call.inputs.values():
+            if moved.here is None:
+                moved.here = torch.empty(moved.shape, dtype=moved.dtype, device=streams.device)
+                streams.compute.record(moved.gone)  # what used this memory before is done by then
+                streams.copy.wait(moved.gone)
+                streams.copy.run(partial(_copy_bytes_back, moved.here, moved.host))
+                streams.copy.record(moved.arrived)
+
+    def _bring_next(self) -> None:
+        if self._waiting:
+            self._bring(self._waiting[-1])
+
+    def _restored(self, call: _Call, given: Sequence[Any]) -> list[Any]:
+        values = list(given)
+        if not call.inputs:
+            return values
+        self._bring(call)
+        if call in self._waiting:
+            self._waiting.remove(call)
+        for place, moved in call.inputs.items():
+            assert moved.here is not None
+            self._streams.compute.wait(moved.arrived)
+            values[place] = moved.here.requires_grad_(True)
+            moved.here = None
+            self._spare.setdefault(moved.host.numel(), []).append(moved.host)
+        call.inputs = {}
+        self._bring_next()
+        return values
+
+
+def _copy_bytes(host: torch.Tensor, dense: torch.Tensor) -> None:
+    host.copy_(dense.view(-1).view(torch.uint8), non_blocking=True)
+
+
+def _copy_bytes_back(here: torch.Tensor, host: torch.Tensor) -> None:
+    here.view(-1).view(torch.uint8).copy_(host, non_blocking=True)

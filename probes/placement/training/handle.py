@@ -1,0 +1,446 @@
+"""`train`: the model and the optimizer stay as they are; where their bytes are follows a plan."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from probes.core.errors import PlacementError
+from probes.core.unknown import Unknown
+from probes.placement.models.modules import Block, find_blocks
+from probes.placement.packing.staging import bytes_of
+from probes.placement.runtime.host_memory import HostArena, node_of_gpu
+from probes.placement.runtime.streams import Streams, streams_of
+from probes.placement.training.activations import Recomputation, in_backward
+from probes.placement.training.frozen import FrozenBlocks
+from probes.placement.training.plan import BlockOfStep, TrainingPlan, casts, moves
+from probes.placement.training.updates import (
+    Group,
+    Trained,
+    Updates,
+    groups_of,
+    is_elementwise,
+    slot_bytes,
+    state_names,
+)
+from probes.placement.training.weights import computed_with, placeholder
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: TrainingPlan,
+    *,
+    device: torch.device | str | None = None,
+) -> "Training":
+    """Let a model and its optimizer take the VRAM that a plan gives them; the loop stays an ordinary one.
+
+    `device` is the current GPU by default, and the CPU where there is none. The optimizer has the model's
+    parameters, and may have states already. `optimizer.step()`, learning rate schedulers, `zero_grad()`,
+    `state_dict()` and `load_state_dict()` of both work as before; tensors of state dicts that are in host
+    memory are on the CPU. With updates in the backward pass no gradient is left at `step()`, so clipping and
+    GradScaler raise PlacementError; plan with `updates="step"` for those.
+
+    Raises PlacementError where the model isn't the planned one, or memory is refused.
+    """
+    return Training(model, optimizer, plan, streams_of(device))
+
+
+class Training:
+    """A model in training, and where its bytes are. `remove()` gives everything back."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: TrainingPlan, streams: Streams
+    ) -> None:
+        self.plan, self.model, self.optimizer = plan, model, optimizer
+        self.steps = 0
+        self._streams, self._device = streams, streams.device
+        self._blocks = find_blocks(model)
+        self._autocast = getattr(torch, plan.autocast) if plan.autocast else None
+        self._origins: list[tuple[torch.Tensor, torch.device]] = []
+        self._handles: list[Any] = []
+        self._forwards: list[tuple[nn.Module, Any]] = []
+        self._numbered: dict[str, int] = {}  # blocks in the order of their first calls
+        self._late: list[Group] = []  # of parameters that are used outside their block's call
+        planned = {block.name: block for block in plan.blocks}
+        if {block.name for block in self._blocks} != set(planned):
+            raise PlacementError(
+                "the model's blocks aren't those of the plan", "plan again for this model: plan_training(...)"
+            )
+        with torch.no_grad():
+            try:
+                self._set_up(planned)
+            except BaseException:
+                self.remove()
+                raise
+
+    # ---- placing -------------------------------------------------------------------------------------------
+
+    def _set_up(self, planned: dict[str, BlockOfStep]) -> None:
+        self._setting = {
+            id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]
+        }
+        self._state_names = state_names(self.optimizer, self._device)
+        self._arena = HostArena(max(self.plan.host_bytes, 1), self._node())
+        self.trained: list[Trained] = []
+        self._taken: set[int] = set()
+        groups: list[Group] = []
+        divides = is_elementwise(self.optimizer)
+        of_block: dict[str, list[Group]] = {}
+        self._frozen = FrozenBlocks(self._streams, self._arena)
+        for block in self._blocks:
+            facts = planned[block.name]
+            trained = [self._adopt(block, facts, entry.parameter, entry.name) for entry in block.entries]
+            ours = groups_of(
+                [one for one in trained if one is not None],
+                block.name,
+                self._streams,
+                numbers=self.plan.piece_numbers,
+                divides=divides,
+            )
+            of_block[block.name] = ours
+            groups += ours
+            if facts.frozen == "host":
+                self._frozen.add(block, self._setting)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if id(tensor) not in self._taken and not self._frozen.has(tensor):
+                self._move(tensor)
+        self._arena.pin(self._streams.finish)
+        room = max((slot_bytes(group, self._state_names) for group in groups), default=0)
+        slots = [
+            torch.empty(room, dtype=torch.uint8, device=self._device) for _ in range(max(self.plan.slots, 1))
+        ]
+        self.updates = Updates(
+            self.optimizer,
+            groups,
+            slots,
+            self._streams,
+            names=self._state_names,
+            backlog_bytes=self.plan.vram.gradients,
+        )
+        self._frozen.allocate()
+        self._by_parameter = {id(one.parameter): one for one in self.trained}
+        self._hook(planned, of_block)
+        self._streams.finish()
+
+    def _node(self) -> "int | Unknown":
+        return node_of_gpu(self._device)
+
+    def _move(self, tensor: torch.Tensor) -> None:
+        self._origins.append((tensor, tensor.device))
+        self._taken.add(id(tensor))
+        tensor.data = tensor.data.to(self._device)
+        if tensor.grad is not None:
+            tensor.grad = tensor.grad.to(self._device)
+
+    def _adopt(self, block: Block, facts: BlockOfStep, parameter: nn.Parameter, name: str) -> Trained | None:
+        setting = self._setting.get(id(parameter))
+        if setting is None or not parameter.requires_grad:
+            return None
+        streams = facts.states == "host" and moves(parameter)
+        one = Trained(name, parameter, setting, streams)
+        self.trained.append(one)
+        state = self.optimizer.state.get(parameter) or {}
+        if streams and self._autocast is not None and casts(block, parameter):
+            self._origins.append((parameter, parameter.device))
+            self._taken.add(id(parameter))
+            one.master = self._host(parameter)
+            one.master.copy_(parameter.data)
+            one.working = parameter.data.to(self._device).to(self._autocast)
+            parameter.grad = None
+            parameter.data = placeholder(parameter, self._device)
+        else:
+            self._move(parameter)
+        if streams:
+            one.states = {key: self._host(parameter) for key in self._state_names}
+        if state:
+            self._take_states(one, state)
+        return one
+
+    def _host(self, like: torch.Tensor) -> torch.Tensor:
+        """Host memory of a tensor's size, with a storage of its own: a state dict that is saved has no more."""
+        n_bytes = like.numel() * like.element_size()
+        if self._arena.used + n_bytes > max(self.plan.host_bytes, 1):
+            self._arena.widen(n_bytes)
+        memory = self._arena.take(n_bytes)
+        return torch.frombuffer(bytes_of(memory), dtype=like.dtype).view(like.shape)
+
+    def _take_states(self, one: Trained, state: dict[str, Any]) -> None:
+        for key in self._state_names:
+            if key in state:
+                if one.streams:
+                    one.states[key].copy_(state[key])
+                else:
+                    one.states[key] = state[key].to(self._device)
+        one_others = {k: v for k, v in state.items() if k not in self._state_names}
+        self._first_others = getattr(self, "_first_others", {})
+        self._first_others[one] = one_others
+        self.optimizer.state[one.parameter] = {
+            k: one.states[k] if k in self._state_names else v for k, v in state.items()
+        }
+
+    # ---- hooks ---------------------------------------------------------------------------------------------
+
+    def _hook(self, planned: dict[str, BlockOfStep], of_block: dict[str, list[Group]]) -> None:
+        for one, others in getattr(self, "_first_others", {}).items():
+            self._restate(one, others)
+        keep, again = self._handles, Recomputation(self._streams)
+        for one in self.trained:
+            keep.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(self._made, one)))
+        for block in self._blocks:
+            facts, groups = planned[block.name], of_block[block.name]
+            for entry in block.entries:
+                one = self._by_parameter.get(id(entry.parameter))
+                if one is not None and one.working is not None:
+                    for owner, key in entry.owners:
+                        self._exchange(owner, computed_with(one, owner, key, self._device))
+            if not block.called:
+                self._late += groups
+                continue
+            for module in block.modules:
+                if facts.frozen == "host":
+                    self._exchange(module, self._frozen.computed(block, module.forward))
+                if facts.activations == "recomputed":
+                    self._exchange(module, again.kept_inputs(module.forward))
+                elif facts.activations == "moved":
+                    self._exchange(module, again.moved_inputs(module.forward))
+                enter = functools.partial(self._enter, block.name, groups)
+                keep.append(module.register_forward_pre_hook(enter))
+        keep.append(self.model.register_forward_pre_hook(self._begin))
+        self._hook_states()
+        before = self.optimizer.step
+        self._step_before = self.optimizer.__dict__.get("step")
+
+        @functools.wraps(before)
+        def step(closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401  # the closure's
+            return self.step(closure)
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says that it was called
+        self.optimizer.step = step  # type: ignore[method-assign]
+        self._scales = getattr(self.optimizer, "_step_supports_amp_scaling", None)
+        if self._scales:
+            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+    def _exchange(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._forwards.append((module, module.__dict__.get("forward")))
+        module.forward = forward  # type: ignore[method-assign]
+
+    def _begin(self, module: nn.Module, args: object) -> None:
+        """The model is called."""
+        self.updates.ready(self._late)
+        self.updates.pump()
+
+    def _enter(self, name: str, groups: Sequence[Group], module: nn.Module, args: object) -> None:
+        """A block is called."""
+        if name not in self._numbered:
+            self._numbered[name] = len(self._numbered)
+            for group in groups:
+                group.order = self._numbered[name]
+        if not in_backward():
+            self.updates.ready(groups)
+            self.updates.hold_back()
+
+    def _made(self, one: Trained, parameter: torch.Tensor) -> None:
+        """A gradient is there."""
+        one.passes += 1
+        narrow, one.narrow = one.narrow, None
+        if self.plan.updates == "step" or one.passes < self.plan.accumulate:
+            return
+        if one.passes > self.plan.accumulate or one.gradient is not None:
+            raise PlacementError(
+                f"{one.name} got gradients of {one.passes} backward passes before optimizer.step(), and the "
+                f"plan says {self.plan.accumulate}: it has been updated already",
+                "plan with accumulate= as many as there are, or with updates='step'",
+            )
+        self._take(one, narrow if one.uses == 1 else None)
+        self.updates.made(one)
+        self.updates.hold_back()
+
+    def _take(self, one: Trained, narrow: torch.Tensor | None = None) -> None:
+        gradient = one.parameter.grad
+        one.parameter.grad = None
+        one.gradient = gradient if narrow is None else narrow
+        if one.gradient is not None and not one.gradient.is_contiguous() and one.parameter.is_contiguous():
+            one.gradient = one.gradient.contiguous()
+        one.groups_left = len(self.updates.of[one])
+        one.uses = 0
+
+    # ---- the optimizer -------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401  # the closure's
+        """What `optimizer.step()` does: update what hasn't been updated. The card may still be at it."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for hook in self.optimizer._optimizer_step_pre_hooks.values():
+            hook(self.optimizer, (), {})
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
+        for one in self.trained:
+            if one.parameter.grad is not None:
+                self._take(one)
+        for group in self.updates.groups:
+            some = {part.of for part in group.parts if part.of.gradient is not None}
+            if some and some & group.missing or self.plan.updates == "step" and some:
+                self.updates.push(group)
+        self.updates.pump()
+        self.updates.end_step()
+        for one in self.trained:
+            one.passes = one.uses = 0
+        self.steps += 1
+        for hook in self.optimizer._optimizer_step_post_hooks.values():
+            hook(self.optimizer, (), {})
+        return result
+
+    def finish(self) -> None:
+        """Wait until all weights are updated and all states are where they stay."""
+        self.updates.finish()
+
+    # ---- state dicts ---------------------------------------------------------------------------------------
+
+    def _hook_states(self) -> None:
+        optimizer, keep = self.optimizer, self._handles
+        keep.append(optimizer.register_state_dict_pre_hook(lambda _: self.finish()))
+        keep.append(optimizer.register_load_state_dict_pre_hook(self._load_settings))
+        keep.append(optimizer.register_load_state_dict_post_hook(self._load_states))
+        owners: dict[nn.Module, list[tuple[str, Trained]]] = {}
+        for block in self._blocks:
+            for entry in block.entries:
+                one = self._by_parameter.get(id(entry.parameter))
+                if one is not None:
+                    for owner, key in entry.owners:
+                        owners.setdefault(owner, []).append((key, one))
+        for module, held in owners.items():
+            keep.append(module.register_state_dict_pre_hook(lambda *_: self.finish()))
+            keep.append(module._register_state_dict_hook(functools.partial(_masters, held)))
+            keep.append(
+                module._register_load_state_dict_pre_hook(
+                    lambda _, *__, held=held: self._open(held), with_module=True
+                )
+            )
+            keep.append(module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held)))
+
+    def _open(self, held: Iterable[tuple[str, Trained]]) -> None:
+        """Values are about to be loaded into these parameters."""
+        self.finish()
+        for _, one in held:
+            if one.master is not None:
+                one.parameter.data = one.master
+
+    def _close(self, held: Iterable[tuple[str, Trained]]) -> None:
+        for _, one in held:
+            if one.master is not None and one.working is not None:
+                one.working.copy_(one.master)
+                one.parameter.data = placeholder(one.parameter, self._device)
+        self._streams.finish()
+
+    def _load_settings(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """States go to where they stay, not through VRAM as a whole: torch loads the settings alone."""
+        self.finish()
+        self._loading = state
+        return {**state, "state": {}}
+
+    def _load_states(self, optimizer: torch.optim.Optimizer) -> None:
+        loaded, self._loading = self._loading, {}
+        numbers = [n for group in loaded["param_groups"] for n in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        cast = torch.optim.Optimizer._process_value_according_to_param_policy
+        optimizer.state.clear()
+        for number, parameter in zip(numbers, parameters, strict=True):
+            state = loaded["state"].get(number)
+            one = self._by_parameter.get(id(parameter))
+            if state is None or one is None:
+                continue
+            others = {
+                k: cast(parameter, v, number, loaded["param_groups"], k) if isinstance(v, torch.Tensor) else v
+                for k, v in state.items()
+                if k not in self._state_names
+            }
+            for key in self._state_names:
+                if key in state:
+                    if key in one.states:
+                        one.states[key].copy_(state[key])
+                    else:
+                        one.states[key] = state[key].to(self._device, one.parameter.dtype)
+            self._restate(one, others)
+            optimizer.state[parameter] = {
+                k: one.states[k] if k in self._state_names else one.others[0][k] for k in state
+            }
+        for one in self.trained:
+            if one.parameter not in optimizer.state:
+                one.begun = [False] * len(one.begun)
+        self._streams.finish()
+
+    def _restate(self, one: Trained, others: dict[str, Any]) -> None:
+        one.others = [
+            {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in others.items()}
+            for _ in one.others
+        ]
+        one.begun = [True] * len(one.begun)
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def remove(self) -> None:
+        """Give the model and the optimizer back as they were, with what they have learned."""
+        updates = getattr(self, "updates", None)
+        if updates is not None:
+            updates.finish()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for module, forward in reversed(self._forwards):
+            if forward is None:
+                with suppress(KeyError):
+                    del module.__dict__["forward"]
+            else:
+                module.forward = forward  # type: ignore[method-assign]
+        self._forwards.clear()
+        if "_step_before" in self.__dict__:
+            del self.optimizer.__dict__["step"]
+            if self._step_before is not None:
+                self.optimizer.step = self._step_before  # type: ignore[method-assign]
+            if self._scales:
+                self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            del self._step_before
+        with torch.no_grad():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        places = {id(tensor): device for tensor, device in self._origins}
+        for one in getattr(self, "trained", ()):
+            device = places.get(id(one.parameter), self._device)
+            if one.master is not None:
+                one.parameter.data = one.master.to(device, copy=True)
+            state = self.optimizer.state.get(one.parameter)
+            if state:
+                for key in self._state_names:
+                    if key in state:
+                        state[key] = state[key].to(device, copy=one.streams)
+            one.master = one.working = None
+            one.states = {}
+        for tensor, device in self._origins:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
+        self._origins.clear()
+        frozen = getattr(self, "_frozen", None)
+        if frozen is not None:
+            frozen.remove()
+        arena = getattr(self, "_arena", None)
+        if arena is not None:
+            arena.release()
+
+
+def _masters(
+    held: Sequence[tuple[str, Trained]],
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: object,
+) -> None:
+    """Let a state dict have the values of weights, wherever they are."""
+    for key, one in held:
+        if one.master is not None and f"{prefix}{key}" in state:
+            state[f"{prefix}{key}"] = one.master.detach()

@@ -1,0 +1,83 @@
+"""Weights in the dtype that autocast computes in, whose master weights are in host memory.
+
+Under autocast a linear layer's weight is cast before each product, and the cast is kept until the backward
+pass. Here the cast is all that the card has: it is made once, when the weight is updated. Products have the
+same operands as before, so they have the same bits.
+
+The parameter itself has its shape, dtype and device, and NaN for every number: what reads it elsewhere can't
+mistake it for a value. Its gradient is in its own dtype, as ever.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from probes.core.errors import PlacementError
+from probes.placement.training.updates import Trained
+
+# Modules all of whose uses of `weight` are products that autocast casts it for, by their exact class
+CAST_BY_AUTOCAST: Final = frozenset(
+    {
+        "torch.nn.modules.linear.Linear",
+        "torch.nn.modules.conv.Conv1d",
+        "torch.nn.modules.conv.Conv2d",
+        "torch.nn.modules.conv.Conv3d",
+        "transformers.pytorch_utils.Conv1D",
+    }
+)
+
+
+def is_cast(owner: nn.Module, key: str) -> bool:
+    """Whether autocast casts a module's parameter whenever it is used."""
+    kind = type(owner)
+    return key == "weight" and f"{kind.__module__}.{kind.__qualname__}" in CAST_BY_AUTOCAST
+
+
+def placeholder(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """One NaN, repeated to a shape: the bytes of one number."""
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
+
+
+class _Use(torch.autograd.Function):  # type: ignore[misc]
+    """The working copy as the parameter's values; the gradient goes to the parameter, in its dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, one: Trained) -> torch.Tensor:  # noqa: ANN401
+        ctx.one = one
+        assert one.working is not None
+        return one.working.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        (gradient,) = given
+        one: Trained = ctx.one
+        one.uses += 1
+        one.narrow = gradient if one.uses == 1 and not one.parameter._backward_hooks else None
+        return gradient.to(one.parameter.dtype), None
+
+
+def computed_with(one: Trained, owner: nn.Module, key: str, device: torch.device) -> Callable[..., Any]:
+    """A forward of the owner that computes with the working copy. Outside autocast it raises PlacementError."""
+    forward = owner.forward
+    assert one.working is not None
+    dtype = one.working.dtype
+
+    @functools.wraps(forward)
+    def with_copy(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
+        if not torch.is_autocast_enabled(device.type) or torch.get_autocast_dtype(device.type) != dtype:
+            raise PlacementError(
+                f"{one.name} is on the card as {dtype}, and its layer was called outside autocast",
+                f"call the model under torch.autocast({device.type!r}, dtype={dtype}), or plan without",
+            )
+        held = owner._parameters
+        before = held[key]
+        held[key] = _Use.apply(one.parameter, one)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            held[key] = before
+
+    return with_copy

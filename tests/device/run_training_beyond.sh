@@ -1,0 +1,13 @@
+#!/bin/bash
+# Run from the repository root on a machine with a GPU: training in 0.40 of the VRAM that it takes in plain torch,
+# against plain torch, torchao's offloaded optimizer and FSDP2's CPU offload. Needs python3 with torch 2.11,
+# transformers and peft; torchao on PYTHONPATH (without it its rows say so).
+#   tests/device/run_training_beyond.sh [--smoke] [--only PART[,PART]] [--steps N]
+# Parts: vit qwen half losses peers lora. Together less than 4 minutes on an H100. --smoke: every part at small
+# size in half a minute, judged by its losses alone.
+# OUT: where results go, OUT/bars/bench-training-PART.json for docs/results. PYTHON: which python.
+set -uo pipefail
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+export CUBLAS_WORKSPACE_CONFIG=${CUBLAS_WORKSPACE_CONFIG:-:4096:8}
+export PYTHONPATH=$PWD:$PWD/tests/bench${PYTHONPATH:+:$PYTHONPATH}
+exec timeout -k 10 "${LIMIT_S:-540}" "${PYTHON:-python3}" tests/device/training_beyond.py --out "${OUT:-reports/training}" "$@"
