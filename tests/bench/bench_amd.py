@@ -4,7 +4,8 @@ Nothing here is timed on a card, or was run on one. Cases are those of `probes.p
 `weir probe prove` runs on a card; targets are gfx1100 (RDNA 3), gfx90a (CDNA 2), gfx942 (CDNA 3) and
 gfx1201 (RDNA 4). With buffer operations, Triton's default, all cases run; without them every fifth. Faults
 are planted by the rule of `tests/amd/planted.py`. Debian's rocBLAS, of which kernels run before and after it
-is pruned, is downloaded (166 MB) and stays in .weir/bench.
+is pruned, is downloaded (166 MB) and stays in .weir/bench. What an interrupted run has done there with the
+same code is not done again; the whole is timed only where nothing was.
 
     .venv-torch/bin/python tests/bench/bench_amd.py [--record]
 
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from board import ROOT, Board, tell
+from board import ROOT, Board, code_digest, measured, tell
 
 from buildtool.core.files import write_text
 from buildtool.engine.provision import host_mirror
@@ -33,10 +34,11 @@ AMD = ROOT / "tests" / "amd"
 sys.path += [str(AMD), str(ROOT / "tests" / "torch" / "packing")]
 BAR_TARGETS = ("gfx1100", "gfx90a", "gfx942")
 TARGETS = (*BAR_TARGETS, "gfx1201")
-SHARES = 2  # of a target's cases, that a process takes
+SHARES = 4  # of a target's cases, that a process takes
 FAULTS = 75  # planted for each target of the bar
 VECTORS = 200
 _WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes
+PARTS = ROOT / ".weir" / "bench" / "amd"
 ROCBLAS = ROOT / ".weir" / "bench" / "rocblas"
 LIBRARY_TARGETS = ("gfx1100", "gfx90a")
 LIBRARY = "usr/lib/x86_64-linux-gnu/librocblas.so.0.1"
@@ -44,16 +46,15 @@ _PACKING = ROOT / "probes" / "placement" / "packing"
 
 
 def main() -> int:
-    begun = time.monotonic()
+    begun, resumed = time.monotonic(), PARTS.exists()
     board = Board()
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        # the longest first
-        planted = [pool.submit(_lines, ["planted.py", target, str(FAULTS)], True) for target in BAR_TARGETS]
         jobs = [
             pool.submit(_lines, ["amd_child.py", target, f"{share}/{SHARES}"], True)
             for target in TARGETS
             for share in range(SHARES)
         ]
+        planted = [pool.submit(_lines, ["planted.py", target, str(FAULTS)], True) for target in BAR_TARGETS]
         jobs += [pool.submit(_lines, ["amd_child.py", target, "3/5"], False) for target in TARGETS]
         counted = [pool.submit(_lines, ["amd_child.py", target, "counted"], True) for target in TARGETS]
         libraries = pool.submit(_libraries)
@@ -64,7 +65,14 @@ def main() -> int:
     _faults(board, faults)
     _counts(board, [row for job in counted for row in job.result()])
     _pruned(board, libraries.result())
-    board.bar("amd, the whole bench", time.monotonic() - begun, 600, "s")
+    seconds = time.monotonic() - begun
+    if resumed:
+        board.waive(
+            "amd, the whole bench", f"{seconds:.0f} s after an interrupted run: parts of it were kept"
+        )
+    else:
+        board.bar("amd, the whole bench", seconds, 600, "s")
+    shutil.rmtree(PARTS, ignore_errors=True)
     if "--record" in sys.argv:
         _record(rows)
     return board.finish()
@@ -73,7 +81,13 @@ def main() -> int:
 def _lines(words: list[str], buffers: bool) -> list[dict]:
     from children import lines
 
+    digest = code_digest([*measured("amd"), "tests/amd"])
+    kept = PARTS / digest / f"{'-'.join(words).replace('/', ' of ')}{'' if buffers else ' without buffers'}"
+    if kept.exists():
+        return json.loads(kept.read_text())
     rows = lines(AMD / words[0], *words[1:], AMDGCN_USE_BUFFER_OPS=str(int(buffers)))
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_text(kept, json.dumps(rows))
     tell(f"{' '.join(words)}, buffer operations {'on' if buffers else 'off'}: {len(rows)} lines")
     return rows
 

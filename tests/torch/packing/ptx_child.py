@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=0 ptx_child.py 90 80
 
-For the first compute capability two cases of each kernel of `probes.placement.packing.proof`, in other orders
-of warps as well, and what only `unpack` does; for the others one of each: Triton compiles for each target.
+For the first compute capability a case of each kernel of `probes.placement.packing.proof` in three orders of
+warps, all bit patterns, and what only `unpack` does; for others one of each: Triton compiles for each target.
 """
 
 import json
@@ -39,11 +39,11 @@ class Ordered:
 def cases(capability: int, *, first: bool) -> Iterator[Ordered]:
     every = list(proof.cases())
     for begin in range(0, len(every), 20):
-        rows_of_escapes, all_patterns = every[begin + 6], every[begin + 15]
+        unpacks, all_patterns = "unpack" in every[begin].kernel, every[begin + 15]
+        case = every[begin + (6 if unpacks else 4)]  # rows of escapes, or some in most rows
         for order in ORDERS if first else (0,):
-            named = f"{rows_of_escapes.name}, {ORDERS[order]}"
-            yield Ordered(replace(rows_of_escapes, name=named), order)
-        if first:
+            yield Ordered(replace(case, name=f"{case.name}, {ORDERS[order]}"), order)
+        if first and unpacks:
             yield Ordered(all_patterns)
     if first:
         tensor = odd_weights(9, 2048)
