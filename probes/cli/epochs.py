@@ -119,6 +119,7 @@ def _planned(args: argparse.Namespace) -> Iterator[Planned]:
         tokens=args.tokens,
         lora=args.lora,
         checkpointing=args.checkpointing,
+        attention=args.attention,
         workers=args.workers,
         threads=threads,
         epochs=args.epochs,

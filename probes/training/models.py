@@ -164,7 +164,8 @@ def _transformer(settings: Settings) -> tuple[torch.nn.Module, str]:
             maker = transformers.AutoModelForCausalLM
         elif type(made) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
             maker = transformers.AutoModelForImageClassification
-        module: torch.nn.Module = maker.from_config(made, dtype=torch.float32)
+        how = {} if settings.attention == "own" else {"attn_implementation": settings.attention}
+        module: torch.nn.Module = maker.from_config(made, dtype=torch.float32, **how)
     if settings.checkpointing:
         checkpoint(module)
     return module, "transformers"

@@ -9,7 +9,7 @@ from typing import Final
 
 from probes.core.errors import UsageError
 from probes.core.output import Parser, flag, option, whole
-from probes.training.report import PRECISIONS, SCALINGS, STRATEGIES, SYNTHETIC, Settings
+from probes.training.report import ATTENTIONS, PRECISIONS, SCALINGS, STRATEGIES, SYNTHETIC, Settings
 
 TIMEOUT_S: Final = 600
 MOST: Final = 10**9
@@ -56,6 +56,12 @@ def add_options(parser: argparse.ArgumentParser, *, needs_model: bool = True) ->
         help="how ranks share the model: DDP, or FSDP2 (default: %(default)s)",
     )
     option(parser, "--lora", "RANK", "train LoRA adapters alone; 0: all weights", whole(0, MOST), default=0)
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=NAMES["attention"],
+        help="kernels of attention; own: what the library chooses (default: %(default)s)",
+    )
     flag(parser, "--checkpointing", "compute activations again instead of keeping them")
     option(parser, "--workers", "N", "processes of each rank's loader", whole(0, 256), default=0)
     option(parser, "--epochs", "N", "epochs of a run; the first one stands apart", whole(1, MOST), default=2)

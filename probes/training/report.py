@@ -25,10 +25,12 @@ from probes.watch.totals import EnergyTotal, WatchTotals
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16"]
 Strategy = Literal["ddp", "fsdp"]
 Scaling = Literal["strong", "weak"]
+Attention = Literal["own", "eager", "sdpa"]
 Device = Literal["auto", "cpu", "gpu"]
 State = Literal["done", "checkpointed", "failed"]
 
 PRECISIONS: Final = typing.get_args(Precision)
+ATTENTIONS: Final = typing.get_args(Attention)
 STRATEGIES: Final = typing.get_args(Strategy)
 SCALINGS: Final = typing.get_args(Scaling)
 SYNTHETIC: Final = "synthetic"
@@ -55,6 +57,7 @@ class Settings:
     tokens: int = 128  # of each sequence
     lora: int = 0  # rank of the adapters; 0: all weights are trained
     checkpointing: bool = False  # activations are computed again
+    attention: Attention = "own"  # the model's own choice, or by name
     workers: int = 0  # processes of each rank's loader
     threads: int = 0  # of each rank on a CPU; 0: torch's own choice
     epochs: int = 2  # the first one stands apart

@@ -18,6 +18,7 @@ def ranks():
         yield started
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("world", "words"),
     [
@@ -57,6 +58,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_failure_names_rank_step_and_cause_ends_all_ranks_and_leaves_the_last_checkpoint(
     ranks, tmp_path, kind
@@ -93,6 +95,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", PLANTS)
 def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
     more, is_named = PLANTS[kind]
@@ -107,6 +110,7 @@ def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
     assert parts.total == pytest.approx(parts.wall, rel=0.02)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
