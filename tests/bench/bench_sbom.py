@@ -170,8 +170,9 @@ def every_file(board: Board, made: WrittenImage, store: LayerStore, layout: Path
         elif entry.info.isreg() or entry.info.islnk():
             keep = entry.info.name.endswith((".list", "/RECORD"))
             tree[entry.info.name] = b"".join(entry.content) if keep else None
-    owned = {place(path, links) for path in listed(tree)} & {*tree}
-    compiled = {path for path in tree if source_of(path) in owned}
+    named = {place(path, links) for path in listed(tree)}  # links and directories, too
+    owned = named & {*tree}
+    compiled = {path for path in tree if source_of(path) in named}
     board.figure("bytecode that no list names, of sources that one does", len(compiled - owned), "files")
     owned |= compiled
     said = json.loads((work / "cpu.cdx.json").read_bytes())
