@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe bench-sbom
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -202,6 +202,9 @@ bench-layout: images ## images without an engine: one digest everywhere, read by
 
 bench-observe: $(READY) ## observed runs, slim images, the least privilege, on the CPU image (as root; needs strace)
 	@$(PY) tests/bench/bench_observe.py
+
+bench-sbom: images ## bills of materials and signatures of the `cpu` image: schemas, files, wheels' libraries, tamperings; downloads 0.6 GB
+	@$(PY) tests/bench/bench_sbom.py
 
 bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is left, and whether the next run works (as root)
 	@$(PY) tests/bench/bench_trouble.py

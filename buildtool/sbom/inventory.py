@@ -4,7 +4,7 @@ A file is a regular file or a hard link of the final tree; links and directories
 """
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -292,9 +292,9 @@ def _rows_of(text: bytes) -> Iterator[Declared]:
         document: Any = load(text)
     except ValueError:
         return
-    waiting = [document]
+    waiting = deque([document])
     while waiting:
-        node = waiting.pop(0)
+        node = waiting.popleft()
         inner = node.get("components") if isinstance(node, dict) else None
         for row in inner if isinstance(inner, list) else ():
             waiting.append(row)
@@ -382,32 +382,29 @@ def _models(
     """
     counts: dict[tuple[str, str, str], int] = defaultdict(int)  # name, revision, folder -> files
     left: list[_File] = []
-    downloaded = {path: text.split(b"\n", 1)[0].decode("ascii", "replace") for path, text in captured.items()}
+    local = dict(_local_files(captured))
     for file in files:
-        cache = _HUB_CACHE.match(file.path)
-        if cache:
-            name = f"{cache['owner']}/{cache['name']}"
+        if cache := _HUB_CACHE.match(file.path):
             known = commits.get(cache[0], set())
+            name = f"{cache['owner']}/{cache['name']}"
             counts[name, ", ".join(sorted(known)), cache[0].rstrip("/")] += 1
-        elif folder := _local_folder(file.path, downloaded):
-            counts[folder[0].rpartition("/")[2], folder[1], folder[0]] += 1
+        elif file.path in local:
+            folder, commit = local[file.path]
+            counts[folder.rpartition("/")[2], commit, folder] += 1
         else:
             left.append(file)
     models = [_model(*key, n_files) for key, n_files in sorted(counts.items())]
     return models, left
 
 
-def _local_folder(path: str, downloaded: Mapping[str, str]) -> tuple[str, str] | None:
-    """The folder and the commit of a file that huggingface_hub wrote there; None for others."""
-    parts = path.split("/")
-    for at in range(1, len(parts)):
-        folder, rest = "/".join(parts[:at]), "/".join(parts[at:])
-        inner = rest.removeprefix(_HUB_FOLDER[1:])
-        own = path if inner != rest else f"{folder}{_HUB_FOLDER}{rest}.metadata"
-        commit = downloaded.get(own, "")
-        if _COMMIT.fullmatch(commit):
-            return folder, commit
-    return None
+def _local_files(captured: Mapping[str, bytes]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Files that huggingface_hub brought into a folder, and those beside them: path -> folder and commit."""
+    for path, text in captured.items():
+        folder, inside, name = path.partition(_HUB_FOLDER)
+        commit = text.partition(b"\n")[0].decode("ascii", "replace")
+        if inside and path.endswith(".metadata") and _COMMIT.fullmatch(commit):
+            yield path, (folder, commit)
+            yield f"{folder}/{name.removesuffix('.metadata')}", (folder, commit)
 
 
 def _model(name: str, revision: str, folder: str, n_files: int) -> Component:

@@ -18,6 +18,7 @@ _FILE = re.compile(
     r"(?:lib)?(?P<stem>.+?)(?:-[0-9a-f]{8})*(?:-r0)?(?:-[0-9a-f]{8})*(?P<inner>\.[\d.]+)?\.so(?:\.(?P<version>[\w.]+))?"
 )
 _EXTENSION = re.compile(r"\.(?:cpython-\d+\w*(?:-[\w-]+)?|abi3|pypy\d+\w*-[\w-]+)\.so$")
+_MOST_CHARS = 255  # of a file's name, as file systems have it; a tar may hold longer ones
 _RELEASE = re.compile(r"\d+\.\d+[\w.]*")
 
 
@@ -99,14 +100,14 @@ def purl_of(kind: str, name: str, version: str = "", /, *, path: str = "", **qua
     return f"pkg:{kind}/{words}{at}{f'?{pairs}' if pairs else ''}{below}"
 
 
-def is_extension_module(file_name: str) -> bool:
+def is_extension_module(path: str) -> bool:
     """Whether Python imports a file of this name."""
-    return _EXTENSION.search(file_name) is not None
+    return _EXTENSION.search(path.rpartition("/")[2][-_MOST_CHARS:]) is not None
 
 
 def file_version(file_name: str) -> str:
     """The version in a library's file name, `1.5.7` of `libzstd-40ad5e7e.so.1.5.7`; empty for none."""
-    match = _FILE.fullmatch(file_name)
+    match = _FILE.fullmatch(file_name) if len(file_name) <= _MOST_CHARS else None
     return (match["version"] or "") if match else ""
 
 
@@ -189,7 +190,7 @@ def inside(path: str, marks: Mapping[str, str]) -> list[Identity]:
 
 def _stem(file: str) -> str:
     """The part of a library's file name that says which it is, in lower case."""
-    match = _FILE.fullmatch(file)
+    match = _FILE.fullmatch(file) if len(file) <= _MOST_CHARS else None
     return (match["stem"] if match else file).lower().rstrip("_")
 
 

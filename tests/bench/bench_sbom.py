@@ -170,7 +170,11 @@ def every_file(board: Board, made: WrittenImage, store: LayerStore, layout: Path
         elif entry.info.isreg() or entry.info.islnk():
             keep = entry.info.name.endswith((".list", "/RECORD"))
             tree[entry.info.name] = b"".join(entry.content) if keep else None
-    owned = {place(path, links) for path in listed(tree)} & {*tree}
+    named = {place(path, links) for path in listed(tree)}  # links and directories, too
+    owned = named & {*tree}
+    compiled = {path for path in tree if source_of(path) in named}
+    board.figure("bytecode that no list names, of sources that one does", len(compiled - owned), "files")
+    owned |= compiled
     said = json.loads((work / "cpu.cdx.json").read_bytes())
     unowned = {
         row["evidence"]["occurrences"][0]["location"][1:]
@@ -220,6 +224,13 @@ def listed(tree: dict[str, bytes | None]) -> Iterator[str]:
                 yield posixpath.normpath(posixpath.join(site, row[0]))
             for name in ("INSTALLER", "REQUESTED", "direct_url.json"):
                 yield posixpath.join(posixpath.dirname(path), name)
+
+
+def source_of(path: str) -> str:
+    """The source that a file of bytecode is compiled from; empty for other files."""
+    folder, name = posixpath.split(path)
+    above, last = posixpath.split(folder)
+    return posixpath.join(above, name.partition(".")[0] + ".py") if last == "__pycache__" else ""
 
 
 def place(path: str, links: dict[str, str]) -> str:

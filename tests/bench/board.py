@@ -47,6 +47,7 @@ MEASURED = {
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),
     "prune": ("buildtool/prune", "buildtool/gpucode", *IMAGES),
+    "sbom": ("buildtool/sbom", "buildtool/audit/packages.py", "buildtool/image"),
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),

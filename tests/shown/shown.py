@@ -32,6 +32,7 @@ REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loop
 INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
 AUDITED = "audits a whole image once more; another page's command does it with more outputs"
+SIGNED = "reads the whole image; `make bench-sbom` writes, signs and verifies it, tests/unit/sbom a small one"
 SQUASHFS = "needs squashfs-tools; `make bench-layout` makes the file and runs it"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
 TUTORIAL = "tests/torch runs it with a small model"
@@ -78,6 +79,12 @@ NOT_RUN = {
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "weir build cpu --push --tag registry.example/team/cpu:1.0": REGISTRY,
     "weir build cpu --sqsh cpu.sqsh": SQUASHFS,
+    "weir build cpu --push --tag registry.example/team/cpu:1.0 --sign key.pem": REGISTRY,
+    "weir verify registry.example/team/cpu:1.0 --key key.pub": REGISTRY,
+    "weir build cpu --layout cpu-signed --sign key.pem": SIGNED,
+    "weir verify cpu-signed --key key.pub": SIGNED,
+    "weir sbom weir/cpu:latest --output cpu.cdx.json": SIGNED,
+    "weir sbom weir/cpu:latest --format spdx --output cpu.spdx.json": SIGNED,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,

@@ -22,7 +22,7 @@ from buildtool.image.reader import read_image
 from buildtool.sbom import binaries
 from buildtool.sbom.documents import cyclonedx, render, spdx
 from buildtool.sbom.inventory import Component, Inventory, image_name, take_inventory
-from buildtool.sbom.libraries import identify
+from buildtool.sbom.libraries import BUILDS, LIBRARIES, identify
 
 SCHEMAS = files("lib4sbom") / "schemas"
 WHEELS = (Wheel("demo-1.0-py3-none-any.whl", "ab" * 32, 7),)
@@ -218,3 +218,22 @@ def test_the_command_prints_and_writes_the_same(
     assert target.read_text() == printed
     assert "no package owns 5" in capsys.readouterr().err
     assert main([*words, "--lock", str(tmp_path / "none.json")]) == 5
+
+
+def test_names_of_any_length_take_no_time() -> None:
+    """A name that a pattern would try in a billion ways is taken as it is."""
+    name = "lib" + "-0123abcd" * 400 + "!"
+    for path in (name, f"a.libs/{name}.so"):
+        found = identify(
+            path, soname="", build_id="", marks={}, confirmed=False, wheel=("a", "1"), declared=()
+        )
+        assert found.confidence <= 0.8
+
+
+def test_every_row_of_the_table_of_libraries_can_match() -> None:
+    names = [library.name for library in LIBRARIES]
+    stems = [stem for library in LIBRARIES for stem in library.files]
+    assert len(names) == len(set(names))
+    assert len(stems) == len(set(stems))
+    assert all(library.files or library.mark for library in LIBRARIES)
+    assert all(purl.startswith("pkg:rpm/") and len(build) == 40 for build, purl in BUILDS.items())
