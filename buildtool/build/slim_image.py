@@ -54,7 +54,8 @@ def write_slim(
     job = _Job(workplace, planned, whole, keep, name)
     store = workplace.layers
     source = fingerprint((Path(keep_package.__file__).parent,))
-    base = ([layer.diff_id for layer in whole.layers], sorted(keep.lines), source)
+    own = Path(__file__).read_bytes()
+    base = ([layer.diff_id for layer in whole.layers], sorted(keep.lines), source, own)
     layers = []
     for number in range(len(whole.layers)):
         key = store.key("slim", number, *base)
