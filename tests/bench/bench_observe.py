@@ -203,31 +203,42 @@ class Bench:
         )
 
     def strace(self) -> None:
-        """What strace -f sees that fanotify misses, on one run."""
+        """What strace -f sees that fanotify misses, on the images' proof and on the service."""
         if not shutil.which("strace"):
             self.board.waive("files missed against strace -f", "strace isn't installed here")
             return
-        log = self.folder / "strace.txt"
         env = (("WEIR_PROFILES_DIR", "/profiles"), ("APP_PROFILE", "control"), ("WEIR_MODEL_DIR", "/models"))
         volumes = (f"{self.profiles}:/profiles:ro", f"{self.models}:/models:ro")
-        with served(Engine(), self.ref, Started((), env, volumes, None, GATE)) as container:
+        smoke = ("python3", "-B", "/opt/weir/app/smoke.py")
+        files = image_files(self.ref)
+        for name, how in (
+            ("proof", Started(smoke, checks_health=False)),
+            ("service", Started((), env, volumes, None, GATE)),
+        ):
+            traced, seen = self.traced(how)
+            opened = {real(files, path) for path in traced} & files.keys()
+            missed = sorted(opened - seen)
+            self.board.bar(
+                f"{name}: files that strace -f saw opened and the observed run didn't", len(missed), 0, "files",
+                named=missed[:20], traced=len(opened), observed=len(seen),
+            )  # fmt: skip
+
+    def traced(self, how: Started) -> tuple[set[str], frozenset[str]]:
+        """What strace and what fanotify saw of the same run."""
+        log = self.folder / "strace.txt"
+        with served(Engine(), self.ref, how) as container:
             watch = Fanotify(container.pid)
             words = ["strace", "-f", "-y", "-qq", "-e", "trace=open,openat,openat2,execve", "-o", str(log)]
             tracer = subprocess.Popen([*words, "-p", str(container.pid)])
             time.sleep(2)
             container.let_through()
-            container.wait_until_ready()
-            run_program(f"{WORKLOAD} --each 2", container.url, {}, tell)
-            container.stop()
+            if not how.command:
+                container.wait_until_ready()
+                run_program(f"{WORKLOAD} --each 2", container.url, {}, tell)
+                container.stop()
+            container.exit_code()
             tracer.wait(60)
-            seen = watch.finish()
-        files = image_files(self.ref)
-        traced = {real(files, path) for path in opened_by(log)} & files.keys()
-        missed = sorted(traced - seen)
-        self.board.bar(
-            "files that strace -f saw opened and the observed run didn't", len(missed), 0, "files",
-            named=missed[:20], traced=len(traced), observed=len(seen),
-        )  # fmt: skip
+            return {*opened_by(log)}, watch.finish()
 
     def overhead(self, n: int = 6) -> None:
         """A service's start and 10 of each kind of request, watched and not, in turns."""
