@@ -40,7 +40,8 @@ LORA = "--lora 16 --checkpointing --attention eager --tokens 1024 --batch 1 --ac
 NOT_RUN = {
     f"weir probe epochs {MODEL} {LORA} --samples 64 --json try.json": TUTORIAL,
     "weir probe watch --jsonl job/watch-here.jsonl --report watch.json --torch-allocator -- python3 -m "
-    f"probes.training.worker {MODEL} {LORA} --samples 512 --epochs 3 --checkpoint-every 8 --out job": TUTORIAL,
+    f"probes.training.worker {MODEL} {LORA} --samples 512 --epochs 3 "
+    "--checkpoint-every 8 --out job": TUTORIAL,
     "weir probe epochs --from job --json job.json": TUTORIAL,
     "weir probe html job.json --out job.html": TUTORIAL,
     "weir probe epochs mytrain:model --data mytrain:samples --lora 16 --batch 1 --accumulate 16 "
