@@ -183,9 +183,8 @@ def failures(board: Board, cluster: Cluster, drawn: random.Random, dead: int, ha
             waits.append(round(time.monotonic() - begun, 1))
             lines = [line for line in run.text.splitlines() if "error: rank" in line and ", step " in line]
             messages.append(lines[-1].strip() if lines else run.text[-300:])
-            named += bool(code == 1 and lines and f"{victim}: task" in run.text)
-            if number is signal.SIGSTOP:
-                subprocess.run(["kill", "-KILL", str(pid)], check=False, capture_output=True)
+            left = [each for node in cluster.names for each in workers(cluster, node)]
+            named += bool(code == 1 and lines and f"{victim}: task" in run.text and not left)
         board.bar(
             f"{kind} rank: a message with rank, step and cause, and all ranks ended",
             named,
@@ -380,6 +379,8 @@ def array(board: Board, cluster: Cluster) -> None:
     code = several.ended(900)
     done = sum(several.rank(0, f"batch-{size}")["settings"]["batch"] == int(size) for size in sizes)
     page = (several.out / "report.html").is_file()
+    if code or not page:
+        tell(several.text[-3000:])
     board.bar(
         "an array over batch sizes: runs that one page has",
         done if code == 0 and page else 0,
