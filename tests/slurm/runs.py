@@ -81,7 +81,7 @@ def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] 
     return Launched(process, out)
 
 
-def trained(*more: str, epochs: int = 4, batch: str = "8", timeout: int = 60) -> tuple[str, ...]:
+def trained(*more: str, epochs: int = 4, batch: str = "8", timeout: int = 600) -> tuple[str, ...]:
     """The worker's command."""
     worker = (
         str(PYTHON / "python"),
