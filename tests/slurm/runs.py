@@ -72,7 +72,16 @@ def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] 
     environment = {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'slurm'}"}
     with (out / "launch.log").open("w") as log:
         process = subprocess.Popen(
-            [*line, "--env", f"MARKS={out}", *words, "--", *(command or trained())],
+            [
+                *line,
+                "--env",
+                f"MARKS={out}",
+                "--port",
+                str(cluster.rendezvous),
+                *words,
+                "--",
+                *(command or trained()),
+            ],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
