@@ -1,9 +1,10 @@
 """Training in 0.40 of plain VRAM, measured: see run_training_beyond.sh.
 
-Plain is torch's own loop with `AdamW(fused=True)` under autocast to bfloat16. VRAM is the most bytes that torch's
-allocator had handed out during steps (`max_memory_allocated`), for plain and ours alike; what it had reserved is
-beside it. A step's time is the mean over a run of steps behind one another, the median of 3 runs, after 2 steps.
-Batches were written down before the first run: 8, 16, 32 images; 1, 2, 4 sequences of 1,024 tokens.
+Plain is torch's own loop with `AdamW(fused=True)` under autocast to bfloat16. VRAM is the most bytes that
+torch's allocator had handed out during steps (`max_memory_allocated`), for plain and ours alike; what it had
+reserved is beside it. A step's time is the mean over a run of steps behind one another, the median of 3 runs,
+after 2 steps. Batches were written down before the first run: 8, 16, 32 images; 1, 2, 4 sequences of 1,024
+tokens.
 """
 
 import argparse
@@ -24,7 +25,9 @@ from training_models import Case, qwen, vit, with_lora
 
 from probes.placement import PlanImpossible, Training, TrainingPlan, plan_training, train
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU only rehearses --smoke: its figures say nothing
+DEVICE = (
+    "cuda" if torch.cuda.is_available() else "cpu"
+)  # the CPU only rehearses --smoke: its figures say nothing
 SHARE = 0.40
 AMP = torch.bfloat16
 GIB = 1 << 30
@@ -73,7 +76,6 @@ def link_rates() -> dict[str, float]:
         return n / statistics.median(found[1:])
 
     rates = {"to_card": timed("up"), "to_host": timed("down"), "two_way": timed("up", "down")}
-    del up, down, there, back
     free()
     return rates
 
@@ -185,7 +187,11 @@ class Bench:
                 reserved = _vram()["reserved"]
         except PlanImpossible as error:
             self.board.bar(
-                f"{case.name}, batch {size}: step in {SHARE} of plain VRAM", 1e9, limit, "x", failed=error.message
+                f"{case.name}, batch {size}: step in {SHARE} of plain VRAM",
+                1e9,
+                limit,
+                "x",
+                failed=error.message,
             )
             return
         crossing = max(use.to_card_bytes, use.to_host_bytes) / self.link["two_way"]
@@ -293,7 +299,7 @@ class Bench:
         for name, run in (("torchao CPUOffloadOptimizer", self._torchao), ("FSDP2 CPU offload", self._fsdp)):
             try:
                 rows[name] = run(case, size)
-            except Exception as error:  # noqa: BLE001  # a peer that fails is a row that says so
+            except Exception as error:  # a peer that fails is a row that says so
                 self.board.waive(f"beside {name}", f"{type(error).__name__}: {str(error)[:300]}")
                 traceback.print_exc()
             free()
@@ -326,7 +332,9 @@ class Bench:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         store = dist.HashStore()
-        dist.init_process_group("cuda:nccl,cpu:gloo" if DEVICE == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if DEVICE == "cuda" else "gloo", store=store, rank=0, world_size=1
+        )
         try:
             case.model.to("cpu")
             free()
@@ -337,9 +345,7 @@ class Bench:
             for layer in case.model.layers:
                 fully_shard(layer, **policy)
             fully_shard(case.model, **policy)
-            return {
-                "step_s": Loop(case, size, adamw(case.model, fused=True)).seconds(**self.quick)
-            } | _vram()
+            return {"step_s": Loop(case, size, adamw(case.model, fused=True)).seconds(**self.quick)} | _vram()
         finally:
             dist.destroy_process_group()
 
@@ -407,12 +413,17 @@ def main() -> int:
             whole=not args.smoke,
             results=args.out / "bars",
         )
-        board.figure("card", torch.cuda.get_device_name(0) if DEVICE == "cuda" else "none: a rehearsal", "", torch=torch.__version__)
+        board.figure(
+            "card",
+            torch.cuda.get_device_name(0) if DEVICE == "cuda" else "none: a rehearsal",
+            "",
+            torch=torch.__version__,
+        )
         run: Callable[[], None]
         try:
             run = getattr(Bench(board, smoke=args.smoke, steps=args.steps), part)
             run()
-        except Exception as error:  # noqa: BLE001  # the other parts go on
+        except Exception as error:  # the other parts go on
             traceback.print_exc()
             board.waive(part, f"failed: {type(error).__name__}: {str(error)[:500]}")
             failed = 1

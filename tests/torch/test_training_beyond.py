@@ -1,5 +1,5 @@
-"""Training whose optimizer states, master weights, frozen weights and activations aren't on the card: the same
-losses and the same state dicts as torch's own loop, bit by bit, whatever the streams put off."""
+"""Training whose optimizer states, master weights, frozen weights and activations aren't on the card: the
+same losses and the same state dicts as torch's own loop, bit by bit, whatever the streams put off."""
 
 import copy
 import dataclasses

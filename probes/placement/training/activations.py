@@ -1,8 +1,8 @@
 """Activations that a block doesn't keep for its backward pass: they are made again from its inputs.
 
 The inputs stay on the card, or are in host memory until the backward pass comes back to the block. Making
-again is torch's own checkpoint; the inputs of a block that moves are given to it by a closure, so that nothing
-holds them meanwhile.
+again is torch's own checkpoint; the inputs of a block that moves are given to it by a closure, so that
+nothing holds them meanwhile.
 """
 
 import functools

@@ -89,9 +89,7 @@ class Training:
 
     def _set_up(self, planned: dict[str, BlockOfStep]) -> None:
         self._setting = {
-            id(p): number
-            for number, group in enumerate(self.optimizer.param_groups)
-            for p in group["params"]
+            id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]
         }
         self._state_names = state_names(self.optimizer, self._device)
         self._arena = HostArena(max(self.plan.host_bytes, 1), self._node())
@@ -146,9 +144,7 @@ class Training:
         if tensor.grad is not None:
             tensor.grad = tensor.grad.to(self._device)
 
-    def _adopt(
-        self, block: Block, facts: BlockOfStep, parameter: nn.Parameter, name: str
-    ) -> Trained | None:
+    def _adopt(self, block: Block, facts: BlockOfStep, parameter: nn.Parameter, name: str) -> Trained | None:
         setting = self._setting.get(id(parameter))
         if setting is None or not parameter.requires_grad:
             return None
@@ -173,7 +169,7 @@ class Training:
         return one
 
     def _host(self, like: torch.Tensor) -> torch.Tensor:
-        """Host memory of a tensor's size, with a storage of its own: a state dict that is saved has no more."""
+        """Host memory of a tensor's size, with a storage of its own: a saved state dict has no more."""
         n_bytes = like.numel() * like.element_size()
         if self._arena.used + n_bytes > max(self.plan.host_bytes, 1):
             self._arena.widen(n_bytes)
@@ -230,23 +226,22 @@ class Training:
         def step(closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401  # the closure's
             return self.step(closure)
 
-        step.of_training = True  # type: ignore[attr-defined]
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says that it was called
-        self.optimizer.step = step  # type: ignore[method-assign]
+        step.__dict__.update(of_training=True, _wrapped_by_lr_sched=True)  # it says that it was called
+        self.optimizer.step = step
         self._scales = getattr(self.optimizer, "_step_supports_amp_scaling", None)
         if self._scales:
-            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+            self.optimizer._step_supports_amp_scaling = False
 
     def _exchange(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._forwards.append((module, module.__dict__.get("forward")))
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
 
-    def _begin(self, module: nn.Module, args: object) -> None:
+    def _begin(self, *_: object) -> None:
         """The model is called."""
         self.updates.ready(self._late)
         self.updates.pump()
 
-    def _enter(self, name: str, groups: Sequence[Group], module: nn.Module, args: object) -> None:
+    def _enter(self, name: str, groups: Sequence[Group], *_: object) -> None:
         """A block is called."""
         if name not in self._numbered:
             self._numbered[name] = len(self._numbered)
@@ -276,7 +271,9 @@ class Training:
     def _take(self, one: Trained, narrow: torch.Tensor | None = None) -> None:
         gradient = one.parameter.grad
         if gradient is not None and gradient.is_sparse:
-            raise PlacementError(f"{one.name} has a sparse gradient", "build its embedding without sparse=True")
+            raise PlacementError(
+                f"{one.name} has a sparse gradient", "build its embedding without sparse=True"
+            )
         one.parameter.grad = None
         one.gradient = gradient if narrow is None else narrow
         if one.gradient is not None and not one.gradient.is_contiguous() and one.parameter.is_contiguous():
@@ -294,7 +291,7 @@ class Training:
                 result = closure()
         for hook in self.optimizer._optimizer_step_pre_hooks.values():
             hook(self.optimizer, (), {})
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
+        self.optimizer._opt_called = True  # schedulers ask
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self._given):
             raise PlacementError(
                 "the optimizer has got other parameters since", "remove() the training, plan and train again"
@@ -306,7 +303,7 @@ class Training:
                 self._take(one)
         for group in self.updates.groups:
             some = {part.of for part in group.parts if part.of.gradient is not None}
-            if some and some & group.missing or self.plan.updates == "step" and some:
+            if (some and some & group.missing) or (self.plan.updates == "step" and some):
                 self.updates.push(group)
         self.updates.pump()
         self.updates.end_step()
@@ -343,9 +340,7 @@ class Training:
                     lambda _, *__, held=held: self._open(held), with_module=True
                 )
             )
-            keep.append(
-                module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held))
-            )
+            keep.append(module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held)))
 
     def _in_order(self, optimizer: torch.optim.Optimizer) -> None:
         """States are in the order of parameters, as they are where all are updated at once."""
@@ -367,7 +362,7 @@ class Training:
                 one.parameter.data = placeholder(one.parameter, self._device)
         self._streams.finish()
 
-    def _load_settings(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _load_settings(self, _: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """States go to where they stay, not through VRAM as a whole: torch loads the settings alone."""
         self.finish()
         self._loading = state
@@ -426,14 +421,14 @@ class Training:
                 with suppress(KeyError):
                     del module.__dict__["forward"]
             else:
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = forward
         self._forwards.clear()
         if "_step_before" in self.__dict__:
             del self.optimizer.__dict__["step"]
             if self._step_before is not None:
-                self.optimizer.step = self._step_before  # type: ignore[method-assign]
+                self.optimizer.step = self._step_before
             if self._scales:
-                self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+                self.optimizer._step_supports_amp_scaling = True
             del self._step_before
         with torch.no_grad():
             self._give_back()
@@ -465,10 +460,10 @@ class Training:
 
 def _masters(
     held: Sequence[tuple[str, Trained]],
-    module: nn.Module,
+    _: nn.Module,
     state: dict[str, Any],
     prefix: str,
-    metadata: object,
+    *__: object,
 ) -> None:
     """Let a state dict have the values of weights, wherever they are."""
     for key, one in held:

@@ -13,9 +13,8 @@ The host hands over a group once a buffer is free, and never runs more than AHEA
 so the order is chosen by what the card has done, and gradients don't pile up behind what nobody can see.
 """
 
-import inspect
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -83,9 +82,7 @@ def shadow_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters; what changes in place is copied."""
-    return {
-        k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"
-    }
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
 
 
 def stepped(
@@ -97,7 +94,8 @@ def stepped(
     shadow.param_groups = [{**settings, "params": parameters} for settings, parameters in groups]
     shadow.state = defaultdict(dict, states)
     type(shadow).step(shadow)
-    after, shadow.state, shadow.param_groups = shadow.state, defaultdict(dict), []
+    after: Mapping[nn.Parameter, dict[str, Any]] = shadow.state
+    shadow.state, shadow.param_groups = defaultdict(dict), []
     return after
 
 
@@ -363,7 +361,7 @@ class Updates:
         gradients = [part.of.gradient for part in group.parts]
         streams.unpack.run(partial(self._update, group, gradients, brought, self.settings(), results))
         streams.unpack.record(group.updated)
-        streams.unpack.run(partial(self._bring_home, results, brought))
+        streams.unpack.run(partial(self._bring_home, results))
         streams.unpack.record(group.home)
         streams.unpack.record(slot.free)
         group.held = [gradient for gradient in gradients if gradient is not None]
@@ -417,16 +415,12 @@ class Updates:
                 states[shadow] = dict(one.others[part.number])
                 for name in self._names:
                     if name in one.states:
-                        states[shadow][name] = (
-                            views[name] if name in views else part.cut(one.states[name])
-                        )
+                        states[shadow][name] = views[name] if name in views else part.cut(one.states[name])
             parameters[shadow] = part, views
             by_setting[one.setting].append(shadow)
         if not parameters:
             return
-        after = stepped(
-            self._shadow, [(settings[n], by_setting[n]) for n in sorted(by_setting)], states
-        )
+        after = stepped(self._shadow, [(settings[n], by_setting[n]) for n in sorted(by_setting)], states)
         for shadow, (part, _) in parameters.items():
             one = part.of
             if one.working is not None:
@@ -434,9 +428,7 @@ class Updates:
             results.append((part, {**after.get(shadow, {}), "master": shadow.data}))
             shadow.grad = None
 
-    def _bring_home(
-        self, results: Sequence[tuple[Part, dict[str, Any]]], brought: Sequence[Mapping[str, torch.Tensor]]
-    ) -> None:
+    def _bring_home(self, results: Sequence[tuple[Part, dict[str, Any]]]) -> None:
         for part, after in results:
             one = part.of
             master = after.pop("master")
@@ -475,5 +467,5 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 def _same(a: Any, b: Any) -> bool:  # noqa: ANN401  # settings of any kind
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
+        return bool(torch.equal(a, b))
     return bool(a == b)
