@@ -48,6 +48,7 @@ MEASURED = {
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),
+    "training": PLACEMENT,
     "trouble": IMAGES,
     "watch": ("probes/watch",),
     "watch-gpu": ("probes/watch",),
@@ -56,7 +57,7 @@ MEASURED = {
 
 def measured(bench: str) -> tuple[str, ...]:
     """Files and folders of the code that a bench measures: all of it where nobody has said which."""
-    group = "placement" if bench.startswith("placement-") else bench
+    group = next((g for g in ("placement", "training") if bench.startswith(f"{g}-")), bench)
     return MEASURED.get(bench, MEASURED.get(group, ALL))
 
 
