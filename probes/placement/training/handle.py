@@ -10,6 +10,7 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.core.unknown import Unknown
+from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import Block, find_blocks
 from probes.placement.packing.staging import bytes_of
 from probes.placement.runtime.host_memory import HostArena, node_of_gpu
@@ -81,6 +82,12 @@ class Training:
         with torch.no_grad():
             try:
                 self._set_up(planned)
+            except torch.cuda.OutOfMemoryError as error:
+                self.remove()
+                raise PlacementError(
+                    f"the card refused memory while the model was placed: {first_line(error)}",
+                    "end what else uses the card, or plan with a smaller vram",
+                ) from error
             except BaseException:
                 self.remove()
                 raise
@@ -416,6 +423,9 @@ class Training:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for one in getattr(self, "trained", ()):
+            if isinstance(one.parameter.grad, GoneGradient):
+                one.parameter.grad = None
         for module, forward in reversed(self._forwards):
             if forward is None:
                 with suppress(KeyError):
