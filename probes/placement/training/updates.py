@@ -449,6 +449,8 @@ class Updates:
 
     def _say(self, one: Trained, after: Mapping[str, Any]) -> None:
         """Let the optimizer's own `state` have what it would have, in the same order."""
+        if not after:  # as plain SGD
+            return
         others = one.others[0]
         self._optimizer.state[one.parameter] = {
             k: one.states[k] if k in self._names else others.get(k, after[k]) for k in after
