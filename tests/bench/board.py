@@ -52,6 +52,7 @@ MEASURED = {
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),
     "train": ("probes/training",),
+    "training": PLACEMENT,
     "trouble": IMAGES,
     "watch": ("probes/watch",),
     "watch-gpu": ("probes/watch",),
@@ -61,6 +62,7 @@ MEASURED = {
 def measured(bench: str) -> tuple[str, ...]:
     """Files and folders of the code that a bench measures: all of it where nobody has said which."""
     group = bench.partition("-")[0]
+    group = next((g for g in ("placement", "training") if bench.startswith(f"{g}-")), bench)
     return MEASURED.get(bench, MEASURED.get(group, ALL))
 
 

@@ -1,9 +1,10 @@
 """Training in 0.40 of plain VRAM, measured: see run_training_beyond.sh.
 
-Plain is torch's own loop with `AdamW(fused=True)` under autocast to bfloat16. VRAM is the most bytes that torch's
-allocator had handed out during steps (`max_memory_allocated`), for plain and ours alike; what it had reserved is
-beside it. A step's time is the mean over a run of steps behind one another, the median of 3 runs, after 2 steps.
-Batches were written down before the first run: 8, 16, 32 images; 1, 2, 4 sequences of 1,024 tokens.
+Plain is torch's own loop with `AdamW(fused=True)` under autocast to bfloat16. VRAM is the most bytes that
+torch's allocator had handed out during steps (`max_memory_allocated`), for plain and ours alike; what it had
+reserved is beside it. A step's time is the mean over a run of steps behind one another, the median of 3 runs,
+after 2 steps. Batches were written down before the first run: 8, 16, 32 images; 1, 2, 4 sequences of 1,024
+tokens.
 """
 
 import argparse
@@ -75,7 +76,6 @@ def link_rates() -> dict[str, float]:
         return n / statistics.median(found[1:])
 
     rates = {"to_card": timed("up"), "to_host": timed("down"), "two_way": timed("up", "down")}
-    del up, down, there, back
     free()
     return rates
 
@@ -299,7 +299,7 @@ class Bench:
         for name, run in (("torchao CPUOffloadOptimizer", self._torchao), ("FSDP2 CPU offload", self._fsdp)):
             try:
                 rows[name] = run(case, size)
-            except Exception as error:  # noqa: BLE001  # a peer that fails is a row that says so
+            except Exception as error:  # a peer that fails is a row that says so
                 self.board.waive(f"beside {name}", f"{type(error).__name__}: {str(error)[:300]}")
                 traceback.print_exc()
             free()
@@ -423,7 +423,7 @@ def main() -> int:
         try:
             run = getattr(Bench(board, smoke=args.smoke, steps=args.steps), part)
             run()
-        except Exception as error:  # noqa: BLE001  # the other parts go on
+        except Exception as error:  # the other parts go on
             traceback.print_exc()
             board.waive(part, f"failed: {type(error).__name__}: {str(error)[:500]}")
             failed = 1

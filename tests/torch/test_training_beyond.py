@@ -1,5 +1,5 @@
-"""Training whose optimizer states, master weights, frozen weights and activations aren't on the card: the same
-losses and the same state dicts as torch's own loop, bit by bit, whatever the streams put off."""
+"""Training whose optimizer states, master weights, frozen weights and activations aren't on the card: the
+same losses and the same state dicts as torch's own loop, bit by bit, whatever the streams put off."""
 
 import copy
 import dataclasses
@@ -125,6 +125,7 @@ def same_states(model, optimizer, other, its):
         (torch.optim.AdamW, {"lr": 1e-2, "fused": True}, {}, {}),
         (torch.optim.Adam, {"amsgrad": True}, {"amp": None}, {}),
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {"made": "recomputed"}, {}),
+        (torch.optim.SGD, {"lr": 0.1}, {}, {}),
         (torch.optim.AdamW, {}, {"accumulate": 2, "made": "moved"}, {"accumulate": 2}),
         (torch.optim.AdamW, {}, {"updates": "step"}, {"clip": 0.1, "accumulate": 3}),
         (torch.optim.AdamW, {"fused": True}, {"updates": "step"}, {"scaler": True, "clip": 0.1}),

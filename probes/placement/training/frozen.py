@@ -1,4 +1,4 @@
-"""Weights that aren't trained: packed without loss in host memory, copied and unpacked for each use of a block.
+"""Weights that aren't trained: packed without loss in host memory, copied and unpacked for each use.
 
 A block's forward is done twice, in the forward pass and again in the backward pass (its activations aren't
 kept), and each time its weights are in one of two buffers until the other one is filled for the block after

@@ -10,6 +10,7 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.core.unknown import Unknown
+from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import Block, find_blocks
 from probes.placement.packing.staging import bytes_of
 from probes.placement.runtime.host_memory import HostArena, node_of_gpu
@@ -81,6 +82,12 @@ class Training:
         with torch.no_grad():
             try:
                 self._set_up(planned)
+            except torch.cuda.OutOfMemoryError as error:
+                self.remove()
+                raise PlacementError(
+                    f"the card refused memory while the model was placed: {first_line(error)}",
+                    "end what else uses the card, or plan with a smaller vram",
+                ) from error
             except BaseException:
                 self.remove()
                 raise
@@ -169,7 +176,7 @@ class Training:
         return one
 
     def _host(self, like: torch.Tensor) -> torch.Tensor:
-        """Host memory of a tensor's size, with a storage of its own: a state dict that is saved has no more."""
+        """Host memory of a tensor's size, with a storage of its own: a saved state dict has no more."""
         n_bytes = like.numel() * like.element_size()
         if self._arena.used + n_bytes > max(self.plan.host_bytes, 1):
             self._arena.widen(n_bytes)
@@ -226,23 +233,22 @@ class Training:
         def step(closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401  # the closure's
             return self.step(closure)
 
-        step.of_training = True  # type: ignore[attr-defined]
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says that it was called
-        self.optimizer.step = step  # type: ignore[method-assign]
+        step.__dict__.update(of_training=True, _wrapped_by_lr_sched=True)  # it says that it was called
+        self.optimizer.step = step
         self._scales = getattr(self.optimizer, "_step_supports_amp_scaling", None)
         if self._scales:
-            self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+            self.optimizer._step_supports_amp_scaling = False
 
     def _exchange(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._forwards.append((module, module.__dict__.get("forward")))
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
 
-    def _begin(self, module: nn.Module, args: object) -> None:
+    def _begin(self, *_: object) -> None:
         """The model is called."""
         self.updates.ready(self._late)
         self.updates.pump()
 
-    def _enter(self, name: str, groups: Sequence[Group], module: nn.Module, args: object) -> None:
+    def _enter(self, name: str, groups: Sequence[Group], *_: object) -> None:
         """A block is called."""
         if name not in self._numbered:
             self._numbered[name] = len(self._numbered)
@@ -272,7 +278,9 @@ class Training:
     def _take(self, one: Trained, narrow: torch.Tensor | None = None) -> None:
         gradient = one.parameter.grad
         if gradient is not None and gradient.is_sparse:
-            raise PlacementError(f"{one.name} has a sparse gradient", "build its embedding without sparse=True")
+            raise PlacementError(
+                f"{one.name} has a sparse gradient", "build its embedding without sparse=True"
+            )
         one.parameter.grad = None
         one.gradient = gradient if narrow is None else narrow
         if one.gradient is not None and not one.gradient.is_contiguous() and one.parameter.is_contiguous():
@@ -290,7 +298,7 @@ class Training:
                 result = closure()
         for hook in self.optimizer._optimizer_step_pre_hooks.values():
             hook(self.optimizer, (), {})
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
+        self.optimizer._opt_called = True  # schedulers ask
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self._given):
             raise PlacementError(
                 "the optimizer has got other parameters since", "remove() the training, plan and train again"
@@ -302,7 +310,7 @@ class Training:
                 self._take(one)
         for group in self.updates.groups:
             some = {part.of for part in group.parts if part.of.gradient is not None}
-            if some and some & group.missing or self.plan.updates == "step" and some:
+            if (some and some & group.missing) or (self.plan.updates == "step" and some):
                 self.updates.push(group)
         self.updates.pump()
         self.updates.end_step()
@@ -361,7 +369,7 @@ class Training:
                 one.parameter.data = placeholder(one.parameter, self._device)
         self._streams.finish()
 
-    def _load_settings(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _load_settings(self, _: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """States go to where they stay, not through VRAM as a whole: torch loads the settings alone."""
         self.finish()
         self._loading = state
@@ -415,19 +423,22 @@ class Training:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for one in getattr(self, "trained", ()):
+            if isinstance(one.parameter.grad, GoneGradient):
+                one.parameter.grad = None
         for module, forward in reversed(self._forwards):
             if forward is None:
                 with suppress(KeyError):
                     del module.__dict__["forward"]
             else:
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = forward
         self._forwards.clear()
         if "_step_before" in self.__dict__:
             del self.optimizer.__dict__["step"]
             if self._step_before is not None:
-                self.optimizer.step = self._step_before  # type: ignore[method-assign]
+                self.optimizer.step = self._step_before
             if self._scales:
-                self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+                self.optimizer._step_supports_amp_scaling = True
             del self._step_before
         with torch.no_grad():
             self._give_back()
@@ -459,10 +470,10 @@ class Training:
 
 def _masters(
     held: Sequence[tuple[str, Trained]],
-    module: nn.Module,
+    _: nn.Module,
     state: dict[str, Any],
     prefix: str,
-    metadata: object,
+    *__: object,
 ) -> None:
     """Let a state dict have the values of weights, wherever they are."""
     for key, one in held:

@@ -1,4 +1,4 @@
-"""What a training step keeps on the card, what it moves and what it makes again, for a budget of VRAM.
+"""What a training step keeps on the card, what it moves and what it makes again, for a budget.
 
 A plan rests on a step on tensors without numbers (`traced`): the bytes that each block saves for its
 backward pass, what is alive beside them at each moment, and the step's products. What is left of the budget
@@ -28,6 +28,7 @@ SLOTS: Final = 3  # one is filled, one is updated and written back, one waits
 MOST_NUMBERS: Final = 16 << 20  # of a group: 64 MiB of each state in float32
 RING_SHARE: Final = 1 / 10  # of the budget, for the ring
 LEAST_NUMBERS: Final = 1 << 16  # of a parameter whose states move
+BACKLOG: Final = 3.0  # bytes of gradients for each number that the link can update in a forward pass
 MOST_TRIED: Final = 12  # numbers of blocks that are recomputed, and of those whose inputs move
 DECODE_BUFFERS: Final = 2  # blocks whose frozen weights are unpacked at once
 WORKSPACE: Final = 2 * (33 << 20)  # of cuBLAS, for the threads of both passes, on Hopper
@@ -71,9 +72,9 @@ class StepVram:
 class TrainingPlan:
     """Where the bytes of a training step are. `updates` says when weights are updated.
 
-    In the backward pass: as soon as the gradients of a group are made, which takes the least memory; gradients
-    are never all there, so nothing can be computed from all of them. At the step: gradients stay on the card
-    until `optimizer.step()`, so that clipping by the global norm and a GradScaler work.
+    In the backward pass: as soon as the gradients of a group are made, which takes the least memory;
+    gradients are never all there, so nothing can be computed from all of them. At the step: gradients stay on
+    the card until `optimizer.step()`, so that clipping by the global norm and a GradScaler work.
     """
 
     blocks: tuple[BlockOfStep, ...]
@@ -89,11 +90,6 @@ class TrainingPlan:
     to_host_bytes: int
     predicted_s: float
     bound: Literal["link", "compute"]
-
-    @property
-    def crossing_s(self) -> float:
-        """Seconds that the link takes at LINK, both directions at once."""
-        return max(self.to_card_bytes, self.to_host_bytes) / LINK
 
 
 def plan_training(
@@ -123,14 +119,14 @@ def plan_training(
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     blocks = find_blocks(model)
     step = traced(model, loss, blocks, autocast=autocast, device=where)
-    piece = piece_numbers(vram, len(names))
-    search = _Search(
-        blocks, known, names, step, autocast, updates, divides=is_elementwise(optimizer), piece=piece
+    given = _Given(
+        vram, autocast, updates, accumulate, len(names), link, rate, divides=is_elementwise(optimizer)
     )
+    search = _Search(blocks, known, step, given)
     best: TrainingPlan | None = None
     least = 0
     for recomputed, moved in search.recomputations():
-        plan, taken = search.fill(recomputed, moved, vram, accumulate, link, rate)
+        plan, taken = search.fill(recomputed, moved)
         least = min(least or taken, taken)
         if plan and (best is None or plan.predicted_s < best.predicted_s * (1 - 1e-9)):
             best = plan
@@ -157,58 +153,50 @@ class _Bytes:
     slot: int
 
 
-def piece_numbers(vram: int, states: int) -> int:
-    """Numbers of a group, so that the ring takes its share of the budget: its states, weights and gradients."""
-    fits = int(vram * RING_SHARE) // (SLOTS * 4 * (states + 2))
-    return min(max(fits, LEAST_NUMBERS), MOST_NUMBERS)
+@dataclass(frozen=True)
+class _Given:
+    """What a plan is asked for."""
+
+    vram: int
+    autocast: torch.dtype | None
+    updates: When
+    accumulate: int
+    states: int  # of the optimizer, as large as a parameter
+    link: float
+    rate: float
+    divides: bool
+
+    @property
+    def piece(self) -> int:
+        """Numbers of a group, so that the ring takes its share: their states, weights and gradients."""
+        fits = int(self.vram * RING_SHARE) // (SLOTS * 4 * (self.states + 2))
+        return min(max(fits, LEAST_NUMBERS), MOST_NUMBERS)
 
 
 class _Search:
     """Bytes and times of plans for one model."""
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        known: set[int],
-        names: Sequence[str],
-        step: Step,
-        autocast: torch.dtype | None,
-        updates: When,
-        *,
-        divides: bool,
-        piece: int,
-    ) -> None:
-        self._piece, self._states = piece, len(names)
-        self._blocks, self._step, self._updates = blocks, step, updates
-        self._autocast = autocast
-        self._bytes = {
-            b.name: _bytes_of(b, known, len(names), piece, cast=autocast is not None, divides=divides)
-            for b in blocks
-        }
+    def __init__(self, blocks: Sequence[Block], known: set[int], step: Step, given: _Given) -> None:
+        self._blocks, self._step, self._given = blocks, step, given
+        self._bytes = {block.name: _bytes_of(block, known, given) for block in blocks}
         self._layers = [name for name in step.order if step.saved[name] > step.output[name]]
+        products = given.link * step.products / given.rate / 3
+        self._backlog = int(BACKLOG * products / (4 * (1 + given.states)))  # gradients in 2 bytes a number
 
     def recomputations(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Which blocks' activations may be made again: the first ones; and which of these from moved inputs."""
+        """Which blocks may be recomputed, the first ones; and which of these from moved inputs."""
         layers = self._layers
         step = max(1, len(layers) // MOST_TRIED)
         counts = sorted({*range(0, len(layers), step), len(layers)})
         return [(tuple(layers[:n]), tuple(layers[:m])) for n in counts for m in counts if m <= n]
 
-    def fill(
-        self,
-        recomputed: tuple[str, ...],
-        inputs: tuple[str, ...],
-        vram: int,
-        accumulate: int,
-        link: float,
-        rate: float,
-    ) -> tuple[TrainingPlan | None, int]:
-        """The plan with these blocks recomputed, some from moved inputs, and the bytes that it takes at least."""
+    def fill(self, recomputed: tuple[str, ...], inputs: tuple[str, ...]) -> tuple[TrainingPlan | None, int]:
+        """The plan with these blocks recomputed, some from moved inputs, and the bytes it takes at least."""
+        given, vram = self._given, self._given.vram
         sizes = self._bytes
         again = set(recomputed)
         activations = self._step.peak(again, inputs)
-        backlog = int(1.5 * 2 / (4 * (1 + self._states)) * link * self._step.products / rate / 3)
-        # Frozen weights stay on the card if all fit; else blocks that are called go to the host, last ones first
+        # What can be in host memory is there at first; then what the budget has room for comes to the card
         chosen: dict[str, Memory] = dict.fromkeys(sizes, "host")
         frozen: dict[str, Memory] = {
             b.name: "host" if sizes[b.name].frozen_packed and b.called and b.name in again else "vram"
@@ -216,7 +204,7 @@ class _Search:
         }
 
         def taken() -> StepVram:
-            return self._vram(chosen, frozen, activations, accumulate, backlog)
+            return self._vram(chosen, frozen, activations)
 
         least = taken().total
         if least > vram:
@@ -231,16 +219,16 @@ class _Search:
         use = taken()
         crossing = sum(sizes[n].crossing for n, memory in chosen.items() if memory == "host")
         packed = sum(2 * sizes[n].frozen_packed for n, memory in frozen.items() if memory == "host")
-        compute = (self._step.products + self._step.products_again(again)) / rate
+        compute = (self._step.products + self._step.products_again(again)) / given.rate
         crossing += sum(self._step.input(name) for name in inputs)
-        moved = (crossing + packed) / link
+        moved = (crossing + packed) / given.link
         return (
             TrainingPlan(
                 blocks=tuple(self._block(b, chosen, frozen, again, inputs) for b in self._blocks),
-                autocast=str(self._autocast or "").removeprefix("torch."),
-                updates=self._updates,
-                accumulate=accumulate,
-                piece_numbers=self._piece,
+                autocast=str(given.autocast or "").removeprefix("torch."),
+                updates=given.updates,
+                accumulate=given.accumulate,
+                piece_numbers=given.piece,
                 slots=SLOTS,
                 vram_budget=vram,
                 vram=use,
@@ -260,8 +248,6 @@ class _Search:
         chosen: Mapping[str, Memory],
         frozen: Mapping[str, Memory],
         activations: int,
-        accumulate: int,
-        backlog: int,
     ) -> StepVram:
         sizes = self._bytes
         streamed = [sizes[n] for n, memory in chosen.items() if memory == "host"]
@@ -271,11 +257,11 @@ class _Search:
         moving = [sizes[n] for n, memory in frozen.items() if memory == "host"]
         states = sum(s.states_vram for s in resident)
         trained = sum(s.trained for s in sizes.values())
-        if self._updates == "step" or accumulate > 1:
+        if self._given.updates == "step" or self._given.accumulate > 1:
             gradients = trained
         else:  # those of blocks at work, and what the link can update while a forward pass runs
             most = sum(s.trained for s in streamed) // 2
-            gradients = 2 * max((s.trained for s in sizes.values()), default=0) + min(most, backlog)
+            gradients = 2 * max((s.trained for s in sizes.values()), default=0) + min(most, self._backlog)
             gradients = min(trained, gradients)
         return StepVram(
             weights=sum(s.streamed_vram for s in streamed)
@@ -311,7 +297,9 @@ class _Search:
         )
 
 
-def _bytes_of(block: Block, known: set[int], states: int, piece: int, *, cast: bool, divides: bool) -> _Bytes:
+def _bytes_of(block: Block, known: set[int], given: _Given) -> _Bytes:
+    states, divides, piece = given.states, given.divides, given.piece
+    cast = given.autocast is not None
     states_vram = 0
     streamed = resident = crossing = host = trained = frozen = packed = slot = numbers = 0
     for entry in block.entries:
@@ -343,7 +331,7 @@ def _bytes_of(block: Block, known: set[int], states: int, piece: int, *, cast: b
 
 def moves(parameter: nn.Parameter) -> bool:
     """Whether a parameter is large enough that moving its states is worth a copy of their own."""
-    return parameter.numel() >= LEAST_NUMBERS and parameter.is_contiguous()
+    return bool(parameter.numel() >= LEAST_NUMBERS and parameter.is_contiguous())
 
 
 def casts(block: Block, parameter: nn.Parameter) -> bool:

@@ -1,5 +1,6 @@
-"""A training step on tensors without numbers: what each block saves, and what is alive beside that, and when."""
+"""A training step on tensors without numbers: what each block saves, and what is alive beside that."""
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,16 +18,15 @@ from probes.placement.trace import AliveBytes, as_it_was, fill, no_packed_sequen
 from probes.placement.training.activations import in_backward
 from probes.placement.training.weights import is_cast
 
-
 INPUTS: Final = 4  # that leave or come back at once
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step takes beside weights, gradients that stay and optimizer states. Bytes, and products.
+    """What a step takes beside weights, gradients that stay and optimizer states. Bytes, and operations.
 
-    `saved`: alive after a block's forward and not before, its output too. `beside`: alive in a block's backward
-    beyond what was alive when it began.
+    `saved`: alive after a block's forward and not before, its output too. `beside`: alive in a block's
+    backward beyond what was alive when it began.
     """
 
     order: tuple[str, ...]  # blocks as they are called
@@ -53,7 +53,7 @@ class Step:
         return self.output[self.order[place - 1]] if place else self.before
 
     def peak(self, recomputed: Collection[str], moved: Collection[str] = ()) -> int:
-        """The most bytes alive at once, if these blocks' activations are made again, from inputs that moved."""
+        """The most bytes alive at once, if blocks are recomputed, some of them from inputs that moved."""
         alive = most = self.before
         for name in self.order:
             most = max(most, alive + self.saved[name] + self.beside[name])
@@ -167,7 +167,7 @@ class _Marks:
         self._segment = ("", 0)
         self._after = 0
 
-    def called(self, module: nn.Module, args: object) -> None:
+    def called(self, *_: object) -> None:
         """A block is called."""
         if in_backward():
             return
@@ -175,7 +175,7 @@ class _Marks:
         if self._first < 0:
             self._first = self._at
 
-    def returned(self, module: nn.Module, args: object, output: object) -> None:
+    def returned(self, module: nn.Module, _: object, output: object) -> None:
         """A block returns."""
         if in_backward():  # of a model that makes activations again itself
             return
@@ -191,16 +191,15 @@ class _Marks:
         self._counter.highest = self._last
         for tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(lambda _, name=name: self._begin(name))
+                tensor.register_hook(functools.partial(self._began, name))
                 break
 
     def end_of_forward(self) -> None:
         """The loss is there."""
-        if self._first < 0:
-            self._first = 0
+        self._first = max(self._first, 0)
         self._segment = ("", self._last)
 
-    def _begin(self, name: str) -> None:
+    def _began(self, name: str, _: torch.Tensor) -> None:
         self._end_segment()
         self._segment = (name, self._counter.alive)
         self._counter.highest = self._counter.alive

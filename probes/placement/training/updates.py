@@ -13,9 +13,8 @@ The host hands over a group once a buffer is free, and never runs more than AHEA
 so the order is chosen by what the card has done, and gradients don't pile up behind what nobody can see.
 """
 
-import inspect
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -95,7 +94,8 @@ def stepped(
     shadow.param_groups = [{**settings, "params": parameters} for settings, parameters in groups]
     shadow.state = defaultdict(dict, states)
     type(shadow).step(shadow)
-    after, shadow.state, shadow.param_groups = shadow.state, defaultdict(dict), []
+    after: Mapping[nn.Parameter, dict[str, Any]] = shadow.state
+    shadow.state, shadow.param_groups = defaultdict(dict), []
     return after
 
 
@@ -361,7 +361,7 @@ class Updates:
         gradients = [part.of.gradient for part in group.parts]
         streams.unpack.run(partial(self._update, group, gradients, brought, self.settings(), results))
         streams.unpack.record(group.updated)
-        streams.unpack.run(partial(self._bring_home, results, brought))
+        streams.unpack.run(partial(self._bring_home, results))
         streams.unpack.record(group.home)
         streams.unpack.record(slot.free)
         group.held = [gradient for gradient in gradients if gradient is not None]
@@ -428,9 +428,7 @@ class Updates:
             results.append((part, {**after.get(shadow, {}), "master": shadow.data}))
             shadow.grad = None
 
-    def _bring_home(
-        self, results: Sequence[tuple[Part, dict[str, Any]]], brought: Sequence[Mapping[str, torch.Tensor]]
-    ) -> None:
+    def _bring_home(self, results: Sequence[tuple[Part, dict[str, Any]]]) -> None:
         for part, after in results:
             one = part.of
             master = after.pop("master")
@@ -451,6 +449,8 @@ class Updates:
 
     def _say(self, one: Trained, after: Mapping[str, Any]) -> None:
         """Let the optimizer's own `state` have what it would have, in the same order."""
+        if not after:  # as plain SGD
+            return
         others = one.others[0]
         self._optimizer.state[one.parameter] = {
             k: one.states[k] if k in self._names else others.get(k, after[k]) for k in after
@@ -469,5 +469,5 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 def _same(a: Any, b: Any) -> bool:  # noqa: ANN401  # settings of any kind
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
+        return bool(torch.equal(a, b))
     return bool(a == b)

@@ -41,20 +41,17 @@ def placeholder(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
 
 
-class GoneGradient(torch.Tensor):
+class GoneGradient(torch.Tensor):  # type: ignore[misc]
     """In place of a gradient that has been used: whatever asks for its numbers gets PlacementError.
 
     With nothing there, `clip_grad_norm_` would do nothing, and say nothing.
     """
 
     @staticmethod
-    def __new__(cls, parameter: torch.Tensor) -> "GoneGradient":
+    def __new__(cls: type["GoneGradient"], parameter: torch.Tensor) -> "GoneGradient":  # noqa: D102
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[no-any-return]
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        """Stand in for a parameter's gradient."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -64,14 +61,18 @@ class GoneGradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, function: Any, types: object, args: Any = (), kwargs: object = None  # noqa: ANN401
+        cls,
+        function: Any,  # noqa: ANN401  # torch's OpOverload
+        types: object,
+        args: Any = (),  # noqa: ANN401
+        kwargs: object = None,
     ) -> Any:  # noqa: ANN401
         """Raise, except where autograd looks at it without its numbers."""
         if function is torch.ops.aten.detach.default:
             return args[0]
         raise PlacementError(
-            f"the gradient was used for the update and is gone ({function}): this plan updates weights in the "
-            "backward pass",
+            f"the gradient was used for the update and is gone ({function}): this plan updates weights in "
+            "the backward pass",
             "to clip gradients, scale them or look at them, plan with updates='step'",
         )
 
@@ -80,7 +81,7 @@ class _Use(torch.autograd.Function):  # type: ignore[misc]
     """The working copy as the parameter's values; the gradient goes to the parameter, in its dtype."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, one: Trained) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, _: torch.Tensor, one: Trained) -> torch.Tensor:  # noqa: ANN401
         ctx.one = one
         assert one.working is not None
         return one.working.detach()
@@ -95,7 +96,7 @@ class _Use(torch.autograd.Function):  # type: ignore[misc]
 
 
 def computed_with(one: Trained, owner: nn.Module, key: str, device: torch.device) -> Callable[..., Any]:
-    """A forward of the owner that computes with the working copy. Outside autocast it raises PlacementError."""
+    """A forward of the owner with the working copy. Outside autocast it raises PlacementError."""
     forward = owner.forward
     assert one.working is not None
     dtype = one.working.dtype
