@@ -59,6 +59,7 @@ NOT_RUN = {
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "weir build cpu --push --tag registry.example/team/cpu:1.0": REGISTRY,
     "weir build cpu --sqsh cpu.sqsh": SQUASHFS,
+    "weir build cpu --compression gzip --layout cpu-gzip": MINUTES,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,
