@@ -62,7 +62,6 @@ MEASURED = {
 def measured(bench: str) -> tuple[str, ...]:
     """Files and folders of the code that a bench measures: all of it where nobody has said which."""
     group = bench.partition("-")[0]
-    group = next((g for g in ("placement", "training") if bench.startswith(f"{g}-")), bench)
     return MEASURED.get(bench, MEASURED.get(group, ALL))
 
 

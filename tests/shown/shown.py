@@ -87,6 +87,7 @@ NOT_RUN = {
     "weir verify cpu-signed --key key.pub": SIGNED,
     "weir sbom weir/cpu:latest --output cpu.cdx.json": SIGNED,
     "weir sbom weir/cpu:latest --format spdx --output cpu.spdx.json": SIGNED,
+    "weir build cpu --compression gzip --layout cpu-gzip": MINUTES,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,
