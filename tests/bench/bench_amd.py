@@ -83,7 +83,7 @@ def main() -> int:
 def _lines(words: list[str], buffers: bool) -> list[dict]:
     from children import lines
 
-    digest = code_digest([*measured("amd"), "tests/amd"])
+    digest = code_digest(measured("amd"))
     kept = PARTS / digest / f"{'-'.join(words).replace('/', ' of ')}{'' if buffers else ' without buffers'}"
     if kept.exists():
         return json.loads(kept.read_text())
