@@ -102,7 +102,7 @@ def _with_a_cards_target(refused: ConfigError) -> ConfigError:
     from probes.hardware.cards import cards_meant, is_card
 
     named = refused.message.split("`")
-    if not isinstance(refused, BadTarget) or len(named) != 3 or not is_card(named[1]):
+    if not isinstance(refused, BadTarget) or named[2:] != [" is not a GPU target"] or not is_card(named[1]):
         return refused
     targets = sorted({card.target for card in cards_meant(named[1])})
     return BadTarget(refused.message, f"it is a card: --targets {','.join(targets)}")

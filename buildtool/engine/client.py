@@ -82,7 +82,7 @@ class RunLimits:
 
 RUN_LIMITS = RunLimits()
 _SCRATCH = "/tmp"
-_NO_HEALTHCHECK = {"test": ["NONE"]}
+NO_HEALTHCHECK = {"test": ["NONE"]}
 _OWNER = f"{LABEL}.owner"  # label of a container: the host and the directory of the run that it belongs to
 
 
@@ -167,7 +167,7 @@ class Engine:
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
         with engine_errors():
-            settings = {"healthcheck": _NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
+            settings = {"healthcheck": NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
             with self._created(ref, ["true"], settings) as container:
                 yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
@@ -237,7 +237,7 @@ class Engine:
         with engine_errors():
             settings = {
                 "environment": dict(env or {}),
-                "healthcheck": _NO_HEALTHCHECK,
+                "healthcheck": NO_HEALTHCHECK,
                 "read_only": True,
                 "tmpfs": {**self._closed_volumes(ref), _SCRATCH: f"mode=1777,size={limits.scratch_bytes}"},
                 "cap_drop": ["ALL"],

@@ -12,7 +12,7 @@ import docker.errors
 from docker.models.containers import Container
 
 from buildtool.core.errors import DataError, ProofFailed
-from buildtool.engine.client import Devices, Engine, device_options, parse_answer
+from buildtool.engine.client import NO_HEALTHCHECK, Devices, Engine, device_options, parse_answer
 from buildtool.engine.connection import engine_errors
 from probes.core.quoting import terminal
 
@@ -37,6 +37,7 @@ class Started:
     volumes: tuple[str, ...] = ()
     devices: Devices | None = None
     gate: str = GATE
+    checks_health: bool = True  # where the image says how
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def served(engine: Engine, ref: str, how: Started) -> Iterator[Served]:
         "ports": dict.fromkeys(config.get("ExposedPorts") or (), ("127.0.0.1", None)),
         "entrypoint": ["/bin/sh", "-c", how.gate, "sh"],
         "stdin_open": True,
+        **({} if how.checks_health else {"healthcheck": NO_HEALTHCHECK}),
         **device_options(how.devices),
     }
     with engine.held(ref, program, settings) as container, engine_errors():

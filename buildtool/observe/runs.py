@@ -127,7 +127,9 @@ def _observed(
 
 
 def _started(workload: Workload, env: tuple[tuple[str, str], ...], gate: str) -> Started:
-    return Started(workload.command, env, workload.volumes, workload.devices, gate)
+    # a command may end before its first health check, or not: two runs would differ
+    health = bool(workload.program)
+    return Started(workload.command, env, workload.volumes, workload.devices, gate, health)
 
 
 def _drive(

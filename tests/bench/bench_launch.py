@@ -88,7 +88,7 @@ def preempted(board: Board, cluster: Cluster, drawn: random.Random, count: int, 
     wanted = [plain.rank(n)["losses"] for n in (0, 1)]
     tell(f"uninterrupted: {len(wanted[0])} steps, losses {wanted[0][0]:.4f} to {wanted[0][-1]:.4f}")
     moments = [drawn.uniform(0, LATEST_S[since]) for _ in range(count)]
-    resumed, identical, jobs, lost, rows = 0, 0, 0, 0, []
+    resumed, finished, identical, jobs, lost, rows = 0, 0, 0, 0, 0, []
     while moments:
         jobs += 1
         out = cluster.folder / f"{since}-{jobs}"
@@ -98,6 +98,8 @@ def preempted(board: Board, cluster: Cluster, drawn: random.Random, count: int, 
             came_back = came_back_again(cluster, run, restarts)
             restarts += came_back
             resumed += came_back
+            # its last step was done before the signal was seen: nothing was left to resume
+            finished += not came_back and cluster.state(run.job_id) == "COMPLETED"
             rows.append({"job": jobs, "after_s": round(moment, 2), "resumed": came_back, "at_step": run.step})
             tell(f"{rows[-1]}")
         code = run.ended(900)
@@ -108,7 +110,14 @@ def preempted(board: Board, cluster: Cluster, drawn: random.Random, count: int, 
         if not same:
             tell(run.text[-3000:])
     board.bar(
-        f"preempted after {since}, and resumed", resumed, count, f"of {count}", at_least=True, each=rows
+        f"preempted after {since}, and resumed, or at its last step and done",
+        resumed + finished,
+        count,
+        f"of {count}",
+        at_least=True,
+        resumed=resumed,
+        done=finished,
+        each=rows,
     )
     board.bar(
         f"after {since}: jobs whose loss curve is identical, bit by bit",

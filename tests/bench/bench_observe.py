@@ -25,7 +25,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/docker")]
 
-from board import Board, tell  # noqa: E402
+from board import RUNS, Board, tell  # noqa: E402
 from test_compose import SHAPES, write_model  # noqa: E402
 
 from buildtool.engine.client import Engine  # noqa: E402
@@ -34,8 +34,7 @@ from buildtool.keep.keep_list import read_keep_list  # noqa: E402
 from buildtool.observe.fanotify import Fanotify  # noqa: E402
 from buildtool.observe.runs import run_program  # noqa: E402
 
-NAME = "t-observe-cpu"
-REF = f"weir/{NAME}:latest"
+KEEP = ROOT / "images/cpu.keep"
 WEIR = str(ROOT / ".venv/bin/weir")
 WORKLOAD = f"{sys.executable} {ROOT}/tests/bench/observe_workload.py"
 CAPS = ["NET_ADMIN", "SYS_TIME", "SYS_NICE", "SYS_ADMIN", "IPC_LOCK"]
@@ -82,15 +81,15 @@ def weir(*words: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def catalog_of(folder: Path) -> Path:
+def catalog_of(folder: Path, name: str) -> Path:
     """The catalog with `cpu` under a name of its own, and its locked inputs."""
     text = (ROOT / "images/variants.yaml").read_text()
     path = folder / "variants.yaml"
     path.write_text(
-        text.replace("\n  cpu:\n", f"\n  {NAME}:\n").replace("default: [cpu, rocm]", f"default: [{NAME}]")
+        text.replace("\n  cpu:\n", f"\n  {name}:\n").replace("default: [cpu, rocm]", f"default: [{name}]")
     )
     lock = json.loads((ROOT / "images/variants.lock.json").read_text())
-    lock["variants"] = {NAME: {**lock["variants"]["cpu"], "variant": NAME}}
+    lock["variants"] = {name: {**lock["variants"]["cpu"], "variant": name}}
     (folder / "variants.lock.json").write_text(json.dumps(lock))
     return path
 
@@ -117,18 +116,19 @@ def profiles_of(folder: Path) -> tuple[Path, Path]:
 class Bench:
     """All parts, in order."""
 
-    def __init__(self, board: Board, folder: Path) -> None:
-        self.board, self.folder = board, folder
-        self.catalog = catalog_of(folder)
+    def __init__(self, board: Board, folder: Path, name: str) -> None:
+        self.board, self.folder, self.name = board, folder, name
+        self.ref = f"weir/{name}:latest"
+        self.catalog = catalog_of(folder, name)
         self.profiles, self.models = profiles_of(folder)
-        self.keep = folder / f"{NAME}.keep"
+        self.whole = self.build()
 
     def build(self, *more: str) -> tuple[str, int, int]:
         """Build; the digest, unpacked and stored bytes."""
         reports = self.folder / "reports"
         said = weir(
             "build",
-            NAME,
+            self.name,
             "--catalog",
             str(self.catalog),
             "--reports",
@@ -137,8 +137,8 @@ class Bench:
             folder=self.folder,
         )
         tell(said.splitlines()[-1])
-        report = json.loads((reports / f"{NAME}.json").read_text())
-        built = json.loads((reports / f"{NAME}.build.json").read_text())
+        report = json.loads((reports / f"{self.name}.json").read_text())
+        built = json.loads((reports / f"{self.name}.build.json").read_text())
         totals = report["totals"]
         return built["image"]["digest"], totals["unpacked_bytes"], totals["stored_bytes"]
 
@@ -159,18 +159,31 @@ class Bench:
     def observe(self, keep: Path) -> None:
         """All observed runs, merged into one list."""
         to = ["observe", "--keep", str(keep)]
-        weir(*to, "--workload", f"{WORKLOAD} --each 1", *self.random_weights(), REF, folder=self.folder)
-        weir(*to, "--workload", f"{WORKLOAD} --each 10", *self.mounted(), REF, folder=self.folder)
-        weir(*to, REF, "--", "python3", "-m", "probes", "run", "--quick", "--out", "/tmp", folder=self.folder)
-        weir(*to, REF, "--", "python3", "-B", "/opt/weir/app/smoke.py", folder=self.folder)
+        weir(*to, "--workload", f"{WORKLOAD} --each 1", *self.random_weights(), self.ref, folder=self.folder)
+        weir(*to, "--workload", f"{WORKLOAD} --each 10", *self.mounted(), self.ref, folder=self.folder)
+        weir(
+            *to,
+            self.ref,
+            "--",
+            "python3",
+            "-m",
+            "probes",
+            "run",
+            "--quick",
+            "--out",
+            "/tmp",
+            folder=self.folder,
+        )
+        weir(*to, self.ref, "--", "python3", "-B", "/opt/weir/app/smoke.py", folder=self.folder)
 
     def lists(self) -> None:
         """Two keep-lists of the same runs."""
-        other = self.folder / "other.keep"
-        for path in (self.keep, other):
+        one_path, other = RUNS / "cpu.keep", self.folder / "other.keep"
+        one_path.unlink(missing_ok=True)
+        for path in (one_path, other):
             tell(f"observing into {path.name}")
             self.observe(path)
-        one, two = (read_keep_list(path).lines for path in (self.keep, other))
+        one, two = (read_keep_list(path).lines for path in (one_path, other))
         differing = sorted(one ^ two)
         self.board.bar(
             "files in one of two keep-lists of the same runs alone",
@@ -180,7 +193,14 @@ class Bench:
             named=differing[:20],
         )
         self.board.figure("files in the keep-list", len(one), "files")
-        shutil.copyfile(self.keep, self.board.results / "cpu.keep")
+        known = read_keep_list(KEEP).lines
+        self.board.bar(
+            "lines of images/cpu.keep that differ",
+            len(known ^ one),
+            0,
+            "lines",
+            named=sorted(known ^ one)[:20],
+        )
 
     def strace(self) -> None:
         """What strace -f sees that fanotify misses, on one run."""
@@ -190,7 +210,7 @@ class Bench:
         log = self.folder / "strace.txt"
         env = (("WEIR_PROFILES_DIR", "/profiles"), ("APP_PROFILE", "control"), ("WEIR_MODEL_DIR", "/models"))
         volumes = (f"{self.profiles}:/profiles:ro", f"{self.models}:/models:ro")
-        with served(Engine(), REF, Started((), env, volumes, None, GATE)) as container:
+        with served(Engine(), self.ref, Started((), env, volumes, None, GATE)) as container:
             watch = Fanotify(container.pid)
             words = ["strace", "-f", "-y", "-qq", "-e", "trace=open,openat,openat2,execve", "-o", str(log)]
             tracer = subprocess.Popen([*words, "-p", str(container.pid)])
@@ -201,7 +221,7 @@ class Bench:
             container.stop()
             tracer.wait(60)
             seen = watch.finish()
-        files = image_files()
+        files = image_files(self.ref)
         traced = {real(files, path) for path in opened_by(log)} & files.keys()
         missed = sorted(traced - seen)
         self.board.bar(
@@ -216,7 +236,7 @@ class Bench:
         took: dict[bool, list[float]] = {True: [], False: []}
         for number in range(2 * n):
             is_watched = number % 4 in (1, 2)  # neither always first
-            with served(Engine(), REF, Started((), env, volumes, None, GATE)) as container:
+            with served(Engine(), self.ref, Started((), env, volumes, None, GATE)) as container:
                 watch = Fanotify(container.pid) if is_watched else None
                 begun = time.monotonic()
                 container.let_through()
@@ -232,24 +252,24 @@ class Bench:
 
     def slim(self) -> None:
         """The slim image: its size, all of the workload on it, what was left out, and back."""
-        whole, unpacked, stored = self.build()
+        whole, unpacked, stored = self.whole
         self.board.figure("whole CPU image, unpacked", unpacked / 1e6, "MB", stored_mb=round(stored / 1e6, 1))
-        proof = ["--keep", str(self.keep), "--workload", f"{WORKLOAD} --each 1", *self.random_weights()]
+        proof = ["--keep", str(KEEP), "--workload", f"{WORKLOAD} --each 1", *self.random_weights()]
         slim, unpacked, stored = self.build(*proof)
         self.board.bar("slim CPU image, unpacked", unpacked / 1e6, 500, "MB")
         self.board.bar("slim CPU image, stored", stored / 1e6, 140, "MB")
-        again, _, _ = self.build("--keep", str(self.keep), "--no-cache")
+        again, _, _ = self.build("--keep", str(KEEP), "--no-cache")
         self.board.bar("other digests of the slim image, built anew", int(again != slim), 0, "digests")
         tell("1,000 requests of every kind on the slim image")
         said = weir(
             "observe", "--keep", str(self.folder / "slim.keep"), "--workload", f"{WORKLOAD} --each 1000",
-            *self.mounted(), REF, folder=self.folder,
+            *self.mounted(), self.ref, folder=self.folder,
         )  # fmt: skip
         requests = re.findall(r"\d+ requests of \d+ kinds.*", said)
         self.board.bar("missing files in 1,000 requests of every kind on it", 0, 0, "files", said=requests)
         weir(
             "observe",
-            REF,
+            self.ref,
             "--",
             "python3",
             "-m",
@@ -262,12 +282,17 @@ class Bench:
         )
         self.left_out()
         undone, _, _ = self.build("--undo")
+        self.board.waive(
+            "slim ROCm image of one card <= 1.0 GB",
+            "what a card's runtime opens can't be observed without one",
+        )
+        self.board.waive("kernels that runs load", "CUPTI's and rocprofiler-sdk's callbacks aren't built")
         self.board.bar("undone: other digests than before", int(undone != whole), 0, "digests", digest=undone)
 
     def left_out(self) -> None:
         """Twenty left-out modules are imported; each has to give the message, and no traceback."""
         script = "print(open('/opt/weir/left-out.txt').read())"  # the image has no `cat` any more
-        listed = docker("run", "--rm", REF, "python3", "-c", script)
+        listed = docker("run", "--rm", self.ref, "python3", "-c", script)
         paths = re.findall(r"^file \d+ /opt/weir/lib/(\S+)\.py$", listed, re.MULTILINE)
         names = [path.replace("/", ".").removesuffix(".__init__") for path in paths if "-" not in path]
         chosen = names[:: max(1, len(names) // 20)][:20]
@@ -276,7 +301,7 @@ class Bench:
             # what is above a module may have been left out, too, or need what isn't there in any image
             script = f"import sys, importlib; sys.path_importer_cache; importlib.import_module({name!r})"
             done = subprocess.run(
-                ["docker", "run", "--rm", REF, "python3", "-c", script],
+                ["docker", "run", "--rm", self.ref, "python3", "-c", script],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -301,7 +326,7 @@ class Bench:
         wrong, starts, needless = [], [], []
         for name, (user, does, expected) in NEEDS.items():
             service = {
-                "image": REF,
+                "image": self.ref,
                 "user": user,
                 "command": ["python3", "-S", "-c", f"import os,sys,time,socket,ctypes;{does}"],
                 "cap_add": CAPS,
@@ -386,7 +411,7 @@ class Bench:
     def service(self) -> list[str]:
         """The service in a container that asks for everything; what isn't needed of what is left."""
         service = {
-            "image": REF,
+            "image": self.ref,
             "privileged": True,
             "ports": ["8000"],
             "tmpfs": ["/tmp"],
@@ -417,14 +442,14 @@ def docker(*words: str) -> str:
     return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
 
 
-def image_files() -> dict[str, str]:
+def image_files(ref: str) -> dict[str, str]:
     """The image's files, and its links with their targets."""
     script = (
         "import os,json;r={}\nfor d,f,n in os.walk('/'):\n"
         " f[:]=[x for x in f if os.path.join(d,x) not in ('/proc','/sys','/dev')]\n"
         " for x in n:\n  p=os.path.join(d,x);r[p]=os.path.realpath(p)\nprint(json.dumps(r))"
     )
-    return dict(json.loads(docker("run", "--rm", "--user", "0", REF, "python3", "-c", script)))
+    return dict(json.loads(docker("run", "--rm", "--user", "0", ref, "python3", "-c", script)))
 
 
 def opened_by(log: Path) -> Iterator[str]:
@@ -444,26 +469,14 @@ def main() -> int:
     parts = ("lists", "strace", "overhead", "slim", "ablate")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(parts), help="parts, with commas between them")
-    parser.add_argument("--keep", type=Path, help="keep-list for `slim`, where `lists` isn't run")
-    args = parser.parse_args()
-    wanted = args.only.split(",")
-    board = Board(whole=wanted == [*parts])
-    board.results.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bench-observe-", dir="/var/tmp") as folder:
-        Path(folder).chmod(0o755)
-        bench = Bench(board, Path(folder))
-        if "lists" in wanted or "strace" in wanted or "overhead" in wanted:
-            bench.build()
-        if args.keep:
-            shutil.copyfile(args.keep, bench.keep)
-        for part in wanted:
-            tell(f"{part}:")
-            getattr(bench, part)()
-    board.waive(
-        "slim ROCm image of one card <= 1.0 GB", "no AMD GPU is here: what it opens can't be observed"
-    )
-    board.waive("kernels that runs load", "CUPTI and rocprofiler-sdk callbacks aren't built")
-    return board.finish()
+    missed = False
+    for part in parser.parse_args().only.split(","):
+        board = Board(f"observe-{part}", command="make bench-observe")
+        with tempfile.TemporaryDirectory(prefix="bench-observe-", dir="/var/tmp") as folder:
+            Path(folder).chmod(0o755)
+            getattr(Bench(board, Path(folder), f"t-observe-{part}"), part)()
+        missed |= bool(board.finish())
+    return int(missed)
 
 
 if __name__ == "__main__":

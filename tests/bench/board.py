@@ -60,7 +60,7 @@ MEASURED = {
 
 def measured(bench: str) -> tuple[str, ...]:
     """Files and folders of the code that a bench measures: all of it where nobody has said which."""
-    group = "placement" if bench.startswith("placement-") else bench
+    group = bench.partition("-")[0]
     return MEASURED.get(bench, MEASURED.get(group, ALL))
 
 

@@ -258,10 +258,9 @@ def pull_bars(
                 tell(f"{case.name}: {rows[case][0]:,} bytes")
             for _ in range(rounds):
                 for case in CASES:
-                    rows[case][1].append(pull_and_start(refs[case], folder / "registry/storage"))
-                    tell(
-                        f"{case.name}: pulled in {rows[case][1][-1][0]:.1f} s, ready {rows[case][1][-1][1]:.1f} s later"
-                    )
+                    pulled = pull_and_start(refs[case], folder / "registry/storage")
+                    rows[case][1].append(pulled)
+                    tell(f"{case.name}: pulled in {pulled[0]:.1f} s, ready {pulled[1]:.1f} s later")
     report(board, rows)
 
 

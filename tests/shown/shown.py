@@ -64,7 +64,8 @@ NOT_RUN = {
     "weir prune weir/rocm:latest --targets gfx906 --dry-run": "audits a whole image once more; "
     "tests/docker does it with two of its libraries",
     "weir audit cpu.tar": AUDITED,
-    "weir observe --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py' weir/cpu": OBSERVED,
+    "weir observe --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py' "
+    "weir/cpu": OBSERVED,
     "weir observe --keep images/cpu.keep weir/cpu -- python3 -m probes run --quick --out /tmp": OBSERVED,
     "weir build cpu --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
     "weir ablate compose.yaml api --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,

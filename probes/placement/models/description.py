@@ -214,10 +214,7 @@ class BlockDescription:
             order = {name: place for place, name in enumerate(shares)}  # of their first operations
             parts.sort(key=lambda part: order.get(part.name, len(order)))
 
-        def share(whole: int, part: BlockDescription, count: int) -> int:
-            each, rest = divmod(whole, count)
-            return each + (rest if part is main else 0)
-
+        each, rest = divmod(self.modules_called, len(called))
         return tuple(
             replace(
                 part,
@@ -226,7 +223,7 @@ class BlockDescription:
                 cache_bytes=self.cache_bytes if part is main else 0,
                 divisible=False,
                 work=None if self.work is None else tuple(shares.get(part.name, ())),
-                modules_called=share(self.modules_called, part, len(called)) if part.name in called else 0,
+                modules_called=(each + rest * (part is main)) if part.name in called else 0,
             )
             for part in parts
         )

@@ -226,11 +226,3 @@ def host_units(operation: Operation) -> float:
         return EXPERT_UNITS
     more = STEP_UNITS * operation.launches if operation.kind == "recurrent" else 0.0
     return HOST_UNITS[operation.kind] + more
-
-
-def kinds_of(operations: Iterable[Operation]) -> dict[OperationKind, int]:
-    """How many operations there are of each kind."""
-    counts: dict[OperationKind, int] = {}
-    for operation in operations:
-        counts[operation.kind] = counts.get(operation.kind, 0) + 1
-    return counts

@@ -89,7 +89,7 @@ class FrozenBlocks:
             if parameter.requires_grad and id(parameter) in trained:
                 continue
             value = parameter.data.to(device).contiguous()
-            packed = pack(value)
+            packed = pack(value, dense=True)  # the link decides, not the unpacking
             made = form(packed) if packed else None
             n_bytes = made.n_bytes if made else value.nbytes
             held.weights.append(

@@ -26,7 +26,7 @@ from probes.placement.training.updates import (
     slot_bytes,
     state_names,
 )
-from probes.placement.training.weights import computed_with, placeholder
+from probes.placement.training.weights import GoneGradient, computed_with, placeholder
 
 
 def train(
@@ -55,6 +55,8 @@ class Training:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: TrainingPlan, streams: Streams
     ) -> None:
+        if getattr(optimizer.__dict__.get("step"), "of_training", False):
+            raise PlacementError("this optimizer is in a training already", "call its remove() first")
         self.plan, self.model, self.optimizer = plan, model, optimizer
         self.steps = 0
         self._streams, self._device = streams, streams.device
@@ -66,6 +68,12 @@ class Training:
         self._numbered: dict[str, int] = {}  # blocks in the order of their first calls
         self._late: list[Group] = []  # of parameters that are used outside their block's call
         planned = {block.name: block for block in plan.blocks}
+        own = {id(p) for p in model.parameters()}
+        self._given = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(id(p) not in own for p in self._given):
+            raise PlacementError(
+                "the optimizer has parameters that aren't the model's", "give it those of model.parameters()"
+            )
         if {block.name for block in self._blocks} != set(planned):
             raise PlacementError(
                 "the model's blocks aren't those of the plan", "plan again for this model: plan_training(...)"
@@ -218,6 +226,7 @@ class Training:
         def step(closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401  # the closure's
             return self.step(closure)
 
+        step.of_training = True  # type: ignore[attr-defined]
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says that it was called
         self.optimizer.step = step  # type: ignore[method-assign]
         self._scales = getattr(self.optimizer, "_step_supports_amp_scaling", None)
@@ -249,18 +258,21 @@ class Training:
         narrow, one.narrow = one.narrow, None
         if self.plan.updates == "step" or one.passes < self.plan.accumulate:
             return
-        if one.passes > self.plan.accumulate or one.gradient is not None:
+        if one.passes > self.plan.accumulate:
             raise PlacementError(
                 f"{one.name} got gradients of {one.passes} backward passes before optimizer.step(), and the "
                 f"plan says {self.plan.accumulate}: it has been updated already",
                 "plan with accumulate= as many as there are, or with updates='step'",
             )
         self._take(one, narrow if one.uses == 1 else None)
+        parameter.grad = GoneGradient(parameter)
         self.updates.made(one)
         self.updates.hold_back()
 
     def _take(self, one: Trained, narrow: torch.Tensor | None = None) -> None:
         gradient = one.parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            raise PlacementError(f"{one.name} has a sparse gradient", "build its embedding without sparse=True")
         one.parameter.grad = None
         one.gradient = gradient if narrow is None else narrow
         if one.gradient is not None and not one.gradient.is_contiguous() and one.parameter.is_contiguous():
@@ -279,8 +291,14 @@ class Training:
         for hook in self.optimizer._optimizer_step_pre_hooks.values():
             hook(self.optimizer, (), {})
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self._given):
+            raise PlacementError(
+                "the optimizer has got other parameters since", "remove() the training, plan and train again"
+            )
         for one in self.trained:
-            if one.parameter.grad is not None:
+            if isinstance(one.parameter.grad, GoneGradient):
+                one.parameter.grad = None
+            elif one.parameter.grad is not None:
                 self._take(one)
         for group in self.updates.groups:
             some = {part.of for part in group.parts if part.of.gradient is not None}
@@ -303,7 +321,7 @@ class Training:
 
     def _hook_states(self) -> None:
         optimizer, keep = self.optimizer, self._handles
-        keep.append(optimizer.register_state_dict_pre_hook(lambda _: self.finish()))
+        keep.append(optimizer.register_state_dict_pre_hook(self._in_order))
         keep.append(optimizer.register_load_state_dict_pre_hook(self._load_settings))
         keep.append(optimizer.register_load_state_dict_post_hook(self._load_states))
         owners: dict[nn.Module, list[tuple[str, Trained]]] = {}
@@ -322,6 +340,12 @@ class Training:
                 )
             )
             keep.append(module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held)))
+
+    def _in_order(self, optimizer: torch.optim.Optimizer) -> None:
+        """States are in the order of parameters, as they are where all are updated at once."""
+        self.finish()
+        states = {p: optimizer.state.pop(p) for p in self._given if p in optimizer.state}
+        optimizer.state.update(states)
 
     def _open(self, held: Iterable[tuple[str, Trained]]) -> None:
         """Values are about to be loaded into these parameters."""
@@ -387,7 +411,7 @@ class Training:
         """Give the model and the optimizer back as they were, with what they have learned."""
         updates = getattr(self, "updates", None)
         if updates is not None:
-            updates.finish()
+            self._in_order(self.optimizer)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

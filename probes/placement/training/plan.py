@@ -353,4 +353,4 @@ def casts(block: Block, parameter: nn.Parameter) -> bool:
 
 
 def _packed(parameter: nn.Parameter) -> int:
-    return aligned(estimate(str(parameter.dtype).removeprefix("torch."), parameter.numel()))
+    return aligned(estimate(str(parameter.dtype).removeprefix("torch."), parameter.numel(), dense=True))

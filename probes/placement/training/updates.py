@@ -47,20 +47,27 @@ def state_names(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple
 
     Raises PlacementError where the optimizer can't step one parameter at a time.
     """
-    trial = nn.Parameter(torch.zeros(2, 3, device=device))
-    trial.grad = torch.zeros_like(trial)
     shadow = shadow_of(optimizer)
-    try:
-        states = stepped(shadow, [({**_settings(optimizer.param_groups[0])}, [trial])], {})
-    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
+    names: set[tuple[str, ...]] = set()
+    for group in optimizer.param_groups:
+        trial = nn.Parameter(torch.zeros(2, 3, device=device))
+        trial.grad = torch.zeros_like(trial)
+        try:
+            state = stepped(shadow, [(_settings(group), [trial])], {}).get(trial, {})
+        except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
+            raise PlacementError(
+                f"{type(optimizer).__name__} can't update one parameter at a time: {str(error)[:200]}",
+                "train with an optimizer of torch.optim",
+            ) from error
+        names.add(
+            tuple(k for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == trial.shape)
+        )
+    if len(names) > 1:
         raise PlacementError(
-            f"{type(optimizer).__name__} can't update one parameter at a time: {str(error)[:200]}",
-            "train with an optimizer of torch.optim",
-        ) from error
-    state = states.get(trial, {})
-    return tuple(
-        k for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == trial.shape and v.dim()
-    )
+            f"parameter groups keep different states: {', '.join(map(str, sorted(names)))}",
+            "give all groups the same amsgrad, momentum and centered",
+        )
+    return names.pop() if names else ()
 
 
 def shadow_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -41,6 +41,41 @@ def placeholder(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
 
 
+class GoneGradient(torch.Tensor):
+    """In place of a gradient that has been used: whatever asks for its numbers gets PlacementError.
+
+    With nothing there, `clip_grad_norm_` would do nothing, and say nothing.
+    """
+
+    @staticmethod
+    def __new__(cls, parameter: torch.Tensor) -> "GoneGradient":
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[no-any-return]
+            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        """Stand in for a parameter's gradient."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """Say what it is."""
+        return "GoneGradient()"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: object, args: Any = (), kwargs: object = None  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Raise, except where autograd looks at it without its numbers."""
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise PlacementError(
+            f"the gradient was used for the update and is gone ({function}): this plan updates weights in the "
+            "backward pass",
+            "to clip gradients, scale them or look at them, plan with updates='step'",
+        )
+
+
 class _Use(torch.autograd.Function):  # type: ignore[misc]
     """The working copy as the parameter's values; the gradient goes to the parameter, in its dtype."""
 

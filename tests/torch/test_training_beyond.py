@@ -1,0 +1,269 @@
+"""Training whose optimizer states, master weights, frozen weights and activations aren't on the card: the same
+losses and the same state dicts as torch's own loop, bit by bit, whatever the streams put off."""
+
+import copy
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from late_lanes import LateLanes
+from torch import nn
+
+from probes.placement import PlacementError, PlanImpossible, plan_training, train
+from probes.placement.training import activations
+from probes.placement.training.handle import Training
+
+torch.manual_seed(0)
+WIDTH, WORDS = 96, 50
+BATCHES = [torch.randint(WORDS, (2, 8)) for _ in range(6)]
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(8 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def loss_of(model, ids):
+    return F.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten())
+
+
+def curve(model, optimizer, *, amp=torch.bfloat16, accumulate=1, clip=None, schedule=None, scaler=None):
+    losses = []
+    for number, ids in enumerate(BATCHES, 1):
+        with torch.autocast("cpu", amp or torch.bfloat16, enabled=amp is not None):
+            loss = loss_of(model, ids) / accumulate
+        (scaler.scale(loss) if scaler else loss).backward()
+        losses.append(loss.item())
+        if number % accumulate:
+            continue
+        if scaler:
+            scaler.unscale_(optimizer)
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        if schedule:
+            schedule.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def pair(kind=torch.optim.AdamW, **settings):
+    model = Words()
+    other = copy.deepcopy(model)
+    return model, kind(model.parameters(), **settings), other, kind(other.parameters(), **settings)
+
+
+@functools.cache
+def planned():
+    model, optimizer, _, _ = pair()
+    return plan_training(
+        model, optimizer, 1 << 30, lambda m: loss_of(m, BATCHES[0]), autocast=torch.bfloat16, device="cpu"
+    )
+
+
+def moving(amp=torch.bfloat16, made="kept", **more):
+    """A plan in which everything moves that can."""
+    blocks = [
+        dataclasses.replace(b, states="host", activations=made if "layers" in b.name else "kept")
+        for b in planned().blocks
+    ]
+    name = str(amp or "").removeprefix("torch.")
+    return dataclasses.replace(planned(), blocks=tuple(blocks), piece_numbers=50_000, autocast=name, **more)
+
+
+@pytest.fixture(autouse=True)
+def inputs_move_whatever_their_size(monkeypatch):
+    monkeypatch.setattr(activations, "LEAST_BYTES", 1)
+
+
+def same(a, b):
+    assert list(a) == list(b)
+    for key, value in a.items():
+        if isinstance(value, dict):
+            same(value, b[key])
+        elif isinstance(value, torch.Tensor):
+            assert torch.equal(value, b[key]), key
+        else:
+            assert value == b[key], key
+
+
+def same_states(model, optimizer, other, its):
+    same(model.state_dict(), other.state_dict())
+    same(optimizer.state_dict(), its.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "how", "loop"),
+    [
+        (torch.optim.AdamW, {"lr": 1e-2, "fused": True}, {}, {}),
+        (torch.optim.Adam, {"amsgrad": True}, {"amp": None}, {}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {"made": "recomputed"}, {}),
+        (torch.optim.AdamW, {}, {"accumulate": 2, "made": "moved"}, {"accumulate": 2}),
+        (torch.optim.AdamW, {}, {"updates": "step"}, {"clip": 0.1, "accumulate": 3}),
+        (torch.optim.AdamW, {"fused": True}, {"updates": "step"}, {"scaler": True, "clip": 0.1}),
+    ],
+)
+def test_losses_and_state_dicts_are_those_of_plain_torch(kind, settings, how, loop):
+    model, optimizer, other, its = pair(kind, **settings)
+    plan = moving(**how)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, its)]
+    training = train(other, its, plan, device="cpu")
+    loop = {"amp": how.get("amp", torch.bfloat16), **loop}
+    scalers = [torch.amp.GradScaler("cpu") if loop.get("scaler") else None for _ in range(2)]
+    for _ in range(2):
+        plain = curve(model, optimizer, **{**loop, "schedule": schedules[0], "scaler": scalers[0]})
+        assert curve(other, its, **{**loop, "schedule": schedules[1], "scaler": scalers[1]}) == plain
+        same_states(model, optimizer, other, its)
+        assert any(one.streams for one in training.trained)
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+        its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    training.remove()
+    assert all(type(p.data) is torch.Tensor and p.is_contiguous() for p in other.parameters())
+    plain = curve(model, optimizer, amp=loop["amp"])
+    assert curve(other, its, amp=loop["amp"]) == plain
+    same_states(model, optimizer, other, its)
+
+
+class Now:
+    """The model computes on the host at once: what the computing stream waits for is done there and then."""
+
+    def run(self, work):
+        work()
+
+    def record(self, mark):
+        mark.place = None
+
+    def wait(self, mark):
+        mark.block()
+
+    def follow(self):
+        """There is one stream for the caller."""
+
+    def step(self):
+        return False
+
+    def drain(self):
+        """Nothing is put off."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_read_before_it_is_there_whatever_streams_put_off(seed):
+    model, optimizer, other, its = pair()
+    streams = LateLanes(seed)
+    streams.compute = Now()
+    plan = moving(made=("kept", "moved")[seed % 2])
+    training = Training(other, its, plan, streams)
+    assert curve(other, its) == curve(model, optimizer)
+    same_states(model, optimizer, other, its)
+    training.remove()
+
+
+def test_gradients_that_were_used_are_never_taken_for_none():
+    _, _, other, its = pair()
+    training = train(other, its, moving(), device="cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_of(other, BATCHES[0]).backward()
+    with pytest.raises(PlacementError, match="updates='step'"):
+        nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    its.param_groups[0]["lr"] = 0.5
+    with pytest.raises(PlacementError, match="lr was changed between"):
+        its.step()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlacementError, match="2 backward passes"):
+        loss_of(other, BATCHES[0]).backward()
+    training.remove()
+
+
+def test_a_layer_outside_autocast_and_a_second_training_are_refused():
+    _, _, other, its = pair()
+    training = train(other, its, moving(), device="cpu")
+    with pytest.raises(PlacementError, match="outside autocast"):
+        loss_of(other, BATCHES[0])
+    with pytest.raises(PlacementError, match="remove"):
+        train(other, its, training.plan, device="cpu")
+    training.remove()
+
+
+def test_a_plan_keeps_its_budget_and_says_the_least_one():
+    _, _, other, its = pair()
+    whole = plan_training(
+        other, its, 1 << 30, lambda m: loss_of(m, BATCHES[0]), autocast=torch.bfloat16, device="cpu"
+    )
+    assert not whole.to_card_bytes
+    budget = int(whole.vram.total * 0.85)
+    plan = plan_training(
+        other, its, budget, lambda m: loss_of(m, BATCHES[0]), autocast=torch.bfloat16, device="cpu"
+    )
+    assert plan.vram.total <= budget < whole.vram.total
+    assert plan.to_card_bytes
+    with pytest.raises(PlanImpossible, match="at least") as refused:
+        plan_training(other, its, 1 << 20, lambda m: loss_of(m, BATCHES[0]), device="cpu")
+    least = int(refused.value.hint.split("=")[1].split()[0]) << 20
+    plan_training(other, its, least, lambda m: loss_of(m, BATCHES[0]), device="cpu")
+
+
+def test_frozen_weights_under_adapters_are_packed_and_give_the_same_losses():
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        torch.manual_seed(1)
+        model = Words().to(torch.bfloat16)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        config = peft.LoraConfig(r=4, lora_dropout=0.0, target_modules=["up", "down"])
+        model = peft.get_peft_model(model, config)
+        return model, torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+
+    (model, optimizer), (other, its) = adapted(), adapted()
+    plan = plan_training(
+        other, its, 1 << 30, lambda m: loss_of(m, BATCHES[0]), autocast=torch.bfloat16, device="cpu"
+    )
+    blocks = [
+        dataclasses.replace(b, frozen="host", activations="recomputed") if ".layers." in b.name else b
+        for b in plan.blocks
+    ]
+    training = train(other, its, dataclasses.replace(plan, blocks=tuple(blocks)), device="cpu")
+    assert curve(other, its) == curve(model, optimizer)
+    training.remove()
+    same_states(model, optimizer, other, its)
+
+
+def test_the_page_runs_as_it_is_printed(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "howto" / "train-larger-than-vram.md"
+    code = "from test_training_beyond import BATCHES as batches, Words as build, loss_of\n"
+    (tmp_path / "mymodel.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(block, known)
+    saved = torch.load("checkpoint.pt")
+    model = Words()
+    model.load_state_dict(saved["model"])
+    torch.optim.AdamW(model.parameters()).load_state_dict(saved["optimizer"])
