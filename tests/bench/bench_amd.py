@@ -38,7 +38,6 @@ TARGETS = (*BAR_TARGETS, OTHER_TARGET)
 SHARES = 4  # of a target's cases, that a process takes
 FAULTS = 75  # planted for each target of the bar
 VECTORS = 200
-_WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes
 PARTS = ROOT / ".weir" / "bench" / "amd"
 ROCBLAS = ROOT / ".weir" / "bench" / "rocblas"
 LIBRARY_TARGETS = ("gfx1100", "gfx90a")
@@ -170,25 +169,12 @@ def _faults(board: Board, drawn: list[dict]) -> None:
     board.figure("amd, found of all drawn changes", of_all, "share")
 
 
-def counts_of(row: dict) -> dict[str, float]:
-    """A wave's vector instructions, times its lanes, and transactions of 64 bytes, a weight.
-
-    Scalar instructions are left out, which a unit of its own executes beside them.
-    """
-    vectors = sum(count for name, count in row["instructions"].items() if not name.startswith("S_"))
-    transactions = sum(row["transactions"].get(name, 0) for name in ("loads", "stores"))
-    return {
-        "instructions": round(vectors * _WAVES[row["target"]] / row["weights"], 1),
-        "transactions": round(transactions / row["weights"], 4),
-    }
-
-
 def _counts(board: Board, rows: list[dict]) -> None:
     by_kernel: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for row in rows:
         if row["wrong"]:
             raise RuntimeError(f"{row['case']} on {row['target']}: {row['wrong']}")
-        by_kernel[row["kernel"]][row["target"]] = counts_of(row)
+        by_kernel[row["kernel"]][row["target"]] = row["a weight"]
     for kernel, by_target in by_kernel.items():
         board.line({"counted a weight": kernel} | by_target)
 
