@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-placement bench-prune bench-probes bench-scan bench-service bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe bench-sbom
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -62,7 +62,7 @@ packing-tests: $(TORCH_READY)
 
 # the service, scans and fits with torch: about as long as placement
 MODELS := $(addprefix tests/torch/test_,fit_predictions.py fit_trials.py fit_without_rules.py loading_memory.py \
-  scan_onnx.py scan_torch.py scenario_ways.py service_captured.py service_compiled.py service_model.py)
+  scan_onnx.py scan_torch.py scenario_ways.py training.py tutorial_fine_tune.py service_captured.py service_compiled.py service_model.py)
 
 model-tests: $(TORCH_READY)
 	$(call group,$(TORCH_PY),$(MODELS))
@@ -106,7 +106,7 @@ unit-thorough: $(READY)
 # `make test` draws from the largest grids (each card with each model and task, each kind of module placed in
 # each way) and from random examples, and prunes small images: all cases and the whole ROCm image take longer
 # than everything else, and seldom find more
-thorough: thorough-units thorough-torch thorough-engine ## all cases that `make test` draws from, the real images pruned and rebuilt
+thorough: thorough-units thorough-torch thorough-engine thorough-launch ## all cases that `make test` draws from, the real images pruned and rebuilt
 
 thorough-units thorough-torch: export ALL_CASES := 1
 
@@ -115,6 +115,10 @@ thorough-units: $(READY)
 
 thorough-torch: $(TORCH_READY)
 	$(call group,$(TORCH_PY),tests/torch)
+
+# a real Slurm, with few preemptions
+thorough-launch: $(TORCH_READY)
+	@$(TORCH_PY) tests/bench/bench_launch.py --quick
 
 thorough-engine: images
 	$(call group,$(PY),$(WHOLE))
@@ -190,8 +194,17 @@ bench-front: $(READY) ## the TLS front beside half headers, half handshakes and 
 bench-images: $(READY) ## `make images` from nothing, timed; empties the build cache of the engine
 	@$(PY) tests/bench/bench_images.py
 
+bench-launch: $(TORCH_READY) ## weir launch on a Slurm of three nodes here: preemptions, failures, templates (installs slurm-wlm, as root)
+	@$(TORCH_PY) tests/bench/bench_launch.py
+
 bench-layout: images ## images without an engine: one digest everywhere, read by others, pushed, killed, as .sqsh (as root)
 	@$(PY) tests/bench/bench_layout.py
+
+bench-observe: $(READY) ## observed runs, slim images, the least privilege, on the CPU image (as root; needs strace)
+	@$(PY) tests/bench/bench_observe.py
+
+bench-sbom: images ## bills of materials and signatures of the `cpu` image: schemas, files, wheels' libraries, tamperings; downloads 0.6 GB
+	@$(PY) tests/bench/bench_sbom.py
 
 bench-trouble: $(READY) ## builds interrupted 50 times, in every step; what is left, and whether the next run works (as root)
 	@$(PY) tests/bench/bench_trouble.py
@@ -207,6 +220,9 @@ bench-probes: $(READY) ## what a probe run keeps when workers misbehave and SIGK
 
 bench-service: images ## the service in the CPU image: batching, overhead, overload, hostile callers, 100 stops
 	@.venv/bin/weir build cpu-extras && $(PY) tests/bench/bench_service.py
+
+bench-train: $(TORCH_READY) ## weir probe epochs against a bare loop, planted causes, failures, resumed runs, on the CPU
+	@$(TORCH_PY) tests/bench/bench_train.py
 
 bench-watch: $(READY) ## what watching costs, how even its intervals are, a vanishing card, energy
 	@$(PY) tests/bench/bench_watch.py

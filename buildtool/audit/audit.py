@@ -17,6 +17,7 @@ from buildtool.core.progress import Progress, ProgressLog
 from buildtool.engine.reference import alike, parse_pullable
 from buildtool.image.archive import MISSING, StreamArchive, Tick, open_archive
 from buildtool.image.documents import Platform
+from buildtool.image.layer import Inspect
 from buildtool.image.reader import ImageContents, read_image
 from probes.core.invocation import tool_version
 from probes.core.output import can_redraw, progress, redraw
@@ -45,9 +46,17 @@ def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditRepo
     DataError.
     """
     path = Path(source)
-    place = kind_of_path(path)
-    if source.endswith(".json") and place is not PathKind.DIRECTORY:
+    if source.endswith(".json") and kind_of_path(path) is not PathKind.DIRECTORY:
         return _saved_report(path, options)
+    return _audited(read_source(source, options, pull=pull), options)
+
+
+def read_source(
+    source: str, options: AuditOptions, *, pull: bool, inspect: Inspect | None = None
+) -> ImageContents:
+    """The image that a name, archive or directory means, read once; raises as `audit_source` does."""
+    path = Path(source)
+    place = kind_of_path(path)
     on_terminal = can_redraw()
 
     def tick_of(total: int | None) -> Tick:
@@ -55,7 +64,7 @@ def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditRepo
 
     try:
         if place is not PathKind.NOTHING or looks_like_file(source):
-            return audit_path(path, options=options, tick=tick_of(_file_bytes(path, place)))
+            return _read_path(path, options, tick_of(_file_bytes(path, place)), inspect)
         if options.image:
             raise ConfigError(
                 f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
@@ -65,7 +74,7 @@ def audit_source(source: str, options: AuditOptions, *, pull: bool) -> AuditRepo
         engine = Engine()
         _pull_if_missing(source, engine, options.platform, pull=pull)
         total = _engine_bytes(engine, source) if on_terminal else None
-        return audit_image(source, engine=engine, options=options, tick=tick_of(total))
+        return read_engine(source, engine, options, tick=tick_of(total), inspect=inspect)
     finally:
         if on_terminal:
             redraw("")
@@ -84,25 +93,42 @@ def audit_image(
     With `digest`, exactly that image is read, and `ref` is only its name: tags move.
     Raises EngineUnavailable, DataError for an unknown image, and ImageError for one that can't be trusted.
     """
-    archive = StreamArchive(engine.save(digest or ref), label=ref, limits=options.limits, tick=tick)
-    contents = read_image(
+    return _audited(read_engine(ref, engine, options, tick=tick, digest=digest), options)
+
+
+def read_engine(
+    ref: str,
+    engine: Saver,
+    options: AuditOptions = DEFAULT_OPTIONS,
+    *,
+    tick: Tick = lambda _n_bytes: None,
+    digest: str | None = None,
+    inspect: Inspect | None = None,
+) -> ImageContents:
+    """An image that the engine holds, read as it streams by; arguments and errors as of `audit_image`."""
+    archive = StreamArchive(
+        engine.save(digest or ref), label=ref, limits=options.limits, tick=tick, inspect=inspect
+    )
+    return read_image(
         archive, label=ref, ref=ref, from_engine=True, platform=options.platform, limits=options.limits
     )
-    return _audited(contents, options)
 
 
 def audit_path(path: Path, *, options: AuditOptions, tick: Tick) -> AuditReport:
     """Audit an archive file or an OCI layout directory. Raises DataError, ConfigError, ImageError."""
-    archive = open_archive(path, limits=options.limits, tick=tick)
-    contents = read_image(
+    return _audited(_read_path(path, options, tick, None), options)
+
+
+def _read_path(path: Path, options: AuditOptions, tick: Tick, inspect: Inspect | None) -> ImageContents:
+    archive = open_archive(path, limits=options.limits, tick=tick, inspect=inspect)
+    return read_image(
         archive, label=str(path), ref=options.image, platform=options.platform, limits=options.limits
     )
-    return _audited(contents, options)
 
 
 def _audited(contents: ImageContents, options: AuditOptions) -> AuditReport:
     facts = replace(
-        gather_facts(contents, targets=options.targets, top=options.top),
+        gather_facts(contents, targets=options.targets, top=options.top, keep=options.keep),
         all_needed=options.all_needed,
         host_cards=options.host_cards,
     )
@@ -132,9 +158,9 @@ def require_source(source: str) -> None:
 
 def _saved_report(path: Path, options: AuditOptions) -> AuditReport:
     """A saved report, judged by the budget of this command line if it sets one."""
-    if options.targets or options.image or options.platform:
+    if options.targets or options.image or options.platform or options.keep:
         raise ConfigError(
-            f"{path} is a saved report: --targets, --image and --platform can't change it",
+            f"{path} is a saved report: --targets, --image, --platform and --keep can't change it",
             "audit the image itself",
         )
     report = read_report(path)

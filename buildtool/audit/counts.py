@@ -49,6 +49,7 @@ from buildtool.image.secrets import (
     credentials_in_text,
     redacted,
 )
+from buildtool.keep.keep_list import KeepList
 from probes.core.quoting import terminal
 
 # What is counted.
@@ -185,8 +186,13 @@ _CUDA_DISTRIBUTION = re.compile(r"(nvidia[-_].*|(pytorch[-_])?triton|cuda[-_].*|
 _NO_PARTS: Mapping[tuple[Kind, str], int] = {}
 
 
-def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20) -> Facts:
-    """Count an image. `targets` are the GPUs it is for, by default those of its label; `top` bounds lists."""
+def gather_facts(
+    contents: ImageContents, *, targets: tuple[str, ...] = (), top: int = 20, keep: KeepList | None = None
+) -> Facts:
+    """Count an image. `targets` are the GPUs it is for, by default those of its label; `top` bounds lists.
+
+    With a keep-list, packages have the bytes that it names.
+    """
     indexes = [layer.index or LayerIndex() for layer in contents.layers]
     merged = merge(indexes)
     ownership = find_owners(merged)
@@ -203,6 +209,8 @@ def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top:
     counter = _ByteCounter(
         merged, owner_names, copies.extra, commands, ClaimCounter(targets_if_valid(wanted))
     )
+    if keep is not None:
+        counter.used = _used_rows(merged, keep)
     for position in range(len(indexes)):
         counter.layer(position)
     packages = counter.packages()
@@ -230,6 +238,16 @@ def gather_facts(contents: ImageContents, *, targets: tuple[str, ...] = (), top:
         packages_left_out=ownership.left_out,
         base=replace(base, name=redacted(base.name, credentials)),
     )
+
+
+def _used_rows(merged: Merged, keep: KeepList) -> frozenset[int]:
+    """The rows of the visible files that a keep-list names."""
+    rows = {
+        merged.path(row).decode("utf-8", "surrogateescape"): row
+        for row, visible in enumerate(merged.content_visible)
+        if visible
+    }
+    return frozenset(rows[path] for path in keep.select(frozenset(rows))[0])
 
 
 class _OwnerNames:
@@ -280,8 +298,10 @@ class _ByteCounter:
         self.directories: Counter[bytes] = Counter()
         self._is_tool = [is_build_tool(package) for package in ownership.packages]
         self._cuda_locations = [_cuda_place(package) for package in ownership.packages]
+        self.used: frozenset[int] | None = None  # the rows of files that a keep-list names
         n_packages = len(ownership.packages)
         self._unpacked, self._visible, self._files = [0] * n_packages, [0] * n_packages, [0] * n_packages
+        self._used = [0] * n_packages
 
     def layer(self, position: int) -> None:
         """Count one layer's files."""
@@ -316,6 +336,8 @@ class _ByteCounter:
                 self._hidden(row, size)
                 continue
             self._visible[owner] += size
+            if self.used is not None and row in self.used:
+                self._used[owner] += size
             self._files[owner] += 1
             self.sums.n_files += 1
             self.sums.visible_bytes += size
@@ -374,8 +396,11 @@ class _ByteCounter:
             if number == UNOWNED:
                 continue
             bytes_of = self._unpacked[number], self._visible[number], self._files[number]
+            used = None if self.used is None else self._used[number]
             rows.append(
-                PackageRow(package.manager.value, package.name, package.version, package.place, *bytes_of)
+                PackageRow(
+                    package.manager.value, package.name, package.version, package.place, *bytes_of, used
+                )
             )
             self.sums.owners[package.manager.value] += self._unpacked[number]
         return tuple(sorted(rows, key=lambda row: (-row.unpacked_bytes, row.name, row.place)))

@@ -7,6 +7,7 @@ from buildtool.core.model import Budget
 from buildtool.gpucode.target import TargetId
 from buildtool.image.documents import Platform
 from buildtool.image.errors import LIMITS, Limits
+from buildtool.keep.keep_list import KeepList
 from probes.core.output import Paint, plain
 
 NO_BUDGET = Budget()
@@ -29,6 +30,7 @@ class AuditOptions:
     platform: Platform | None = None
     top: int = LISTED_FILES
     limits: Limits = LIMITS
+    keep: KeepList | None = None  # what observed runs opened
 
     def __post_init__(self) -> None:
         """Raises BadTarget before any image is read."""

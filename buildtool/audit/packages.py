@@ -42,11 +42,16 @@ class Package:
     name: str
     version: str
     place: str = ""  # the directory it is installed in, where that isn't the whole system
+    architecture: str = ""  # of a Debian package
+    source: str = ""  # the source package that a Debian package was built from, where its name differs
 
 
 @dataclass(frozen=True)
 class PackageRow:
-    """An installed package and the bytes of its files: in all layers, and the visible part of them."""
+    """An installed package and the bytes of its files: in all layers, and the visible part of them.
+
+    `used_bytes` are of those that a keep-list names; None without such a list.
+    """
 
     manager: str
     name: str
@@ -55,6 +60,7 @@ class PackageRow:
     unpacked_bytes: int
     visible_bytes: int
     n_files: int
+    used_bytes: int | None = None
 
 
 @dataclass
@@ -91,8 +97,8 @@ def find_owners(merged: Merged) -> Ownership:
 
 def _readable(package: Package) -> Package:
     """The package with names fit to be shown: they come from the image and may hold anything."""
-    fields = terminal(package.name), terminal(package.version), terminal(package.place)
-    return Package(package.manager, *fields)
+    fields = package.name, package.version, package.place, package.architecture, package.source
+    return Package(package.manager, *map(terminal, fields))
 
 
 # Files that no database lists.
@@ -195,12 +201,12 @@ def _deb_packages(databases: list[_Database], finder: Finder) -> Iterator[_Liste
                 own = [path for stem in stems for path in info.pop(stem, ())]
                 files = _DPKG_FILES if deb.name == "dpkg" else ()
                 listed = map(_relative, listing.lines()) if listing else ()
-                yield Package(Manager.DEB, deb.name, deb.version), chain(listed, own, files)
+                yield deb.package(), chain(listed, own, files)
     for row in distroless.values():
         for deb in deb_packages(row.lines()):
             listing = distroless.get(f"{row.name}.md5sums")
             paths = (line.partition(b"  ")[2] for line in listing.lines()) if listing else ()
-            yield Package(Manager.DEB, deb.name, deb.version), map(_relative, paths)
+            yield deb.package(), map(_relative, paths)
 
 
 def _info_files(finder: Finder) -> dict[str, list[bytes]]:
@@ -264,7 +270,7 @@ def _raw(text: str) -> bytes:
 
 LINE_BYTES = 16 << 10  # of a line that are read: a path has at most 4 KiB, in RECORD with quotes and a digest
 _MOST_MEMBERS = 1000  # members of a conda-meta file's object that are read; conda writes about 30
-_STATUS_FIELDS = frozenset({b"Package", b"Version", b"Architecture", b"Status"})
+_STATUS_FIELDS = frozenset({b"Package", b"Version", b"Architecture", b"Source", b"Status"})
 _METADATA_FIELDS = frozenset({b"Name", b"Version"})
 
 
@@ -275,6 +281,13 @@ class DebPackage:
     name: str
     version: str
     architecture: str
+    source: str = ""
+
+    def package(self) -> Package:
+        """It, as an installed package."""
+        return Package(
+            Manager.DEB, self.name, self.version, architecture=self.architecture, source=self.source
+        )
 
 
 @dataclass(frozen=True)
@@ -306,7 +319,8 @@ def deb_packages(status: Iterable[bytes]) -> Iterator[DebPackage]:
         installed = fields.get(b"Status", b"ok installed").endswith(b" installed")
         if name and installed and (name, architecture) not in seen:
             seen.add((name, architecture))
-            yield DebPackage(_decoded(name), _decoded(fields.get(b"Version", b"")), _decoded(architecture))
+            rest = (fields.get(key, b"") for key in (b"Version", b"Architecture", b"Source"))
+            yield DebPackage(_decoded(name), *map(_decoded, rest))
 
 
 def python_name(metadata: Iterable[bytes]) -> tuple[str | None, str | None]:

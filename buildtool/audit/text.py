@@ -10,6 +10,7 @@ from buildtool.audit.answer import answer_lines, budget_line, judgement_text, la
 from buildtool.audit.baseline import Comparison
 from buildtool.audit.findings import Finding, display_paths, size_text
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
+from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import AuditReport, GpuCode, ImageRow, Verdict
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.core.units import counted, decimal_bytes
@@ -170,6 +171,7 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
     owners = sorted(report.owners.items(), key=lambda row: -row[1])
     kinds = sorted(report.kinds.items(), key=lambda row: -row[1])
     gpu = sorted(report.gpu_code.by_target.items(), key=lambda row: -row[1])
+    used = any(row.used_bytes is not None for row in report.packages)
     sections = [
         Section(
             "Layers (bottom first)",
@@ -189,9 +191,9 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
         Section("Kinds", ("kind", "unpacked", "share"), [_share(*row, total) for row in kinds]),
         Section(
             f"Largest packages (of {len(report.packages)})",
-            ("package", "version", "by", "unpacked"),
+            ("package", "version", "by", "unpacked", *(("used",) if used else ())),
             [
-                (row.name, row.version, row.manager, decimal_bytes(row.unpacked_bytes))
+                (row.name, row.version, row.manager, decimal_bytes(row.unpacked_bytes), *_used(row))
                 for row in report.packages[:top]
             ],
         ),
@@ -215,6 +217,11 @@ def _sections(report: AuditReport, top: int) -> list[Section]:
         ),
     ]
     return [section for section in sections if section.rows]
+
+
+def _used(row: PackageRow) -> tuple[str, ...]:
+    """The bytes that a keep-list names, where there was one."""
+    return () if row.used_bytes is None else (decimal_bytes(row.used_bytes),)
 
 
 def _gpu_row(code: GpuCode, target: str, n_bytes: int) -> tuple[str, ...]:

@@ -14,16 +14,21 @@ def write_environment(variant: Variant, resolved: Resolved, target: Path) -> Non
     write_text(target, environment_text(variant, resolved))
 
 
-def environment_text(variant: Variant, resolved: Resolved) -> str:
-    """The environment: Python by conda, every wheel by pip, in the versions of the lock, by name.
-
-    JSON's texts are YAML's, so no text of a catalog can become YAML. Raises ConfigError.
-    """
+def require_wheel(variant: Variant, resolved: Resolved) -> None:
+    """Raise ConfigError where torch comes with the base: an environment gets it as a wheel."""
     if resolved.torch_version is None:
         raise ConfigError(
             f"{variant.name}: its torch comes with Debian or a base image, and not as a wheel for conda",
             "choose a variant whose torch is a wheel, such as cpu",
         )
+
+
+def environment_text(variant: Variant, resolved: Resolved) -> str:
+    """The environment: Python by conda, every wheel by pip, in the versions of the lock, by name.
+
+    JSON's texts are YAML's, so no text of a catalog can become YAML. Raises ConfigError.
+    """
+    require_wheel(variant, resolved)
     source = next(each for each in variant.torch if each.name == resolved.torch_source)
     lines = [
         f"# {variant.name}: the versions of the image, from the lock; made by `weir build --conda`",

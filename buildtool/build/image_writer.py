@@ -13,7 +13,7 @@ from buildtool.build.layer_store import LayerStore, Make
 from buildtool.build.payload import payload_files
 from buildtool.build.plan import PACKAGES, ImagePlan, config_of, history_of, wheel_layers
 from buildtool.build.registry_base import RegistryBase
-from buildtool.build.wheel_layer import install_wheels
+from buildtool.build.wheel_layer import LIBRARY, install_wheels
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.errors import DataError
@@ -91,7 +91,7 @@ class _Job:
         for name, wheels in wheel_layers(resolved.wheels):
             hashes = [wheel.sha256 for wheel in wheels]
             below = resolved.base.pin if name == PACKAGES else ""
-            inputs = ("wheels", name, hashes, prune, below, self._epoch)
+            inputs = ("wheels", LIBRARY, name, hashes, prune, below, self._epoch)
             tasks.append(self._task(name, inputs, partial(self._make_wheels, name, wheels)))
         files = payload_files()
         if self._pruned:

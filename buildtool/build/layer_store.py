@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,18 @@ from buildtool.core.files import (
     write_text,
 )
 from buildtool.engine.proof import unproved
-from buildtool.image.layer_writer import COMPRESSOR, LayerWriter, pieces_of
-from buildtool.image.written import BLOBS, LAYOUT, REF_NAME, LayerFile, WrittenImage, digest_of, index_of
+from buildtool.image.layer_writer import ZSTD, Compression, LayerWriter, pieces_of
+from buildtool.image.written import (
+    BLOBS,
+    LAYOUT,
+    REF_NAME,
+    LayerFile,
+    Referrer,
+    WrittenImage,
+    blob_path,
+    digest_of,
+    index_of,
+)
 from probes.core.codec import decode, encode, load
 
 FORMAT = 2  # part of every key: raise it when the same inputs would give another layer
@@ -40,7 +50,8 @@ Make = Callable[[LayerWriter], LayerFile]
 class LayerStore:
     """Layers by what they are made from, and images, below a state directory."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, compression: Compression = ZSTD) -> None:
+        self._compression = compression
         self.layout = state / "layout"
         self._keys = state / "layers"
         self._bases = state / "bases"
@@ -49,7 +60,7 @@ class LayerStore:
 
     def key(self, *inputs: object) -> str:
         """What finds a layer again: all that its bytes depend on, by `repr`."""
-        return hashlib.sha256(repr((FORMAT, COMPRESSOR, *inputs)).encode()).hexdigest()
+        return hashlib.sha256(repr((FORMAT, self._compression.version, *inputs)).encode()).hexdigest()
 
     def known(self, key: str) -> LayerFile | None:
         """The layer that an earlier build made for a key; None where it isn't there with its full length."""
@@ -75,7 +86,7 @@ class LayerStore:
         with scratch(self.layout) as folder:
             path = folder / "layer"
             with path.open("wb") as out:
-                layer = make(LayerWriter(out))
+                layer = make(LayerWriter(out, self._compression))
                 out.flush()
                 os.fsync(out.fileno())
             blobs.mkdir(parents=True, exist_ok=True)
@@ -130,8 +141,18 @@ class LayerStore:
                 digests |= {*layers}
         return frozenset(digests)
 
-    def copy(self, image: WrittenImage, name: str, target: Path) -> None:
+    def labels(self, name: str) -> dict[str, str]:
+        """The labels of the image of a name in the layout's index; none where there is no such image."""
+        row = self._rows().get(name)
+        if row is None:
+            return {}
+        config: Any = read_cached(self.blob(self._blobs_of(row["digest"])[1]), load)
+        return {str(key): str(value) for key, value in (config["config"].get("Labels") or {}).items()}
+
+    def copy(self, image: WrittenImage, name: str, target: Path, referrers: Sequence[Referrer] = ()) -> None:
         """Write an image as a layout of its own, whole or not at all; it replaces one that is there.
+
+        The `referrers` are what is said of the image.
 
         Blobs are hard links where that is possible. Raises DataError for a damaged blob and for a target
         that is something other than a layout, EnvironmentMissing for a full disk.
@@ -152,11 +173,15 @@ class LayerStore:
                     way_out="run the same command again to make it anew",
                 )
                 _link(origin, place)
+            for referrer in referrers:
+                for text in (*referrer.blobs, referrer.manifest):
+                    _put(made / blob_path(digest_of(text)), text)
             write_text(made / "oci-layout", LAYOUT.decode())
             row = self._rows().get(name, {})
             if row.get("digest") != image.digest:
                 row = image.descriptor({REF_NAME: name})
-            write_text(made / "index.json", index_of([row]).decode())
+            rows = [row, *(referrer.descriptor() for referrer in referrers)]
+            write_text(made / "index.json", index_of(rows).decode())
             if target.exists():
                 target.replace(folder / "old")
             made.replace(target)
@@ -221,8 +246,13 @@ def require_layout_or_nothing(target: Path) -> None:
         raise DataError(f"{target} is the current directory", "name another one: --layout DIR")
     index: Any = read_cached(target / "index.json", load)
     rows = index.get("manifests") if isinstance(index, dict) else None
-    if isinstance(rows, list) and len(rows) > 1:
-        raise DataError(f"{target} holds {len(rows)} images", "name another directory: --layout DIR")
+    images = (
+        [row for row in rows if isinstance(row, dict) and "artifactType" not in row]
+        if isinstance(rows, list)
+        else []
+    )
+    if len(images) > 1:
+        raise DataError(f"{target} holds {len(images)} images", "name another directory: --layout DIR")
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -22,6 +22,7 @@ from buildtool.build.layer_store import LayerStore
 from buildtool.build.lockfile import Lock
 from buildtool.build.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, group_wheels, unresolved
 from buildtool.build.registry_base import fetch_base, registry_digest
+from buildtool.build.slim_image import write_slim
 from buildtool.build.sources import Sources
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
@@ -31,6 +32,7 @@ from buildtool.core.files import read_cached, require_writable, scratch, sha256_
 from buildtool.core.model import LABEL, BuiltImage, Resolved, Variant, Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
+from buildtool.core.shipped import IMAGES
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine, RunResult
 from buildtool.engine.host import require_engine_space, require_free_space
@@ -40,6 +42,7 @@ from buildtool.engine.tags import move_tags
 from buildtool.gpucode.source import TargetMissing
 from buildtool.gpucode.target import TargetId
 from buildtool.image.written import WrittenImage, archive_chunks
+from buildtool.keep.keep_list import KeepList
 from buildtool.prune.inputs import PrunedInputs
 from buildtool.prune.manifest import IMAGE_PATH
 from probes.core.codec import encode
@@ -172,6 +175,23 @@ def write(workplace: Workplace, plan: BuildPlan, *, anew: bool = False) -> dict[
     return images
 
 
+def write_kept(
+    workplace: Workplace,
+    planned: ImagePlan,
+    whole: WrittenImage,
+    keep: tuple[Path, KeepList],
+    *,
+    epoch: int,
+    anew: bool = False,
+) -> WrittenImage:
+    """Write the slim image of a keep-list, which comes with its path. Raises as `write_slim` does."""
+    path, lines = keep
+    image = write_slim(workplace, planned, whole, lines, name=path.name, epoch=epoch, anew=anew)
+    stored = sum(layer.n_bytes for layer in image.layers)
+    workplace.progress(f"{planned.variant.name}: {image.digest[:19]}, slim, {decimal_bytes(stored)}")
+    return image
+
+
 def load(
     workplace: Workplace, images: Mapping[str, WrittenImage], named: str, *, engine: Engine
 ) -> dict[str, str]:
@@ -274,21 +294,36 @@ class Runner(Protocol):
         """Run a command in an image, by its id there or its digest."""
 
 
-def prove(workplace: Workplace, planned: ImagePlan, image: BuiltImage, runner: Runner) -> Proof:
+def prove(
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, runner: Runner, *, below: str = ""
+) -> Proof:
     """Run the image and check that it is what its variant promises, once for each digest and promise.
 
-    Raises ProofFailed, and as the runner does.
+    `below` names all of the image but the layer of the service (`WrittenImage.below`). Where an image with
+    the same was proved before, torch and rocminfo don't run again. Raises ProofFailed, and as the runner
+    does.
     """
     promise = (planned.variant.ref, planned.resolved.torch_build, planned.resolved.python)
     seal = workplace.seal("proved", image.digest, promise, proof.COMMAND)
     if earlier := read_cached(seal, proof.from_seal):
         return earlier
-    workplace.progress(f"{image.variant}: proving {image.ref} in a fresh container")
-    ran = runner.run(image.image_id or image.digest, proof.COMMAND)
+    script = sha256_of(IMAGES / "smoke.py")  # which is in the service's layer
+    layers = workplace.seal("proved", below, promise, script)
+    seen = read_cached(layers, proof.seen_from_seal) if below else None
+    what = "the service, with layers proved before," if seen else image.ref
+    workplace.progress(f"{image.variant}: proving {what} in a fresh container")
+    ran = runner.run(image.image_id or image.digest, proof.SERVICE_ALONE if seen else proof.COMMAND)
     judged = proof.judge(
-        planned.variant, planned.resolved, exit_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr
+        planned.variant,
+        planned.resolved,
+        exit_code=ran.exit_code,
+        stdout=ran.stdout,
+        stderr=ran.stderr,
+        below=seen,
     )
     write_text(seal, proof.to_seal(judged))
+    if below and not seen and (facts := proof.facts_of(ran.stdout)):
+        write_text(layers, proof.to_seal(proof.Seen(facts, image.digest)))
     return judged
 
 

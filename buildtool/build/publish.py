@@ -6,7 +6,7 @@ manifest comes last: a push that ends halfway leaves no tag behind that names ha
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
 from buildtool.engine.reference import Reference
 from buildtool.engine.registry_api import Registry
-from buildtool.image.written import OCI, WrittenImage
+from buildtool.image.written import OCI, Referrer, WrittenImage
 from probes.core.units import counted, decimal_bytes
 
 _AT_ONCE = 3
@@ -57,9 +57,17 @@ def _repositories(text: str) -> dict[str, str]:
 
 
 def push(
-    image: WrittenImage, name: Reference, *, store: LayerStore, pushed: Pushed, progress: Progress
+    image: WrittenImage,
+    name: Reference,
+    *,
+    store: LayerStore,
+    pushed: Pushed,
+    progress: Progress,
+    referrers: Sequence[Referrer] = (),
 ) -> str:
     """Push an image under a name; returns the digest that the registry has for it.
+
+    What is said of it, `referrers`, is there before its tag is.
 
     Raises as the methods of `Registry` do, and BuildFailed where another push moved the tag meanwhile.
     """
@@ -69,6 +77,8 @@ def push(
     sent = [sizes[digest] for digest, way in ways.items() if way == "sent"]
     there = [way for way in ways.values() if way != "sent"]
     with closing(Registry(name)) as registry:
+        for referrer in referrers:
+            registry.refer(referrer, image.digest)
         digest = registry.put_manifest(name.tag or "latest", image.manifest, f"{OCI}.manifest.v1+json")
         pushed.remember(name.host, dict.fromkeys(sizes, registry.repository))
     if digest != image.digest:

@@ -10,9 +10,11 @@ from buildtool.core.errors import DataError
 from buildtool.core.files import replacing
 from buildtool.core.model import PinnedBase
 from buildtool.core.progress import Progress
+from buildtool.engine.host import require_free_space
 from buildtool.engine.reference import Reference, parse_reference
 from buildtool.engine.registry_api import Registry
 from buildtool.image.documents import Descriptor, Manifest, parse_config, parse_index_or_manifest
+from buildtool.image.errors import LIMITS
 from buildtool.image.reader import host_platform
 from buildtool.image.written import LayerFile
 from buildtool.prune.flat_image import chosen_manifest, read_config
@@ -48,7 +50,8 @@ def fetch_base(base: PinnedBase, store: LayerStore, progress: Progress) -> Regis
     name = parse_reference(base.name)
     with closing(Registry(name)) as registry:
         manifest = _manifest(base.pin, lambda digest: store.document(digest, registry.manifest))
-        text = store.document(manifest.config.digest, lambda digest: b"".join(registry.blob(digest)))
+        most = min(manifest.config.stored_bytes, LIMITS.document_bytes)
+        text = store.document(manifest.config.digest, lambda digest: b"".join(registry.blob(digest, most)))
         config = read_config(text)
         diff_ids = parse_config(text, place=base.name).diff_ids
         if len(diff_ids) != len(manifest.layers):
@@ -81,8 +84,9 @@ def _bring(
     if path.is_file() and path.stat().st_size == row.stored_bytes:
         return
     progress(f"{name}: fetching a layer of {decimal_bytes(row.stored_bytes)}")
+    require_free_space(store.layout, row.stored_bytes, f"fetching {name}")
     with replacing(path) as part, part.open("wb") as file:
-        for piece in registry.blob(row.digest):
+        for piece in registry.blob(row.digest, row.stored_bytes):
             file.write(piece)
 
 

@@ -14,6 +14,7 @@ from buildtool.build.layer_store import LayerStore
 from buildtool.core.command import CommandFailed, find, run_streaming
 from buildtool.core.errors import BuildFailed, EnvironmentMissing
 from buildtool.core.files import replacing
+from buildtool.core.model import LABEL
 from buildtool.core.progress import Progress
 from buildtool.image.flatten import Entry, flattened, is_device, tar_chunks
 from buildtool.image.written import WrittenImage
@@ -22,6 +23,11 @@ from probes.core.quoting import terminal
 PROGRAM = "mksquashfs"
 LEVEL = 3  # of zstd, in blocks of BLOCK_BYTES: as layers have it
 BLOCK_BYTES = 1 << 20
+# mounted by enroot when a container starts, where the host has them: it has no hook for AMD's cards
+AMD_DEVICES = """\
+/dev/kfd /dev/kfd none x-create=file,bind,rw,nosuid,noexec,nofail
+/dev/dri /dev/dri none x-create=dir,rbind,rw,nosuid,noexec,nofail
+"""
 _RC_LOCAL = "# /etc/rc reads this when a container starts; it can change the arguments of what is started\n"
 
 
@@ -80,7 +86,8 @@ def enroot_files(config: Mapping[str, Any]) -> dict[str, bytes]:
     """The files by which enroot starts an image, by path, from the image's configuration.
 
     As enroot makes them of an image from a registry (its src/docker.sh): the environment, and a script that
-    changes to the working directory and starts what is to be started.
+    changes to the working directory and starts what is to be started. An image for AMD's cards gets the
+    host's devices for them by /etc/fstab, which enroot reads (its doc/image-format.md).
     """
     environment = [text for text in config.get("Env") or [] if "\n" not in text]
     words = [str(word) for word in config.get("Entrypoint") or []]
@@ -88,14 +95,19 @@ def enroot_files(config: Mapping[str, Any]) -> dict[str, bytes]:
     if not words and not command:
         command = ["/bin/sh"]
     folder = shlex.quote(str(config.get("WorkingDir") or "/"))
-    labels = [f"# {terminal(f'{key} {text}')}" for key, text in sorted((config.get("Labels") or {}).items())]
+    said = config.get("Labels") or {}
+    cards = str(said.get(f"{LABEL}.gpu-targets") or "").split(",")
+    is_for_amd = said.get(f"{LABEL}.torch.build") == "rocm" or any(card.startswith("gfx") for card in cards)
+    labels = [f"# {terminal(f'{key} {text}')}" for key, text in sorted(said.items())]
     out = io.StringIO()
     out.write("".join(f"{line}\n" for line in labels))
     out.write(f"\nmkdir -p {folder} 2> /dev/null\ncd {folder} && unset OLDPWD || exit 1\n")
     out.write("\nif [ -s /etc/rc.local ]; then\n    . /etc/rc.local\nfi\n")
     out.write(f'\nif [ $# -gt 0 ]; then\n    exec {shlex.join(words)} "$@"\n')
     out.write(f"else\n    exec {shlex.join([*words, *command])}\nfi\n")
+    mounts = {"etc/fstab": AMD_DEVICES.encode()} if is_for_amd else {}
     return {
+        **mounts,
         "etc/environment": "".join(f"{text}\n" for text in environment).encode(),
         "etc/rc": out.getvalue().encode(),
         "etc/rc.local": _RC_LOCAL.encode(),

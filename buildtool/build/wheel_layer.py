@@ -8,12 +8,14 @@ import base64
 import configparser
 import csv
 import hashlib
+import importlib.metadata
 import io
 import os
 import posixpath
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -27,12 +29,15 @@ from installer.utils import Scheme, construct_record_file, fix_shebang
 
 from buildtool.core.errors import DataError
 from buildtool.image.layer_writer import TarMembers, pieces_of
+from buildtool.image.streams import ReadAhead
 from buildtool.prune.archives import ZIP_FAULTS
 
 PREFIX = "opt/weir"
 SITE = f"{PREFIX}/lib"
+LARGE_BYTES = 16 << 20
 INTERPRETER = "/usr/bin/env python3"  # that of the image
 INSTALLER = b"weir\n"
+LIBRARY = f"installer {importlib.metadata.version('installer')}"  # another one may write other files
 FOLDERS = {
     "purelib": SITE,
     "platlib": SITE,
@@ -81,6 +86,16 @@ class _Sized(io.RawIOBase):
     def __init__(self, stream: BinaryIO, n_bytes: int) -> None:
         super().__init__()
         self.stream, self.n_bytes = stream, n_bytes
+
+
+@contextmanager
+def _inflated(file: _Sized) -> Iterator[Iterable[bytes]]:
+    """A file's bytes in pieces; those of a large one are inflated beside what hashes and compresses them."""
+    if file.n_bytes < LARGE_BYTES:
+        yield pieces_of(file.stream)
+        return
+    with ReadAhead(pieces_of(file.stream)) as pieces:
+        yield pieces
 
 
 class _Hashed:
@@ -137,8 +152,8 @@ class _Layer(WheelDestination):
             return RecordEntry(name, None, None)
         if isinstance(stream, _Sized):
             if scheme != "scripts":
-                pieces = pieces_of(stream.stream)
-                return self._write(scheme, name, stream.n_bytes, pieces, executable=is_executable)
+                with _inflated(stream) as pieces:
+                    return self._write(scheme, name, stream.n_bytes, pieces, executable=is_executable)
             stream = stream.stream
         content = stream.read()
         if scheme == "scripts":

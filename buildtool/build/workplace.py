@@ -22,6 +22,7 @@ from buildtool.core.shipped import CATALOG, lock_file, state_directory
 from buildtool.engine import tags
 from buildtool.engine.client import Engine
 from buildtool.engine.reference import Reference
+from buildtool.image.layer_writer import COMPRESSIONS
 from buildtool.prune.inputs import Inspections, PruneCache
 from probes.core.files import sweep_partials
 from probes.core.quoting import command
@@ -39,6 +40,7 @@ class Workplace:
     lock: Path
     progress: Progress = field(repr=False)
     verbose: bool = False  # print every line of the programs that fetch inputs
+    compression: str = "zstd"  # of layers, a key of COMPRESSIONS
 
     def seal(self, kind: str, *settings: object) -> Path:
         """The file that keeps an observation of an image: one for each `settings` and version of this tool.
@@ -101,7 +103,7 @@ class Workplace:
     @property
     def layers(self) -> LayerStore:
         """The layers and images that builds write."""
-        return LayerStore(self.state)
+        return LayerStore(self.state, COMPRESSIONS[self.compression])
 
     @property
     def inspections(self) -> Inspections:
@@ -132,9 +134,11 @@ class Workplace:
             self.wheels.verify([wheel for wheel in image.resolved.wheels if wheel.sha256 == sha256])
 
 
-def default_workplace(progress: Progress, catalog: Path = CATALOG, *, verbose: bool = False) -> Workplace:
+def default_workplace(
+    progress: Progress, catalog: Path = CATALOG, *, verbose: bool = False, compression: str = "zstd"
+) -> Workplace:
     """Where builds keep their caches and a catalog's lock: see `buildtool.core.shipped`."""
-    return Workplace(state_directory(), lock_file(catalog), progress, verbose)
+    return Workplace(state_directory(), lock_file(catalog), progress, verbose, compression)
 
 
 def writable_by_others(directory: Path) -> Iterator[str]:

@@ -53,9 +53,18 @@ def add_variant_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--targets",
         "GFX[,GFX...]",
-        "cards to keep GPU code for, e.g. gfx906 (default: this machine's AMD cards; without one, the "
+        "cards to keep GPU code for, e.g. gfx906 (default: this machine's cards; without one, the "
         "catalog's list)",
     )
+
+
+def add_container_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Add --env and --volume of containers that a workload uses."""
+    for name, metavar, what in (
+        ("--env", "NAME=VALUE", "variable of the container; given twice, it means a run with each value"),
+        ("--volume", "HOST:PLACE[:ro]", "directory or file of the host in the container; may be repeated"),
+    ):
+        parser.add_argument(name, metavar=metavar, action="append", default=[], help=f"{when}{what}")
 
 
 def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
@@ -74,10 +83,10 @@ def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
 
 
 def chosen_targets(given: str | None, progress: Progress) -> tuple[str, ...]:
-    """The GPU targets of --targets, else of this machine's AMD cards; none where it has no such card."""
+    """The GPU targets of --targets, else of this machine's cards; none where it has none."""
     if given is not None:
         return tuple(map(str, parse_targets(given)))
-    cards = host.amd_targets()
+    cards = (*host.amd_targets(), *host.nvidia_targets())
     if cards:
         progress(f"this machine's cards: {', '.join(cards)}")
     return cards

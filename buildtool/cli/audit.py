@@ -17,6 +17,7 @@ from buildtool.engine.host import amd_targets
 from buildtool.gpucode.source import BadTarget
 from buildtool.image.errors import LIMITS
 from buildtool.image.reader import parse_platform
+from buildtool.keep.keep_list import read_keep_list
 from probes.core.output import error, flag, option, paint, write
 
 _ROWS = 10  # of each list, unless --top says otherwise
@@ -57,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--platform", "OS/ARCH", "which platform of an image for several (default: this host's)")
     option(
         parser,
+        "--keep",
+        "FILE",
+        "show what each package ships against what this keep-list of weir observe has of it",
+        Path,
+    )
+    option(
+        parser,
         "--max-unpacked",
         "SIZE",
         "read up to this much of an archive, however small it is (default: 100 times its size or 1 GiB, "
@@ -94,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _render_options(args: argparse.Namespace, comparison: Comparison | None) -> RenderOptions:
     top = _ROWS if args.top is None else args.top
-    return RenderOptions(top, comparison, all_sections=args.all or args.top is not None, paint=paint)
+    all_sections = args.all or args.top is not None or args.keep is not None
+    return RenderOptions(top, comparison, all_sections=all_sections, paint=paint)
 
 
 def _audit_options(args: argparse.Namespace) -> AuditOptions:
@@ -119,6 +128,7 @@ def _audit_options(args: argparse.Namespace) -> AuditOptions:
         platform=parse_platform(args.platform) if args.platform else None,
         top=max(args.top or 0, AuditOptions.top),
         limits=limits,
+        keep=read_keep_list(args.keep) if args.keep else None,
     )
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from buildtool.audit.audit import Saver
 from buildtool.build import conda, pipeline, publish, squashfs
+from buildtool.build.attestations import attestations
 from buildtool.build.layer_store import require_layout_or_nothing
 from buildtool.build.plan import BuildPlan
 from buildtool.build.runtimes import LocalRunner, NoRuntime
+from buildtool.build.slim_image import whole_digest
 from buildtool.build.workplace import Workplace, default_workplace
 from buildtool.cli.arguments import (
     BuildOptions,
+    add_container_arguments,
     add_variant_arguments,
     build_options,
     extra_names,
@@ -28,10 +31,14 @@ from buildtool.engine import provision, registry
 from buildtool.engine.client import Engine
 from buildtool.engine.proof import Proof
 from buildtool.engine.reference import Reference, parse_new_name
-from buildtool.image.written import WrittenImage
+from buildtool.image.layer_writer import COMPRESSIONS
+from buildtool.image.written import Referrer, WrittenImage
+from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
+from buildtool.observe.runs import Workload, environments, prove
+from buildtool.sbom.keys import PrivateKey
 from probes.core.output import echo, flag, option
-from probes.core.quoting import command
-from probes.core.units import decimal_bytes
+from probes.core.quoting import command, terminal
+from probes.core.units import counted, decimal_bytes
 
 # options that write an image, or what is in it, beside what an engine gets
 OUTPUTS = (
@@ -67,8 +74,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another name for the finished image; {variant} in it means the variant's name; may be repeated",
     )
     flag(parser, "--push", "push the names of --tag, if no image is over its budget")
+    flag(
+        parser,
+        "--attest",
+        "attach bills of materials (CycloneDX, SPDX) and provenance (SLSA) to what --layout and --push write",
+    )
+    option(parser, "--sign", "KEY", "sign these with a private key in PEM (Ed25519); implies --attest", Path)
     for name, metavar, text in OUTPUTS:
         option(parser, name, metavar, f"{text}; {{variant}} in it means the variant's name", Path)
+    slim = parser.add_mutually_exclusive_group()
+    option(
+        slim,
+        "--keep",
+        "FILE",
+        "write a slim image: the files of this keep-list, which weir observe writes, and their margin; "
+        "{variant} in it means the variant's name",
+        Path,
+    )
+    flag(
+        slim,
+        "--undo",
+        "build the whole image again, and check that it is the one the slim image was made from",
+    )
+    parser.add_argument(
+        "--restore",
+        metavar="MODULE|PATH",
+        action="append",
+        default=[],
+        help="with --keep: add a module, file or directory of the image to the keep-list; may be repeated",
+    )
+    option(
+        parser,
+        "--workload",
+        "PROGRAM",
+        "with --keep: program on this host that the slim image has to pass, as with weir observe",
+    )
+    add_container_arguments(parser, "with --workload: ")
+    parser.add_argument(
+        "--compression",
+        choices=[*COMPRESSIONS],
+        default="zstd",
+        metavar="KIND",
+        help="how layers are compressed: zstd, gzip (for readers without zstd, such as umoci 0.4) or none "
+        "(default: zstd)",
+    )
     option(parser, "--platform", "OS/ARCH", "refuse to build unless this is the host's platform")
     flag(
         parser,
@@ -90,19 +139,24 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     options = build_options(args, progress)
     extra = _extra_names(args, options)
     outputs = _outputs(args, options)
+    key = _signing_key(args, options)
+    keeps = _keeps(args, options)
     if args.platform:
         require_platform(args.platform, "")
     reports = args.reports or relative_to_cwd(reports_directory())
     require_writable(reports, "choose another directory for the reports: --reports DIR")
-    workplace = default_workplace(progress, args.catalog, verbose=args.verbose)
+    workplace = default_workplace(progress, args.catalog, verbose=args.verbose, compression=args.compression)
     engine = _engine(args, options, progress)
     if args.platform and engine:
         require_platform(args.platform, engine.info().machine)
+    wholes = _wholes(options, workplace) if args.undo else {}
     with ExitStack() as held:
-        made = _make(args, options, workplace, engine=engine, held=held)
+        made = _make(args, options, workplace, engine=engine, held=held, keeps=keeps)
+        _require_wholes(made, wholes)
         plan, images = made.plan, made.images
         pairs = list(zip(plan.images, images, strict=True))
         proofs = _proofs(made, workplace, engine)
+        _prove_slim(args, images, keeps, workplace, engine)
         for (planned, image), proof in zip(pairs, proofs, strict=True):
             pipeline.record(planned, image, proof, reports)
         rows = (
@@ -128,12 +182,13 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
             echo(f"\n{pipeline.audited_text(rows)}\nwhere the bytes are, as a map for a browser: {pages}")
         if args.tag and over_budget:
             echo(f"no name of --tag was given to what is over its budget: {', '.join(sorted(over_budget))}")
+        attached = _attached(args, made, workplace, key)
         for output in outputs:
-            echo(_written(output, made, workplace))
+            echo(_written(output, made, workplace, attached.get(output.variant, ())))
         if args.push and over_budget:
             echo(f"nothing was pushed: {', '.join(sorted(over_budget))} over budget")
         elif args.push:
-            _push(made, extra, workplace, engine=engine, verbose=args.verbose)
+            _push(made, extra, workplace, engine=engine, verbose=args.verbose, attached=attached)
     where = "" if args.no_audit else f"reports are in {reports}/, "
     progress(f"{where}inputs are pinned in {relative_to_cwd(workplace.lock)}; done in {log.seconds:.1f} s")
     return Exit.FINDINGS if over_budget else Exit.OK
@@ -160,7 +215,9 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
     proofs: list[Proof | None] = []
     for planned, image in zip(made.plan.images, made.images, strict=True):
         try:
-            proofs.append(pipeline.prove(workplace, planned, image, engine or local))
+            written = made.written.get(image.variant)
+            below = written.below if written else ""
+            proofs.append(pipeline.prove(workplace, planned, image, engine or local, below=below))
         except ProofFailed:
             pipeline.keep_unproved(workplace, made.written, image.variant)
             raise
@@ -168,6 +225,77 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
             workplace.progress(f"{image.variant}: not proved: {error}")
             proofs.append(None)
     return proofs
+
+
+def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[Path, KeepList]]:
+    """The keep-lists by variant, with what --restore adds, which is written once it was proved.
+
+    Raises ConfigError, DataError.
+    """
+    for name in ("restore", "workload") if not args.keep else ():
+        if getattr(args, name):
+            raise ConfigError(f"--{name} is for slim images", "name the keep-list: --keep FILE")
+    if (args.env or args.volume) and not args.workload:
+        raise ConfigError("--env and --volume are for a workload", "name it: --workload PROGRAM")
+    keeps: dict[str, tuple[Path, KeepList]] = {}
+    for candidates in options.candidates if args.keep else ():
+        variant = candidates[0]
+        path = Path(str(args.keep).replace("{variant}", variant.name))
+        if variant.dockerfile:
+            raise ConfigError(
+                f"{variant.name} is made by a Dockerfile, --keep is for images that are written here",
+                "name other variants",
+            )
+        if any(path == other for other, _ in keeps.values()):
+            raise ConfigError(f"{path} would be the keep-list of two variants", "write {variant} in its name")
+        for line in args.restore:
+            if not is_line(line):
+                raise ConfigError(
+                    f"--restore {terminal(line)} is neither a path nor a module", "write /opt/... or a.b"
+                )
+        keeps[variant.name] = path, read_keep_list(path).with_lines(args.restore)
+    return keeps
+
+
+def _wholes(options: BuildOptions, workplace: Workplace) -> dict[str, str]:
+    """The digests of the images that slim ones were made from, by variant. Raises DataError."""
+    names = {candidates[0].name: candidates[0].ref for candidates in options.candidates}
+    return {name: whole_digest(workplace.layers.labels(name), ref) for name, ref in names.items()}
+
+
+def _require_wholes(made: "Made", wholes: Mapping[str, str]) -> None:
+    """Raises ProofFailed where an image isn't the one that the slim image was made from."""
+    for image in made.images:
+        if image.digest != wholes.get(image.variant, image.digest):
+            raise ProofFailed(
+                f"{image.ref} stays slim: it was made from {wholes[image.variant]}, and its inputs make "
+                f"{image.digest} now",
+                "to have that instead, leave --undo out",
+            )
+
+
+def _prove_slim(
+    args: argparse.Namespace,
+    images: Sequence[BuiltImage],
+    keeps: Mapping[str, tuple[Path, KeepList]],
+    workplace: Workplace,
+    engine: Engine | None,
+) -> None:
+    """Run the whole workload on slim images, if there is one, then keep what --restore adds to their lists.
+
+    Raises as `observe.runs.prove` does.
+    """
+    if args.workload and engine is None:
+        raise ConfigError(
+            "a workload needs an engine, and none answers", "start one, or leave --workload out"
+        )
+    for image in images if args.workload else ():
+        assert engine  # which was asked for above
+        workplace.progress(f"{image.variant}: proving it with the workload")
+        workload = Workload(args.workload, environments=environments(args.env), volumes=tuple(args.volume))
+        prove(engine, image.image_id, workload, progress=workplace.progress)
+    for path, keep in keeps.values() if args.restore else ():
+        merge_into(path, keep.lines)
 
 
 def _attribute(name: str) -> str:
@@ -210,15 +338,48 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     return outputs
 
 
-def _written(output: Output, made: "Made", workplace: Workplace) -> str:
+def _signing_key(args: argparse.Namespace, options: BuildOptions) -> PrivateKey | None:
+    """The key of --sign. Raises ConfigError where nothing is written that could have attestations."""
+    if not (args.attest or args.sign):
+        return None
+    name = "--sign" if args.sign else "--attest"
+    if not (args.layout or args.push):
+        raise ConfigError(
+            f"{name} attaches to what leaves this host, and nothing does",
+            f"say where to: {name} with --layout DIR, or with --push --tag REGISTRY/NAME:TAG",
+        )
+    if baked := [variants[0].name for variants in options.candidates if variants[0].dockerfile]:
+        raise ConfigError(
+            f"{name} can't speak for {', '.join(baked)}, which BuildKit makes by a Dockerfile",
+            f"build the others alone; for an inventory of this one: {command('weir', 'sbom', baked[0])}",
+        )
+    return PrivateKey.read(args.sign) if args.sign else None
+
+
+def _attached(
+    args: argparse.Namespace, made: "Made", workplace: Workplace, key: PrivateKey | None
+) -> dict[str, tuple[Referrer, ...]]:
+    """What is attached to each variant's image; nothing unless it was asked for."""
+    if not (args.attest or args.sign):
+        return {}
+    return {
+        planned.variant.name: attestations(
+            workplace, planned, made.written[planned.variant.name], epoch=made.plan.epoch, key=key
+        )
+        for planned in made.plan.images
+    }
+
+
+def _written(output: Output, made: "Made", workplace: Workplace, attached: Sequence[Referrer] = ()) -> str:
     """Write one output, and what is said of it. Raises as its writer does."""
     image = made.written[output.variant]
     planned = next(each for each in made.plan.images if each.variant.name == output.variant)
     store = workplace.layers
     match output.option:
         case "--layout":
-            store.copy(image, output.variant, output.path)
-            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}"
+            store.copy(image, output.variant, output.path, attached)
+            said = f", with {counted(len(attached), 'attestation manifest')}" if attached else ""
+            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}{said}"
         case "--sqsh":
             squashfs.write_squashfs(
                 image, output.path, store=store, epoch=made.plan.epoch, progress=workplace.progress
@@ -252,6 +413,7 @@ def _make(
     *,
     engine: Engine | None,
     held: ExitStack,
+    keeps: Mapping[str, tuple[Path, KeepList]],
 ) -> Made:
     """The plan and its images, which an engine has under temporary names for as long as `held`."""
     with workplace.alone():
@@ -263,8 +425,16 @@ def _make(
             update_lock=args.update_lock,
             every_target=options.targets_given,
         )
+        for image in plan.images if args.conda else ():
+            conda.require_wheel(image.variant, image.resolved)
         held.enter_context(workplace.layers.in_use())
         written = pipeline.write(workplace, plan, anew=args.no_cache)
+        for planned in plan.written:
+            name = planned.variant.name
+            if name in keeps:
+                written[name] = pipeline.write_kept(
+                    workplace, planned, written[name], keeps[name], epoch=plan.epoch, anew=args.no_cache
+                )
         ids: dict[str, str] = {}
         if engine:
             prefix = held.enter_context(workplace.temporary_names(engine))
@@ -305,6 +475,7 @@ def _push(
     *,
     engine: Engine | None,
     verbose: bool,
+    attached: Mapping[str, Sequence[Referrer]],
 ) -> None:
     """Push every name of every image, in order; the first that fails ends it, listed with the rest."""
     progress = workplace.progress
@@ -315,7 +486,14 @@ def _push(
             progress(f"pushing {name}")
             if written := made.written.get(image.variant):
                 pushed = publish.Pushed(workplace.state / "pushed")
-                digest = publish.push(written, name, store=workplace.layers, pushed=pushed, progress=progress)
+                digest = publish.push(
+                    written,
+                    name,
+                    store=workplace.layers,
+                    pushed=pushed,
+                    progress=progress,
+                    referrers=attached.get(image.variant, ()),
+                )
             else:
                 assert engine  # which has made what wasn't written here
                 digest = registry.push(

@@ -15,6 +15,7 @@ from buildtool.doctor.advice import Advice, advise, for_card, is_target, suppose
 from buildtool.doctor.compatibility import Compatibility, compatibility
 from buildtool.doctor.host import Display, Host
 from buildtool.engine import host as engine_host
+from probes.cli.arguments import card_by
 from probes.core.codec import encode
 from probes.core.errors import UsageError
 from probes.core.files import read_regular
@@ -31,6 +32,7 @@ ABSENT = Unknown("the card isn't in this machine")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
+    card_by(parser, "--card")
     flag(parser, "--json", "print facts and advice, or with --lint the faults, as JSON; sizes in bytes")
     option(
         parser,

@@ -5,14 +5,15 @@ import datetime
 from pathlib import Path
 
 from buildtool.core.errors import Exit
-from probes.cli.arguments import refuse_more_than_the_card, size, whole
-from probes.core.output import echo, flag, option, write
+from probes.cli.arguments import card_by, refuse_more_than_the_card, size
+from probes.core.output import echo, flag, option, whole, write
 
 _count = whole(1, 10**9)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
+    card_by(parser, "")
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -65,8 +66,15 @@ def run(args: argparse.Namespace) -> int:
     from buildtool.fits.card import Torches, choose_card
     from buildtool.fits.text import lines
     from probes.core.codec import to_json
+    from probes.core.errors import UsageError
+    from probes.core.quoting import command
+    from probes.hardware.cards import is_card
+    from probes.placement.models.reading import is_known
     from probes.placement.planner.api import resolve_model
 
+    if args.card and is_known(args.card) and is_card(args.model):
+        then = command("weir", "fits", args.card, args.model)
+        raise UsageError(f"{args.model} is a card and {args.card} a model: the model comes first", then)
     model = resolve_model(args.model)
     today = datetime.datetime.now(datetime.UTC).date()
     card = choose_card(args.card, Torches(compatibility(), platform_of(Path("/")), today))

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Collection, Sequence
 from functools import cache
 
-from buildtool.core.errors import Exit
+from buildtool.core.errors import ConfigError, Exit
 from probes.core.entry import delivered, run_as_program
 from probes.core.invocation import host_command, version_line
 from probes.core.output import Parser, error
@@ -16,10 +16,15 @@ VERBS = {
     "plan": "print what `build` would do, as JSON, and change nothing",
     "audit": "show what takes the bytes of an image, and which commands make it smaller",
     "diff": "compare two images, archives or saved audits: owners, kinds, packages, places",
+    "sbom": "list what an image is made of, with the libraries inside wheels, as CycloneDX or SPDX",
+    "verify": "check that a key signed what is attached to an image, and that nothing of it was changed",
+    "observe": "list the files that an image's containers open, for a slim image (build --keep)",
+    "ablate": "find the least that a compose service needs: privileges, devices, groups, mounts",
     "prune": "remove GPU code for other cards from a file, a directory tree or an image",
     "probe": "measure GPU memory on this machine, plan a model for a card, watch a run; has verbs of its own",
     "engine": "install and start a Docker engine if none answers (Debian, Ubuntu; as root)",
     "doctor": "show this host's cards, engine and disk, which torch runs here, and what to type next",
+    "launch": "hand a command and an image to Slurm, Kubernetes, SkyPilot or torchrun; collect the reports",
     "fits": "answer whether a model runs on a card: which torch, how much memory, how fast, and what helps",
     "completion": "print a script that completes verbs, options and paths in a shell, or the manual page",
     "clean": "show what weir keeps on this host, with sizes, and remove what is named",
@@ -85,7 +90,22 @@ def _run_verb(argv: Sequence[str]) -> int:
         return int(importlib.import_module("buildtool.cli.probe").run(argv[1:]))
     verb = next((word for word in argv if word in VERBS), None)
     args = _parser(verb, host_command()).parse_args(argv)
-    return int(importlib.import_module(f"buildtool.cli.{args.verb}").run(args))
+    try:
+        return int(importlib.import_module(f"buildtool.cli.{args.verb}").run(args))
+    except ConfigError as refused:
+        raise _with_a_cards_target(refused) from refused
+
+
+def _with_a_cards_target(refused: ConfigError) -> ConfigError:
+    """The error, with what to type where a card was named instead of its target."""
+    from buildtool.gpucode.source import BadTarget
+    from probes.hardware.cards import cards_meant, is_card
+
+    named = refused.message.split("`")
+    if not isinstance(refused, BadTarget) or named[2:] != [" is not a GPU target"] or not is_card(named[1]):
+        return refused
+    targets = sorted({card.target for card in cards_meant(named[1])})
+    return BadTarget(refused.message, f"it is a card: --targets {','.join(targets)}")
 
 
 @cache

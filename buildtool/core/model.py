@@ -134,6 +134,11 @@ class Variant:
         return f"weir/{self.name}:latest"
 
 
+def is_nvidia(gpu_target: str) -> bool:
+    """Whether a target is an NVIDIA card's (`sm_90`), and not an AMD one's (`gfx906`)."""
+    return gpu_target.startswith("sm_")
+
+
 @dataclass(frozen=True)
 class Catalog:
     """Everything in variants.yaml."""
@@ -143,11 +148,21 @@ class Catalog:
     variants: tuple[Variant, ...]
 
     def for_cards(self, gpu_targets: tuple[str, ...]) -> "Catalog":
-        """The catalog with these cards instead of those that a variant names; itself for none."""
+        """The catalog with these cards instead of those that a variant names; itself for none.
+
+        A variant gets those of its own maker, and all where there are none of that maker: then its inputs
+        have no code for them, which is an error for who names it.
+        """
         if not gpu_targets:
             return self
-        variants = (replace(v, gpu_targets=gpu_targets) if v.gpu_targets else v for v in self.variants)
-        return replace(self, variants=tuple(variants))
+
+        def chosen(variant: Variant) -> Variant:
+            if not variant.gpu_targets:
+                return variant
+            own = tuple(t for t in gpu_targets if is_nvidia(t) == is_nvidia(variant.first_target))
+            return replace(variant, gpu_targets=own or gpu_targets)
+
+        return replace(self, variants=tuple(map(chosen, self.variants)))
 
     def select(self, names: tuple[str, ...]) -> tuple[Variant, ...]:
         """The named variants in the file's order, the default ones for no names. Raises ConfigError."""

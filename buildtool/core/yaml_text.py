@@ -1,9 +1,10 @@
-"""Reads YAML from outside into plain data, with the line of each key; the one module that imports yaml.
+"""YAML from outside as plain data, with the line of each key, and back; the one module that imports yaml.
 
 Bounded in depth and in the number of nodes after aliases are followed, so that a small file can't become
 a large one. Every error names the file, the line and the key.
 """
 
+import re
 from dataclasses import dataclass, field
 
 import yaml
@@ -65,6 +66,11 @@ def parse(text: str, name: str, limits: Limits) -> Document:
     if root is not None:
         document.data = _plain(root, (), document, limits=limits)
     return document
+
+
+def text_of(value: Json) -> str:
+    """Plain data as a YAML document, keys in their order."""
+    return str(yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=100))
 
 
 def _require_shallow(text: str, name: str, limits: Limits) -> None:
@@ -144,3 +150,31 @@ def _scalar(node: yaml.Node, where: KeyPath, document: Document) -> Json:
         raise document.error(
             where, f"{text!r} is not a number that this tool reads", "quote it to keep it as text"
         ) from None
+
+
+# ---- writing -----------------------------------------------------------------------------------------
+
+# text to every reader, YAML 1.1 and 1.2, whether or not it resolves numbers, dates and truth values otherwise
+_TEXT = re.compile(r"(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z/][A-Za-z0-9./_-]*")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts that might be read as anything else stand in quotes; several lines are a block."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own
+        """Write a value again where it occurs again."""
+        return True
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None if _TEXT.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+def dump(value: Json) -> str:
+    """Plain data as one YAML document, keys in their order."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return text

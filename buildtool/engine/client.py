@@ -8,7 +8,7 @@ import posixpath
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,7 +82,7 @@ class RunLimits:
 
 RUN_LIMITS = RunLimits()
 _SCRATCH = "/tmp"
-_NO_HEALTHCHECK = {"test": ["NONE"]}
+NO_HEALTHCHECK = {"test": ["NONE"]}
 _OWNER = f"{LABEL}.owner"  # label of a container: the host and the directory of the run that it belongs to
 
 
@@ -167,7 +167,7 @@ class Engine:
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""
         with engine_errors():
-            settings = {"healthcheck": _NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
+            settings = {"healthcheck": NO_HEALTHCHECK, "tmpfs": self._closed_volumes(ref)}
             with self._created(ref, ["true"], settings) as container:
                 yield from self._client.api.export(str(container.id), chunk_size=1 << 20)
 
@@ -237,7 +237,7 @@ class Engine:
         with engine_errors():
             settings = {
                 "environment": dict(env or {}),
-                "healthcheck": _NO_HEALTHCHECK,
+                "healthcheck": NO_HEALTHCHECK,
                 "read_only": True,
                 "tmpfs": {**self._closed_volumes(ref), _SCRATCH: f"mode=1777,size={limits.scratch_bytes}"},
                 "cap_drop": ["ALL"],
@@ -251,8 +251,14 @@ class Engine:
                 out, err = (_output(container, stream, limits) for stream in ("stdout", "stderr"))
         return RunResult(code, out, err)
 
+    def _created(
+        self, ref: str, command: list[str], settings: Mapping[str, Any]
+    ) -> AbstractContextManager[Container]:
+        """A container that runs nothing of the image's own, without a network."""
+        return self.held(ref, command, {"entrypoint": [], "network_mode": "none", **settings})
+
     @contextmanager
-    def _created(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
+    def held(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
         """A container for the duration of the block. Those that killed runs left behind are removed first.
 
         Its label names a scratch directory that this process holds for as long.
@@ -262,9 +268,7 @@ class Engine:
             self.sweep_containers()
             owner = {_OWNER: f"{socket.gethostname()}:{held}"}
             try:
-                container = self._client.containers.create(
-                    ref, command, entrypoint=[], network_mode="none", labels=owner, **settings
-                )
+                container = self._client.containers.create(ref, command, labels=owner, **settings)
             except docker.errors.ImageNotFound as error:
                 raise _no_image(ref) from error
             try:

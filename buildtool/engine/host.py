@@ -21,6 +21,7 @@ from buildtool.gpucode.target import target_of_override
 from probes.core.units import decimal_bytes
 from probes.core.unknown import Unknown
 from probes.hardware import sysfs
+from probes.hardware.nvml import Nvml, open_nvml
 
 T = TypeVar("T")
 
@@ -121,6 +122,13 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
     if targets and override:
         return (str(target_of_override(override)),)
     return targets
+
+
+def nvidia_targets() -> tuple[str, ...]:
+    """The targets of this host's NVIDIA cards by NVML, each once: `sm_90`. None without cards."""
+    nvml = open_nvml()
+    cards = nvml.cards() if isinstance(nvml, Nvml) else ()
+    return tuple(dict.fromkeys(card.target for card in cards if isinstance(card.target, str)))
 
 
 # ---- disk space --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The proof of an image: judges what images/smoke.py printed in a fresh container. Pure."""
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from buildtool.core.errors import ProofFailed
@@ -12,10 +12,12 @@ from probes.core.invocation import host_command
 from probes.core.quoting import command, terminal
 
 COMMAND = ["python3", "-B", "/opt/weir/app/smoke.py"]
+SERVICE_ALONE = [*COMMAND, "--service"]  # where the rest was seen in an image with the same layers below
 MARK = "SMOKE "
 MAX_FACTS = 64 << 10  # characters of the line; an honest one has 400
 SHOWN_LINES = 8  # of a failed container's output
 SHOWN_CHARACTERS = 500  # of each line
+_OF_THE_SERVICE = ("python", "uid", "service", "probes")  # facts that SERVICE_ALONE gives
 _MAX_TEXT = 1000  # characters of one fact; rocminfo's are the longest, 200
 
 
@@ -53,13 +55,33 @@ class Proof:
     torch_version: str
     torch_build: TorchBuild
     rocminfo: str  # "not installed", or its first line
+    seen_in: str = ""  # the digest of the image in which torch and rocminfo ran, where that is another one
 
 
-def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, stderr: str) -> Proof:
-    """The proof of an image. Raises ProofFailed, which names what isn't as the variant promises."""
+@dataclass(frozen=True)
+class Seen:
+    """What was observed of an image, for those that differ from it in the service alone."""
+
+    facts: Facts
+    digest: str
+
+
+def judge(
+    variant: Variant,
+    resolved: Resolved,
+    *,
+    exit_code: int,
+    stdout: str,
+    stderr: str,
+    below: Seen | None = None,
+) -> Proof:
+    """The proof of an image. Raises ProofFailed, which names what isn't as the variant promises.
+
+    `below` is what was seen of the layers below the service, where SERVICE_ALONE has run.
+    """
     new = f"{variant.ref} stays as it was: the new image"
     try:
-        facts = facts_of(stdout)
+        facts = facts_of(stdout, below)
     except MalformedFacts as error:
         raise ProofFailed(f"{new}: {error.message}", _look_inside(variant)) from error
     if exit_code or facts is None:
@@ -83,12 +105,13 @@ def judge(variant: Variant, resolved: Resolved, *, exit_code: int, stdout: str, 
     missing = [name for name in ("service", "probes") if not getattr(facts, name)]
     if missing:
         raise ProofFailed(f"{new} lacks its payload: {', '.join(missing)} can't be imported")
-    return Proof(facts.python, facts.torch_version, build, facts.rocminfo)
+    return Proof(facts.python, facts.torch_version, build, facts.rocminfo, below.digest if below else "")
 
 
-def facts_of(stdout: str) -> Facts | None:
+def facts_of(stdout: str, below: Seen | None = None) -> Facts | None:
     """What images/smoke.py reported; None when it printed nothing.
 
+    What SERVICE_ALONE leaves out is taken from `below`.
     Raises MalformedFacts for an answer of another form: the image's maker wrote it.
     """
     line = next((text for text in stdout.splitlines() if text.startswith(MARK)), None)
@@ -98,8 +121,13 @@ def facts_of(stdout: str) -> Facts | None:
         raise MalformedFacts(f"its smoke test answers with {len(line):,} characters")
     try:
         top: Any = load(line.removeprefix(MARK))
-        renamed = {"torch_version": top["torch"]["version"], "rocminfo": _rocminfo(top["rocminfo"])}
-        facts = decode(Facts, {**top, **top["torch"], **renamed}, "answer")
+        rest: dict[str, Any]
+        if below:
+            rest = asdict(below.facts)
+        else:
+            rest = {"torch_version": top["torch"]["version"], "rocminfo": _rocminfo(top["rocminfo"])}
+            top |= top["torch"]
+        facts = decode(Facts, {**top, **rest, **{key: top[key] for key in _OF_THE_SERVICE}}, "answer")
         if any(isinstance(fact, str) and len(fact) > _MAX_TEXT for fact in astuple(facts)):
             raise ValueError("a fact of more characters than any has")
     except (ValueError, TypeError, LookupError) as error:
@@ -119,7 +147,7 @@ def output_tail(output: str) -> str:
     return "\n".join(terminal(line[:SHOWN_CHARACTERS]) for line in lines)
 
 
-def to_seal(proof: Proof) -> str:
+def to_seal(proof: Proof | Seen) -> str:
     """A proof as text, kept under the image's digest: one proof per digest is enough."""
     return json.dumps(encode(proof))
 
@@ -127,6 +155,11 @@ def to_seal(proof: Proof) -> str:
 def from_seal(text: str) -> Proof:
     """The proof that `to_seal` wrote. Raises ValueError for a damaged text."""
     return decode(Proof, load(text), "proof")
+
+
+def seen_from_seal(text: str) -> Seen:
+    """The observation that `to_seal` wrote. Raises ValueError for a damaged text."""
+    return decode(Seen, load(text), "seen")
 
 
 def build_of(hip: str | None, cuda: str | None) -> TorchBuild:

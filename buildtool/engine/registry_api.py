@@ -8,7 +8,7 @@ import ipaddress
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,9 +22,10 @@ import requests.exceptions
 from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable, ToolError
 from buildtool.engine.reference import Reference
 from buildtool.image.errors import LIMITS
-from buildtool.image.written import digest_of
+from buildtool.image.written import Referrer, digest_of, index_of
 from probes.core.codec import load
 from probes.core.quoting import command, terminal
+from probes.core.units import decimal_bytes
 
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -52,6 +53,20 @@ class Answer:
     body: bytes = b""
 
 
+class _Session(requests.Session):
+    """Sends the credentials that it is given, and none of ~/.netrc: not even where a redirect leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = lambda request: request  # else ~/.netrc takes the place of our header
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Take our header off a request that goes to another host."""
+        was, goes = str(response.request.url), str(prepared_request.url)
+        if self.should_strip_auth(was, goes):  # type: ignore[no-untyped-call]
+            prepared_request.headers.pop("Authorization", None)
+
+
 class Registry:
     """One repository of a registry. Every method raises errors that name it, with what to type next.
 
@@ -62,11 +77,10 @@ class Registry:
     def __init__(self, name: Reference) -> None:
         self.name = name
         self.host = name.host
-        path = Reference(name.canonical.partition("@")[0].rpartition(":")[0]).repository
-        self.repository = path.partition("/")[2]
-        self._session = requests.Session()
+        path = name.canonical.partition("@")[0].partition("/")[2]
+        self.repository = path if name.digest else path.rpartition(":")[0]
+        self._session = _Session()
         self._session.verify = _authorities(self.host)
-        self._session.auth = lambda request: request  # else ~/.netrc takes the place of our header
         self._authorization: str | None = None
         self._base: str | None = None
 
@@ -96,13 +110,19 @@ class Registry:
         """Whether the repository has a blob."""
         return self._ask("HEAD", f"blobs/{digest}").status == 200
 
-    def blob(self, digest: str) -> Iterator[bytes]:
-        """A blob in pieces. Raises DataError at its end where it isn't what has this digest."""
-        total = hashlib.sha256()
+    def blob(self, digest: str, n_bytes: int) -> Iterator[bytes]:
+        """A blob of that length in pieces; no more is read.
+
+        Raises DataError where it is longer, and at its end where it isn't what has this digest.
+        """
+        total, left = hashlib.sha256(), n_bytes
         with self._errors(), self._send("GET", self._url(f"blobs/{digest}")) as response:
             if response.status_code != 200:
-                raise self._refused(_answer(response), f"has no {digest[:19]} of {self.name}")
+                raise self._refused(self._read(response), f"has no {digest[:19]} of {self.name}")
             for piece in response.iter_content(_PIECE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    break
                 total.update(piece)
                 yield piece
         if f"sha256:{total.hexdigest()}" != digest:
@@ -126,13 +146,16 @@ class Registry:
             place = f"https:{place.removeprefix('http:')}"  # a proxy in front of it ends TLS
         return place
 
-    def upload(self, place: str, path: Path, digest: str) -> None:
-        """Send a blob to the place that `mount` gave."""
+    def upload(self, place: str, content: Path | bytes, digest: str) -> None:
+        """Send a blob, a file or bytes, to the place that `mount` gave."""
         url = f"{place}{'&' if urlsplit(place).query else '?'}{urlencode({'digest': digest})}"
-        with path.open("rb") as file:
-            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
-            with self._errors():
-                answer = _answer(self._send("PUT", url, headers=headers, data=file))
+        n_bytes = len(content) if isinstance(content, bytes) else content.stat().st_size
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(n_bytes)}
+        with (
+            nullcontext(content) if isinstance(content, bytes) else content.open("rb") as data,
+            self._errors(),
+        ):
+            answer = self._read(self._send("PUT", url, headers=headers, data=data))
         if answer.status != 201:
             raise self._refused(answer, f"doesn't take {self.name}")
 
@@ -142,6 +165,51 @@ class Registry:
         if answer.status != 201:
             raise self._refused(answer, f"doesn't take {self.name}")
         return answer.headers.get("Docker-Content-Digest") or digest_of(text)
+
+    # ---- what is said of an image
+
+    def refer(self, referrer: Referrer, subject: str) -> None:
+        """Send a manifest about the image `subject`, which need not be there yet, and what it names.
+
+        A registry that doesn't list such manifests itself gets an index of them, by the tag that the
+        distribution specification (1.1) has for it. Two that send at once may lose one of both.
+        """
+        for blob in dict.fromkeys(referrer.blobs):
+            digest = digest_of(blob)
+            if not self.has_blob(digest) and (place := self.mount(digest, "")):
+                self.upload(place, blob, digest)
+        row = referrer.descriptor()
+        headers = {"Content-Type": str(row["mediaType"])}
+        answer = self._ask("PUT", self._manifest(referrer.digest), headers=headers, data=referrer.manifest)
+        if answer.status != 201:
+            raise self._refused(answer, f"doesn't take what is said of {self.name}")
+        if "OCI-Subject" not in answer.headers:
+            rows = [each for each in self.referrers(subject) if each.get("digest") != row["digest"]]
+            self.put_manifest(_referrers_tag(subject), index_of([*rows, row]), MANIFESTS[1])
+
+    def referrers(self, subject: str) -> list[dict[str, Any]]:
+        """The descriptors of the manifests about the image `subject`, by the registry or by that tag.
+
+        Raises DataError for a list that can't be read or comes in parts.
+        """
+        headers = {"Accept": MANIFESTS[1]}
+        answer = self._ask("GET", f"referrers/{subject}", headers=headers)
+        if answer.status != 200:
+            answer = self._ask("GET", self._manifest(_referrers_tag(subject)), headers=headers)
+        if answer.status == 404:
+            return []
+        if answer.status != 200:
+            raise self._refused(answer, f"doesn't say what refers to {self.name}")
+        try:
+            index: Any = load(answer.body)
+            rows = index["manifests"]
+            if "Link" in answer.headers or not all(isinstance(row["digest"], str) for row in rows):
+                raise ValueError("not whole")
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(
+                f"{self.host} has a list of what refers to {self.name} that can't be read"
+            ) from error
+        return [dict(row) for row in rows]
 
     # ---- requests
 
@@ -158,7 +226,8 @@ class Registry:
             self._base = f"https://{host}"
             if _is_loopback(host):
                 try:
-                    self._session.get(f"https://{host}/v2/", timeout=(CONNECT_S, CONNECT_S)).close()
+                    wait = (CONNECT_S, CONNECT_S)
+                    self._session.get(f"https://{host}/v2/", timeout=wait, stream=True).close()
                 except requests.exceptions.RequestException:
                     self._base = f"http://{host}"
         return self._base
@@ -171,7 +240,7 @@ class Registry:
             is_last = attempt == ATTEMPTS
             try:
                 with self._errors():
-                    answer = _answer(self._send(method, self._url(path), headers=headers, data=data))
+                    answer = self._read(self._send(method, self._url(path), headers=headers, data=data))
             except SourceUnreachable:
                 if is_last:
                     raise
@@ -229,14 +298,17 @@ class Registry:
         fields = {"service": asked.get("service", ""), "scope": scope}
         if token := login.get("IdentityToken"):
             form = {**fields, "grant_type": "refresh_token", "refresh_token": token, "client_id": "weir"}
-            response = self._session.post(realm, data=form, timeout=(CONNECT_S, ANSWER_S))
+            response = self._session.post(realm, data=form, timeout=(CONNECT_S, ANSWER_S), stream=True)
         else:
             own = requests.auth.HTTPBasicAuth(user, password) if user else None
-            response = self._session.get(realm, params=fields, auth=own, timeout=(CONNECT_S, ANSWER_S))
-        if response.status_code != 200:
+            response = self._session.get(
+                realm, params=fields, auth=own, timeout=(CONNECT_S, ANSWER_S), stream=True
+            )
+        answer = self._read(response)
+        if answer.status != 200:
             return None
         with suppress(ValueError):
-            given = response.json()
+            given: Any = load(answer.body)
             if isinstance(given, dict) and (word := given.get("token") or given.get("access_token")):
                 return f"Bearer {word}"
         return None
@@ -250,6 +322,20 @@ class Registry:
                 f"the Docker CLI's credentials for {self.host} can't be read: {error}",
                 "install the helper that ~/.docker/config.json names as credsStore or in credHelpers",
             ) from error
+
+    def _read(self, response: requests.Response) -> Answer:
+        """A response, read to its end. Raises DataError for one that is longer than a document may be."""
+        with response:
+            body = bytearray()
+            for piece in response.iter_content(_PIECE_BYTES):
+                body += piece
+                if len(body) > LIMITS.document_bytes:
+                    raise DataError(
+                        f"{self.host} answers for {self.name} with more than "
+                        f"{decimal_bytes(LIMITS.document_bytes)}, where a document was asked for",
+                        "check the name; if it is right, tell the administrators of that registry",
+                    )
+            return Answer(response.status_code, response.headers, bytes(body))
 
     # ---- errors
 
@@ -288,15 +374,8 @@ class Registry:
         return BuildFailed(f"{self.host} {what}: {words}", "see what its administrators allow")
 
 
-def _answer(response: requests.Response) -> Answer:
-    """A response, read to its end within the limit of a document."""
-    with response:
-        body = b""
-        for piece in response.iter_content(_PIECE_BYTES):
-            body += piece
-            if len(body) > LIMITS.document_bytes:
-                break
-        return Answer(response.status_code, response.headers, body)
+def _referrers_tag(subject: str) -> str:
+    return subject.replace(":", "-")
 
 
 def _message(answer: Answer) -> str:

@@ -26,7 +26,7 @@ from buildtool.image.errors import (
     MalformedTar,
     Truncated,
 )
-from buildtool.image.layer import LayerIndex, index_layer
+from buildtool.image.layer import Inspect, LayerIndex, index_layer
 from buildtool.image.streams import LAYER_FORMS, Allowance, Form, Meter, ReadAhead, decompressed, peek, sniff
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader, normal_path
 
@@ -65,6 +65,7 @@ class Bounds:
     limits: Limits = LIMITS
     room_bytes: int | None = None
     allowance: Allowance | None = None
+    inspect: Inspect | None = None
 
 
 def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
@@ -107,7 +108,9 @@ def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, boun
             if len(first) == _SMALL_CHUNKS:
                 pieces = iter(stages.enter_context(ReadAhead(pieces)))
         reader = TarReader(pieces, place=path, limits=limits)
-        index = index_layer(reader, place=path, limits=limits, room_bytes=bounds.room_bytes)
+        index = index_layer(
+            reader, place=path, limits=limits, room_bytes=bounds.room_bytes, inspect=bounds.inspect
+        )
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
 
 
@@ -130,23 +133,31 @@ class Archive(Protocol):
         """Read one blob. Raises KeyError for a path that isn't there."""
 
 
-def open_archive(path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> Archive:
+def open_archive(
+    path: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None, inspect: Inspect | None = None
+) -> Archive:
     """The image archive or layout at a path. Raises DataError where there is none, ImageError."""
     if kind_of_path(path) is PathKind.DIRECTORY:
-        return DirectoryArchive(path, limits=limits, tick=tick)
+        return DirectoryArchive(path, limits=limits, tick=tick, inspect=inspect)
     with open_file(path) as handle:
         if sniff(os.read(handle, 512)) is Form.TAR:
-            return FileArchive(path, limits=limits, tick=tick)
+            return FileArchive(path, limits=limits, tick=tick, inspect=inspect)
         os.lseek(handle, 0, os.SEEK_SET)
         chunks = iter(partial(os.read, handle, CHUNK), b"")
-        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick)
+        return StreamArchive(chunks, label=str(path), limits=limits, tick=tick, inspect=inspect)
 
 
 class StreamArchive:
     """A tar stream that is read once: each blob is read as it passes, before it is known what it is."""
 
     def __init__(
-        self, chunks: Iterator[bytes], *, label: str, limits: Limits = LIMITS, tick: Tick = lambda _: None
+        self,
+        chunks: Iterator[bytes],
+        *,
+        label: str,
+        limits: Limits = LIMITS,
+        tick: Tick = lambda _: None,
+        inspect: Inspect | None = None,
     ) -> None:
         self._blobs: dict[str, Blob] = {}
         self._aliases: dict[str, str] = {}
@@ -155,7 +166,7 @@ class StreamArchive:
         reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
         for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
             archive_errors: list[ImageError] = []
-            bounds = Bounds(limits, index_room, allowance)
+            bounds = Bounds(limits, index_room, allowance, inspect)
             blob = read_blob(_collecting_errors(reader.content(), archive_errors), path, bounds)
             if archive_errors:  # of the archive, not of the blob
                 raise archive_errors[0]
@@ -178,14 +189,15 @@ class StreamArchive:
 class _SeekableArchive:
     """Blobs that can be read when asked for, in any order."""
 
-    def __init__(self, limits: Limits, tick: Tick) -> None:
-        self._limits, self._tick = limits, tick
+    def __init__(self, limits: Limits, tick: Tick, inspect: Inspect | None) -> None:
+        self._limits, self._tick, self._inspect = limits, tick, inspect
         self._room_bytes = limits.index_bytes
         self._allowance = Allowance(limits)
 
     def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
         chunks = _ticking(read_span(handle, start, length), self._tick)
-        blob = read_blob(chunks, path, Bounds(self._limits, self._room_bytes, self._allowance))
+        bounds = Bounds(self._limits, self._room_bytes, self._allowance, self._inspect)
+        blob = read_blob(chunks, path, bounds)
         self._room_bytes -= blob.index.index_bytes if blob.index else 0
         return blob
 
@@ -193,8 +205,15 @@ class _SeekableArchive:
 class FileArchive(_SeekableArchive):
     """An uncompressed archive file: its headers are walked once, its blobs are read in place."""
 
-    def __init__(self, file: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
-        super().__init__(limits, tick)
+    def __init__(
+        self,
+        file: Path,
+        *,
+        limits: Limits = LIMITS,
+        tick: Tick = lambda _: None,
+        inspect: Inspect | None = None,
+    ) -> None:
+        super().__init__(limits, tick, inspect)
         self._file = file
         self._spans: dict[str, tuple[int, int]] = {}
         self._aliases: dict[str, str] = {}
@@ -225,11 +244,19 @@ class DirectoryArchive(_SeekableArchive):
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, root: Path, *, limits: Limits = LIMITS, tick: Tick = lambda _: None) -> None:
-        super().__init__(limits, tick)
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limits: Limits = LIMITS,
+        tick: Tick = lambda _: None,
+        inspect: Inspect | None = None,
+    ) -> None:
+        super().__init__(limits, tick, inspect)
         self._root = root
         try:
             self._paths = frozenset(files_below(root))
+            stored_bytes = sum((root / path).lstat().st_size for path in self._paths)
         except OSError as error:
             message = f"can't read {error.filename}: {error.strerror}"
             raise DataError(message, "check its permissions") from error
@@ -237,6 +264,7 @@ class DirectoryArchive(_SeekableArchive):
             raise MalformedDocument(
                 f"no image layout: none of {', '.join(_LISTS)}", place=str(root), hint=_TREE
             )
+        self._allowance = Allowance(limits, stored_bytes)
 
     def paths(self) -> frozenset[str]:
         """Every regular file's path."""

@@ -117,7 +117,6 @@ T = TypeVar("T")
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ATTESTATION = "vnd.docker.reference.type"
-_ATTESTATION_ARTIFACT = "application/vnd.docker.attestation.manifest.v1+json"
 
 
 @dataclass(frozen=True)
@@ -188,6 +187,7 @@ class ImageConfig:
     user: str
     history: tuple[Step, ...]
     notes: tuple[str, ...] = ()  # what a strict reader would have refused
+    created: str = ""  # as the config has it
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,7 @@ def parse_config(text: bytes, *, place: str, limits: Limits = LIMITS) -> ImageCo
         notes=tuple(
             f"{place}: {note}; the engines read it all the same" for note in loaded.notes + null + case
         ),
+        created=top.string_map().get("created", ""),
     )
 
 
@@ -277,8 +278,7 @@ def _manifest(top: Node, limits: Limits) -> Manifest:
     layers = tuple(_descriptor(row) for row in top.items("layers"))
     if len(layers) > limits.layers:
         raise LimitExceeded(f"a manifest of {len(layers):,} layers", place=top.place)
-    artifact = top.text("artifactType", "")
-    return Manifest(_descriptor(top.child("config")), layers, artifact == _ATTESTATION_ARTIFACT)
+    return Manifest(_descriptor(top.child("config")), layers, top.text("artifactType", "") != "")
 
 
 def _descriptor(row: Node) -> Descriptor:
@@ -292,7 +292,9 @@ def _descriptor(row: Node) -> Descriptor:
         platform=platform,
         names=tuple(annotations[key] for key in names if annotations.get(key)),
         urls=row.texts("urls"),
-        is_attestation=_ATTESTATION in annotations or (platform is not None and platform.os == "unknown"),
+        is_attestation=_ATTESTATION in annotations
+        or (platform is not None and platform.os == "unknown")
+        or row.text("artifactType", "") != "",
     )
 
 

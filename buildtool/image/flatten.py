@@ -85,6 +85,7 @@ class Entry:
 
     info: tarfile.TarInfo  # its name is the path in the tree, without a leading slash
     content: Iterator[bytes]
+    layer: int = 0  # whose member it is, from the bottom
 
 
 def flattened(layers: Sequence[Open]) -> Iterator[Entry]:
@@ -115,14 +116,14 @@ def _flattened(layers: Sequence[Open]) -> Iterator[Entry]:
                 kept = tree.members.get(path) == (number, at)
                 waiting = [] if kept else heirs.get((number, path), [])
                 if info.isreg() and waiting:
-                    yield _entry(tar, info, waiting[0])
+                    yield _entry(tar, info, waiting[0], number)
                     for other in waiting[1:]:
-                        yield Entry(_link(info, other, waiting[0]), iter(()))
+                        yield Entry(_link(info, other, waiting[0]), iter(()), number)
                 elif kept and info.islnk():
                     if tree.hard[path] not in heirs:
-                        yield Entry(_link(info, path, tree.hard[path][1]), iter(()))
+                        yield Entry(_link(info, path, tree.hard[path][1]), iter(()), number)
                 elif kept:
-                    yield _entry(tar, info, path)
+                    yield _entry(tar, info, path, number)
 
 
 def _apply(tar: tarfile.TarFile, number: int, tree: _Tree) -> list[str]:
@@ -155,10 +156,10 @@ def _content_of(tree: _Tree, number: int, link: tarfile.TarInfo) -> tuple[int, s
     return tree.hard.get(target, (layer, target))
 
 
-def _entry(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> Entry:
+def _entry(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, layer: int) -> Entry:
     own = copy(info)
     own.name = path
-    return Entry(own, _content(tar, info) if info.isreg() else iter(()))
+    return Entry(own, _content(tar, info) if info.isreg() else iter(()), layer)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> Iterator[bytes]:

@@ -29,6 +29,7 @@ ENTRY_BYTES = 270
 _DIGEST_BYTES = 200
 _DIRECTORY_BYTES = 300  # of a dictionary in the merged tree with one name
 _PIECE_BYTES = 64 << 10  # of a captured file that are decompressed at a time
+_HUB_DOWNLOADS = b".cache/huggingface/download"  # huggingface_hub's, beside files that it brought
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 MORE_MEMORY = "allow more with --memory, for example --memory 1GiB"
@@ -55,6 +56,7 @@ class LayerIndex:
     whiteouts: list[tuple[bytes, bytes]] = field(default_factory=list)  # of lower layers' members
     opaque: list[bytes] = field(default_factory=list)  # directories whose lower layers' members are hidden
     links_to_removed: set[int] = field(default_factory=set)  # hard links to what this layer removed before
+    facts: dict[int, object] = field(default_factory=dict)  # what the caller's `Inspect` returned
     notes: tuple[str, ...] = ()  # oddities of the tar
     captured_bytes: int = 0  # before compression
     index_bytes: int = 0  # estimated memory
@@ -95,14 +97,24 @@ def split_path(path: bytes) -> tuple[bytes, bytes]:
     return (b"/".join(parts[:-1]), parts[-1]) if parts else (b"", b"")
 
 
+# reads a file's content by its path and size, in place of searching it for code, debug information, secrets
+Inspect = Callable[[bytes, int, Iterator[bytes]], object]
+_FACT_BYTES = 700  # of memory for what it returns
 _Capture = Callable[[bytes], bool]
 _Directory = tuple[bytes, _Capture | None, SearchScope]  # path, which files to keep, which to search
 
 
 def index_layer(
-    reader: TarReader, *, place: str, limits: Limits = LIMITS, room_bytes: int | None = None
+    reader: TarReader,
+    *,
+    place: str,
+    limits: Limits = LIMITS,
+    room_bytes: int | None = None,
+    inspect: Inspect | None = None,
 ) -> LayerIndex:
     """Read a layer's tar to its end. `room_bytes` bounds the index's memory.
+
+    With `inspect`, all files but package databases are given to it; what it returns is in `facts`.
 
     Raises MalformedTar, Truncated, LimitExceeded.
     """
@@ -145,7 +157,7 @@ def index_layer(
                 index.links_to_removed.add(row)
                 removed.add((directory[0], name))
         elif kind == FILE and size:
-            memory_bytes += _read_content(index, reader, size, directory, limits)
+            memory_bytes += _read_content(index, reader, size, directory, limits=limits, inspect=inspect)
     reader.drain()
     index.index_bytes, index.notes = memory_bytes, tuple(reader.notes)
     return index
@@ -161,19 +173,22 @@ def _memory_of_new(directory: bytes, counted: set[bytes]) -> int:
     return memory_bytes
 
 
+# folders, and the files in them that are kept whole while streaming: what is installed, and by whom
+_CAPTURED: tuple[tuple[_Capture, _Capture], ...] = (
+    (lambda folder: folder == b"var/lib/dpkg", lambda name: name == b"status"),
+    (lambda folder: folder == b"var/lib/dpkg/status.d", lambda _: True),
+    (lambda folder: folder == b"var/lib/dpkg/info", lambda name: name.endswith(b".list")),
+    (lambda folder: folder.endswith(b".dist-info"), lambda name: name in (b"RECORD", b"METADATA")),
+    (lambda folder: folder.endswith(b".dist-info/sboms"), lambda name: name.endswith(b".cdx.json")),
+    (lambda folder: folder.endswith(b"conda-meta"), lambda name: name.endswith(b".json")),
+    (lambda folder: folder in (b"etc", b"usr/lib"), lambda name: name == b"os-release"),
+    (lambda folder: _HUB_DOWNLOADS in folder, lambda name: name.endswith(b".metadata")),
+)
+
+
 def capture_rule(directory: bytes) -> _Capture | None:
     """Which files of a directory are kept whole while streaming: package databases. None for no file."""
-    if directory == b"var/lib/dpkg":
-        return lambda name: name == b"status"
-    if directory == b"var/lib/dpkg/status.d":
-        return lambda _: True
-    if directory == b"var/lib/dpkg/info":
-        return lambda name: name.endswith(b".list")
-    if directory.endswith(b".dist-info"):
-        return lambda name: name in (b"RECORD", b"METADATA")
-    if directory.endswith(b"conda-meta"):
-        return lambda name: name.endswith(b".json")
-    return None
+    return next((rule for is_such, rule in _CAPTURED if is_such(directory)), None)
 
 
 def _note_whiteout(index: LayerIndex, directory: bytes, name: bytes, place: str) -> None:
@@ -186,18 +201,28 @@ def _note_whiteout(index: LayerIndex, directory: bytes, name: bytes, place: str)
 
 
 def _read_content(
-    index: LayerIndex, reader: TarReader, size: int, directory: _Directory, limits: Limits
+    index: LayerIndex,
+    reader: TarReader,
+    size: int,
+    directory: _Directory,
+    *,
+    limits: Limits,
+    inspect: Inspect | None,
 ) -> int:
     """Keep the parts of the newest row's content that are needed; returns the bytes of memory used."""
     row = len(index.names) - 1
     name, (_, capture, scope) = index.names[row], directory
     if capture and capture(name) and size <= limits.captured_file_bytes:
         index.captured_bytes += size
-        if index.captured_bytes > limits.captured_bytes:
-            index.unread[row] = "the image's package databases are too large to keep"
+        if index.captured_bytes <= limits.captured_bytes:
+            index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
+            return len(index.captured[row])
+        index.unread[row] = "the image's package databases are too large to keep"
+        if inspect is None:
             return _DIGEST_BYTES
-        index.captured[row] = zlib.compress(b"".join(reader.content()), 1)
-        return len(index.captured[row])
+    if inspect is not None:
+        index.facts[row] = inspect(index.path(row), size, reader.content())
+        return _FACT_BYTES
     if size > SCANNED_BYTES or not should_search(name, scope):
         return _inspect_content(index, row, size, reader.content()) if size >= HASHED_BYTES else 0
     content = b"".join(reader.content())

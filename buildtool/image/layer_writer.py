@@ -7,8 +7,10 @@ cores compress doesn't change them.
 import hashlib
 import os
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
 
 from buildtool.core.compression import zstd
 from buildtool.core.errors import DataError
@@ -16,18 +18,41 @@ from buildtool.core.model import ZSTD_LEVEL
 from buildtool.image.written import LayerFile
 
 PIECE_BYTES = 1 << 20
-# other versions of the compressor may give other bytes for the same tar
-COMPRESSOR = f"zstd {zstd.zstd_version} level {ZSTD_LEVEL}"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How layers are compressed: `zstd` or `gzip`, or not at all where `kind` is empty."""
+
+    kind: str
+    level: int = 0
+
+    @property
+    def version(self) -> str:
+        """What decides the bytes: other versions of a library may give others for the same tar."""
+        library = {"zstd": zstd.zstd_version, "gzip": zlib.ZLIB_RUNTIME_VERSION}.get(self.kind, "")
+        return f"{self.kind or 'none'} {library} level {self.level}"
+
+
+ZSTD = Compression("zstd", ZSTD_LEVEL)
+COMPRESSIONS = {"zstd": ZSTD, "gzip": Compression("gzip", 6), "none": Compression("")}
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
 
 
 class LayerWriter:
     """Compresses a tar into an open file, and hashes both."""
 
-    def __init__(self, out: BinaryIO, level: int = ZSTD_LEVEL) -> None:
+    def __init__(self, out: BinaryIO, compression: Compression = ZSTD) -> None:
         self._out = out
+        self._kind = compression.kind
         self._tar, self._file = hashlib.sha256(), hashlib.sha256()
         self._n_bytes = 0
-        self._compressor = _compressor(level)
+        self._compressor = _compressor(compression)
 
     def write(self, data: bytes) -> None:
         """The tar's next bytes. Raises OSError."""
@@ -39,7 +64,7 @@ class LayerWriter:
         """The layer, when all of the tar was written. Raises OSError."""
         self._keep(self._compressor.flush())
         diff_id, digest = f"sha256:{self._tar.hexdigest()}", f"sha256:{self._file.hexdigest()}"
-        return LayerFile(diff_id, digest, self._n_bytes, "zstd")
+        return LayerFile(diff_id, digest, self._n_bytes, self._kind)
 
     def _keep(self, piece: bytes) -> None:
         self._file.update(piece)
@@ -47,11 +72,27 @@ class LayerWriter:
         self._out.write(piece)
 
 
-def _compressor(level: int) -> zstd.ZstdCompressor:
-    """A zstd frame, compressed by all cores."""
+class _Plain:
+    """Compresses nothing."""
+
+    def compress(self, data: bytes) -> bytes:
+        """The data."""
+        return data
+
+    def flush(self) -> bytes:
+        """Nothing is left."""
+        return b""
+
+
+def _compressor(compression: Compression) -> _Compressor:
+    """A zstd frame, compressed by all cores, a gzip member without name and time, or the tar as it is."""
+    if not compression.kind:
+        return _Plain()
+    if compression.kind == "gzip":
+        return zlib.compressobj(compression.level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     most = zstd.CompressionParameter.nb_workers.bounds()[1]
     options: dict[int, int] = {
-        zstd.CompressionParameter.compression_level: level,
+        zstd.CompressionParameter.compression_level: compression.level,
         zstd.CompressionParameter.nb_workers: min(os.cpu_count() or 1, most),
         zstd.CompressionParameter.checksum_flag: 1,
     }

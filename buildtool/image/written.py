@@ -58,6 +58,13 @@ class WrittenImage:
         return digest_of(self.config)
 
     @property
+    def below(self) -> str:
+        """The digest of all but the last layer: of the other layers, and of how the image is run."""
+        config = json.loads(self.config)
+        run = {key: config[key] for key in sorted(config) if key not in ("rootfs", "history")}
+        return digest_of(packed([run, [layer.digest for layer in self.layers[:-1]]]))
+
+    @property
     def ids(self) -> tuple[str, str]:
         """By which engines know it."""
         return self.digest, self.config_digest
@@ -66,6 +73,59 @@ class WrittenImage:
         """The image in an index."""
         row: dict[str, object] = {**_descriptor("manifest", self.manifest)}
         return {**row, "annotations": dict(annotations)} if annotations else row
+
+
+@dataclass(frozen=True)
+class Referrer:
+    """A manifest about an image, which its `subject` names, and the blobs that it names itself.
+
+    `row` are further members of its descriptor in an index.
+    """
+
+    manifest: bytes
+    blobs: tuple[bytes, ...]
+    row: Mapping[str, object]
+
+    @property
+    def digest(self) -> str:
+        """The manifest's digest."""
+        return digest_of(self.manifest)
+
+    def descriptor(self) -> dict[str, object]:
+        """The manifest in an index."""
+        return {**_descriptor("manifest", self.manifest), **self.row}
+
+
+EMPTY = b"{}"  # the config of a manifest that is no image's
+
+
+def referrer(
+    subject: Mapping[str, object],
+    artifact_type: str,
+    layers: Sequence[tuple[bytes, str, Mapping[str, str]]],
+    *,
+    annotations: Mapping[str, str] | None = None,
+    row: Mapping[str, object] | None = None,
+) -> Referrer:
+    """A manifest about the image of a descriptor; layers are content, media type and annotations."""
+    rows: list[dict[str, object]] = []
+    for content, kind, own in layers:
+        layer: dict[str, object] = {"mediaType": kind, "digest": digest_of(content), "size": len(content)}
+        rows.append({**layer, **({"annotations": dict(own)} if own else {})})
+    noted = {"annotations": dict(annotations)} if annotations else {}
+    manifest = packed({
+        "schemaVersion": 2,
+        "mediaType": f"{OCI}.manifest.v1+json",
+        "artifactType": artifact_type,
+        "config": {
+            "mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(EMPTY), "size": len(EMPTY),
+        },
+        "layers": rows,
+        "subject": {key: subject[key] for key in ("mediaType", "digest", "size")},
+        **noted,
+    })  # fmt: skip
+    contents = (EMPTY, *(content for content, _, _ in layers))
+    return Referrer(manifest, contents, {"artifactType": artifact_type, **noted, **(row or {})})
 
 
 def written_image(

@@ -31,6 +31,7 @@ def reference() -> dict[str, str]:
         "reference/audit-diff.md": schema_page("Audit diff", schemas / "audit-diff.schema.json"),
         "reference/compatibility.md": compatibility_page(),
         "reference/lint-rules.md": rules_page(),
+        "reference/epochs.md": schema_page("Epochs", schemas / "epochs.schema.json"),
         "reference/fit.md": schema_page("Fit", schemas / "fit.schema.json"),
         "reference/placement-plan.md": schema_page("Placement plan", schemas / "placement-plan.schema.json"),
         "reference/watch-report.md": schema_page("Watch report", schemas / "watch-report.schema.json"),

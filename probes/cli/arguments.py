@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from probes.core import files
 from probes.core.errors import ReportError, UsageError
-from probes.core.output import option, progress
+from probes.core.output import Parser, option, progress
 from probes.core.quoting import command
 from probes.core.units import binary_bytes, parse_bytes, typed_bytes
 from probes.records.files import word_under, writing
@@ -49,18 +49,6 @@ def size(text: str) -> int:
         unit = "GiB" if float(number) < FEW_GIB else "MiB"
         raise argparse.ArgumentTypeError(f"{text!r} without a unit is bytes; write {number}{unit}")
     return n_bytes
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """Returns what reads a whole number within these bounds, or raises argparse.ArgumentTypeError."""
-
-    def read(text: str) -> int:
-        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
-        if not (is_short and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
-        return int(text)
-
-    return read
 
 
 def number(fits: Callable[[float], bool], what: str) -> Callable[[str], float]:
@@ -155,6 +143,35 @@ def paragraphs(*texts: str) -> str:
     return "\n\n".join(filter(None, texts))
 
 
+OF_A_CARD = ("--card", "--machine", "--gpu", "--target", "--targets")
+
+
+def card_by(parser: argparse.ArgumentParser, option: str) -> None:
+    """Let a verb that takes a card by `option` say so where one was given in another way.
+
+    Empty: it is the last word of the command.
+    """
+
+    def meant(given: Sequence[str], unknown: Sequence[str]) -> Sequence[str]:
+        from probes.hardware.cards import is_card
+
+        words = [
+            part for word in given for part in word.split("=", 1) if word.startswith("--") or part == word
+        ]
+        wrong = next((word for word in unknown if word.split("=")[0] in OF_A_CARD), "").split("=")[0]
+        if wrong and wrong in words[:-1]:
+            at = words.index(wrong)
+            card, rest = words[at + 1], [*words[:at], *words[at + 2 :]]
+        elif card := next((word for word in words if not word.startswith("-") and is_card(word)), ""):
+            rest = [word for word in words if word != card]
+        else:
+            return ()
+        return [*rest, *([option] if option else []), card]
+
+    if isinstance(parser, Parser):
+        parser.meant = meant
+
+
 def write_file(path: Path, text: str, *, place: Path | None = None) -> None:
     """Write an answer, at a place that was reserved for it if any, and say so. Raises ReportError."""
     with writing(path, PLACE):
@@ -188,6 +205,7 @@ def add_model(verb: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="config.json, *.safetensors, a folder that has one, or a name such as qwen2.5-3b",
     )
+    card_by(verb, "--machine")
     option(
         verb,
         "--machine",

@@ -20,12 +20,11 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     torch_note,
-    whole,
     write_file,
 )
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
-from probes.core.output import echo, flag, option, progress, write
+from probes.core.output import echo, flag, option, progress, whole, write
 from probes.fit.report import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
 from probes.records.files import reserving
 

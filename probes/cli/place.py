@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.cli.arguments import PROFILES, VRAM, Verbs, add_compute, add_verb, seed, size, whole
+from probes.cli.arguments import PROFILES, VRAM, Verbs, add_compute, add_verb, seed, size
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
-from probes.core.output import echo, option
+from probes.core.output import echo, option, whole
 from probes.core.units import binary_bytes, duration, typed_bytes
 from probes.core.unknown import Unknown
 from probes.measure.worker import require_torch

@@ -20,11 +20,10 @@ from probes.cli.arguments import (
     refuse_overwriting,
     size,
     torch_note,
-    whole,
     write_file,
 )
-from probes.core.errors import Exit
-from probes.core.output import echo, flag, option, write
+from probes.core.errors import Exit, UsageError
+from probes.core.output import echo, flag, option, whole, write
 from probes.core.units import binary_bytes
 
 if TYPE_CHECKING:
@@ -91,6 +90,11 @@ def add_verbs(verbs: Verbs) -> None:
     )
     add_compute(plan)
     flag(plan, "--captured", "plan for passes that are replayed as CUDA graphs")
+    flag(
+        plan,
+        "--measure",
+        "run each distinct operation of the model on this machine's GPU, and plan with that",
+    )
     option(plan, "--json", "FILE", "write the plan as JSON; - prints it", Path)
     option(plan, "--picture", "FILE.svg", "draw where each layer is kept, and a pass over time", picture)
     plan.set_defaults(do=_plan)
@@ -100,6 +104,8 @@ def _plan(args: argparse.Namespace) -> Exit:
     refuse_overwriting(
         Path(args.model), [Path(args.machine)] if args.machine else [], [args.json, args.picture]
     )
+    if args.measure and args.cards > 1:
+        raise UsageError("--measure is for a plan for one card", "leave out --measure or --cards")
     text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
@@ -124,7 +130,8 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model, machine = resolve_model(args.model, _workload(args)), _machine(args)
+    model = resolve_model(args.model, _workload(args), measure=args.measure)
+    machine = _machine(args)
     made = make_plan(model, machine, **_plan_options(args, model, machine))
     text = paragraphs(lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)

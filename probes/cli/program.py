@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 
-from probes.cli import fit, place, plan, prove, reports, run, throughput, watch
+from probes.cli import epochs, fit, place, plan, prove, reports, run, throughput, watch
 from probes.cli.arguments import add_verb
 from probes.cli.run import EXITS
 from probes.core.codec import encode, to_json
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     watch.add_verbs(verbs)
     throughput.add_verbs(verbs)
     fit.add_verbs(verbs)
+    epochs.add_verbs(verbs)
     prove.add_verbs(verbs)
 
 

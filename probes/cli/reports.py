@@ -13,9 +13,9 @@ from probes.core.errors import Exit, UsageError
 from probes.core.output import echo, flag, option, write
 from probes.records.files import reserving, writing
 
-ANY_REPORT = "JSON report of run, throughput, watch or fit"
+ANY_REPORT = "JSON report of run, throughput, watch, fit or epochs"
 COMPARED = "run, throughput"  # whose reports have metrics and can be compared
-WITH_SCHEMA = ("report", "plan", "cards", "throughput", "watch", "fit")
+WITH_SCHEMA = ("report", "plan", "cards", "throughput", "watch", "fit", "epochs")
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -30,10 +30,18 @@ def add_verbs(verbs: Verbs) -> None:
     page.add_argument("report", type=Path, metavar="FILE", help=ANY_REPORT)
     option(page, "--out", "FILE.html", "page to write (default: next to FILE, as .html)", Path)
     page.set_defaults(do=_html)
-    two = add_verb(verbs, "compare", "compare two reports of run, or two of throughput; prints Markdown")
+    two = add_verb(
+        verbs,
+        "compare",
+        "compare two reports of run or throughput, or those of many machines; prints Markdown",
+    )
     two.add_argument("a", type=Path, metavar="A", help="the earlier report")
     two.add_argument("b", type=Path, metavar="B", help="the later report")
+    two.add_argument(
+        "more", nargs="*", type=Path, metavar="MORE", help="reports of run of further machines: which is odd?"
+    )
     flag(two, "--force", "compare even if machines or settings differ")
+    option(two, "--html", "FILE", "page to write, for three reports or more (default: none)", Path)
     two.set_defaults(do=_compare)
     metrics = add_verb(verbs, "prometheus", "print a report's figures in Prometheus' text format")
     metrics.add_argument("report", type=Path, metavar="FILE", help="JSON report of run or throughput")
@@ -80,8 +88,17 @@ def _html(args: argparse.Namespace) -> Exit:
 
 
 def _compare(args: argparse.Namespace) -> Exit:
-    from probes.reports.kinds import compared, load_report
+    from probes.reports.kinds import compared, fleet, load_report
 
+    if args.more:
+        markdown, page = fleet([args.a, args.b, *args.more])
+        write(markdown)
+        if args.html:
+            with writing(args.html, PLACE):
+                files.write_text(args.html, page)
+        return Exit.OK
+    if args.html:
+        raise UsageError("two reports have no page", "leave --html out, or name three reports or more")
     a, b = (load_report(path, makers=COMPARED) for path in (args.a, args.b))
     write(compared(a, b, (args.a, args.b), force=args.force))
     return Exit.OK

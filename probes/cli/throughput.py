@@ -1,15 +1,16 @@
 """The verb `throughput`: how many inputs a second, over batch size, and what limits it."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.cli.arguments import Verbs, add_verb, number, whole
+from probes.cli.arguments import Verbs, add_verb, number
 from probes.core import files
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
-from probes.core.output import echo, error, flag, option
+from probes.core.output import Parser, echo, error, flag, option, whole
 from probes.core.unknown import Unknown
 from probes.records.facts import Machine
 from probes.records.files import reading
@@ -85,6 +86,15 @@ def add_verbs(verbs: Verbs) -> None:
     option(scan, "--out", "DIR", "folder for the report", Path, default=FOLDER)
     _add_served_arguments(scan)
     scan.set_defaults(do=_throughput)
+    if isinstance(scan, Parser):
+        scan.meant = _meant
+
+
+def _meant(given: Sequence[str], unknown: Sequence[str]) -> Sequence[str]:
+    """The server's URL, and a model, are options' values."""
+    stray = next((word for word in unknown if not word.startswith("-")), "")
+    name = "--url" if "://" in stray else "--model" if stray in MODELS or Path(stray).is_file() else ""
+    return [*(word for word in given if word != stray), name, stray] if name else ()
 
 
 def _add_model_arguments(scan: argparse.ArgumentParser) -> None:

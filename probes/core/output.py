@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
 
-from probes.core.quoting import log_text
+from probes.core.quoting import command, log_text
 from probes.core.spelling import close_names
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     elsewhere: Callable[[], Mapping[str, str]] = staticmethod(dict)
+    # the arguments as they were probably meant, of those given and those of them that aren't known; or none
+    meant: Callable[[Sequence[str], Sequence[str]], Sequence[str]] = staticmethod(lambda _given, _unknown: ())
 
     def __init__(self, **how: Any) -> None:  # noqa: ANN401 - argparse's own
         super().__init__(allow_abbrev=False, **how)
@@ -103,9 +105,13 @@ class Parser(argparse.ArgumentParser):
         """A verb's parser refuses what it doesn't know itself; argparse would leave that to the program's."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
+            if meant := self.meant(sys.argv[1:] if args is None else args, unknown):
+                self.error(
+                    f"unrecognized arguments: {' '.join(unknown)}", then=command(*self.prog.split(), *meant)
+                )
             options = [word.split("=")[0] for word in unknown if word.startswith("-")]
-            meant = close_names(options[0], self._option_string_actions) if options else []
-            guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
+            close = close_names(options[0], self._option_string_actions) if options else []
+            guess = f"; did you mean {' or '.join(close)}?" if close else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
         return parsed, unknown
 
@@ -120,9 +126,10 @@ class Parser(argparse.ArgumentParser):
             guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
             raise argparse.ArgumentError(action, f"{refused.message}{guess}") from refused
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str, *, then: str = "") -> NoReturn:
         """The usage, the message and what to type next, on standard error, and exit code 2."""
-        super().error(f"{log_text(message)}\n  see: {self.prog} --help")
+        meant = f"  did you mean: {log_text(then)}\n" if then else ""
+        super().error(f"{log_text(message)}\n{meant}  see: {self.prog} --help")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> object:
         """One value of an argument, which argparse asks for before it converts it."""
@@ -152,6 +159,18 @@ def option(
     """Add an option with a value. Its help ends with the default; where that is None, `what` says it."""
     end = "" if default is None else " (default: %(default)s)"
     to.add_argument(name, metavar=metavar, help=f"{what}{end}", type=read, default=default)
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Returns what reads a whole number within these bounds, or raises argparse.ArgumentTypeError."""
+
+    def read(text: str) -> int:
+        is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+        if not (is_short and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
 def echo(text: str) -> None:

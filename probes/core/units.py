@@ -4,6 +4,7 @@ import re
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("B", "kB", "MB", "GB", "TB")
+_SHORT = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kKmMgGtT])i?b?", re.ASCII)  # 64G, 4gb
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kKMGT]i?B|B|)", re.ASCII)
 
 
@@ -51,7 +52,9 @@ def parse_bytes(text: str) -> int:
     """`4GiB`, `512 MiB`, `4GB` (10^9) or a plain number, in bytes. Raises ValueError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text[:40]!r} is not a size; write it as 4GiB, 512MiB or 4000000000")
+        short = _SHORT.fullmatch(text.strip())
+        example = f"{short[1]}{short[2].upper()}iB" if short else "4GiB, 512MiB or 4000000000"
+        raise ValueError(f"{text[:40]!r} is not a size; write it as {example}")
     number, unit = match.groups()
     power = " KMGT".index(unit.removesuffix("B")[:1].upper())  # no letter: the first
     return int(float(number) * (1024 if "i" in unit else 1000) ** power)

@@ -1,6 +1,6 @@
 """A real pass or training step of a model with random weights, by torch, transformers and peft themselves."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,9 +61,9 @@ def make(config: Mapping[str, Any], question: Question, device: str) -> Made:
         )
     module.train(question.task == "training")
     if question.checkpointing:
-        _checkpoint(module)
-    adapted = _adapted(module, question) if question.lora_rank else module
-    return Made(adapted, takes, has_head and takes.image is None)
+        checkpoint(module)
+    trained = adapted(module, question.lora_rank, question.lora_targets) if question.lora_rank else module
+    return Made(trained, takes, has_head and takes.image is None)
 
 
 def built(module: Any) -> Built:
@@ -75,7 +75,7 @@ def built(module: Any) -> Built:
     )
 
 
-def _checkpoint(module: Any) -> None:
+def checkpoint(module: Any) -> None:
     """Turn gradient checkpointing on, by the name that this version of transformers has for it."""
     how = {"use_reentrant": False}
     if hasattr(module, "activation_checkpointing_enable"):
@@ -114,17 +114,21 @@ def _built(config: Mapping[str, Any], question: Question, device: str) -> tuple[
             return module, maker is not transformers.AutoModel
 
 
-def _adapted(module: Any, question: Question) -> Any:
+def adapted(module: Any, rank: int, targets: Sequence[str] = ()) -> Any:
+    """The module with LoRA adapters, which alone are trained; without targets, those of attention.
+
+    Raises LibraryMissing without peft, and UsageError for targets that it refuses.
+    """
     try:
         import peft
     except ImportError as error:
         raise LibraryMissing(f"LoRA needs peft: {error}", "pip install peft") from error
     present = {name.rpartition(".")[2] for name, _ in module.named_modules()}
-    targets = question.lora_targets or tuple(name for name in LAYER_TARGETS if name in present)
+    targets = targets or tuple(name for name in LAYER_TARGETS if name in present)
     try:
         adapters = peft.LoraConfig(
-            r=question.lora_rank,
-            lora_alpha=2 * question.lora_rank,
+            r=rank,
+            lora_alpha=2 * rank,
             lora_dropout=0.0,
             target_modules=list(targets),
         )

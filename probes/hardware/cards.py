@@ -101,6 +101,14 @@ def cards_meant(text: str) -> tuple[Card, ...]:
     return found.cards
 
 
+def is_card(text: str) -> bool:
+    """Whether a text means a card of the list, or several."""
+    try:
+        return bool(cards_meant(text))
+    except CardUnknown:
+        return False
+
+
 def find_target(text: str) -> str:
     """The compute target of all cards that a text could mean. Raises CardUnknown and CardAmbiguous."""
     if target := target_in(text):

@@ -70,6 +70,7 @@ class Probe:
 def _transfer(bench: Workbench, context: Context) -> Iterator[Record | Small]:
     yield from transfer.run(bench, context.settings, context.available_bytes(), done=context.done)
     yield from transfer.small(bench, context.settings)
+    yield from transfer.classes(bench, context.settings)
 
 
 def _spill(bench: Workbench, context: Context) -> Iterator[Record]:

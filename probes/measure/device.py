@@ -18,12 +18,14 @@ from probes.core.unknown import Unknown
 from probes.hardware import numa
 from probes.hardware.torch_build import first_line, refusals
 from probes.measure import sampling
+from probes.measure.class_work import class_work
 from probes.measure.placement_row import LayerStack
 from probes.measure.workbench import (
     READS_AFTER,
     WORD_BYTES,
     WRITTEN,
     Action,
+    ClassedWork,
     Clocked,
     Kind,
     Operation,
@@ -36,7 +38,7 @@ from probes.placement.packing.launch import usable
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.host_memory import zero_copy
 from probes.placement.stacks import Shape, StackPlan
-from probes.records.rows import SMALL_LAYERS, SMALL_WIDTH, SmallWork
+from probes.records.rows import SMALL_LAYERS, SMALL_WIDTH, ClassWork, SmallWork
 from probes.records.stats import median
 
 CHUNK_WORDS = 2**20  # compared at a time: 8 MiB of expected content, which fits even in a small container
@@ -287,6 +289,17 @@ class TorchWorkbench:
         except RuntimeError as error:  # a library without kernels for this card
             raise Unsupported(first_line(error)) from error
         return made
+
+    def class_work(self, name: ClassWork) -> ClassedWork:
+        """Operations of one class on the GPU, else on the CPU. Raises Unsupported."""
+        try:
+            with torch.inference_mode():
+                work = class_work(name, torch.device("cuda", 0) if self.has_gpu else torch.device("cpu"))
+                work.operation()
+                self._finish()
+        except RuntimeError as error:  # as for small work, or no memory for it
+            raise Unsupported(first_line(error)) from error
+        return work
 
     def cap_vram(self, n_bytes: int) -> None:
         """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""

@@ -75,9 +75,9 @@ def prove(
             continue
         seconds = None
         try:
-            begin = case.prepare(device)
-            outcome = case.judged(begin())
-            seconds = (timed or seconds_of)(begin)
+            prepared = case.prepare(device)
+            outcome = case.outcome(prepared)
+            seconds = (timed or seconds_of)(prepared.begin)
         except Exception as error:  # Triton's own errors are of no common kind
             outcome = proof.Outcome(f"{type(error).__name__}: {str(error)[:300]}", "")
         same = [target for target, digest in known.get(case.name, {}).items() if digest == outcome.digest]

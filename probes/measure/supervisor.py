@@ -122,12 +122,15 @@ def module_command(module: str) -> Command:
     """
 
     def command(descriptor: int) -> list[str]:
-        start = (
-            f"import runpy, sys; sys.path[:] = {sys.path}; runpy.run_module({module!r}, None, '__main__', 1)"
-        )
-        return [sys.executable, "-P", "-c", start, str(descriptor), str(os.getpid())]
+        return [*module_words(module), str(descriptor), str(os.getpid())]
 
     return command
+
+
+def module_words(module: str) -> list[str]:
+    """What starts a module as a program, importing from where this process does."""
+    start = f"import runpy, sys; sys.path[:] = {sys.path}; runpy.run_module({module!r}, None, '__main__', 1)"
+    return [sys.executable, "-P", "-c", start]
 
 
 def _watch(

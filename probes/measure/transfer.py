@@ -24,7 +24,7 @@ from probes.measure.workbench import (
     Workbench,
     mismatch,
 )
-from probes.records.rows import Clock, Gap, Measurement, Record, Small, SmallWork, case_name
+from probes.records.rows import ClassWork, Clock, Gap, Measurement, Record, Small, SmallWork, case_name
 from probes.records.schema import Settings
 
 KIB, MIB = 2**10, 2**20
@@ -35,6 +35,7 @@ SMALLEST_ARENA = 16 * MIB
 MOST_SLOTS = 2048
 ROW_S = 0.05  # to prepare and to check a row
 SMALL_EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.08)
+CLASS_EFFORT = sampling.Effort(samples=50, at_least=5, budget_s=0.06)
 SOURCE = Pattern(start=0x1234567)
 SCRUB = Pattern(start=0x0BADF00D, step=0)  # neither of the contents that an operation leaves
 
@@ -173,6 +174,22 @@ def small(bench: Workbench, settings: Settings) -> Iterator[Small]:
         leads: Clock = "wall" if name == "layers" else "device"
         samples = sampling.sample(bench, [operation], effort=SMALL_EFFORT, queued=True, leads=leads)
         yield Small(name, samples.device_s, samples.wall_s)
+
+
+def classes(bench: Workbench, settings: Settings) -> Iterator[Small]:
+    """Each class of operation, small and large: what plans count a traced pass by. Two seconds.
+
+    Not in quick mode, whose plans take the profile's.
+    """
+    for name in () if settings.quick else get_args(ClassWork):
+        try:
+            work = bench.class_work(name)
+        except Unsupported:
+            continue
+        samples = sampling.sample(bench, [work.operation], effort=CLASS_EFFORT, queued=bench.has_gpu)
+        yield Small(
+            name, samples.device_s, samples.wall_s, work.count, work.launches, work.flops, work.moved_bytes
+        )
 
 
 def _effort(settings: Settings, path: Path, *, has_gpu: bool) -> sampling.Effort:

@@ -13,7 +13,7 @@ from probes.core.errors import ContentMismatch
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.placement.stacks import Shape, StackPlan
-from probes.records.rows import Scenario, SmallWork, Split
+from probes.records.rows import ClassWork, Scenario, SmallWork, Split
 
 WORD_BYTES = 8
 # 2^64 over the golden ratio, made odd: neighbours differ in every byte (Knuth's multiplicative hashing)
@@ -55,6 +55,18 @@ def mismatch(what: str, n_bytes: int) -> ContentMismatch:
 Kind = Literal["pageable", "pinned", "zero_copy", "vram"]
 Action = Literal["copy", "copy_then_read", "kernel_copy", "read", "write"]
 Operation = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class ClassedWork:
+    """An operation of one class, repeated `count` times by a call, and what each of these does."""
+
+    operation: Operation
+    count: int = 1
+    launches: int = 1
+    flops: int = 0
+    moved_bytes: int = 0
+
 
 # Between kernels the copy engine polls for its turn, on an H200 every 8 us. Where less than that is done with
 # a copy, its cost depends on how polls happen to fall; four reads of even the smallest buffer take longer.
@@ -184,6 +196,9 @@ class Workbench(Protocol):
 
     def small(self, name: SmallWork) -> Operation:
         """Small work on the device, ready to be repeated. Raises Unsupported."""
+
+    def class_work(self, name: ClassWork) -> ClassedWork:
+        """Operations of one class on the device, or the CPU. Raises Unsupported."""
 
     def cap_vram(self, n_bytes: int) -> None:
         """Let torch's allocator refuse beyond this many bytes, as a smaller card would."""

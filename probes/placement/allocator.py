@@ -4,8 +4,8 @@ Sizes and rules are those of c10/cuda/CUDACachingAllocator (kSmallSize, kSmallBu
 kLargeBuffer, kRoundLarge; torch 2.11): requests are rounded up to 512 bytes; those up to 1 MiB come from
 segments of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger ones have a segment of their own,
 in multiples of 2 MiB. The smallest free block that is large enough is taken, and divided where much of it is
-left. Before the allocator gives up at its limit, it returns every segment that is free as a whole: that is
-done here before each new segment, so the result is what a pass needs and not what it could use.
+left. Segments stay: before the allocator gives up at its limit it returns those that are free as a whole, but
+each return waits for the device and is taken anew in the next pass, so a pass that has to is a slow one.
 """
 
 import bisect
@@ -37,10 +37,6 @@ class _Block:
     before: "_Block | None" = None
     after: "_Block | None" = None
 
-    @property
-    def is_segment(self) -> bool:
-        return self.before is None and self.after is None
-
 
 class _Pool:
     """Free blocks, the smallest first."""
@@ -63,9 +59,6 @@ class _Pool:
     def best(self, size: int) -> _Block | None:
         at = bisect.bisect_left(self._sizes, size)
         return self._blocks[at] if at < len(self._blocks) else None
-
-    def whole(self) -> list[_Block]:
-        return [block for block in self._blocks if block.is_segment]
 
 
 class Allocator:
@@ -99,10 +92,6 @@ class Allocator:
         self.most_alive = max(self.most_alive, self.alive)
 
     def _segment(self, size: int, *, small: bool) -> _Block:
-        for pool in self._pools.values():
-            for block in pool.whole():
-                pool.drop(block)
-                self.reserved -= block.size
         if small:
             taken = SMALL_SEGMENT
         else:
@@ -136,12 +125,24 @@ def _joined(first: _Block, second: _Block) -> _Block:
 Event = tuple[int, int]
 
 
+PASSES: Final = 3  # one after the other: later ones find the segments of the first divided otherwise
+
+
 def peak_of(events: Iterable[Event]) -> tuple[int, int]:
-    """The most bytes asked for at once, and the most in segments, over a sequence of events."""
-    allocator = Allocator()
-    for name, n_bytes in events:
-        if n_bytes:
-            allocator.take(name, n_bytes)
-        else:
+    """The most bytes asked for at once, and the most in segments, over passes with these events.
+
+    What a pass doesn't free, its outputs, is freed before the next.
+    """
+    allocator, passed = Allocator(), tuple(events)
+    for _ in range(PASSES):
+        kept: dict[int, None] = {}
+        for name, n_bytes in passed:
+            if n_bytes:
+                allocator.take(name, n_bytes)
+                kept[name] = None
+            else:
+                del kept[name]
+                allocator.give(name)
+        for name in kept:
             allocator.give(name)
     return allocator.most_alive, allocator.most_reserved

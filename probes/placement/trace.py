@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,16 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from probes.core.errors import PlacementError
 from probes.placement.allocator import Event, peak_of
-from probes.placement.models.operations import GATHERS, Operation, OperationKind, PeakBytes, Trace, WeightUse
+from probes.placement.models.operations import (
+    EXPERTS,
+    GATHERS,
+    Operation,
+    OperationKind,
+    PeakBytes,
+    Trace,
+    WeightUse,
+)
+from probes.placement.operation_times import OperationCall, measured
 
 ALIGNMENT: Final = {"cuda": 512, "cpu": 64}  # bytes that torch's allocators round to
 MOST_OPERATIONS: Final = 300_000  # of a pass; one that calls more isn't traced to its end
@@ -210,21 +220,31 @@ LAYERS_IN_ONE: Final = ("_transformer_encoder_layer_fwd", "_native_multi_head_at
 class Tracer(AliveBytes):
     """Records a pass's operations under their modules, and every storage that it makes and frees."""
 
-    def __init__(self, module: nn.Module, there: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, module: nn.Module, there: Iterable[torch.Tensor] = (), *, keeps_calls: bool = False
+    ) -> None:
         super().__init__("cuda")
         self.operations: list[Operation] = []
+        self._keeps_calls = keeps_calls
+        self._made_by: list[OperationCall | None] = []  # the call of each operation, where those are kept
+        self._workspaces: dict[int, int] = {}  # by operation, the place in `events`
+        self._largest_workspace = 0  # that was measured
         self.calls: dict[str, int] = {}
         self.events: list[tuple[Event, ...]] = []  # a pair where only scores are allocated
-        self._scores: list[tuple[int, int]] = []  # place in `events`, bytes
+        self._scores: dict[int, int] = {}  # by operation, the place in `events`
         self._stack = [""]
         self._weights: Any = weakref.WeakKeyDictionary()
+        self._there: Any = weakref.WeakKeyDictionary(
+            {t.untyped_storage(): t.untyped_storage().nbytes() for t in there}
+        )
+        self.kept: dict[str, int] = {}
         self._next = 0
         for name, parameter in module.named_parameters():
             storage = parameter.untyped_storage()
             self._weights.setdefault(storage, name)
             self._seen[storage] = 0
-        for tensor in (*module.buffers(), *there):
-            self._seen[tensor.untyped_storage()] = 0
+        for storage in (*(tensor.untyped_storage() for tensor in module.buffers()), *self._there):
+            self._seen[storage] = 0
 
     # ---- modules -------------------------------------------------------------------------------------------
 
@@ -261,20 +281,22 @@ class Tracer(AliveBytes):
     def _ended(self, name: int) -> None:
         self.events.append(((name, 0),))
 
-    def _meanwhile(self, n_bytes: int, *, scores: bool) -> None:
-        """Bytes that an operation takes while it runs."""
-        if n_bytes:
-            self._next += 1
-            pair = ((self._next, n_bytes), (self._next, 0))
-            if scores:
-                self._scores.append((len(self.events), self._next))
-            self.events.append(pair)
+    def _meanwhile(self, n_bytes: int) -> int:
+        """Bytes that an operation takes while it runs, and has freed afterwards; their place in `events`."""
+        self._next += 1
+        self.events.append(((self._next, n_bytes), (self._next, 0)))
+        return len(self.events) - 1
 
     def peak(self, *, with_scores: bool) -> PeakBytes:
-        """The pass's peak, by a simulation of the allocator."""
-        left_out = set() if with_scores else {place for place, _ in self._scores}
-        events = (e for place, pair in enumerate(self.events) if place not in left_out for e in pair)
-        return PeakBytes(*peak_of(events))
+        """The pass's peak, by a simulation of the allocator, and room for the largest measured workspace.
+
+        A library that finds none, where segments are divided otherwise, takes another algorithm without a
+        word: slower, and of other bits.
+        """
+        left_out = set() if with_scores else set(self._scores.values())
+        taken = (pair for place, pair in enumerate(self.events) if place not in left_out)
+        alive, reserved = peak_of(event for pair in taken if len(pair) == 1 or pair[0][1] for event in pair)
+        return PeakBytes(alive, reserved + self._largest_workspace)
 
     # ---- operations ----------------------------------------------------------------------------------------
 
@@ -297,12 +319,52 @@ class Tracer(AliveBytes):
             made = function(*args, **kwargs)
         if len(self.operations) >= MOST_OPERATIONS:
             raise PlacementError(f"the pass calls more than {MOST_OPERATIONS:,} operations")
-        for operation in self._described(function, name, args, kwargs, made):
-            self.operations.append(operation)
-            self._meanwhile(operation.workspace, scores=False)
-            self._meanwhile(operation.scores, scores=True)
         self.count(made)
+        call = OperationCall.of(function, args, kwargs, self._is_weight) if self._keeps_calls else None
+        for operation in self._described(function, name, args, kwargs, made):
+            place = len(self.operations)
+            self.operations.append(operation)
+            self._made_by.append(call)
+            if call is not None or operation.workspace:
+                self._workspaces[place] = self._meanwhile(operation.workspace)
+            if operation.scores:
+                self._scores[place] = self._meanwhile(operation.scores)
         return made
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage() in self._weights
+
+    def measure(self, device: torch.device) -> None:
+        """Give each operation what its call takes on a device, where that can be run alone.
+
+        Of a call that is several operations here, the first has it all.
+        """
+        runs: dict[OperationCall, bool] = {}
+        for call, operation in zip(self._made_by, self.operations, strict=True):
+            if call is not None and operation.name not in EXPERTS:  # which are chosen isn't known
+                runs[call] = runs.get(call, False) or operation.kind != "view"
+        times = measured(runs, device)
+        before: OperationCall | None = None
+        for place, (call, operation) in enumerate(zip(self._made_by, self.operations, strict=True)):
+            if call is not None and (seen := times.get(call)) is not None:
+                again = call is before
+                self.operations[place] = replace(
+                    operation,
+                    device_s=0.0 if again else seen.device_s,
+                    host_s=0.0 if again else seen.host_s,
+                    workspace=0 if again else seen.workspace,
+                    scores=0,
+                )
+                self._taking(self._workspaces[place], self.operations[place].workspace)
+                self._largest_workspace = max(self._largest_workspace, self.operations[place].workspace)
+                if place in self._scores:
+                    self._taking(self._scores[place], 0)
+            before = call
+
+    def _taking(self, at: int, n_bytes: int) -> None:
+        """Other bytes for what an operation takes while it runs."""
+        (name, _), end = self.events[at]
+        self.events[at] = ((name, n_bytes), end)
 
     def _parts(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         with self:
@@ -320,6 +382,9 @@ class Tracer(AliveBytes):
         name = name.rstrip("_") if not name.startswith("_") else name
         given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
         results = [value for value in tree_iter(made) if isinstance(value, torch.Tensor)]
+        for tensor in given:  # what was there before the pass belongs to the module that uses it first
+            if n_bytes := self._there.pop(tensor.untyped_storage(), 0):
+                self.kept[self._stack[-1]] = self.kept.get(self._stack[-1], 0) + n_bytes
         if not results:
             return
         mutable = function._schema.is_mutable
@@ -597,11 +662,13 @@ def trace_pass(
     kwargs: Mapping[str, Any] | None = None,
     *,
     prepare: Prepare | None = None,
+    measure: torch.device | None = None,
 ) -> Trace:
     """The operations and the bytes of one pass of a module, called with tensors of any device or none.
 
     The module may be on meta; it is as it was before afterwards. `prepare` is called first, with the module
     and the inputs as they are traced; it gives other inputs, and tensors that are there before the pass.
+    `measure`: the device on which each distinct operation is run, and timed, afterwards.
     Raises PlacementError, naming what fake tensors can't follow: a value that decides what is computed, an
     operation that isn't known without data.
     """
@@ -612,11 +679,16 @@ def trace_pass(
         if prepare is not None:
             with _named_errors(module), torch.inference_mode():
                 named, there = prepare(module, named)
-        return _traced(module, given, named, there, how="fake tensors")
+        tracer = _traced(module, given, named, there, keeps_calls=measure is not None)
+    return _finished(tracer, "fake tensors", measure)
 
 
 def trace_real_pass(
-    module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    measure: torch.device | None = None,
 ) -> Trace:
     """The same by a real pass on the CPU, for what depends on values. The module's weights are read.
 
@@ -627,7 +699,8 @@ def trace_real_pass(
         for part in module.modules():
             copies = {name: held.clone() for name, held in part._buffers.items() if held is not None}
             part._buffers.update(copies)
-        return _traced(module, tuple(args), dict(kwargs or {}), (), how="a real pass on the CPU")
+        tracer = _traced(module, tuple(args), dict(kwargs or {}), (), keeps_calls=measure is not None)
+    return _finished(tracer, "a real pass on the CPU", measure)
 
 
 def _traced(
@@ -636,21 +709,29 @@ def _traced(
     kwargs: Mapping[str, Any],
     there: Iterable[torch.Tensor],
     *,
-    how: str,
-) -> Trace:
-    tracer = Tracer(module, there)
+    keeps_calls: bool,
+) -> Tracer:
+    tracer = Tracer(module, there, keeps_calls=keeps_calls)
     with _named_errors(module), torch.inference_mode():
         tracer.follow(module)
     with _named_errors(module), torch.inference_mode(), tracer:
         tracer.count((args, kwargs))
         result = module(*args, **kwargs)
         del result
+    return tracer
+
+
+def _finished(tracer: Tracer, how: str, measure: torch.device | None) -> Trace:
+    if measure is not None:
+        tracer.measure(measure)
     return Trace(
         tuple(tracer.operations),
         dict(tracer.calls),
         tracer.peak(with_scores=False),
         tracer.peak(with_scores=True),
+        tracer.kept,
         how,
+        str(measure or ""),
     )
 
 

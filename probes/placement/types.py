@@ -29,7 +29,7 @@ Becomes = Literal["", "float16", "float32"]
 
 # What the operations and the activations of a plan were counted from: a trace of the pass, rules for the
 # model's architecture, or guesses from the shapes of its tensors
-RestsOn = Literal["trace", "rules", "guesses"]
+RestsOn = Literal["measured", "trace", "rules", "guesses"]
 
 
 PLAN_SCHEMA: Final = "weir-placement-plan/1"

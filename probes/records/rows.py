@@ -19,6 +19,27 @@ Scenario = Literal["resident", "zero_copy_weights", "zero_copy_all", "streamed",
 Way = Literal["copy_first", "in_place"]
 Purpose = Literal["block", "oversize", "forced"]
 SmallWork = Literal["layers", "product", "unpack"]
+# Classes of operation (probes/placement/models/operations.py), each in a size whose bytes hardly count and in
+# a large one; and products of many rows, by dtype
+ClassWork = Literal[
+    "plain",
+    "strided",
+    "norm",
+    "reduction",
+    "scan",
+    "attention",
+    "convolution",
+    "large plain",
+    "large strided",
+    "large norm",
+    "large reduction",
+    "large scan",
+    "large attention",
+    "large convolution",
+    "products float16",
+    "products bfloat16",
+    "products float32",
+]
 SMALL_LAYERS: Final = 8  # of the work "layers"
 SMALL_WIDTH: Final = 768  # of the works "product" and "unpack"
 Clock = Literal["device", "wall"]
@@ -279,16 +300,21 @@ class NumaPlaces:
 
 @dataclass(frozen=True)
 class Small:
-    """How long one process took for small work, whose bytes hardly count: what plans know of launches.
+    """How long one process took for work that plans count by: launches, and classes of operation.
 
     `layers`: SMALL_LAYERS plain layers of a transformer, 256 wide, 16 rows.
     `product`: a row times a matrix of SMALL_WIDTH^2. `unpack`: such a matrix, packed.
+    Classes of operation have what one of the `count` operations in the work launches, multiplies and moves.
     """
 
     tag: ClassVar[str] = "small"
-    name: SmallWork
+    name: SmallWork | ClassWork
     device_s: Samples | Unknown  # behind a queued wait, so without what handing it over costs
     wall_s: Samples  # synchronised on both sides
+    count: int = 1  # of operations
+    launches: int = 1  # kernels of each
+    flops: int = 0  # of each
+    moved_bytes: int = 0  # that each reads and writes
 
 
 Timed = Measurement | Reads | Pass  # rows with samples, which every round measures again

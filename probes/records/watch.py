@@ -153,6 +153,7 @@ class Subject:
     interval_s: float
     cards: tuple[WatchedCard, ...]
     command: tuple[str, ...]
+    begun_s: float = 0.0  # Unix time of the first sample, which other programs' times are compared with
 
 
 def gathered(figures: Mapping[str, float | Unknown]) -> Look:

@@ -5,7 +5,7 @@ kind is one entry. A new form of output is a function of `Document`, which every
 `ReportKind`; or a field of it, where kinds differ in more than words, and None for those that lack it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,9 @@ from probes.records.json_schema import report_schema
 from probes.records.schema import ProbeReport, named_report
 from probes.records.watch import WatchReport, watch_schema
 from probes.reports.document import Document, Plot
+from probes.reports.epochs import epochs_document
 from probes.reports.fit import fit_document
+from probes.reports.fleet import fleet_document, fleet_of
 from probes.reports.html import render_page
 from probes.reports.pictures import fit_plot
 from probes.reports.run import run_document
@@ -33,9 +35,10 @@ from probes.reports.scan_metrics import scan_exposition
 from probes.reports.text import render_text
 from probes.reports.watch import watch_document
 from probes.throughput.report import MOST_BYTES, ThroughputReport, is_scan, named_scan, throughput_schema
+from probes.training.report import EpochsReport, epochs_schema, is_epochs, named_epochs
 from probes.watch.recording import is_watch_file, named_watch
 
-ANY_MAKER: Final = "run, throughput, watch, fit"  # the verbs that write a report
+ANY_MAKER: Final = "run, throughput, watch, fit, epochs"  # the verbs that write a report
 R = TypeVar("R")
 
 
@@ -105,6 +108,12 @@ def _scan_plots(report: ThroughputReport) -> tuple[Plot, ...]:
     return draw_scan(report)
 
 
+def _epochs_plots(report: EpochsReport) -> tuple[Plot, ...]:
+    from probes.reports.epochs_charts import draw_epochs
+
+    return draw_epochs(report)
+
+
 def _watch_plots(report: WatchReport) -> tuple[Plot, ...]:
     from probes.reports.watch_charts import draw_watch
 
@@ -133,6 +142,15 @@ FIT: Final = ReportKind[FitReport](
     document=fit_document,
     plots=lambda report: (fit_plot(report),),
 )
+EPOCHS: Final = ReportKind[EpochsReport](
+    name="epochs",
+    called="an epochs report",
+    schema=epochs_schema,
+    holds=is_epochs,
+    load=lambda path, name, _: named_epochs(path, name=name),
+    document=epochs_document,
+    plots=_epochs_plots,
+)
 THROUGHPUT: Final = ReportKind[ThroughputReport](
     name="throughput",
     called="a throughput report",
@@ -155,7 +173,7 @@ RUN: Final = ReportKind[ProbeReport](
     metrics=exposition,
     compare=lambda a, b, names, force: render_markdown(compare(a, b, names=names, force=force)),
 )
-KINDS: Final[tuple[ReportKind[Any], ...]] = (WATCH, FIT, THROUGHPUT, RUN)
+KINDS: Final[tuple[ReportKind[Any], ...]] = (WATCH, FIT, EPOCHS, THROUGHPUT, RUN)
 SCHEMAS: Final[dict[str, Callable[[], str]]] = {
     **{kind.name: kind.schema for kind in KINDS},
     "plan": plan_schema,
@@ -180,3 +198,18 @@ def compared(a: LoadedReport, b: LoadedReport, paths: tuple[Path, Path], *, forc
             "name two probe reports, or two throughput reports",
         )
     return a.kind.compare(a.report, b.report, (str(paths[0]), str(paths[1])), force)
+
+
+def fleet(paths: Sequence[Path]) -> tuple[str, str]:
+    """Probe reports of many machines as Markdown and as a page. Raises ReportError.
+
+    Machines are called by the folders that their reports are in, where these differ; else by their files.
+    """
+    loaded = [load_report(path, makers="run") for path in paths]
+    for path, each in zip(paths, loaded, strict=True):
+        if each.kind is not RUN:
+            raise ReportError(f"{path} is {each.kind.called}", "name probe reports alone")
+    folders = [path.absolute().parent.name for path in paths]
+    names = folders if len(set(folders)) == len(paths) else [path.stem for path in paths]
+    document = fleet_document(fleet_of([each.report for each in loaded], names))
+    return f"{render_text(document, markdown=True)}\n", render_page(document, (), raw="", name="")

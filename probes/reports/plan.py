@@ -19,6 +19,7 @@ BOUND_WORDS: Final = {
 }
 TABLE_WORDS: Final = "as a table: packed; lookups and products unpack only what they need"
 RESTS_ON_WORDS: Final = {
+    "measured": "traced: each distinct operation of the pass was run and timed on this GPU",
     "trace": "traced: each operation of the pass was counted",
     "rules": "by rules for its architecture; nothing was traced",
     "guesses": "guessed from its tensors' shapes; nothing was traced, so the time may be several times that",
@@ -41,7 +42,7 @@ def cards_lines(plan: CardsPlan) -> str:
     first, time = plan.cards[0], plan.time
     name = terminal(first.model.partition(STAGE_MARK)[0])
     answer = (
-        f"{name} on {len(plan.cards)} x {terminal(first.machine)}: runs, and takes "
+        f"{name} on {len(plan.cards)} x {terminal(first.machine)}: can be placed, and takes "
         f"{duration(time.middle_s)} a pass "
         f"({duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted).\n"
         f"With {len(plan.cards)} passes under way, one ends every {duration(plan.interval_s)}.\n"
@@ -69,8 +70,8 @@ def _answer(plan: Plan) -> Iterable[str]:
     )
     interval = f"{duration(time.low_s)} to {duration(time.high_s)}"
     yield (
-        f"{terminal(plan.model)} ({binary_bytes(weights)} of weights) on {terminal(plan.machine)}: runs, "
-        f"and {what}.\n"
+        f"{terminal(plan.model)} ({binary_bytes(weights)} of weights) on {terminal(plan.machine)}: can be "
+        f"placed, and {what}.\n"
         f"predicted: {interval} in 9 of 10 cases; most of that is {BOUND_WORDS[time.bound]}.\n"
         f"{_how(plan)}"
     )

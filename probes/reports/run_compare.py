@@ -189,10 +189,10 @@ def _in_pairs(a: Timed, b: Timed) -> _Judge:
 
 def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bool = False) -> Comparison:
     """The comparison. Raises ReportError naming what is unlike, unless forced; and where no row is common."""
-    unlike = differences(a, b, _UNLIKE)
+    unlike = differences(a, b, UNLIKE)
     if not force:
         refuse_unlike(unlike, names, "compare like machines with the same settings")
-    rows_a, rows_b = _rows(a), _rows(b)
+    rows_a, rows_b = rows_of(a), rows_of(b)
     common = [key for key in rows_a if key in rows_b]
     paired = bool(a.pair) and a.pair == b.pair
     judges = {key: _in_pairs(rows_a[key], rows_b[key]) if paired else ALONE for key in common}
@@ -214,7 +214,7 @@ def compare(a: ProbeReport, b: ProbeReport, *, names: tuple[str, str], force: bo
     return Comparison(
         names=names,
         forced=unlike,
-        remarks=differences(a, b, _REMARKED),
+        remarks=differences(a, b, REMARKED),
         lines=tuple(
             _line(
                 key,
@@ -254,7 +254,7 @@ def _torch(report: ProbeReport) -> str:
     return f"{torch.version} {torch.api_version}".strip() if isinstance(torch, TorchFacts) else text(torch)
 
 
-_UNLIKE: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
+UNLIKE: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
     ("GPU", _gpu),
     ("VRAM", _vram),
     ("processors", lambda r: str(r.machine.cpus)),
@@ -265,7 +265,7 @@ _UNLIKE: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
     ("NUMA", lambda r: r.settings.numa.replace("_", " ")),
     ("VRAM cap", lambda r: "none" if r.settings.vram_cap_bytes is None else size(r.settings.vram_cap_bytes)),
 )
-_REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
+REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
     ("host", lambda r: r.machine.host),
     ("kernel", lambda r: text(r.machine.kernel)),
     ("GPU driver", lambda r: text(r.machine.gpu_driver)),
@@ -275,7 +275,7 @@ _REMARKED: tuple[tuple[str, Callable[[ProbeReport], str]], ...] = (
 )
 
 
-def _rows(report: ProbeReport) -> dict[Key, Timed]:
+def rows_of(report: ProbeReport) -> dict[Key, Timed]:
     """Every timed row by what makes it the same row in another report, in a fixed order."""
     records = all_records(report)
     rows: dict[Key, Timed] = {}

@@ -74,7 +74,7 @@ def page_tables(run: ProbeRun) -> tuple[Table, ...]:
     blocks = _table("Blocks, measured", _BLOCK_NOTE, _BLOCK, run_findings.label_blocks(pick(records, Block)))
     kinds = dict.fromkeys(type(record) for record in records if not isinstance(record, OWN))
     fields = [_field_table(kind, [r for r in records if type(r) is kind]) for kind in kinds]
-    small = _table("Small work, measured", _SMALL_NOTE, _SMALL, run.small)
+    small = _table("Launches and classes of operation, measured", _SMALL_NOTE, _SMALL, run.small)
     return tuple(replace(table, only="page") for table in (small, blocks, *fields) if table.rows)
 
 
@@ -253,9 +253,10 @@ def _middle(samples: Samples | Unknown) -> str:
     return text(samples) if isinstance(samples, Unknown) else span(median(samples), bare=True)
 
 
-_SMALL_NOTE = "Bytes hardly count in these: plans from this report take the cost of launches from them."
+_SMALL_NOTE = "Launches, and classes of operation: plans from this report count passes by them."
 _SMALL = (
     Column("what", lambda s: s.name, words=True),
+    Column("operations", lambda s: str(s.count)),
     Column("device clock", lambda s: _middle(s.device_s)),
     Column("wall clock", lambda s: _middle(s.wall_s)),
 )

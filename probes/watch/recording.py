@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -317,6 +318,20 @@ def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, s
                 return _report_from(subject, lines), ""
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return watch_from_json(text), text
+
+
+@contextmanager
+def named_samples(path: Path) -> Iterator[tuple[Subject, Iterator[Sample]]]:
+    """The subject of a file of samples, and the samples, for the block. Raises ReportError."""
+    with (
+        reading(path, f"make one: {probe_command()} watch --jsonl FILE"),
+        path.open(encoding="utf-8") as file,
+    ):
+        lines = _lines(file)
+        subject = subject_of(next(lines, ""))
+        if subject is None:
+            raise ReportError("it holds no samples")
+        yield subject, samples_of(lines)
 
 
 def _lines(file: TextIO) -> Iterator[str]:

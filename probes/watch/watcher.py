@@ -184,6 +184,7 @@ class Watch:
             interval_s=options.interval_s,
             cards=tuple(reader.card for reader in self._readers.cards),
             command=options.command,
+            begun_s=time.time(),
         )
         self._totals = WatchTotals(options.interval_s, len(self.subject.cards))
         self._allocator = AllocatorTotals()

@@ -2,7 +2,8 @@
 
     TRITON_INTERPRET=0 amd_child.py TARGET [SHARE [KIND]]
 
-With a share as 0/2, every second case; KIND: only cases with this word in their name.
+With a share as 0/2, every second case; KIND: only cases with this word in their name. With `counted` as the
+share it is those whose instructions the cost model of plans rests on: large matrices, no weight an escape.
 """
 
 import json
@@ -10,73 +11,89 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 
+import launched
 import torch
 from machine import Executed, Fault
-from standin_amd import WAVES, stand_in
+from standin_driver import StandInDriver, stand_in
+from triton.backends.compiler import GPUTarget
 
-from probes.placement.packing import launch, proof
+from probes.placement.packing import proof
+from probes.placement.packing.packed import B11, B12
 
-
-class OnGpu(torch.Tensor):
-    """In host memory, but the launcher chooses for it what it chooses for a GPU's tensor."""
-
-    is_cuda = True
-
-
-def settle(target: str) -> list[Executed]:
-    """Let the launcher take tensors in host memory for a GPU's; what is launched is added to the list."""
-    launch.usable = lambda device: True
-    launch._has_ptx = lambda device: False
-    launch.has_narrow_wavefronts = lambda device: WAVES[target] == 32
-    started = launch.start
-    launch.start_again = lambda *_: False  # with addresses alone
-
-    def start(kernel, grid, tensors, numbers, constants, **rest):
-        if "FACTORS" in constants:  # the matrix units' type on a GPU
-            import triton.language as tl
-
-            constants = {**constants, "FACTORS": tl.bfloat16}
-        started(kernel, grid, tensors, numbers, constants, **rest)
-
-    launch.start = start
-    return stand_in(target).executed
+WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes of a wave
+_SHARED = 64 << 10  # bytes of LDS that a workgroup may have
 
 
-def tried(case: proof.Case, target: str, executed: list[Executed]) -> dict:
+class Gpu(StandInDriver):
+    """A GPU of a target that isn't there. `before` is shown each launch before it runs."""
+
+    def __init__(self, target: str, before: Callable[[launched.Launch], None] = lambda of: None) -> None:
+        self._before = before
+        load = lambda name, binary: launched.load(bytes(binary), name, target)  # noqa: E731
+        super().__init__(GPUTarget("hip", target, WAVES[target]), _SHARED, load, self._run)
+
+    def _run(self, kernel, groups, values, buffers, metadata) -> Executed:
+        threads = metadata.num_warps * self.target.warp_size
+        given = [*values, ("*", 0), ("*", 0)]  # Triton's own scratch memory, of which there is none
+        of = launched.Launch(kernel, (groups, 1), threads, given, buffers, metadata.shared)
+        self._before(of)
+        executed = of.run()
+        of.memory.copy_out()
+        return executed
+
+
+def settle(target: str, before: Callable[[launched.Launch], None] = lambda of: None) -> Gpu:
+    """Let Triton and our launcher start on a GPU of that target."""
+    gpu = Gpu(target, before)
+    stand_in(gpu, narrow=WAVES[target] == 32)
+    return gpu
+
+
+def tried(case: proof.Case, gpu: Gpu) -> dict:
     """What became of a case."""
-    executed.clear()
     begun = time.monotonic()
     try:
-        outcome = case.outcome(torch.device("cpu"))
+        outcome = gpu.outcome(case)
         wrong, digest = outcome.wrong, outcome.digest
     except Fault as fault:
         wrong, digest = str(fault), ""
-    if not wrong and len(executed) != 1:
-        wrong = f"{len(executed)} launches"
-    instructions = sum((of.instructions for of in executed), Counter())
-    transactions = sum((of.transactions for of in executed), Counter())
+    launches = [of.kernel for of in gpu.launches]
+    if not wrong and len(launches) != len(case.kernel.split(",")):
+        wrong = f"launched: {launches}"
     return {
-        "target": target,
+        "target": gpu.target.arch,
         "buffers": os.environ.get("AMDGCN_USE_BUFFER_OPS") != "0",
         "case": case.name,
         "kernel": case.kernel,
         "weights": case.weights,
         "wrong": wrong,
         "digest": digest,
-        "instructions": dict(instructions),
-        "transactions": dict(transactions),
+        "instructions": dict(sum((of.executed.instructions for of in gpu.launches), Counter())),
+        "transactions": dict(sum((of.executed.transactions for of in gpu.launches), Counter())),
         "seconds": round(time.monotonic() - begun, 2),
     }
 
 
+def counted() -> Iterator[proof.Case]:
+    for kernel, layout in (("unpack_b12", B12), ("unpack_ranked b11", B11)):
+        yield proof.unpacked(kernel, (16, 8192), "no escapes", torch.bfloat16, layout)
+    for kernel, batch in (("one_row even", 1), ("few_rows even", 5)):
+        yield proof.product(kernel, (64, 4096), "no escapes", batch)
+
+
 def main() -> None:
     target, share = sys.argv[1], (sys.argv[2:3] or ["0/1"])[0]
+    gpu = settle(target)
+    if share == "counted":
+        for case in counted():
+            print(json.dumps(tried(case, gpu)), flush=True)
+        return
     first, step = map(int, share.split("/"))
-    executed = settle(target)
     chosen = [case for case in proof.cases() if all(word in case.name for word in sys.argv[3:])]
     for case in chosen[first::step]:
-        print(json.dumps(tried(case, target, executed)), flush=True)
+        print(json.dumps(tried(case, gpu)), flush=True)
 
 
 if __name__ == "__main__":

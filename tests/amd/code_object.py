@@ -3,7 +3,8 @@
 import bisect
 import io
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from elftools.elf.elffile import ELFFile
@@ -80,6 +81,12 @@ class Kernel:
     descriptor: Descriptor
     code: list[Instruction] = field(repr=False)
     entry: int  # index of the first instruction
+    acts: dict[int, Callable] = field(default_factory=dict, repr=False)  # what instructions do, once known
+
+    def changed(self, place: int, instruction: Instruction) -> "Kernel":
+        """With another instruction at a place."""
+        code = [*self.code[:place], instruction, *self.code[place + 1 :]]
+        return replace(self, code=code, acts={at: act for at, act in self.acts.items() if at != place})
 
     @property
     def accumulators(self) -> int:

@@ -75,7 +75,7 @@ def _scalar(of: Instruction, kernel: Kernel, operation: Operation) -> Act:
 
 
 def _save_exec(of: Instruction, kernel: Kernel) -> Act:
-    operation = of.name.removesuffix(of.name[-4:]).removeprefix("S_").removesuffix("_SAVEEXEC")
+    operation, which = re.fullmatch(r"S_(\w+)_(SAVE|WR)EXEC_B\d+", of.name).groups()
     compute = OPERATIONS[f"S_{operation}_B32"].compute
     words = kernel.wave // 32
 
@@ -84,7 +84,7 @@ def _save_exec(of: Instruction, kernel: Kernel) -> Act:
         old = [m.scalar(EXEC + i) for i in range(words)]
         new = [compute(given, was)[0] for given, was in zip(source, old, strict=True)]
         for i in range(words):
-            m.write_scalar(of.sdst + i, old[i])
+            m.write_scalar(of.sdst + i, old[i] if which == "SAVE" else new[i])
         m._set_exec(np.stack(np.broadcast_arrays(*new), 1).astype(U32))
         m.scc[m.sel] = m.ex.any(1)
         m.known_scc[m.sel] = True
@@ -527,6 +527,24 @@ def _write_lane(of: Instruction, kernel: Kernel) -> Act:
     return act
 
 
+def _lanes_before(of: Instruction, kernel: Kernel) -> Act:
+    """V_MBCNT: a number, and how many of the bits of 32 lanes are set that come before each lane."""
+    lane = np.arange(kernel.wave)
+    before = np.clip(lane - (32 if "_HI_" in of.name else 0), 0, 32).astype(U64)
+    ones = ((U64(1) << before) - U64(1)).astype(U32)
+    literal = of.fields.get("literal", 0)
+    bits, start = (
+        vector_source(code, "u32", literal)
+        for code in (of.src0, of.fields.get("src1", of.fields.get("vsrc1")))
+    )
+
+    def act(m: Machine) -> None:
+        counted = np.bitwise_count(bits(m) & ones).astype(U32) + start(m)
+        m.write_vector(of.vdst - 256, np.broadcast_to(counted, m.ex.shape))
+
+    return act
+
+
 def _bpermute(of: Instruction, kernel: Kernel) -> Act:
     backward = "BPERMUTE" in of.name
     offset = of.offset0 | of.offset1 << 8
@@ -644,23 +662,51 @@ def _through_memory(of: Instruction, kernel: Kernel, addressed: Callable[[Machin
             m.issue("load", access.registers())
         else:
             _scatter(m.memory.bytes, places, access.size, access.data(m, on))
-            m.issue("store", [])
-            if m.cdna:  # one counter for both
-                m.issued["load"][m.sel] += 1
+            m.issue_store()
 
     return act
 
 
 def _global(of: Instruction, kernel: Kernel) -> Act:
-    fields = of.fields
     if of.name.startswith(("SCRATCH", "FLAT")):
         raise Fault("this memory is not known here")
+    return _through_memory(of, kernel, _global_addresses(of, kernel))
+
+
+def _atomic(of: Instruction, kernel: Kernel) -> Act:
+    """An addition in memory that gives nothing back: in any order, the same sum."""
+    fields = of.fields
+    if fields.get("glc") or fields.get("sc0") or fields.get("th", 0) & 1:
+        raise Fault("an atomic operation that returns the old value is not known here")
+    word = U64 if of.name.endswith("64") else U32
+    size = np.dtype(word).itemsize
+    addressed, register = _global_addresses(of, kernel), fields.get("data", fields.get("vsrc")) - 256
+
+    def act(m: Machine) -> None:
+        addresses, on = addressed(m)
+        places = m.memory.places(addresses[on], size)
+        if (places % size).any():
+            raise Fault(f"an atomic operation at an address that is no multiple of {size}")
+        waves = np.broadcast_to(m.index[:, None], m.ex.shape)[on]
+        m.touch(m.memory.shadow, "store", places, waves, size, writes=True, atomic=True)
+        value = m.vector(register)[on].astype(word)
+        if word is U64:
+            value = value | m.vector(register + 1)[on].astype(word) << U64(32)
+        np.add.at(m.memory.bytes.view(word), places // size, value)
+        m.executed.transactions["atomics"] += len(places)
+        m.issue_store()
+
+    return act
+
+
+def _global_addresses(of: Instruction, kernel: Kernel) -> Callable[[Machine], tuple[np.ndarray, np.ndarray]]:
+    fields = of.fields
     bits = 24 if "ioffset" in fields else 13
     offset = U64(_signed(fields.get("ioffset", fields.get("offset", 0)), bits) & 0xFFFFFFFFFFFFFFFF)
     address = fields.get("vaddr", fields.get("addr")) - 256
     base = fields["saddr"]
 
-    def addressed(m: Machine, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def addressed(m: Machine, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
         if base == _OFF[kernel.architecture]:
             full = m.vector(address).astype(U64) | m.vector(address + 1).astype(U64) << U64(32)
         else:
@@ -668,7 +714,7 @@ def _global(of: Instruction, kernel: Kernel) -> Act:
             full = pair[:, None] + m.vector(address)
         return full + offset, m.ex
 
-    return _through_memory(of, kernel, addressed)
+    return addressed
 
 
 def _buffer(of: Instruction, kernel: Kernel) -> Act:
@@ -860,7 +906,7 @@ _NAMED: list[tuple[str, Callable[[Instruction, Kernel], Act]]] = [
     (r"S_ENDPGM", _end),
     (r"S_BARRIER\w*", _barrier),
     (r"S_WAIT\w*", _waits),
-    (r"S_\w+_SAVEEXEC_B\d+", _save_exec),
+    (r"S_\w+_(SAVE|WR)EXEC_B\d+", _save_exec),
     (r"S_(BUFFER_)?LOAD_\w+", _scalar_load),
     (r"V_CMPX_\w+", _compare_exec),
     (r"V_READ(FIRST)?LANE_B32", _read_lane),
@@ -868,8 +914,10 @@ _NAMED: list[tuple[str, Callable[[Instruction, Kernel], Act]]] = [
     (r"V_PERMLANEX?16_B32", _permlane),
     (r"V_(WMMA|MFMA)_F32_\d+X\d+X\d+_BF16", _matrix),
     (r"V_ACCVGPR_\w+", _accumulator),
+    (r"V_MBCNT_(LO|HI)_U32_B32", _lanes_before),
     (r"DS_B?PERMUTE_B32", _bpermute),
     (r"DS_\w+", _shared),
+    (r"GLOBAL_ATOMIC_ADD_U(32|64)", _atomic),
     (r"BUFFER_\w+", _buffer),
     (r"(GLOBAL|FLAT|SCRATCH)_\w+", _global),
 ]

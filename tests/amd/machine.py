@@ -10,7 +10,6 @@ a barrier between that waits for it.
 Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_DELAY_ALU, traps.
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ _FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4
 _INVERSE_2_PI = {"16": 0x3118, "32": 0x3E22F983, "64": 0x3FC45F306DC9C882}
 VCC, EXEC, SCC, LITERAL = 106, 126, 253, 255
 _BASE = 0x7F00_0000_0000  # where the emulated memory begins
+MOST_STEPS = 10_000_000  # until a launch counts as not ending
+_ATOMIC = -2  # as who wrote a byte
 _GAP = 4096  # bytes between buffers
 
 Act = Callable[["Machine"], None]
@@ -71,6 +72,10 @@ class Memory:
         self.begins = np.array(self.first or [0], np.int64)
         self.ends = np.array(self.last or [0], np.int64)
 
+    def forget(self) -> None:
+        """That anything was read or written."""
+        self.shadow = Shadow(len(self.bytes))
+
     def placed(self, address: int) -> int:
         """Where the emulated kernel finds what is at an address of this process. 0 where nothing is."""
         for first, last, own in zip(self.first, self.last, self.own, strict=True):
@@ -84,9 +89,16 @@ class Memory:
             self.bytes[first:last] = _process_bytes(own, last - first)
 
     def copy_out(self) -> None:
-        """Give them back."""
+        """Give back what was written."""
         for first, last, own in zip(self.first, self.last, self.own, strict=True):
-            _process_bytes(own, last - first)[:] = self.bytes[first:last]
+            written = self.shadow.writer[first:last] != -1
+            _process_bytes(own, last - first)[written] = self.bytes[first:last][written]
+
+    def translate(self, address: int, size: int) -> None:
+        """Of a tensor of this process's addresses: to those that the kernel finds there."""
+        place = self.placed(address) - _BASE
+        words = self.bytes[place : place + size].view(np.int64)
+        words[:] = [self.placed(word) for word in words.tolist()]
 
     def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
         """Places in `bytes`. Raises Fault for an access outside the buffers.
@@ -118,6 +130,7 @@ class Shadow:
     """For each byte, which wave wrote it last and when, by the wave's count; likewise who read it."""
 
     def __init__(self, size: int) -> None:
+        self.first, self.last = size, 0  # what was written is between
         self.writer = np.full(size, -1, np.int32)
         self.written = np.zeros(size, np.int64)
         self.reader = np.full(size, -1, np.int32)  # -2: several
@@ -133,23 +146,20 @@ class _Wait:
 
 
 class Machine:
-    """All waves of one launch."""
-
-    most_steps = 10_000_000  # until it counts as not ending
-    watched: int | None = None  # an instruction after which the state is noted, in `states`
-    states: list[int] = []  # noqa: RUF012
+    """All waves of one launch. `addresses`: where the arguments are, and the packet of the launch, if any."""
 
     def __init__(
         self,
         kernel: Kernel,
-        groups: int,
+        grid: tuple[int, int],
         threads: int,
         kernarg: bytes,
         memory: Memory,
-        kernarg_address: int,
+        addresses: tuple[int, int],
         lds: int = 0,
     ) -> None:
-        self.kernel, self.memory, self.groups = kernel, memory, groups
+        groups = grid[0] * grid[1]
+        self.kernel, self.memory, self.grid, self.groups = kernel, memory, grid, groups
         self.cdna = kernel.architecture == "cdna"
         lanes = kernel.wave
         self.lanes = lanes
@@ -182,16 +192,13 @@ class Machine:
         self.lds = np.zeros(groups * room, np.uint8)
         self.lds_known = np.zeros(groups * room, np.bool_)
         self.lds_shadow = Shadow(groups * room)
-        self.scratch = np.zeros((waves * lanes, -(-max(kernel.descriptor.private, 1) // 16) * 16), np.uint8)
-        self.lane_numbers = np.arange(lanes, dtype=U32)[None, :]
         self.executed = Executed()
-        self.labels = {of.at: i for i, of in enumerate(kernel.code)}
-        self._start(kernarg, kernarg_address, threads)
+        self._start(kernarg, *addresses, threads)
         self._select(np.ones(waves, np.bool_))
 
     # --- the beginning -------------------------------------------------------------------------------------
 
-    def _start(self, kernarg: bytes, address: int, threads: int) -> None:
+    def _start(self, kernarg: bytes, address: int, packet: int, threads: int) -> None:
         of, n = self.kernel.descriptor, 0
         if self.kernel.descriptor.rsrc1 >> 12 & 0xF:
             raise Fault("a rounding mode other than to the nearest is not known here")
@@ -205,11 +212,11 @@ class Machine:
                 self.known_s[n] = True
                 n += 1
 
-        for bit, count in ((0, 4), (1, 2), (2, 2)):
-            if of.properties >> bit & 1:
-                n += count  # the private segment's descriptor and packets: nothing of ours reads them
-        if of.properties >> 3 & 1:
-            put([address & 0xFFFFFFFF, address >> 32])
+        for bit, count, place in ((0, 4, 0), (1, 2, packet), (2, 2, 0), (3, 2, address)):
+            if of.properties >> bit & 1 and place:
+                put([place & 0xFFFFFFFF, place >> 32])
+            elif of.properties >> bit & 1:
+                n += count  # the private segment's descriptor, or a queue: unknown here
         for bit, count in ((4, 2), (5, 2), (6, 1)):
             if of.properties >> bit & 1:
                 n += count
@@ -217,16 +224,16 @@ class Machine:
         given = np.frombuffer(kernarg[skipped * 4 : (skipped + words) * 4], U32)
         put(given.tolist())
         n = max(n, of.rsrc2 >> 1 & 0x1F)
-        numbers = self.group_of.astype(U32)
+        numbers = {7: self.group_of % self.grid[0], 8: self.group_of // self.grid[0], 9: 0}  # x, y, z
         if self.kernel.architecture == "rdna4":  # in trap registers: x in ttmp9, y and z in ttmp7
-            self.S[117], self.known_s[117] = numbers, True
-            self.S[115], self.known_s[115] = 0, True
+            self.S[117], self.known_s[117] = numbers[7], True
+            self.S[115], self.known_s[115] = numbers[8], True
             wave = np.arange(self.waves, dtype=U32) % U32(self.per_group)
             self.S[116], self.known_s[116] = wave << U32(25), True
         else:
-            for bit in (7, 8, 9):
+            for bit, number in numbers.items():
                 if of.rsrc2 >> bit & 1:
-                    self.S[n], self.known_s[n] = (numbers if bit == 7 else 0), True
+                    self.S[n], self.known_s[n] = number, True
                     n += 1
         thread = np.tile(
             np.arange(self.per_group * self.lanes, dtype=U32).reshape(self.per_group, self.lanes),
@@ -408,6 +415,11 @@ class Machine:
             else:
                 waits.append(_Wait(counter, due))
 
+    def issue_store(self) -> None:
+        self.issue("store", [])
+        if self.cdna:  # one counter for both
+            self.issued["load"][self.sel] += 1
+
     def wait(self, counter: str, left: int) -> None:
         """All but the last `left` accesses are done. Scalar loads end in any order: only 0 says anything."""
         if counter == "scalar" and left:
@@ -443,12 +455,29 @@ class Machine:
                 self.released[name][waves] = of[waves]
 
     def touch(
-        self, shadow: Shadow, kind: str, places: np.ndarray, waves: np.ndarray, size: int, *, writes: bool
+        self,
+        shadow: Shadow,
+        kind: str,
+        places: np.ndarray,
+        waves: np.ndarray,
+        size: int,
+        *,
+        writes: bool,
+        atomic: bool = False,
     ) -> None:
         """Raises Fault if another wave's access to these bytes isn't ordered before this one."""
+        if not places.size:
+            return
+        first, last = int(places.min()), int(places.max()) + size
+        if writes:
+            shadow.first, shadow.last = min(shadow.first, first), max(shadow.last, last)
+        elif kind != "lds" and (last <= shadow.first or shadow.last <= first):
+            return  # nothing was written there
         for i in range(size):
             at = places + i
             writer = shadow.writer[at]
+            if not atomic and (writer == _ATOMIC).any():
+                raise Fault("a race with an atomic operation on the same bytes")
             foreign = (writer >= 0) & (writer != waves)
             if foreign.any():
                 who, when = writer[foreign], shadow.written[at][foreign]
@@ -469,7 +498,7 @@ class Machine:
                             "a race with another wave, which reads the same word of LDS, without a barrier "
                             "between"
                         )
-                shadow.writer[at] = waves
+                shadow.writer[at] = _ATOMIC if atomic else waves
                 shadow.written[at] = self.issued[kind][waves] + 1
             elif kind == "lds":
                 epochs = self.epoch[self.group_of[waves]]
@@ -481,11 +510,10 @@ class Machine:
 
     # --- execution -----------------------------------------------------------------------------------------
 
-    def run(self, act_of: Callable[[Instruction, Kernel], Act]) -> Executed:
+    def run(self, act_of: Callable[[Instruction, Kernel], Act], most_steps: int = MOST_STEPS) -> Executed:
         """Until every wave has ended. `act_of` is that of `instructions`. Raises Fault."""
         code = self.kernel.code
-        acts = [None] * len(code)
-        end = len(code)
+        acts, end = self.kernel.acts, len(code)
         far = np.iinfo(np.int64).max
         times = np.zeros(end, np.int64)
         with np.errstate(all="ignore"):
@@ -496,7 +524,7 @@ class Machine:
                     if (self.waiting & (self.pc < end)).any():
                         raise Fault("waves wait at a barrier that others of their workgroup never reach")
                     break
-                if self.executed.steps > self.most_steps:
+                if self.executed.steps > most_steps:
                     raise Fault(self._where(code[at], "the kernel does not end"))
                 here = key == at
                 others = key[~here]
@@ -505,7 +533,7 @@ class Machine:
                 self.branched = False
                 while at < until and not self.branched:
                     instruction = code[at]
-                    if acts[at] is None:
+                    if at not in acts:
                         acts[at] = self._made(act_of, instruction)
                     times[at] += len(self.index)
                     self.executed.steps += 1
@@ -514,8 +542,6 @@ class Machine:
                         acts[at](self)
                     except Fault as fault:
                         raise Fault(self._where(instruction, str(fault))) from None
-                    if at == self.watched:
-                        self.states.append(self._state())
                     at = self.next if not self.branched else at + 1
                 if not self.branched:
                     self.pc[self.sel] = at
@@ -526,14 +552,6 @@ class Machine:
                 self.executed.instructions[code[place].name] += count
                 self.executed.by_place[place] += count
         return self.executed
-
-    def _state(self) -> int:
-        """A checksum of all registers, and of the memory that was written."""
-        total = 0
-        written = np.where(self.memory.shadow.writer >= 0, self.memory.bytes, np.uint8(0))
-        for of in (self.V, self.S, self.E, self.scc, self.pc, self.lds, written):
-            total = zlib.crc32(np.ascontiguousarray(of).view(np.uint8), total)
-        return total
 
     def _made(self, act_of: Callable[[Instruction, Kernel], Act], instruction: Instruction) -> Act:
         try:

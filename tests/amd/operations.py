@@ -104,12 +104,59 @@ def floating(compute: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         wrong = np.isnan(result)
         if wrong.any():
             words = np.broadcast_to(NAN, result.shape)
-            for source in sources[::-1]:
+            for source in (of for of in sources[::-1] if of.dtype == F32):
                 words = np.where(np.isnan(source), source.view(U32) | U32(0x400000), words)
             result = np.where(wrong, words, result.view(U32)).astype(U32).view(F32)
         return result
 
     return computed
+
+
+def _saturated(a: np.ndarray) -> np.ndarray:
+    """float32 as the nearest unsigned number towards zero; no number is 0."""
+    return np.clip(np.nan_to_num(a.astype(np.float64), nan=0.0), 0, 0xFFFFFFFF).astype(U32)
+
+
+def _exponent(a: np.ndarray) -> np.ndarray:
+    return (a.view(U32) >> U32(23) & U32(0xFF)).astype(I32)
+
+
+def _is_subnormal(a: np.ndarray) -> np.ndarray:
+    return (a != 0) & (np.abs(a) < np.finfo(F32).tiny)
+
+
+def _division_scaled(a: np.ndarray, below: np.ndarray, above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V_DIV_SCALE_F32: the denominator or numerator `a` raised where the quotient's steps need it."""
+    distance, small = _exponent(above) - _exponent(below), _is_subnormal(above / below)
+    none = (above == 0) | (below == 0)
+    far = distance >= 96
+    whole = np.where(
+        far,
+        a == below,
+        _is_subnormal(below) | np.where(small, a == above, _exponent(above) <= 23),
+    )
+    scaled = np.where(whole, a * F32(2.0**64), a)
+    return np.where(none, NAN.view(F32), scaled), ~none & (far | ~_is_subnormal(below) & small)
+
+
+def _division_fixed(a: np.ndarray, below: np.ndarray, above: np.ndarray) -> np.ndarray:
+    """V_DIV_FIXUP_F32: a quotient, or what a division of these special numbers gives."""
+    sign = (below.view(U32) ^ above.view(U32)) & U32(0x80000000)
+
+    def signed(size: np.ndarray | np.float32) -> np.ndarray:
+        return (np.asarray(size, F32).view(U32) & U32(0x7FFFFFFF) | sign).view(F32)
+
+    infinite, zero = np.isinf, lambda x: x == 0
+    none = zero(below) & zero(above) | infinite(below) & infinite(above)
+    cases = [
+        (np.isnan(above), above),
+        (np.isnan(below), below),
+        (none, U32(0xFFC00000).view(F32)),
+        (zero(below) | infinite(above), signed(F32(np.inf))),
+        (infinite(below) | zero(above), signed(F32(0))),
+        (_exponent(above) - _exponent(below) < -150, signed(F32(0))),
+    ]
+    return np.select([of for of, _ in cases], [value for _, value in cases], signed(a)).astype(F32)
 
 
 def _carried(a: np.ndarray, b: np.ndarray, carry: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -216,6 +263,9 @@ _TABLE: dict[str, tuple[str, Callable[..., Result]]] = {
     "S_BITCMP0_B32": ("scc u32 u32", lambda a, b: (a >> _ones(b, 5)) & U32(1) == 0),
     "S_BITCMP1_B32": ("scc u32 u32", lambda a, b: (a >> _ones(b, 5)) & U32(1) == 1),
     "S_PACK_LL_B32_B16": ("u32 u32 u32", lambda a, b: _ones(a, 16) | b << U32(16)),
+    "S_ABS_I32": ("i32,scc i32", lambda a: _set(np.abs(a))),
+    "S_BCNT1_I32_B32": ("u32,scc u32", lambda a: _set(np.bitwise_count(a).astype(U32))),
+    "S_BCNT1_I32_B64": ("u32,scc u64", lambda a: _set(np.bitwise_count(a).astype(U32))),
     "V_MOV_B32": ("u32 u32", lambda a: a),
     "V_MOV_B64": ("u64 u64", lambda a: a),
     "V_MOV_B16": ("u16 u16", lambda a: a),
@@ -282,6 +332,19 @@ _TABLE: dict[str, tuple[str, Callable[..., Result]]] = {
     "V_ASHRREV_I64": ("i64 u32 i64", lambda a, b: shr(b, a)),
     "V_CVT_F32_U32": ("f32 u32", lambda a: a.astype(F32)),
     "V_CVT_F32_I32": ("f32 i32", lambda a: a.astype(F32)),
+    "V_CVT_U32_F32": ("u32 f32", _saturated),
+    "V_RCP_F32": ("f32 f32", floating(lambda a: F32(1) / a)),  # a card's may be off by a last bit, these too:
+    "V_EXP_F32": ("f32 f32", floating(lambda a: np.exp2(a.astype(np.float64)).astype(F32))),
+    "V_LDEXP_F32": (
+        "f32 f32 i32",
+        floating(lambda a, b: np.ldexp(a.astype(np.float64), np.clip(b, -400, 400)).astype(F32)),
+    ),
+    "V_DIV_SCALE_F32": ("f32,mask f32 f32 f32", _division_scaled),
+    "V_DIV_FMAS_F32": (
+        "f32 f32 f32 f32 mask",
+        lambda a, b, c, mask: floating(fused)(a, b, c) * np.where(mask, F32(2.0**32), F32(1)),
+    ),
+    "V_DIV_FIXUP_F32": ("f32 f32 f32 f32", _division_fixed),
     "V_CVT_U32_U16": ("u32 u16", lambda a: a.astype(U32)),
     "V_CVT_I32_I16": ("i32 i16", lambda a: a.astype(I32)),
     "V_PK_LSHLREV_B16": ("pk pk pk", _by_halves(lambda a, b: shl(b, a), U16)),
@@ -320,7 +383,7 @@ for _bits in (32, 64):
 for _name, _by in COMPARISONS.items():
     if _name != "NE":
         _TABLE[f"S_CMP_{_name}_F32"] = ("scc f32 f32", _by)
-    for kind in TYPES:
+    for kind in ("f32", "u16", "i16", "u32", "i32", "u64", "i64"):
         if _name in (("NE",) if kind[0] == "f" else ("LG", *_OF_FLOATS)):
             continue
         _TABLE[f"V_CMP_{_name}_{kind.upper()}"] = (f"mask {kind} {kind}", _by)
@@ -356,6 +419,9 @@ RENAMED = {
     "S_ADD_NC_U64": "S_ADD_U64",
     "S_SUB_NC_U64": "S_SUB_U64",
     "S_ADDK_CO_I32": "S_ADDK_I32",
+    "V_RCP_IFLAG_F32": "V_RCP_F32",
+    "GLOBAL_ATOMIC_ADD": "GLOBAL_ATOMIC_ADD_U32",
+    "GLOBAL_ATOMIC_ADD_X2": "GLOBAL_ATOMIC_ADD_U64",
 }
 for _of in (32, 64):
     RENAMED |= {f"S_ANDN2_B{_of}": f"S_AND_NOT1_B{_of}", f"S_ORN2_B{_of}": f"S_OR_NOT1_B{_of}"}

@@ -1,57 +1,58 @@
-"""Plants faults in machine code, one at a time, and says which of them the emulator finds.
+"""Plants faults in machine code, one at a time, and says which of them the checks find.
 
     TRITON_INTERPRET=0 planted.py TARGET COUNT
 
-The rule, written before the first run: a fault is drawn by a seeded generator from the instructions that a
-case executes: first its kind, in turn, then the case, then the place, then the change. A kind that a kernel
-has no place for passes to the next case. A fault is found if the run ends with a Fault, or the result has
-other bits. None is drawn again.
+The rule, written before its first run. The launches are those of the cases of SHAPES: for each shape of a
+kernel four kinds of weights, which run the same machine code. A fault is drawn by a seeded generator from the
+instructions that a launch executes: first its kind, in turn, then the machine code, then the place, then the
+change. A kind that the code has no place for passes to the next. None is drawn twice.
 
-Added after the first run, which found 166 of 210: for each that wasn't found, whether it changed a register,
-a mask or a byte of memory in any execution. One that never did, such as a mask's bit over zeros, is no fault
-on that data; such ones are counted by themselves.
+A drawn change is no fault if it can't be told from the code as it was: on RANDOM fillings of each launch with
+random bits in all tensors but those that say where something lies, the changed code leaves every byte of
+memory as the other does, and does nothing that a kernel must not do. This is decided before the cases are
+run. Such changes are listed and counted by themselves: a mask's bit over zeros, a register of which nothing
+is used any more, a wait for what an earlier one has waited for.
+
+A fault is found if one of the launches with that machine code ends with a Fault, or leaves other bytes.
 """
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
-import torch
+import launched
+import numpy as np
 from amd_child import settle
 from code_object import Instruction, Kernel
-from machine import Fault, Machine
-from triton.runtime import driver
+from machine import Executed, Fault
 
 from probes.placement.packing import proof
 
 KINDS = ("register", "selector", "offset", "missing wait", "missing barrier", "wrong exec")
-CASES = (
-    "unpack_b12, 5 x 1030, gaussian",
-    "unpack_f28, 33 x 256, every pattern",
-    "rows_b12, 1 of 200 x 2048, gaussian",
-    "one_row even, 1 x 37 x 512, gaussian",
-    "few_rows even, 5 x 37 x 512, no escapes",
-    "unpack_ranked h14, 131072, gaussian",
-)
-_SOURCES = (
-    "src0",
-    "src1",
-    "src2",
-    "vsrc0",
-    "vsrc1",
-    "srcx0",
-    "srcy0",
-    "vsrcx1",
-    "vsrcy1",
-    "data0",
-    "data",
-    "vdata",
-    "vsrc",
-    "addr",
-    "vaddr",
-)
+SHAPES = {  # by the kernel's name in `proof`
+    "unpack_b12": "5 x 1030",
+    "unpack_f28": "5 x 1030",
+    "unpack_ranked b11": "131073",
+    "unpack_ranked h14": "140001",
+    "rows_b12": "33 x 1030",
+    "one_row even": "37 x 512",
+    "few_rows even": "37 x 512",
+    "one_row uneven": "37 x 1152",
+    "few_rows uneven": "37 x 1152",
+    "gather": "3 x 5 x 1030",
+    "unpack_expert": "3 x 5 x 1030",
+    "gate_up, down": "3 x 7 x 1030",
+    "gate_up, down packed": "2 x 516 x 514",
+}
+RANDOM = 2
+_DATA = ("rest", "rest0", "rest1", "rest2", "codes", "values", "exponents", "x", "bias", "hidden", "matrices")
+_ANY_BITS = ("rest", "rest0", "rest1", "rest2", "codes")
+_READ = ("src0", "src1", "src2", "vsrc0", "vsrc1", "srcx0", "srcy0", "vsrcx1", "vsrcy1", "addr", "vaddr")
+_STORED = ("data0", "data", "vdata", "vsrc")
 _SELECTORS = ("opsel", "opsel_hi", "dpp", "src0_sel", "src1_sel", "row_mask", "bank_mask")
 _NOP = {"form": "SOPP", "name": "S_NOP"}
 
@@ -60,9 +61,10 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
     """What an instruction may become, by a fault of a kind."""
     fields = of.fields
     if kind == "register":
-        for name in _SOURCES:
+        stores = "STORE" in of.name or "WRITE" in of.name or "ATOMIC" in of.name
+        for name in _READ + _STORED * stores:
             if fields.get(name, 0) >= 256 and not (name == "vaddr" and not fields.get("offen", 1)):
-                yield with_field(of, name, 256 + max(0, fields[name] - 256 + rng.choice((-1, 1, 2))))
+                yield with_field(of, name, 256 + abs(fields[name] - 256 + rng.choice((-1, 1, 2))))
     elif kind == "selector":
         for name in _SELECTORS:
             if (
@@ -79,7 +81,8 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
         for name in ("offset", "offset0", "ioffset"):
             accesses = of.name.startswith(("BUFFER_LOAD", "BUFFER_STORE", "DS_", "GLOBAL_", "S_LOAD"))
             if name in fields and accesses and "BPERMUTE" not in of.name:
-                yield with_field(of, name, fields[name] + rng.choice((1, 2, 4)))
+                steps = (4, 8) if of.name.startswith("S_LOAD") else (1, 2, 4)  # whose lowest bits say nothing
+                yield with_field(of, name, fields[name] + rng.choice(steps))
     elif kind == "missing wait":
         if of.name.startswith("S_WAIT") and not of.name.startswith(("S_WAIT_ALU", "S_WAITCNT_DEPCTR")):
             yield replace(of, **_NOP)
@@ -90,7 +93,8 @@ def changes(of: Instruction, kind: str, rng: random.Random) -> Iterator[Instruct
         yield with_field(of, "ssrc0", 126)  # all that were on stay on
         yield with_field(of, "ssrc0", 128)  # none does
     elif of.name.startswith("V_CMPX_"):
-        yield replace(of, name=of.name.replace("_LT_", "_GE_").replace("_GT_", "_LE_"))
+        turned = {"LT": "GE", "GT": "LE", "EQ": "NE", "NE": "EQ", "LE": "GT", "GE": "LT"}
+        yield replace(of, name=re.sub(r"_(LT|GT|EQ|NE|LE|GE)_", lambda m: f"_{turned[m[1]]}_", of.name))
     elif fields.get("sdst") == 126 and of.form.startswith("SOP"):
         yield with_field(of, "sdst", 106)  # EXEC is not restored
 
@@ -99,83 +103,114 @@ def with_field(of: Instruction, name: str, value: int) -> Instruction:
     return replace(of, fields={**of.fields, name: value})
 
 
-def plant(
-    kernel: Kernel, executed: dict[int, int], kind: str, rng: random.Random
-) -> tuple[int, Instruction] | None:
-    """One fault in a kernel: the place and the changed instruction; None where there is no place for it."""
-    places = [place for place in sorted(executed) if any(changes(kernel.code[place], kind, random.Random(0)))]
-    if not places:
-        return None
-    place = rng.choice(places)
-    return place, rng.choice(list(changes(kernel.code[place], kind, rng)))
+class Code:
+    """A kernel's machine code, and the launches of cases that run it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.names: list[str] = []
+        self.launches: list[_Known] = []
+
+    @cached_property
+    def executed(self) -> list[int]:
+        """The places of the instructions that any of the launches executes."""
+        return sorted(set().union(*(of.executed.by_place for of in self.launches)))
+
+    @cached_property
+    def random_ones(self) -> "list[_Known]":
+        """The launches with random bits in their tensors."""
+        rng = np.random.default_rng(1)
+        return [_Known(of.launch, _filled(of, rng)) for of in self.launches for _ in range(RANDOM)]
+
+
+class _Known:
+    """A launch, what memory holds before, and what after."""
+
+    def __init__(self, launch: launched.Launch, before: np.ndarray) -> None:
+        self.launch, self.before = launch, before
+        self.executed = self.run(launch.kernel)
+        self.after = launch.memory.bytes.copy()
+
+    def run(self, kernel: Kernel, most_steps: int = 10_000_000) -> Executed:
+        memory = self.launch.memory
+        memory.bytes[:] = self.before
+        memory.forget()
+        return self.launch.run(kernel, most_steps)
+
+    def difference(self, kernel: Kernel) -> str:
+        """What shows that a kernel isn't the one that was launched; empty if nothing does."""
+        try:
+            self.run(kernel, 10 * self.executed.steps)
+        except Fault as fault:
+            return str(fault).split(": ")[-1]
+        return "" if np.array_equal(self.launch.memory.bytes, self.after) else "other bytes"
+
+
+def _filled(known: _Known, rng: np.random.Generator) -> np.ndarray:
+    octets, memory = known.before.copy(), known.launch.memory
+    for names, first, last in zip(memory.names, memory.first, memory.last, strict=True):
+        name = names.split("/")[0].split()[-1]
+        if name in _DATA:
+            octets[first:last] = rng.integers(0, 256, last - first, np.uint8)
+            if name not in _ANY_BITS:
+                octets[first + 1 : last : 2] &= 0xBF  # numbers below 2 in 16 bits, or in 32
+    return octets
+
+
+def codes(target: str) -> list[Code]:
+    """The machine code of SHAPES, each with its launches."""
+    by_kernel: dict[int, Code] = {}
+    begun: list[tuple[launched.Launch, np.ndarray]] = []
+    gpu = settle(target, lambda launch: begun.append((launch, launch.memory.bytes.copy())))
+    for case in proof.cases():
+        if f"{SHAPES[case.kernel]}, " in case.name:
+            begun.clear()
+            outcome = gpu.outcome(case)
+            assert not outcome.wrong, f"{case.name}: {outcome.wrong}"
+            for launch, before in begun:
+                code = by_kernel.setdefault(id(launch.kernel), Code(launch.kernel))
+                code.names.append(case.name)
+                code.launches.append(_Known(launch, before))
+    return list(by_kernel.values())
 
 
 def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
-    """So many faults, and what became of each."""
-    executed, gpu = settle(target), driver.active
-    cases = {case.name: case for case in proof.cases() if case.name in CASES}
-    assert len(cases) == len(CASES)
-    seen: list[Kernel] = []
-
-    def kept(kernel: Kernel) -> Kernel:
-        seen.append(kernel)
-        return kernel
-
-    usual = {}
-    Machine.most_steps = 10_000_000
-    for name in CASES:
-        executed.clear()
-        gpu.changed = kept
-        outcome = cases[name].outcome(torch.device("cpu"))
-        assert not outcome.wrong, f"{name}: {outcome.wrong}"
-        usual[name] = (seen[-1], executed[-1], outcome.digest)
-    rng = random.Random(f"{target} {seed}")
+    """So many faults, and what became of each; and the changes drawn that are none."""
+    every, rng, drawn = codes(target), random.Random(f"{target} {seed}"), set()
     done = turn = 0
     while done < count:
-        kind, start = KINDS[turn % len(KINDS)], rng.randrange(len(CASES))
+        kind, start = KINDS[turn % len(KINDS)], rng.randrange(len(every))
         turn += 1
-        for i in range(len(CASES)):
-            name = CASES[(start + i) % len(CASES)]
-            kernel, run, digest = usual[name]
-            fault = plant(kernel, run.by_place, kind, rng)
-            if fault is not None:
-                done += 1
-                Machine.most_steps = 10 * run.steps
-                yield {"target": target, "case": name, "kind": kind} | tried(cases[name], gpu, fault, digest)
-                break
+        for code in (*every[start:], *every[:start]):
+            places = [
+                at for at in code.executed if any(changes(code.kernel.code[at], kind, random.Random(0)))
+            ]
+            if not places:
+                continue
+            place = rng.choice(places)
+            was = code.kernel.code[place]
+            changed = rng.choice(list(changes(was, kind, rng)))
+            key = code.names[0], place, changed.name, tuple(changed.fields.items())
+            if key not in drawn:
+                drawn.add(key)
+                kernel = code.kernel.changed(place, changed)
+                is_fault = any(of.difference(kernel) for of in code.random_ones)
+                done += is_fault
+                found = next(filter(None, (of.difference(kernel) for of in code.launches)), "")
+                yield {
+                    "target": target,
+                    "code": f"{code.kernel.name} of {code.names[0]}",
+                    "kind": kind,
+                    "fault": _text(was, changed),
+                    "is fault": is_fault,
+                    "found": found,
+                }
+            break
 
 
-def tried(case: proof.Case, gpu, fault: tuple[int, Instruction], digest: str) -> dict:
-    place, changed = fault
-    was: list[Instruction] = []
-
-    def with_fault(kernel: Kernel) -> Kernel:
-        was.append(kernel.code[place])
-        return replace(kernel, code=[*kernel.code[:place], changed, *kernel.code[place + 1 :]])
-
-    gpu.changed = with_fault
-    how = ""
-    try:
-        outcome = case.outcome(torch.device("cpu"))
-        if outcome.digest != digest:
-            how = "other bits"
-    except Fault as raised:
-        how = str(raised).split(": ")[-1]
-    state = "" if how else _effect(case, gpu, place, with_fault)
-    differing = {k: (v, changed.fields[k]) for k, v in was[0].fields.items() if changed.fields.get(k) != v}
-    at = f"{was[0].name} at {was[0].at:#x} ({was[0].source}): {differing or changed.name}"
-    return {"fault": at, "found": how, "effect": state}
-
-
-def _effect(case: proof.Case, gpu, place: int, with_fault) -> str:
-    """Whether a fault that wasn't found changed anything right after its instruction."""
-    seen = []
-    for changed in (lambda kernel: kernel, with_fault):
-        gpu.changed, Machine.watched, Machine.states = changed, place, []
-        case.outcome(torch.device("cpu"))
-        seen.append(Machine.states)
-    Machine.watched = None
-    return "none" if seen[0] == seen[1] else "some, without consequence for the result"
+def _text(was: Instruction, changed: Instruction) -> str:
+    differing = {k: (v, changed.fields[k]) for k, v in was.fields.items() if changed.fields.get(k) != v}
+    return f"{was.text} at {was.at:#x} ({was.source}): {differing or changed.name}"
 
 
 def main() -> None:

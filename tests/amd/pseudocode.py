@@ -8,6 +8,7 @@ import re
 import struct
 from fractions import Fraction
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from code_object import ARCHITECTURES
@@ -93,6 +94,19 @@ def _sign_from_bit(value: int, bits: int) -> int:
     return 0 if bits == 0 else int(value) | -1 << bits if int(value) >> bits - 1 & 1 else int(value)
 
 
+class Special(float):
+    """INF and NAN, which the text gives a type; also DENORM, which nothing equals where it is float64's."""
+
+    f32 = f64 = property(np.float64)
+
+
+class _Two(float):
+    """A base whose power goes on where a number of 64 bits would end."""
+
+    def __pow__(self, by: int) -> np.float64:
+        return np.ldexp(np.float64(1), max(-1000, min(1000, int(by))))
+
+
 _FUNCTIONS = {
     "seen": seen,
     "cast": _cast,
@@ -103,6 +117,21 @@ _FUNCTIONS = {
     "signext_from_bit": _sign_from_bit,
     "i32_to_f32": np.float32,
     "u32_to_f32": np.float32,
+    "f32_to_u32": lambda value: (
+        0 if np.isnan(value) else max(0, min(0xFFFFFFFF, int(np.clip(value, -1, 2.0**33))))
+    ),
+    "isSUBNORMAL": lambda value: bool(value != 0 and abs(np.float32(value)) < np.finfo(np.float32).tiny),
+    "exponent": lambda value: int(np.float32(value).view(np.uint32)) >> 23 & 0xFF,
+    "sign": lambda value: bool(np.signbit(value)),
+    "ldexp": lambda value, by: np.ldexp(np.float64(value), by),
+    "pow": lambda base, by: np.float64(base) ** np.float64(by),
+    "cvtToQuietNAN": lambda value: value,
+    "INF": Special(float("inf")),
+    "DENORM": Special(float("nan")),
+    "TWO": _Two(2),
+    "UNDERFLOW_F32": 0.0,  # which number it is, the text doesn't say
+    "OVERFLOW_F32": np.inf,
+    "NAN": Special(float("nan")),
     "v_max_i32": max,
     "v_min_i32": min,
 }
@@ -125,6 +154,8 @@ def _expression(text: str) -> str:
     text = re.sub(r"(\d+)'([UIFB])\(", r"cast(\1, '\2', ", text)
     text = re.sub(r"\b\d+'(0x[0-9a-fA-F]+|\d+)[UI]?\b", r"\1", text)
     text = re.sub(r"\b(0x[0-9a-fA-F]+|\d+)(?:ULL|LL|U|F)\b", r"\1", text)
+    text = re.sub(r"^([^()]+) == DENORM\.f32$", r"isSUBNORMAL(\1)", text).replace("2.0 **", "TWO **")
+    text = text.replace("32'F(0xffc00000)", "NAN.f32")
     text = text.replace("<>", "!=").replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
     text = re.sub(
@@ -142,22 +173,62 @@ def evaluate(text: str, given: dict[str, int]) -> dict[str, int]:
     state = {"D0": 0, "D1": 0, "laneId": 0, "OPSEL": 0} | given
     if "BYTE_PERMUTE" in text:
         return state | {"D0": _bytes_permuted(state)}
-    text = re.sub(r"//.*", "", text)
-    for statement in map(str.strip, re.split(r"[;\n]", text)):
-        if not statement or statement.startswith("declare"):
-            continue
-        *lefts, right = statement.split(" = ")
-        names = {name: Bits(value) for name, value in state.items()}
-        value = eval(_expression(right), {**_FUNCTIONS, **names})
-        for left in lefts:
-            pair = re.fullmatch(r"\{ (\w+)\.\w+, (\w+)\.[ui](\d+) \}", left)
-            if pair:
-                size = int(pair[3])
-                state[pair[1]] = int(value) >> size & 1
-                state[pair[2]] = int(value) & (1 << size) - 1
-            else:
-                _assign(state, left, value)
+    lines = [line.strip() for line in re.split(r"[;\n]", re.sub(r"//.*", "", text))]
+    _run([line for line in lines if line and not line.startswith("declare")], state)
     return state
+
+
+def _run(lines: list[str], state: dict[str, int]) -> None:
+    """Statements; `if` and `for` end with lines of their own."""
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if line.startswith("for "):
+            name, first, last = re.fullmatch(r"for (\w+) in (\d+) : (\d+) do", line).groups()
+            end = lines.index("endfor", at)
+            for number in range(int(first), int(last) + 1):
+                state[name] = number
+                _run(lines[at + 1 : end], state)
+            at = end
+        elif line.startswith("if "):
+            depth, begins, end = 0, [], at
+            while True:
+                depth += lines[end].startswith("if ")
+                if depth == 1 and lines[end].split()[0] in ("if", "elsif", "else", "endif"):
+                    begins.append(end)
+                depth -= lines[end] == "endif"
+                if not depth:
+                    break
+                end += 1
+            for begin, stop in pairwise(begins):
+                condition = lines[begin].removesuffix("then").split(" ", 1)
+                if condition[0] == "else" or _value(condition[1].strip(), state):
+                    _run(lines[begin + 1 : stop], state)
+                    break
+            at = end
+        else:
+            _statement(line, state)
+        at += 1
+
+
+def _value(text: str, state: dict[str, int]):
+    return eval(_expression(text), {**_FUNCTIONS, **{name: Bits(value) for name, value in state.items()}})
+
+
+def _statement(text: str, state: dict[str, int]) -> None:
+    added = re.fullmatch(r"(\w+) \+= (.+)", text)
+    if added:
+        text = f"{added[1]} = {added[1]} + ({_expression(added[2])})"
+    *lefts, right = text.split(" = ")
+    value = _value(right, state)
+    for left in lefts:
+        pair = re.fullmatch(r"\{ (\w+)\.\w+, (\w+)\.[ui](\d+) \}", left)
+        if pair:
+            size = int(pair[3])
+            state[pair[1]] = int(value) >> size & 1
+            state[pair[2]] = int(value) & (1 << size) - 1
+        else:
+            _assign(state, left, value)
 
 
 def _assign(state: dict[str, int], left: str, value: object) -> None:

@@ -43,7 +43,7 @@ def ran(*body: object, threads: int = VALUES, lds: int = 0, values: int = VALUES
     memory = Memory([("words", words.ctypes.data, words.nbytes), ("arguments", area.ctypes.data, 8)])
     area[0] = memory.placed(words.ctypes.data)
     memory.copy_in()
-    Machine(kernel, 1, threads, b"", memory, memory.placed(area.ctypes.data), lds).run(act_of)
+    Machine(kernel, (1, 1), threads, b"", memory, (memory.placed(area.ctypes.data), 0), lds).run(act_of)
     memory.copy_out()
     return words.tolist()
 
@@ -111,6 +111,46 @@ def test_a_barrier_that_waits_orders_two_waves():
 def test_waves_that_race_are_found(body, why):
     with pytest.raises(Fault, match=why):
         ran(*body, lds=256)
+
+
+COUNT_ONE = (
+    v_mov_b32_e32(v[3], 0),
+    v_mov_b32_e32(v[2], 1),
+    ins.global_atomic_add_u32(addr=v[3], data=v[2], saddr=s[2:3]),
+)
+
+
+def test_additions_in_memory_by_all_lanes_of_two_waves_add_up():
+    assert ran(*COUNT_ONE)[:2] == [100 + VALUES, 101]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ((*COUNT_ONE, LOAD), "a race with an atomic operation"),
+        ((*COUNT_ONE, STORE), "a race with an atomic operation"),
+        (
+            (v_mov_b32_e32(v[3], 2), v_mov_b32_e32(v[2], 1), COUNT_ONE[-1]),
+            "an atomic operation at an address that is no multiple of 4",
+        ),
+        (
+            (
+                v_mov_b32_e32(v[3], 0),
+                v_mov_b32_e32(v[2], 1),
+                ins.global_atomic_add_u32(vdst=v[4], addr=v[3], data=v[2], saddr=s[2:3], glc=1),
+            ),
+            "returns the old value is not known",
+        ),
+    ],
+)
+def test_what_races_with_an_addition_in_memory_or_is_not_known_of_it_is_an_error(body, why):
+    with pytest.raises(Fault, match=why):
+        ran(*body)
+
+
+def test_a_lane_counts_the_set_bits_of_those_before_it():
+    before = ins.v_mbcnt_lo_u32_b32(v[2], -1, 7)
+    assert ran(before, STORE) == [7 + i % 32 for i in range(VALUES)]
 
 
 def test_what_is_undefined_may_pass_through_arithmetic_and_no_further():

@@ -56,7 +56,7 @@ def test_a_kernel_that_does_not_exist_is_a_usage_error(monkeypatch):
     assert main(["prove", "--kernel", "unpack_x"]) == 2
 
 
-def test_the_cases_are_nine_kernels_in_twenty_cases_each_and_have_names_of_their_own():
+def test_the_cases_are_thirteen_kernels_in_twenty_cases_each_and_have_names_of_their_own():
     cases = list(proof.cases())
     kernels = {case.kernel for case in cases}
-    assert len({case.name for case in cases}) == len(cases) == 20 * len(kernels) == 180
+    assert len({case.name for case in cases}) == len(cases) == 20 * len(kernels) == 260

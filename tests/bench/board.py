@@ -40,14 +40,18 @@ MEASURED = {
     "gpucode-wheels": ("buildtool/prune", "buildtool/gpucode", "buildtool/image"),
     "front": ("compose/nginx.conf",),
     "images": IMAGES,
+    "launch": ("buildtool/launch", "probes/training"),
     "layout": IMAGES,
+    "observe": ("buildtool/keep", "buildtool/observe", "images/left_out.py"),
     "placement": PLACEMENT,
     "placement-summary": ("tests/device/placing_summary.py",),  # judges what others measured
     "probes": ("probes/measure", "probes/records"),
     "prune": ("buildtool/prune", "buildtool/gpucode", *IMAGES),
+    "sbom": ("buildtool/sbom", "buildtool/audit/packages.py", "buildtool/image"),
     "scan": ("probes/throughput",),
     "scan-gpu": ("probes/throughput",),
     "service": ("images/service",),
+    "train": ("probes/training",),
     "training": PLACEMENT,
     "trouble": IMAGES,
     "watch": ("probes/watch",),
@@ -57,7 +61,7 @@ MEASURED = {
 
 def measured(bench: str) -> tuple[str, ...]:
     """Files and folders of the code that a bench measures: all of it where nobody has said which."""
-    group = next((g for g in ("placement", "training") if bench.startswith(f"{g}-")), bench)
+    group = bench.partition("-")[0]
     return MEASURED.get(bench, MEASURED.get(group, ALL))
 
 
@@ -130,6 +134,11 @@ class Board:
         """Anything else worth a line."""
         self._rows.append(row)
         print(json.dumps(row), flush=True)
+
+    @property
+    def rows(self) -> tuple[dict[str, object], ...]:
+        """All lines so far."""
+        return tuple(self._rows)
 
     def finish(self) -> int:
         """Write the results and return the exit code: 1 where a bar was missed."""

@@ -40,9 +40,7 @@ def small_model(rng: random.Random) -> ModelDescription:
         width = rng.choice(widths)
         use = "lookup" if rng.random() < 0.15 else "product"
         tensor = TensorDescription(f"{index}.weight", (4 * width, width), dtype, use)  # type: ignore[arg-type]
-        blocks.append(
-            BlockDescription(f"{index}", (tensor,), operations=rng.randint(1, 8), live_numbers=5 * width)
-        )
+        blocks.append(BlockDescription(f"{index}", (tensor,)))
     return ModelDescription("drawn", tuple(blocks), "drawn")
 
 
@@ -151,7 +149,6 @@ def tiny_blocks(count: int, of_kinds: int) -> ModelDescription:
             BlockDescription(
                 f"{i}",
                 (TensorDescription(f"{i}.weight", (64, 64 * (1 + i % of_kinds)), "bfloat16"),),
-                operations=1,
             )
             for i in range(count)
         ),

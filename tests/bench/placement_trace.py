@@ -26,9 +26,11 @@ from placing_architectures import BATCHES, SHARES, every  # noqa: E402
 from placing_models import Model  # noqa: E402
 from placing_times import judged, traced  # noqa: E402
 
+from probes.core.errors import CheckpointUnreadable, ModelUnknown  # noqa: E402
 from probes.placement.models.description import ModelDescription  # noqa: E402
 from probes.placement.models.modules import describe_module  # noqa: E402
 from probes.placement.models.operations import EXPERTS, Operation  # noqa: E402
+from probes.placement.models.reading import from_config  # noqa: E402
 from probes.placement.planner.api import resolve_model  # noqa: E402
 from probes.placement.planner.costs import GpuTime  # noqa: E402
 from probes.placement.planner.machine import profile  # noqa: E402
@@ -126,7 +128,7 @@ def _recorded(board: Board) -> None:
                 if resident_s is None:
                     continue
                 found = {
-                    "rules": _resident_s(describe_module(module), machine, workload),
+                    "rules": _resident_s(_by_rule(module), machine, workload),
                     "traces": _resident_s(_traced(model, module, workload), machine, workload),
                 }
                 for how, seconds in found.items():
@@ -153,6 +155,17 @@ def _measured() -> Iterator[tuple[tuple[str, str], float]]:
         for row in json.loads((ROOT / "docs" / "results" / file).read_text(encoding="utf-8"))["rows"]:
             if row.get("resident_s"):
                 yield (machine, row["times"]), row["resident_s"]
+
+
+def _by_rule(module: nn.Module) -> ModelDescription:
+    """As torchless plans describe it: by its config where there is a rule for that, else by its tensors."""
+    config: Any = getattr(module, "config", None)
+    try:
+        dtype = str(next(module.parameters()).dtype)
+        values = {**config.to_dict(), "dtype": dtype, "architectures": [type(module).__name__]}
+        return from_config(values, name="m", where="its config")
+    except (AttributeError, CheckpointUnreadable, ModelUnknown):
+        return describe_module(module)
 
 
 def _traced(model: Model, module: nn.Module, workload: Workload) -> ModelDescription:

@@ -289,8 +289,11 @@ def main() -> int:
     args = parser.parse_args()
     results = args.out / "bars"
     results.mkdir(parents=True, exist_ok=True)
+    part = os.environ.get("ANY_MODELS", "").replace(":", "-") if args.only == "any" else ""
     board = Board(
-        f"placement-{args.only}", command=f"tests/device/run_placement.sh --only {args.only}", results=results
+        f"placement-{args.only}{part and '-' + part}",
+        command=f"tests/device/run_placement.sh --only {args.only}",
+        results=results,
     )
     if args.only == "summary":  # reads results, and needs no card
         groups()[args.only](SimpleNamespace(board=board))

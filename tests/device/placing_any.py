@@ -6,9 +6,13 @@ weights and their buffers. Where no plan fits it, the smallest that works is tak
 cases are rows; one that fails is a row with its error, and misses the bars.
 """
 
+import math
+import os
 import re
+import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -20,69 +24,82 @@ from placing_models import Model
 
 from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import Plan, plan
+from probes.placement.models.description import ModelDescription
+from probes.placement.planner.api import resolve_model
+from probes.placement.types import Workload
 
+MEASURE = os.environ.get("ANY_MEASURE", "1") == "1"  # plans with each operation's time on this card
 ROOMY = 16 << 30  # beside the weights: everything is resident
 LIMITS = {"captured": (0.20, 0.10), "eager": (0.30, 0.15)}  # the worst, and what 90 % of cases are within
 EAGER_OVER = 1.3  # x the larger of eager resident and captured placed
 HELD = (0.85, 0.97)  # share of cases that intervals are to hold
 
 
-@dataclass
-class Judged:
-    """What all cases of one way showed."""
-
-    off: list[float] = field(default_factory=list)
-    held: int = 0
-    failed: int = 0
-    ran_out: int = 0
-    over_budget: int = 0
-    slow: list[float] = field(default_factory=list)
-
-
 def any_architecture(group: Any) -> None:
-    """Every case, then the bars."""
-    judged = {how: Judged() for how in LIMITS}
-    for model in every():
+    """Every case of these models, then the bars over what has been measured so far, by this run.
+
+    ANY_MODELS=FIRST:LAST runs a part of the list, as a call on a lent machine has time for.
+    """
+    first, _, last = os.environ.get("ANY_MODELS", "").partition(":")
+    part = slice(int(first or 0), int(last) if last else None)
+    for model in every()[part]:
         with group.tried(model.name):
-            _model(group, model, judged)
+            _model(group, model)
         free()
+    judge(group.board, list(group.board.rows))
+
+
+def judge(board: Any, rows: list[dict[str, Any]]) -> None:
+    """The bars over the cases among these rows."""
+    cases = [row for row in rows if "any" in row]
     for how, (worst, most) in LIMITS.items():
-        found, board = judged[how], group.board
-        if not found.off:
+        title, of = f"any architecture, {how}", [row for row in cases if row["how"] == how]
+        timed = [row for row in of if row["measured_s"] is not None]
+        if not timed:
             continue
-        ordered = sorted(found.off)
-        board.bar(f"any architecture, {how}: predicted time, worst", ordered[-1], worst, "share off")
-        at = ordered[max(int(0.9 * len(ordered)) - 1, 0)]
-        board.bar(f"any architecture, {how}: predicted time, 90 % of cases", at, most, "share off")
-        board.figure(f"any architecture, {how}: predicted time, median", median(ordered), "share off")
-        share = found.held / len(ordered)
-        board.bar(f"any architecture, {how}: intervals hold", share, HELD[0], "share of cases", at_least=True)
-        board.bar(f"any architecture, {how}: intervals hold, at most", share, HELD[1], "share of cases")
-        board.bar(f"any architecture, {how}: failures besides memory", found.failed, 0, "cases")
-        board.bar(f"any architecture, {how}: out of memory in a pass", found.ran_out, 0, "cases")
-        board.bar(f"any architecture, {how}: peak above the budget", found.over_budget, 0, "cases")
-    if slow := judged["eager"].slow:
-        board = group.board
+        off = sorted(abs(row["predicted_s"] / row["measured_s"] - 1) for row in timed)
+        board.bar(f"{title}: predicted time, worst", off[-1], worst, "share off")
+        at = off[max(math.ceil(0.9 * len(off)) - 1, 0)]
+        board.bar(f"{title}: predicted time, 90 % of cases", at, most, "share off")
+        board.figure(f"{title}: predicted time, median", median(off), "share off")
+        held = sum(row["interval_s"][0] <= row["measured_s"] <= row["interval_s"][1] for row in timed)
+        board.bar(f"{title}: intervals hold", held / len(timed), HELD[0], "share of cases", at_least=True)
+        board.bar(f"{title}: intervals hold, at most", held / len(timed), HELD[1], "share of cases")
+        ran_out = sum(row["why_not"].startswith("out of memory") for row in of)
+        board.bar(f"{title}: failures besides memory", len(of) - len(timed) - ran_out, 0, "cases")
+        board.bar(f"{title}: out of memory in a pass", ran_out, 0, "cases")
+        over = sum(row["peak"]["reserved"] > row["vram_budget"] for row in timed)
+        board.bar(f"{title}: peak above the budget", over, 0, "cases")
+        board.figure(f"{title}: measured", len(timed), "cases")
+        differing = sum(bool(row["differing_bits"]) for row in timed)
+        board.bar(f"{title}: other bits than resident", differing, 0, "cases")
+    if slow := [row["over"] for row in cases if row.get("over")]:
         board.bar("any architecture: eager placed over resident or captured", max(slow), EAGER_OVER, "x")
 
 
-def _model(group: Any, model: Model, judged: dict[str, Judged]) -> None:
+def _model(group: Any, model: Model) -> None:
     bench: Bench = group.bench(model)
     resident = {batch: _resident(bench, batch) for batch in BATCHES}
     bench.module.to("cpu")
     free()
     weights = sum(p.nbytes for p in bench.module.parameters())
     for batch in BATCHES:
+        described = _described(bench, batch)
+        needs = {how: _needed(described, bench, weights, captured=how == "captured") for how in LIMITS}
         for share in SHARES:
             placed: dict[str, float | None] = {}
             for how in LIMITS:
-                name = f"{model.name}, batch {batch}, {share} of its weights, {how}"
-                made, asked = _planned(bench, batch, int(weights * share), captured=how == "captured")
+                begun = time.monotonic()
+                asked = int(weights * share) + needs[how]
+                made = _planned(described, bench, asked, captured=how == "captured")
                 row = _measured(bench, made, resident[batch]["output"], how)
                 placed[how] = row["measured_s"]
-                group.board.line({"any": name, "budget_asked": asked, **row, **_times(resident[batch])})
-                _judge(judged[how], made, row)
-            _judge_eager(judged["eager"], resident[batch]["eager_s"], placed)
+                if how == "eager" and row["measured_s"] is not None:
+                    larger = max(resident[batch]["eager_s"], placed["captured"] or 0.0)
+                    row["over"] = row["measured_s"] / larger
+                name = f"{model.name}, batch {batch}, {share} of its weights, {how}"
+                row |= {"budget_asked": asked, "how": how, "took_s": round(time.monotonic() - begun, 1)}
+                group.board.line({"any": name, **row, **_times(resident[batch])})
 
 
 def _times(resident: dict[str, Any]) -> dict[str, Any]:
@@ -107,24 +124,41 @@ def _resident(bench: Bench, batch: int) -> dict[str, Any]:
     return found
 
 
-def _planned(bench: Bench, batch: int, weights: int, *, captured: bool) -> tuple[Plan, int]:
-    """The plan, and the budget that the rule asks for."""
+@dataclass(frozen=True)
+class Described:
+    """A model with its traced operations, measured on this card, and the batch of the pass."""
+
+    model: ModelDescription
+    batch: int
+
+
+def _described(bench: Bench, batch: int) -> Described:
     given = bench.model.inputs(batch, torch.device("cpu"))
+    begun = time.monotonic()
+    made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE)
+    print(f"{bench.model.name}, batch {batch}: described in {time.monotonic() - begun:.1f} s", flush=True)
+    return Described(made, batch)
 
-    def planned(budget: int) -> Plan:
-        return plan(
-            bench.module, vram=budget, machine=bench.machine, inputs=given, batch=batch, captured=captured
-        )
 
-    roomy = planned(weights + ROOMY).vram
-    asked = weights + roomy.activations + roomy.workspace + roomy.rounding
+def _needed(described: Described, bench: Bench, weights: int, *, captured: bool) -> int:
+    """Bytes that a plan counts besides weights and their buffers."""
+    roomy = _plan(described, bench, weights + ROOMY, captured=captured).vram
+    return roomy.activations + roomy.workspace + roomy.rounding
+
+
+def _planned(described: Described, bench: Bench, asked: int, *, captured: bool) -> Plan:
+    """The plan in this budget, or in the smallest that works."""
     try:
-        return planned(asked), asked
+        return _plan(described, bench, asked, captured=captured)
     except PlanImpossible as error:
         smallest = re.search(r"--vram (\d+)MiB", error.hint)
         if smallest is None:
             raise
-        return planned(int(smallest[1]) << 20), asked
+        return _plan(described, bench, int(smallest[1]) << 20, captured=captured)
+
+
+def _plan(described: Described, bench: Bench, budget: int, *, captured: bool) -> Plan:
+    return plan(described.model, vram=budget, machine=bench.machine, batch=described.batch, captured=captured)
 
 
 def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> dict[str, Any]:
@@ -134,6 +168,8 @@ def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> di
         "interval_s": [made.time.low_s, made.time.high_s],
         "rests_on": made.rests_on,
         "bound": made.time.bound,
+        "tiers": dict(Counter(block.tier for block in made.blocks)),
+        "predicted_block_s": sum(block.predicted_s for block in made.blocks),
         "vram_budget": made.vram_budget,
         "measured_s": None,
         "why_not": "",
@@ -144,7 +180,9 @@ def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> di
             output = bench.model.output(one()).cpu()
             row["differing_bits"] = differing_bits(output, reference)
             run = handle.captured(one) if how == "captured" else one
+            row["retries"] = -torch.cuda.memory_stats().get("num_alloc_retries", 0)
             row["measured_s"] = wall_s(run, least_s=0.06, samples=7)
+            row["retries"] += torch.cuda.memory_stats().get("num_alloc_retries", 0)
             row["peak"] = bench.vram.peak()
     except torch.cuda.OutOfMemoryError as error:
         row["why_not"] = f"out of memory: {str(error)[:200]}"
@@ -152,19 +190,3 @@ def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> di
         row["why_not"] = f"{type(error).__name__}: {str(error)[:200]}"
     free()
     return row
-
-
-def _judge(judged: Judged, made: Plan, row: dict[str, Any]) -> None:
-    if row["measured_s"] is None:
-        ran_out = row["why_not"].startswith("out of memory")
-        judged.ran_out += ran_out
-        judged.failed += not ran_out
-        return
-    judged.off.append(abs(made.time.middle_s / row["measured_s"] - 1))
-    judged.held += made.time.low_s <= row["measured_s"] <= made.time.high_s
-    judged.over_budget += row["peak"]["reserved"] > made.vram_budget
-
-
-def _judge_eager(judged: Judged, resident_s: float, placed: dict[str, float | None]) -> None:
-    if placed["eager"] is not None:
-        judged.slow.append(placed["eager"] / max(resident_s, placed["captured"] or 0.0))

@@ -34,13 +34,14 @@ def _tensors(**shapes: Any) -> Callable[[int, torch.device], dict[str, Any]]:
 
     def inputs(batch: int, device: torch.device) -> dict[str, Any]:
         made: dict[str, Any] = {}
+        drawn = torch.Generator(device).manual_seed(1)
         for name, shape in shapes.items():
             if isinstance(shape, tuple):
-                made[name] = torch.randn(batch, *shape, device=device, dtype=HALF)
+                made[name] = torch.randn(batch, *shape, generator=drawn, device=device, dtype=HALF)
             elif isinstance(shape, bool):
                 made[name] = shape
             else:
-                made[name] = torch.randint(0, 1000, (batch, shape), device=device)
+                made[name] = torch.randint(0, 1000, (batch, shape), generator=drawn, device=device)
         return made
 
     return inputs
@@ -133,10 +134,10 @@ def _vae() -> nn.Module:
 
 
 def _unet_inputs(batch: int, device: torch.device) -> dict[str, Any]:
+    shapes = {"sample": (4, 32, 32), "encoder_hidden_states": (77, 768)}
     return {
-        "sample": torch.randn(batch, 4, 32, 32, device=device, dtype=HALF),
+        **_tensors(**shapes)(batch, device),
         "timestep": torch.full((batch,), 500, device=device),
-        "encoder_hidden_states": torch.randn(batch, 77, 768, device=device, dtype=HALF),
         "return_dict": False,
     }
 

@@ -131,6 +131,66 @@ def refusing_registry(status: int) -> Iterator[str]:
         server.server_close()
 
 
+class _Referring(BaseHTTPRequestHandler):
+    """A registry of OCI distribution 1.1 in memory: it lists what refers to a manifest itself."""
+
+    protocol_version = "HTTP/1.1"
+    blobs: dict[str, bytes]
+    referrers: dict[str, list[dict[str, object]]]
+
+    def do_POST(self) -> None:
+        self.answer(202, Location=f"{self.path}upload")
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        self.blobs[digest] = content
+        if "/manifests/" not in self.path:
+            self.answer(201)
+            return
+        self.blobs[self.path.rpartition("/")[2]] = content
+        manifest = json.loads(content)
+        subject = manifest.get("subject", {}).get("digest")
+        if subject:
+            row = {"mediaType": manifest["mediaType"], "digest": digest, "size": len(content)}
+            row |= {key: manifest[key] for key in ("artifactType", "annotations") if key in manifest}
+            self.referrers.setdefault(subject, []).append(row)
+        self.answer(201, **({"OCI-Subject": subject} if subject else {}))
+
+    def do_GET(self) -> None:
+        kind, name = self.path.split("/")[-2:]
+        content = self.blobs.get(name)
+        if kind == "referrers":
+            content = json.dumps({"schemaVersion": 2, "manifests": self.referrers.get(name, [])}).encode()
+        self.answer(200 if content is not None else 404, content or b"")
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def referring_registry() -> Iterator[str]:
+    """A registry on loopback that has the referrers API; yields its host:port."""
+    own = type("Own", (_Referring,), {"blobs": {}, "referrers": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), own)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def registry_program(folder: Path) -> Path:
     """Debian's `docker-registry`, unpacked from its package and not installed."""
     if found := shutil.which("docker-registry"):

@@ -32,9 +32,24 @@ REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loop
 INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
 AUDITED = "audits a whole image once more; another page's command does it with more outputs"
+SIGNED = "reads the whole image; `make bench-sbom` writes, signs and verifies it, tests/unit/sbom a small one"
 SQUASHFS = "needs squashfs-tools; `make bench-layout` makes the file and runs it"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
+TUTORIAL = "tests/torch runs it with a small model"
+LORA = "--lora 16 --checkpointing --attention eager --tokens 1024 --batch 1 --accumulate 16"
+OBSERVED = "takes minutes; `make bench-observe` does it with an image of its own"
 NOT_RUN = {
+    f"weir probe epochs qwen2.5-3b {LORA} --samples 64 --json try.json": TUTORIAL,
+    "weir probe watch --jsonl job/watch-here.jsonl --report watch.json --torch-allocator -- python3 -m probes."
+    f"training.worker qwen2.5-3b {LORA} --samples 512 --epochs 3 --checkpoint-every 8 --out job": TUTORIAL,
+    "weir probe epochs --from job --json job.json": TUTORIAL,
+    "weir probe html job.json --out job.html": TUTORIAL,
+    "weir probe epochs mytrain:model --data mytrain:samples --lora 16 --batch 1 --accumulate 16 "
+    "--json mine.json": TUTORIAL,
+    "weir fits qwen2.5-3b 'MI50 16GB' --task lora": "ends with 1, as it doesn't fit; tests/torch runs it",
+    "weir probe epochs bert-base --batch 32,64 --precision fp32,amp-bf16 --processes 1,2 "
+    "--scaling strong,weak --json epochs.json": TORCH,
+    "weir probe html epochs.json": TORCH,
     "make images": BEFORE,
     "make docs": BEFORE,
     "make check": BEFORE,
@@ -50,6 +65,11 @@ NOT_RUN = {
     "weir prune weir/rocm:latest --targets gfx906 --dry-run": "audits a whole image once more; "
     "tests/docker does it with two of its libraries",
     "weir audit cpu.tar": AUDITED,
+    "weir observe --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py' "
+    "weir/cpu": OBSERVED,
+    "weir observe --keep images/cpu.keep weir/cpu -- python3 -m probes run --quick --out /tmp": OBSERVED,
+    "weir build cpu --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
+    "weir ablate compose.yaml api --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
     "make probe": MINUTES,
     "make images VARIANTS=rocm GPU_TARGETS=gfx906": MINUTES,
     "python3 -m venv .venv && .venv/bin/pip install -e .": INSTALLED,
@@ -59,6 +79,12 @@ NOT_RUN = {
     "weir build --tag 'registry.example/team/{variant}:1.0' --push": REGISTRY,
     "weir build cpu --push --tag registry.example/team/cpu:1.0": REGISTRY,
     "weir build cpu --sqsh cpu.sqsh": SQUASHFS,
+    "weir build cpu --push --tag registry.example/team/cpu:1.0 --sign key.pem": REGISTRY,
+    "weir verify registry.example/team/cpu:1.0 --key key.pub": REGISTRY,
+    "weir build cpu --layout cpu-signed --sign key.pem": SIGNED,
+    "weir verify cpu-signed --key key.pub": SIGNED,
+    "weir sbom weir/cpu:latest --output cpu.cdx.json": SIGNED,
+    "weir sbom weir/cpu:latest --format spdx --output cpu.spdx.json": SIGNED,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,

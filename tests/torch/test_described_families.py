@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from probes.placement.models import modules
 from probes.placement.models.families import FAMILIES
 from probes.placement.models.modules import find_blocks
 from probes.placement.models.reading import from_config, known_configs
+from probes.placement.planner.api import resolve_model
+from probes.placement.types import Workload
 
 SMALL = {
     "hidden_size": 64,
@@ -95,7 +96,7 @@ def test_parts_of_a_layer_are_listed_in_the_order_of_their_calls(kind):
             module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
     with torch.no_grad():
         model(input_ids=torch.ones(1, 5, dtype=torch.int64))
-    listed = [block.name for block in modules.describe_module(model).divided().blocks]
     layer = [name for name in called if ".1." in name]
+    listed = [block.name for block in resolve_model(model, Workload(1, 5)).divided().blocks]
     assert layer
     assert [name for name in listed if name in layer] == layer

@@ -203,10 +203,94 @@ def test_an_id_without_an_expert_gives_nan_and_reads_nothing():
     model = mixtral(num_hidden_layers=1).eval()
     handle = placed(model, experts_plan(model))
     weights = model.model.layers[0].mlp.experts.down_proj
-    assert weights[torch.tensor([8, 99])].isnan().all()
+    assert weights[torch.tensor([8, 99, -9, -1000])].isnan().all()
     assert same(weights[torch.tensor([-1])], weights[torch.tensor([7])])
     with pytest.raises(IndexError, match="out of bounds"):
         weights[8]
+    handle.remove()
+
+
+@pytest.mark.usefixtures("by_kernel")
+@pytest.mark.parametrize(("chosen", "refused"), [(-1, True), (-9, True), (4, False)])
+@torch.inference_mode()
+def test_fast_products_show_an_id_below_zero_and_leave_out_those_of_other_devices(chosen, refused):
+    model = mixtral(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_local_experts=4).eval()
+    module = model.model.layers[0].mlp.experts
+    x, shares = torch.randn(1, 64), torch.full((1, 2), 0.5)
+    handle = placed(model, experts_plan(model, fit=2, objective="fast"))
+    one = module(x, torch.tensor([[2, 2]]), shares)
+    got = module(x, torch.tensor([[2, chosen]]), shares)
+    assert bool(got.isnan().all()) is refused
+    assert refused or torch.allclose(2 * got, one)
+    handle.remove()
+
+
+# A pass that runs out of memory
+
+
+class RunsOut(torch.nn.Module):
+    """The gate of a layer, for which memory runs out as often as it is told."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate, self.failures = gate, []
+
+    def forward(self, x):
+        if self.failures:
+            raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {self.failures.pop()}.")
+        return self.gate(x)
+
+
+@pytest.mark.filterwarnings("ignore:a pass ran out of memory")
+@torch.inference_mode()
+def test_the_cache_of_experts_gives_up_room_before_any_block_streams():
+    model = mixtral().eval()
+    gate = model.model.layers[1].mlp.gate = RunsOut(model.model.layers[1].mlp.gate)
+    want, one = model(IDS).logits, model(IDS[:1]).logits
+    plan = experts_plan(model, fit=20)
+    handle = placed(model, plan)
+    resident = handle.report().tiers
+    places, taken = cache_of(handle).places, handle.report().vram_taken
+    gate.failures = ["1.00 KiB"]
+    assert same(model(IDS).logits, want)
+    report = handle.report()
+    assert report.tiers == resident
+    assert 0 < cache_of(handle).places < places
+    assert report.vram_taken <= 0.8 * taken
+    assert "the cache of experts is" in report.events[0]
+    assert "stream from now on" not in report.events[0]
+    gate.failures = ["1.00 GiB"]  # more than there is: all that can move does
+    assert same(model(IDS[:1]).logits, one)
+    assert cache_of(handle).places == 0
+    assert handle.report().events[-1].count("stream from now on") == 1
+    for _ in range(2 * EVERY):
+        assert same(model(IDS).logits, want)
+    handle.remove()
+    assert same(model(IDS).logits, want)
+
+
+@torch.inference_mode()
+def test_a_plan_with_experts_says_that_it_is_not_refined():
+    model = mixtral().eval()
+    want = model(IDS).logits
+    plan = experts_plan(model)
+    kept = tuple(
+        replace(block, host_bytes=2 * block.weight_bytes)
+        if "expert" in block.tier
+        else replace(block, vram_bytes=block.weight_bytes)
+        for block in plan.blocks
+    )
+    host = replace(plan.host, pinned=sum(block.host_bytes for block in kept))
+    budget = {
+        "blocks": kept,
+        "host": host,
+        "vram_budget": 1 << 30,
+        "host_budget": 1 << 30,
+        "vram": replace(plan.vram, weights=1 << 29),
+    }
+    handle = place(model, replace(plan, **budget), refine="h200")
+    assert same(model(IDS).logits, want)
+    assert "not refined: experts are placed one by one" in str(handle.report())
     handle.remove()
 
 

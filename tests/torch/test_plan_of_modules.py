@@ -1,5 +1,6 @@
 """Plans of module trees: on meta, with or without a configuration, and accepted by `place`."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import load, place, plan
 from probes.placement.models.modules import describe_module
 from probes.placement.models.reading import describe
-from probes.placement.types import LOADING_BYTES
+from probes.placement.planner.api import resolve_model
+from probes.placement.types import LOADING_BYTES, Workload
 
 MIB = 1 << 20
 
@@ -31,13 +33,22 @@ def qwen(layers=4):
     return Qwen2ForCausalLM(config)
 
 
-def test_a_transformers_module_is_described_as_its_config_is():
+def test_keys_and_values_of_a_cache_are_counted_where_they_are_used_whatever_the_architecture():
+    """By a rule for its config a module of another architecture had no cache at all."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 300}
     with torch.device("meta"):
-        model = qwen()
-    found = {block.name: block for block in describe_module(model).blocks}
-    assert found["model.layers.0"].attention is not None
-    assert found["model.layers.0"].operations
-    assert found["model.embed_tokens.weight"].looked_up
+        models = {"qwen": (qwen(), 2), "falcon": (FalconForCausalLM(FalconConfig(**sizes)), 1)}
+    for model, key_heads in models.values():
+        blocks = resolve_model(model, Workload(2, 8, 32)).blocks
+        layers = [block.cache_bytes for block in blocks if re.search(r"\.\d+$", block.name)]
+        assert layers == [2 * 32 * 2 * key_heads * 16 * 4] * len(layers)
+        assert len(layers) > 2
+        assert sum(block.cache_bytes for block in blocks) == sum(layers)
+        assert plan(
+            model, vram=2048 * MIB, machine="h200", batch=2, tokens=8, context=32
+        ).vram.kv_cache == sum(layers)
 
 
 def test_the_description_has_every_parameter_once():

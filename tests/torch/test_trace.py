@@ -14,7 +14,6 @@ from probes.core.errors import PlacementError
 from probes.placement import plan
 from probes.placement.allocator import peak_of
 from probes.placement.models import tracing
-from probes.placement.models.operations import kinds_of
 from probes.placement.planner.api import resolve_model
 from probes.placement.planner.experts import routed_rows
 from probes.placement.trace import trace_pass, trace_real_pass
@@ -54,7 +53,7 @@ def test_a_trace_counts_what_torchs_own_counter_counts(place):
     net, image = Net().to(place), torch.empty(2, 3, 16, 16, device="meta")
     trace = trace_pass(net, (image,))
     assert trace.flops == counted_by_torch(net, image)
-    assert kinds_of(trace.operations)["convolution"] == 1
+    assert [o.kind for o in trace.operations].count("convolution") == 1
     assert trace.calls["stem"] == 1
     assert list(trace.calls)[:3] == ["", "stem", "norm"]
 
@@ -156,8 +155,8 @@ def test_the_allocators_segments_are_those_of_its_rules():
     assert peak_of([(1, 100)]) == (512, 2 * MIB)
     assert peak_of([(1, 3 * MIB), (2, 5 * MIB)]) == (8 * MIB, 20 * MIB)
     assert peak_of([(1, 11 * MIB)]) == (11 * MIB, 12 * MIB)
-    # a segment that is free as a whole is returned before another is taken
-    assert peak_of([(1, 100 * MIB), (1, 0), (2, 110 * MIB)]) == (110 * MIB, 110 * MIB)
+    # a segment that is free as a whole stays: to return it and take another costs each pass a wait
+    assert peak_of([(1, 100 * MIB), (1, 0), (2, 110 * MIB)]) == (110 * MIB, 210 * MIB)
     # what is left of a segment is used, and neighbours that are free are one block again
     taken = [(1, 4 * MIB), (2, 4 * MIB), (3, 4 * MIB), (1, 0), (2, 0), (4, 8 * MIB)]
     assert peak_of(taken) == (12 * MIB, 20 * MIB)

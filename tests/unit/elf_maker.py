@@ -39,7 +39,8 @@ def program(
         kind = {".symtab": SYMTAB, ".strtab": STRTAB, ".shstrtab": STRTAB}.get(name, PROGBITS)
         link = order.index(".strtab") + 1 if name == ".symtab" else 0
         flags = ALLOC if name == ".text" else 0
-        fields = (names.find(name.encode() + b"\0"), kind, flags, 0, *places[name], link, 0, 1, 0)
+        address = places[name][0] if flags else 0
+        fields = (names.find(name.encode() + b"\0"), kind, flags, address, *places[name], link, 0, 1, 0)
         rows.append(struct.pack("<IIQQQQIIQQ", *fields))
     table_at = start + len(body)
     counts = (64, 56, 1, 64, len(rows), order.index(".shstrtab") + 1)
@@ -74,3 +75,35 @@ def library(fatbin: bytes, section: str = ".hip_fatbin", start: int = 3 * PAGE) 
         struct.pack("<IIQQQQIIQQ", len(section) + 2, 3, 0, 0, names_at, len(names), 0, 0, 1, 0),
     ]
     return (head.ljust(start, b"h") + fatbin + names).ljust(headers_at, b"\0") + b"".join(rows)
+
+
+def shared(soname: str, text: bytes = b"", *, build_id: str = "") -> bytes:
+    """A shared library: its name, a text among its constants, a build id; addresses are offsets."""
+    strings = b"\0" + soname.encode() + b"\0"
+    note = struct.pack("<III", 4, len(build_id) // 2, 3) + b"GNU\0" + bytes.fromhex(build_id)
+    parts, at = {}, 64 + 3 * 56
+    dynamic = struct.pack("<8Q", 14, 1, 5, 64 + 3 * 56, 10, len(strings), 0, 0)
+    names = b"\0.dynstr\0.rodata\0.shstrtab\0"
+    body = b""
+    for name, content in (
+        ("dynstr", strings),
+        ("rodata", text),
+        ("note", note),
+        ("dynamic", dynamic),
+        ("names", names),
+    ):
+        parts[name] = at + len(body), len(content)
+        body += content + bytes(-len(content) % 8)
+    table_at = at + len(body)
+    segments = [(1, 5, 0, table_at), (2, 6, *parts["dynamic"]), (4, 4, *parts["note"])]
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, table_at, 0, 64, 56, 3, 64, 4, 3)
+    for kind, flags, start, size in segments:
+        head += struct.pack("<IIQQQQQQ", kind, flags, start, start, start, size, size, 8)
+    rows = [(0, 0, 0, 0, 0), (1, STRTAB, ALLOC, *parts["dynstr"]), (9, PROGBITS, ALLOC, *parts["rodata"])]
+    rows.append((17, STRTAB, 0, *parts["names"]))
+    sections = b"".join(
+        struct.pack("<IIQQQQIIQQ", name, kind, flags, start if flags else 0, start, size, 0, 0, 1, 0)
+        for name, kind, flags, start, size in rows
+    )
+    return head + body + sections

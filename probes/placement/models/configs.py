@@ -11,13 +11,16 @@ from typing import Any, Final
 from probes.core.errors import CheckpointUnreadable
 from probes.placement.models.description import (
     DTYPE_BITS,
+    POSITIONS,
     Attention,
     BlockDescription,
     ModelDescription,
     TensorDescription,
     Use,
     block_name,
+    is_position_table,
 )
+from probes.placement.models.operations import AROUND
 
 MOST: Final = 2**40  # of any number in a config: a larger one is a mistake or worse
 MOST_LAYERS: Final = 10_000
@@ -56,8 +59,7 @@ class ConfigFields:
 
     def positions(self) -> int | None:
         """Tokens of the longest sequence, by one of the usual keys; None where there is none of them."""
-        names = ("max_position_embeddings", "n_positions", "n_ctx")
-        return self.number(*names) if any(map(self.has, names)) else None
+        return self.number(*POSITIONS) if any(map(self.has, POSITIONS)) else None
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""
@@ -87,11 +89,6 @@ class Sizes:
     vocabulary: int
     dtype: str
     window: int | None
-
-    @property
-    def attention(self) -> Attention:
-        """The attention of each layer."""
-        return Attention(self.heads, self.key_heads, self.head_width, self.window)
 
     @property
     def queries(self) -> int:
@@ -175,30 +172,14 @@ class TensorMaker:
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The layers of a model, which are all alike."""
-
-    prefix: str  # of a layer's name: model.layers
-    tensors: Callable[[str], Tensors]  # the tensors of the layer with this name
-    operations: int  # that torch launches in one, by the time that Python takes
-    live: int  # numbers alive for each input row at its peak
-    kernels: int = 0  # besides products; 0: guessed from the operations
-    touched: int = 0  # numbers of activations they read and write for each input row; 0: guessed
-    around: int = 0  # operations of a pass outside all blocks
-
-
-@dataclass(frozen=True)
 class Parts:
     """The parts of a model, in call order."""
 
     before: tuple[TensorDescription, ...]
-    layers: Layers
+    prefix: str  # of a layer's name: model.layers
+    layer: Callable[[str], Tensors]  # the tensors of the layer with this name; all are alike
     after: tuple[TensorDescription, ...]
     tied: tuple[tuple[str, ...], ...] = ()  # names of one tensor, the first of which is in `before`
-
-
-# Gives the parts of an architecture. The last argument: the model with its output, or the base alone
-Family = Callable[[ConfigFields, Sizes, TensorMaker, bool], Parts]
 
 
 def output_head(
@@ -233,24 +214,15 @@ def build_description(
     positions: int | None = None,
 ) -> ModelDescription:
     """The description of a model of these parts."""
-    layers = parts.layers
+    rotary = not any(map(is_position_table, parts.before))
+    attention = Attention(size.heads, size.key_heads, size.head_width, size.window, rotary=rotary)
     blocks = [*_grouped(parts.before, parts.tied)]
     for index in range(size.layers):
-        at = f"{layers.prefix}.{index}"
-        tensors = tuple(layers.tensors(at))
-        blocks.append(
-            BlockDescription(
-                at,
-                tensors,
-                attention=size.attention,
-                operations=layers.operations,
-                kernels=layers.kernels,
-                touched_numbers=layers.touched,
-                live_numbers=layers.live,
-            )
-        )
+        at = f"{parts.prefix}.{index}"
+        tensors = tuple(parts.layer(at))
+        blocks.append(BlockDescription(at, tensors, attention=attention))
     blocks += _grouped(parts.after, ())
-    blocks[0] = replace(blocks[0], around=layers.around)
+    blocks[0] = replace(blocks[0], around=AROUND)
     return ModelDescription(name, tuple(blocks), source, parts.tied, notes, positions=positions)
 
 
@@ -267,9 +239,6 @@ def _grouped(
     for name, members in groups.items():
         if name in shared:
             table = replace(members[0], use="product")
-            yield BlockDescription(name, (table,), looked_up=True, operations=2, live_numbers=table.shape[0])
+            yield BlockDescription(name, (table,), looked_up=True)
         else:
-            widest = max(
-                tensor.shape[0] if tensor.use == "product" else tensor.shape[-1] for tensor in members
-            )
-            yield BlockDescription(name, tuple(members), operations=2 * len(members), live_numbers=2 * widest)
+            yield BlockDescription(name, tuple(members))

@@ -18,6 +18,8 @@ from probes.placement.types import LOADING_BYTES, Becomes, RestsOn
 Use = Literal["product", "lookup", "elementwise"]
 
 _POSITIONS: Final = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
+# Keys of a config under which it says how many tokens the longest sequence has
+POSITIONS: Final = ("max_position_embeddings", "n_positions", "n_ctx")
 _OF_RECURRENT: Final = re.compile(r"(?:weight|bias)_(?:ih|hh|hr)_(l\d+)(?:_reverse)?")  # as torch names them
 
 # The width of a number in bits, by torch's name of its dtype.
@@ -117,6 +119,7 @@ class Attention:
     key_value_heads: int
     head_width: int  # numbers in a head
     window: int | None = None  # tokens that are kept; None: all
+    rotary: bool = False  # positions turn queries and keys in each layer
 
     @property
     def numbers_per_token(self) -> int:
@@ -137,11 +140,7 @@ class BlockDescription:
     calls: int = 1  # in a pass
     looked_up: bool = False  # a lookup table as well as a product: tied embeddings
     attention: Attention | None = None
-    operations: int = 0  # that torch launches for one call; 0: unknown, guessed from the tensors
     around: int = 0  # operations of a pass outside all blocks, which are counted with this one
-    kernels: int = 0  # of the device in one call, besides products; 0: unknown, guessed from the operations
-    touched_numbers: int = 0  # activations that those read and write for each input row; 0: unknown, guessed
-    live_numbers: int = 0  # activations alive at its peak for each input row; 0: unknown, guessed
     anytime: bool = False  # used while other blocks are called, or written to: it can only be resident
     divisible: bool = False  # into parts (`part_name`), each of which is called by itself
     gpu_only: bool = False  # it can't compute on the CPU of a machine with a GPU
@@ -150,6 +149,7 @@ class BlockDescription:
     work: tuple[Operation, ...] | None = None  # of a whole pass, as traced; None: by rules, from the above
     modules_called: int = 0  # in that pass, each time counted
     mixed: bool = False  # in that pass its products come between other kernels
+    cache_bytes: int = 0  # of keys and values in that pass, which stay for the next one
 
     @property
     def weight_bytes(self) -> int:
@@ -170,10 +170,10 @@ class BlockDescription:
     def kind(self) -> object:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
-        facts = (self.calls, self.looked_up, self.attention, self.operations, self.live_numbers, self.anytime)
+        facts = (self.calls, self.looked_up, self.attention, self.anytime)
         work = None if self.work is None else tuple(operation.cost_key for operation in self.work)
-        traced = (work, self.modules_called, self.mixed)
-        rest = (self.experts, self.chosen, self.kernels, self.touched_numbers, self.around, self.gpu_only)
+        traced = (work, self.modules_called, self.mixed, self.cache_bytes)
+        rest = (self.experts, self.chosen, self.around, self.gpu_only)
         return shapes, facts, rest, traced
 
     def computed(self, dtype: str) -> "BlockDescription":
@@ -185,7 +185,8 @@ class BlockDescription:
             for tensor in self.tensors
         )
         work = None if self.work is None else tuple(operation.computed(dtype) for operation in self.work)
-        return replace(self, tensors=tensors, work=work)
+        width = 2 if dtype == "float32" and tensors != self.tensors else 1
+        return replace(self, tensors=tensors, work=work, cache_bytes=width * self.cache_bytes)
 
     def divided(self) -> "tuple[BlockDescription, ...]":
         """A block for each part, where possible; their costs add up to this one's.
@@ -213,21 +214,16 @@ class BlockDescription:
             order = {name: place for place, name in enumerate(shares)}  # of their first operations
             parts.sort(key=lambda part: order.get(part.name, len(order)))
 
-        def share(whole: int, part: BlockDescription, count: int) -> int:
-            each, rest = divmod(whole, count)
-            return each + (rest if part is main else 0)
-
+        each, rest = divmod(self.modules_called, len(called))
         return tuple(
             replace(
                 part,
                 around=self.around if part is main else 0,
-                operations=share(self.operations, part, len(parts)),
-                kernels=share(self.kernels, part, len(parts)),
-                touched_numbers=share(self.touched_numbers, part, len(parts)),
                 attention=self.attention if part is main else None,
+                cache_bytes=self.cache_bytes if part is main else 0,
                 divisible=False,
                 work=None if self.work is None else tuple(shares.get(part.name, ())),
-                modules_called=share(self.modules_called, part, len(called)) if part.name in called else 0,
+                modules_called=(each + rest * (part is main)) if part.name in called else 0,
             )
             for part in parts
         )
@@ -258,6 +254,11 @@ class BlockDescription:
         return replace(self, tensors=kept, work=work(self.name) if kept else None), groups
 
 
+def is_position_table(tensor: TensorDescription) -> bool:
+    """Whether it has a row for each position of a sequence, by its name."""
+    return _POSITIONS.search(tensor.name) is not None
+
+
 def experts_name(parameter: str) -> str:
     """The module of experts that a parameter is in, by its name; empty where it is in none."""
     before, found, _ = f"{parameter}.".rpartition(".experts.")
@@ -271,7 +272,6 @@ def _experts_block(parts: Sequence[BlockDescription]) -> BlockDescription:
     fused = any(not inner for _, inner in keys)
     count = tensors[0].shape[0] if fused else len({key for key, _ in keys})
     chosen = max(1, round(count * max(tensor.active for tensor in tensors)))
-    operations = len(tensors) if fused else len(tensors) // max(count, 1)
     work = None
     if all(part.work is not None for part in parts):
         # what brings chosen experts together is the tier's own, and counted with it
@@ -280,7 +280,6 @@ def _experts_block(parts: Sequence[BlockDescription]) -> BlockDescription:
     return BlockDescription(
         name,
         tensors,
-        operations=operations,
         gpu_only=True,
         experts=count,
         chosen=chosen,
@@ -298,6 +297,7 @@ class TracedFacts:
     peak_with_scores: PeakBytes  # where no kernel attends without keeping scores
     flops: int
     operations: int
+    measured: str = ""  # the device on which its operations were measured
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class ModelDescription:
     def rests_on(self) -> RestsOn:
         """What is known of its operations and activations."""
         if self.traced is not None:
-            return "trace"
+            return "measured" if self.traced.measured else "trace"
         return "rules" if "config" in self.source else "guesses"
 
     @property
@@ -349,7 +349,7 @@ class ModelDescription:
     @property
     def learned_positions(self) -> int | None:
         """Tokens of the longest sequence that a table of positions serves; None: there is no such table."""
-        tables = [t for block in self.blocks for t in block.tensors if _POSITIONS.search(t.name)]
+        tables = [t for block in self.blocks for t in block.tensors if is_position_table(t)]
         rows = max((table.shape[0] for table in tables), default=None)
         return rows if rows is None or self.positions is None else min(rows, self.positions)
 

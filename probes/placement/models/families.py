@@ -1,422 +1,302 @@
 """The architectures that a `config.json` alone describes: what tensors each has, named as transformers does.
 
+An architecture is a list of its tensors, a line each: what it is, its name, its sizes, and conditions.
 tests/torch compares every one with the module that transformers builds from the same config.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
 from probes.core.errors import CheckpointUnreadable
-from probes.placement.models.configs import (
-    ConfigFields,
-    Family,
-    Layers,
-    Parts,
-    Sizes,
-    TensorMaker,
-    Tensors,
-    output_head,
-)
+from probes.placement.models.configs import ConfigFields, Parts, Sizes, TensorMaker, output_head
+from probes.placement.models.description import TensorDescription
 
-# Operations that torch launches in a layer, and in a pass around all blocks, counted by the time that Python
-# takes for them: docs/decisions/0058-eager-passes-in-operations.md.
-GPT_OPERATIONS, GPT_AROUND = 21, 28
-BERT_OPERATIONS, BERT_AROUND = 20, 10
-OPT_OPERATIONS, OPT_AROUND = 18, 24
-NEOX_OPERATIONS, NEOX_AROUND = 27, 28
-PHI_OPERATIONS, PHI_AROUND = 31, 34
-# Kernels in a layer besides products, by the time that they take without activations. The memset in torch's
-# attention counts as one, which it is in a recorded pass (docs/decisions/0064). tests/torch holds them next
-# to the operations that each architecture's code calls, by what those of a kind take: docs/decisions/0066.
-GPT_KERNELS: Final = 17
-OPT_KERNELS: Final = 14
-NEOX_KERNELS: Final = 29
-PHI_KERNELS: Final = 32
-# While a graph is recorded, transformers gives BERT a mask, and torch then computes attention step by step.
-BERT_KERNELS: Final = 25
-# Activations that kernels besides products read and write for each row, in widths of a layer: by the growth
-# of their time from batch 1 to 8 on an H100 (docs/decisions/0055-predicted-pass-times.md).
-BERT_TOUCHED: Final = 112
-GPT_TOUCHED: Final = 58
-PHI_TOUCHED: Final = 63  # by the same GELU in single operations: its code reads and writes 1.09 times as much
-# Of the Llama family, counted likewise
-LLAMA_OPERATIONS, LLAMA_AROUND = 36, 42
-HEAD_NORM_OPERATIONS: Final = 13  # more, for norms of queries and keys
-NORM_OPERATIONS: Final = 7  # more, for each norm beyond two
-MIXTURE_OPERATIONS: Final = 30  # more, to send each row to its experts and back
-LLAMA_KERNELS: Final = 45
-CAPPED_KERNELS: Final = 8  # more, where scores are limited: torch's own attention can't do that
-MIXTURE_KERNELS: Final = 80
-MIXTURE_TOUCHED: Final = 26  # for each chosen expert, of its width and inner width together
-FOUR_NORMS: Final = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-Mixture = Callable[[str], Tensors]
+# Lines: `linear` NAME INPUTS OUTPUTS, `turned` (the same, stored transposed, with a bias), `norm` NAME WIDTH,
+# `table` NAME ROWS WIDTH, `expert` NAME SHAPE, `one` NAME SHAPE. Sizes are sums of products of numbers and
+# names. `+` ends a line with a bias, `+NAME` one that has it where the condition NAME holds, and `?NAME` one
+# that is there where it does. A condition is a key of the config, or of `Family.always` or `Family.when`.
+ATTENTION: Final = """
+linear self_attn.q_proj width queries +{q}
+linear self_attn.k_proj width keys +{q}
+linear self_attn.v_proj width keys +{q}
+linear self_attn.o_proj queries width +{o}
+"""
+HEAD_NORMS: Final = """
+norm self_attn.q_norm head_width
+norm self_attn.k_norm head_width
+"""
+GATED: Final = """
+linear mlp.gate_proj width inner +{i}
+linear mlp.up_proj width inner +{i}
+linear mlp.down_proj inner width +{i}
+"""
+NORMS: Final = """
+norm input_layernorm width
+norm post_attention_layernorm width
+"""
+FOUR_NORMS: Final = f"""{NORMS}
+norm pre_feedforward_layernorm width
+norm post_feedforward_layernorm width
+"""
+EXPERTS: Final = """
+one mlp.gate.weight experts width
+expert mlp.experts.gate_up_proj experts 2*expert_inner width
+expert mlp.experts.down_proj experts width expert_inner
+"""
+SHARED_EXPERT: Final = """
+linear mlp.shared_expert.gate_proj width shared_inner
+linear mlp.shared_expert.up_proj width shared_inner
+linear mlp.shared_expert.down_proj shared_inner width
+"""
 
 
-def _llama(
-    fields: ConfigFields,
-    size: Sizes,
-    make: TensorMaker,
-    whole: bool,
-    *,
-    query_bias: bool = False,
-    out_bias: bool = False,
-    inner_bias: bool = False,
-    head_norms: bool = False,
-    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
-    tied: bool = False,
-    mixture: Mixture | None = None,
-    merged: bool = False,
-) -> Parts:
-    """Decoders of the Llama family: RMS norms, rotary positions, a gated inner layer."""
-    top = "model." if whole else ""
+@dataclass(frozen=True)
+class Family:
+    """An architecture: its tensors in call order, before the layers, in each, and after them."""
 
-    def layer(at: str) -> Tensors:
-        if merged:
-            yield from make.linear(f"{at}.self_attn.qkv_proj", size.width, size.queries + 2 * size.keys)
-        else:
-            for name, outputs in (("q", size.queries), ("k", size.keys), ("v", size.keys)):
-                yield from make.linear(f"{at}.self_attn.{name}_proj", size.width, outputs, bias=query_bias)
-        yield from make.linear(f"{at}.self_attn.o_proj", size.queries, size.width, bias=out_bias)
-        if head_norms:
-            yield from make.norm(f"{at}.self_attn.q_norm", size.head_width)
-            yield from make.norm(f"{at}.self_attn.k_norm", size.head_width)
-        if mixture:
-            yield from mixture(at)
-        elif merged:
-            yield from make.linear(f"{at}.mlp.gate_up_proj", size.width, 2 * size.inner)
-            yield from make.linear(f"{at}.mlp.down_proj", size.inner, size.width)
-        else:
-            for name in ("gate", "up"):
-                yield from make.linear(f"{at}.mlp.{name}_proj", size.width, size.inner, bias=inner_bias)
-            yield from make.linear(f"{at}.mlp.down_proj", size.inner, size.width, bias=inner_bias)
-        for name in norms:
-            yield from make.norm(f"{at}.{name}", size.width)
+    layer: str
+    before: str = "table embed_tokens vocabulary width"
+    after: str = "norm norm width"
+    top: str = "model."  # before names of a model with its output
+    bare: str = ""  # before those of the base alone
+    layers: str = "layers"
+    table: str = "embed_tokens"  # whose weights the output may share; empty: the output depends on the task
+    tied: bool = False  # by default
+    head_bias: bool = False
+    # more sizes: keys of the config, and the default, which may be another size
+    numbers: Mapping[str, tuple[tuple[str, ...], int | str]] = field(default_factory=dict)
+    when: Callable[[ConfigFields, Mapping[str, int]], Mapping[str, bool]] = lambda _fields, _sizes: {}
 
-    layers = Layers(f"{top}layers", layer, LLAMA_OPERATIONS, 0, around=LLAMA_AROUND)
-    layers = _llama_costs(
-        layers, fields, size, norms=len(norms), head_norms=head_norms, mixture=bool(mixture)
-    )
-    embed = tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width))
-    after = [*make.norm(f"{top}norm", size.width)]
-    head, shared = output_head(fields, size, make, whole, table=f"{top}embed_tokens", tied=tied)
-    after += head
-    return Parts(embed, layers, tuple(after), shared)
-
-
-def _llama_costs(
-    layers: Layers, fields: ConfigFields, size: Sizes, *, norms: int, head_norms: bool, mixture: bool
-) -> Layers:
-    """The layers with what one costs outside its products."""
-    live = 3 * size.width + max(3 * size.inner, 2 * (size.queries + 2 * size.keys))
-    # norms in single operations in float32, positions in ten, the gate's product, two sums
-    touched = (18 * norms + 6) * size.width + (12 + 18 * head_norms) * (size.queries + size.keys)
-    operations = layers.operations + NORM_OPERATIONS * (norms - 2) + HEAD_NORM_OPERATIONS * head_norms
-    kernels = (MIXTURE_KERNELS if mixture else LLAMA_KERNELS) + 8 * (norms - 2) + 16 * head_norms
-    if mixture:
-        inner = fields.number("moe_intermediate_size", default=size.inner)
-        operations += MIXTURE_OPERATIONS
-        chosen = fields.number("num_experts_per_tok", default=2)
-        touched += MIXTURE_TOUCHED * chosen * (size.width + inner)
-    else:
-        touched += 5 * size.inner
-    return replace(layers, operations=operations, live=live, kernels=kernels, touched=touched)
-
-
-def _plain_llama(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    bias = fields.flag("attention_bias", default=False)
-    return _llama(
-        fields,
-        size,
-        make,
-        whole,
-        query_bias=bias,
-        out_bias=bias,
-        inner_bias=fields.flag("mlp_bias", default=False),
-    )
-
-
-def _mistral(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole)
-
-
-def _qwen2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, query_bias=True)
-
-
-def _qwen3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    bias = fields.flag("attention_bias", default=False)
-    return _llama(fields, size, make, whole, query_bias=bias, out_bias=bias, head_norms=True)
-
-
-def _gemma(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, tied=True)
-
-
-def _gemma2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    parts = _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS)
-    return replace(parts, layers=replace(parts.layers, kernels=parts.layers.kernels + CAPPED_KERNELS))
-
-
-def _gemma3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, tied=True, norms=FOUR_NORMS, head_norms=True)
-
-
-def _phi3(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    return _llama(fields, size, make, whole, merged=True)
-
-
-def _routed_experts(
-    fields: ConfigFields, size: Sizes, make: TensorMaker, *, experts: int, inner: int
-) -> Mixture:
-    chosen = fields.number("num_experts_per_tok", default=min(2, experts))
-    if chosen > experts:
-        raise CheckpointUnreadable(
-            f"{fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
-            "give the model's own config.json",
+    def parts(self, fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
+        """The parts by a config: of the model with its output, or of the base alone. Raises as `fields`."""
+        top = self.top if whole else self.bare
+        sizes = {
+            name: getattr(size, name)
+            for name in ("width", "queries", "keys", "head_width", "inner", "vocabulary")
+        }
+        for name, (keys, default) in self.numbers.items():
+            sizes[name] = fields.number(
+                *keys, default=default if isinstance(default, int) else sizes[default]
+            )
+        reader = _Reader(fields, make, sizes, {"bare": not whole, **self.when(fields, sizes)})
+        head: tuple[TensorDescription, ...] = ()
+        shared: tuple[tuple[str, ...], ...] = ()
+        if self.table:
+            wide = replace(size, width=sizes.get("word", size.width))
+            head, shared = output_head(
+                fields, wide, make, whole, table=top + self.table, tied=self.tied, bias=self.head_bias
+            )
+        return Parts(
+            tuple(reader.tensors(self.before, top)),
+            f"{top}{self.layers}",
+            lambda at: reader.tensors(self.layer, f"{at}."),
+            (*reader.tensors(self.after, top), *head),
+            shared,
         )
-    active = chosen / experts
-
-    def mixture(at: str) -> Tensors:
-        yield make.one(f"{at}.mlp.gate.weight", experts, size.width)
-        yield make.one(f"{at}.mlp.experts.gate_up_proj", experts, 2 * inner, size.width, active=active)
-        yield make.one(f"{at}.mlp.experts.down_proj", experts, size.width, inner, active=active)
-
-    return mixture
 
 
-def _mixtral(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    experts = fields.number("num_local_experts", default=8)
-    mixture = _routed_experts(fields, size, make, experts=experts, inner=size.inner)
-    return _llama(fields, size, make, whole, mixture=mixture)
+@dataclass(frozen=True)
+class _Reader:
+    """Makes tensors of lines."""
+
+    fields: ConfigFields
+    make: TensorMaker
+    sizes: Mapping[str, int]
+    conditions: Mapping[str, bool]
+
+    def tensors(self, lines: str, top: str) -> Iterator[TensorDescription]:
+        for line in filter(None, lines.splitlines()):
+            words = [word for word in line.split() if word[0] not in "+?"]
+            marks = {word[0]: word[1:] for word in line.split() if word[0] in "+?"}
+            if "?" in marks and not self._holds(marks["?"]):
+                continue
+            yield from self._made(*words, top=top, bias="+" in marks and self._holds(marks["+"]))
+
+    def _made(self, kind: str, name: str, *sizes: str, top: str, bias: bool) -> Iterator[TensorDescription]:
+        shape, name = tuple(map(self._size, sizes)), top + name
+        if kind == "linear":
+            yield from self.make.linear(name, *shape, bias=bias)
+        elif kind == "turned":
+            yield from self.make.inputs_first(name, *shape)
+        elif kind == "norm":
+            yield from self.make.norm(name, *shape, bias=bias)
+        elif kind == "table":
+            yield from self.make.table(name, *shape)
+        else:
+            yield self.make.one(name, *shape, active=self._active() if kind == "expert" else 1.0)
+
+    def _size(self, text: str) -> int:
+        terms = (term.split("*") for term in text.split("+"))
+        return sum(math.prod(int(n) if n.isdecimal() else self.sizes[n] for n in term) for term in terms)
+
+    def _holds(self, name: str) -> bool:
+        if not name or name in self.conditions:
+            return self.conditions.get(name, True)
+        return name != "no" and self.fields.flag(name, default=False)
+
+    def _active(self) -> float:
+        """The share of experts that a row chooses."""
+        experts = self.sizes["experts"]
+        chosen = self.fields.number("num_experts_per_tok", default=min(2, experts))
+        if chosen > experts:
+            raise CheckpointUnreadable(
+                f"{self.fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
+                "give the model's own config.json",
+            )
+        return chosen / experts
 
 
-def _qwen2_moe(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    shared = fields.number("shared_expert_intermediate_size", default=5632)
-    routed = _routed_experts(
-        fields,
-        size,
-        make,
-        experts=fields.number("num_experts", default=60),
-        inner=fields.number("moe_intermediate_size", default=1408),
-    )
-
-    def mixture(at: str) -> Tensors:
-        for name in ("gate", "up"):
-            yield from make.linear(f"{at}.mlp.shared_expert.{name}_proj", size.width, shared)
-        yield from make.linear(f"{at}.mlp.shared_expert.down_proj", shared, size.width)
-        yield from routed(at)
-        yield from make.linear(f"{at}.mlp.shared_expert_gate", size.width, 1)
-
-    return _llama(fields, size, make, whole, query_bias=True, mixture=mixture)
+def _llama(inside: str = GATED, norms: str = NORMS, *, q: str = "no", o: str = "no", i: str = "no") -> str:
+    """A layer of the Llama family: RMS norms, rotary positions, a gated inner layer or experts."""
+    return ATTENTION.format(q=q, o=o) + inside.replace("{i}", i) + norms
 
 
-def _qwen3_moe(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    mixture = _routed_experts(
-        fields,
-        size,
-        make,
-        experts=fields.number("num_experts", "num_local_experts", default=128),
-        inner=fields.number("moe_intermediate_size", default=768),
-    )
-    return _llama(fields, size, make, whole, head_norms=True, mixture=mixture)
-
-
-def _phi(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    top = "model." if whole else ""
-
-    def layer(at: str) -> Tensors:
-        for name, outputs in (("q", size.queries), ("k", size.keys), ("v", size.keys)):
-            yield from make.linear(f"{at}.self_attn.{name}_proj", size.width, outputs, bias=True)
-        yield from make.linear(f"{at}.self_attn.dense", size.queries, size.width, bias=True)
-        yield from make.linear(f"{at}.mlp.fc1", size.width, size.inner, bias=True)
-        yield from make.linear(f"{at}.mlp.fc2", size.inner, size.width, bias=True)
-        yield from make.norm(f"{at}.input_layernorm", size.width, bias=True)
-
-    after = [*make.norm(f"{top}final_layernorm", size.width, bias=True)]
-    head, shared = output_head(fields, size, make, whole, table=f"{top}embed_tokens", tied=False, bias=True)
-    return Parts(
-        tuple(make.table(f"{top}embed_tokens", size.vocabulary, size.width)),
-        Layers(
-            f"{top}layers",
-            layer,
-            PHI_OPERATIONS,
-            3 * size.width + 2 * size.inner,
-            kernels=PHI_KERNELS,
-            touched=PHI_TOUCHED * size.width,
-            around=PHI_AROUND,
-        ),
-        (*after, *head),
-        shared,
-    )
-
-
-def _gpt2(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    top = "transformer." if whole else ""
-    width = size.width
-
-    def layer(at: str) -> Tensors:
-        yield from make.norm(f"{at}.ln_1", width, bias=True)
-        yield from make.inputs_first(f"{at}.attn.c_attn", width, 3 * width)
-        yield from make.inputs_first(f"{at}.attn.c_proj", width, width)
-        yield from make.norm(f"{at}.ln_2", width, bias=True)
-        yield from make.inputs_first(f"{at}.mlp.c_fc", width, size.inner)
-        yield from make.inputs_first(f"{at}.mlp.c_proj", size.inner, width)
-
-    before = [*make.table(f"{top}wte", size.vocabulary, width)]
-    before += make.table(f"{top}wpe", fields.number("n_positions", "n_ctx", default=1024), width)
-    head, shared = output_head(fields, size, make, whole, table=f"{top}wte", tied=True)
-    return Parts(
-        tuple(before),
-        Layers(
-            f"{top}h",
-            layer,
-            GPT_OPERATIONS,
-            2 * width + max(3 * width, 3 * size.inner),
-            kernels=GPT_KERNELS,
-            touched=GPT_TOUCHED * width,
-            around=GPT_AROUND,
-        ),
-        (*make.norm(f"{top}ln_f", width, bias=True), *head),
-        shared,
-    )
-
-
-def _gpt_neox(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    top = "gpt_neox." if whole else ""
-    width = size.width
-
-    def layer(at: str) -> Tensors:
-        yield from make.norm(f"{at}.input_layernorm", width, bias=True)
-        yield from make.norm(f"{at}.post_attention_layernorm", width, bias=True)
-        yield from make.linear(f"{at}.attention.query_key_value", width, 3 * width, bias=True)
-        yield from make.linear(f"{at}.attention.dense", width, width, bias=True)
-        yield from make.linear(f"{at}.mlp.dense_h_to_4h", width, size.inner, bias=True)
-        yield from make.linear(f"{at}.mlp.dense_4h_to_h", size.inner, width, bias=True)
-
-    after = [*make.norm(f"{top}final_layer_norm", width, bias=True)]
-    head, shared = output_head(fields, size, make, whole, table=f"{top}embed_in", tied=False)
-    return Parts(
-        tuple(make.table(f"{top}embed_in", size.vocabulary, width)),
-        Layers(
-            f"{top}layers",
-            layer,
-            NEOX_OPERATIONS,
-            3 * width + 2 * size.inner,
-            kernels=NEOX_KERNELS,
-            around=NEOX_AROUND,
-        ),
-        (*after, *head),
-        shared,
-    )
-
-
-def _opt(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    top = "model.decoder." if whole else "decoder."
-    width, word = size.width, fields.number("word_embed_proj_dim", default=size.width)
-
-    def layer(at: str) -> Tensors:
-        yield from make.norm(f"{at}.self_attn_layer_norm", width, bias=True)
-        for name in ("q", "k", "v", "out"):
-            yield from make.linear(f"{at}.self_attn.{name}_proj", width, width, bias=True)
-        yield from make.norm(f"{at}.final_layer_norm", width, bias=True)
-        yield from make.linear(f"{at}.fc1", width, size.inner, bias=True)
-        yield from make.linear(f"{at}.fc2", size.inner, width, bias=True)
-
-    before = [*make.table(f"{top}embed_tokens", size.vocabulary, word)]
-    before += make.table(
-        f"{top}embed_positions", fields.number("max_position_embeddings", default=2048) + 2, width
-    )
-    if word != width:
-        before += make.linear(f"{top}project_in", word, width)
-    normed = fields.flag("do_layer_norm_before", default=True) and not fields.flag(
-        "_remove_final_layer_norm", default=False
-    )
-    closing = [*make.norm(f"{top}final_layer_norm", width, bias=True)] if normed else []
-    if word != width:
-        closing += make.linear(f"{top}project_out", width, word)
-    table = replace(size, width=word)
-    head, shared = output_head(fields, table, make, whole, table=f"{top}embed_tokens", tied=True)
-    return Parts(
-        tuple(before),
-        Layers(
-            f"{top}layers",
-            layer,
-            OPT_OPERATIONS,
-            3 * width + 2 * size.inner,
-            kernels=OPT_KERNELS,
-            around=OPT_AROUND,
-        ),
-        (*closing, *head),
-        shared,
-    )
-
-
-def _bert(fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-    """The encoder with its pooler; of a `whole` model, whose head depends on the task, the encoder alone."""
-    top = f"{fields.text('model_type')}." if whole else ""
-    top = top.replace("xlm-roberta", "roberta")
-    width = size.width
-
-    def layer(at: str) -> Tensors:
-        for name in ("query", "key", "value"):
-            yield from make.linear(f"{at}.attention.self.{name}", width, width, bias=True)
-        yield from make.linear(f"{at}.attention.output.dense", width, width, bias=True)
-        yield from make.norm(f"{at}.attention.output.LayerNorm", width, bias=True)
-        yield from make.linear(f"{at}.intermediate.dense", width, size.inner, bias=True)
-        yield from make.linear(f"{at}.output.dense", size.inner, width, bias=True)
-        yield from make.norm(f"{at}.output.LayerNorm", width, bias=True)
-
-    at = f"{top}embeddings"
-    before = [*make.table(f"{at}.word_embeddings", size.vocabulary, width)]
-    before += make.table(
-        f"{at}.position_embeddings", fields.number("max_position_embeddings", default=512), width
-    )
-    before += make.table(f"{at}.token_type_embeddings", fields.number("type_vocab_size", default=2), width)
-    before += make.norm(f"{at}.LayerNorm", width, bias=True)
-    return Parts(
-        tuple(before),
-        Layers(
-            f"{top}encoder.layer",
-            layer,
-            BERT_OPERATIONS,
-            3 * width + 2 * size.inner,
-            kernels=BERT_KERNELS,
-            touched=BERT_TOUCHED * width,
-            around=BERT_AROUND,
-        ),
-        () if whole else tuple(make.linear("pooler.dense", width, width, bias=True)),
-    )
-
+LLAMA: Final = Family(_llama(q="attention_bias", o="attention_bias", i="mlp_bias"))
+MISTRAL: Final = Family(_llama())
+GEMMA: Final = replace(MISTRAL, tied=True)
+PHI3: Final = """
+linear self_attn.qkv_proj width queries+2*keys
+linear self_attn.o_proj queries width
+linear mlp.gate_up_proj width 2*inner
+linear mlp.down_proj inner width
+"""
+GPT2: Final = Family(
+    """
+norm ln_1 width +
+turned attn.c_attn width 3*width
+turned attn.c_proj width width
+norm ln_2 width +
+turned mlp.c_fc width inner
+turned mlp.c_proj inner width
+""",
+    before="table wte vocabulary width\ntable wpe positions width",
+    after="norm ln_f width +",
+    top="transformer.",
+    layers="h",
+    table="wte",
+    tied=True,
+    numbers={"positions": (("n_positions", "n_ctx"), 1024)},
+)
+NEOX: Final = Family(
+    """
+norm input_layernorm width +
+norm post_attention_layernorm width +
+linear attention.query_key_value width 3*width +
+linear attention.dense width width +
+linear mlp.dense_h_to_4h width inner +
+linear mlp.dense_4h_to_h inner width +
+""",
+    before="table embed_in vocabulary width",
+    after="norm final_layer_norm width +",
+    top="gpt_neox.",
+    table="embed_in",
+)
+PHI: Final = Family(
+    """
+linear self_attn.q_proj width queries +
+linear self_attn.k_proj width keys +
+linear self_attn.v_proj width keys +
+linear self_attn.dense queries width +
+linear mlp.fc1 width inner +
+linear mlp.fc2 inner width +
+norm input_layernorm width +
+""",
+    after="norm final_layernorm width +",
+    head_bias=True,
+)
+OPT: Final = Family(
+    """
+norm self_attn_layer_norm width +
+linear self_attn.q_proj width width +
+linear self_attn.k_proj width width +
+linear self_attn.v_proj width width +
+linear self_attn.out_proj width width +
+norm final_layer_norm width +
+linear fc1 width inner +
+linear fc2 inner width +
+""",
+    before="table embed_tokens vocabulary word\ntable embed_positions positions+2 width\n"
+    "linear project_in word width ?projected",
+    after="norm final_layer_norm width + ?normed\nlinear project_out width word ?projected",
+    top="model.decoder.",
+    bare="decoder.",
+    tied=True,
+    numbers={"word": (("word_embed_proj_dim",), "width"), "positions": (("max_position_embeddings",), 2048)},
+    when=lambda fields, sizes: {
+        "projected": sizes["word"] != sizes["width"],
+        "normed": fields.flag("do_layer_norm_before", default=True)
+        and not fields.flag("_remove_final_layer_norm", default=False),
+    },
+)
+BERT: Final = Family(
+    """
+linear attention.self.query width width +
+linear attention.self.key width width +
+linear attention.self.value width width +
+linear attention.output.dense width width +
+norm attention.output.LayerNorm width +
+linear intermediate.dense width inner +
+linear output.dense inner width +
+norm output.LayerNorm width +
+""",
+    before="table embeddings.word_embeddings vocabulary width\n"
+    "table embeddings.position_embeddings positions width\n"
+    "table embeddings.token_type_embeddings types width\nnorm embeddings.LayerNorm width +",
+    after="linear pooler.dense width width + ?bare",
+    top="bert.",
+    layers="encoder.layer",
+    table="",
+    numbers={"positions": (("max_position_embeddings",), 512), "types": (("type_vocab_size",), 2)},
+)
+ROBERTA: Final = replace(BERT, top="roberta.")
+MIXTRAL: Final = replace(
+    MISTRAL,
+    layer=_llama(EXPERTS),
+    numbers={"experts": (("num_local_experts",), 8), "expert_inner": (("intermediate_size",), "inner")},
+)
+QWEN2_MOE: Final = replace(
+    MISTRAL,
+    layer=_llama(f"{SHARED_EXPERT}{EXPERTS}linear mlp.shared_expert_gate width 1\n", q=""),
+    numbers={
+        "shared_inner": (("shared_expert_intermediate_size",), 5632),
+        "experts": (("num_experts",), 60),
+        "expert_inner": (("moe_intermediate_size",), 1408),
+    },
+)
+QWEN3_MOE: Final = replace(
+    MISTRAL,
+    layer=_llama(HEAD_NORMS + EXPERTS),
+    numbers={
+        "experts": (("num_experts", "num_local_experts"), 128),
+        "expert_inner": (("moe_intermediate_size",), 768),
+    },
+)
 
 BARE: Final = ("bert", "roberta", "xlm-roberta")  # without a head unless the config names a task
-# All rules, by model_type
+# All architectures, by model_type
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
-        "bert": _bert,
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-        "gemma3_text": _gemma3,
-        "gpt2": _gpt2,
-        "gpt_neox": _gpt_neox,
-        "granite": _plain_llama,
-        "llama": _plain_llama,
-        "mistral": _mistral,
-        "mixtral": _mixtral,
-        "opt": _opt,
-        "phi": _phi,
-        "phi3": _phi3,
-        "qwen2": _qwen2,
-        "qwen2_moe": _qwen2_moe,
-        "qwen3": _qwen3,
-        "qwen3_moe": _qwen3_moe,
-        "roberta": _bert,
-        "xlm-roberta": _bert,
+        "bert": BERT,
+        "gemma": GEMMA,
+        "gemma2": replace(GEMMA, layer=_llama(norms=FOUR_NORMS)),
+        "gemma3_text": replace(GEMMA, layer=_llama(HEAD_NORMS + GATED, FOUR_NORMS)),
+        "gpt2": GPT2,
+        "gpt_neox": NEOX,
+        "granite": LLAMA,
+        "llama": LLAMA,
+        "mistral": MISTRAL,
+        "mixtral": MIXTRAL,
+        "opt": OPT,
+        "phi": PHI,
+        "phi3": replace(MISTRAL, layer=PHI3 + NORMS),
+        "qwen2": replace(MISTRAL, layer=_llama(q="")),
+        "qwen2_moe": QWEN2_MOE,
+        "qwen3": replace(MISTRAL, layer=_llama(HEAD_NORMS + GATED, q="attention_bias", o="attention_bias")),
+        "qwen3_moe": QWEN3_MOE,
+        "roberta": ROBERTA,
+        "xlm-roberta": ROBERTA,
     }
 )

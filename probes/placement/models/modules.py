@@ -9,15 +9,16 @@ recurrent module can be a block, too: it is called as a module of that one layer
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
 
-from probes.core.errors import CheckpointUnreadable, ModelUnknown, PlacementError
+from probes.core.errors import PlacementError
 from probes.placement.models.description import (
+    POSITIONS,
     BlockDescription,
     ModelDescription,
     TensorDescription,
@@ -26,7 +27,6 @@ from probes.placement.models.description import (
 )
 from probes.placement.models.experts import count_experts, find_experts
 from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
-from probes.placement.models.reading import from_config
 
 _CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # read no weights of the modules in them
 _NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
@@ -422,15 +422,11 @@ def placed_already() -> PlacementError:
     )
 
 
-# Besides products: in inference torch computes such a layer by one function, with two norms, two sums,
-# attention (four kernels) and two copies at most.
-ENCODER_KERNELS: Final = 10
-
 Module: TypeAlias = nn.Module  # for modules that don't import torch
 
 
 def describe_module(model: Module) -> ModelDescription:
-    """The description of a module: its blocks in the order of definition, and what its config says.
+    """The description of a module: its blocks in the order of definition. What they compute, a trace says.
 
     Raises PlacementError for parameters that can't be placed.
     """
@@ -443,14 +439,13 @@ def describe_module(model: Module) -> ModelDescription:
     }
     blocks = tuple(_block(part, active, gpu_only=part.name in gpu_only) for part in parts)
     name = type(model).__name__
-    known = _config_description(model, name)
-    if known is not None:
-        blocks = _with_config_facts(blocks, known)
-    notes = () if known else ("the order of calls is that of definition; attention isn't counted",)
+    notes = ("the order of calls is that of definition; attention isn't counted",)
     in_memory = not any(parameter.is_meta for parameter in model.parameters())
-    positions = known.positions if known else None
-    source = "module tree and its config" if known else "module tree"
-    return ModelDescription(name, blocks, source, notes=notes, in_memory=in_memory, positions=positions)
+    config: Any = getattr(model, "config", None)
+    positions = next((n for key in POSITIONS if type(n := getattr(config, key, None)) is int), None)
+    return ModelDescription(
+        name, blocks, "module tree", notes=notes, in_memory=in_memory, positions=positions
+    )
 
 
 def module_ranges(model: Module) -> Ranges | None:
@@ -479,12 +474,9 @@ def _block(block: Block, active: Mapping[int, float], *, gpu_only: bool) -> Bloc
     tensors = tuple(_tensor(entry, active.get(id(entry.parameter), 1.0)) for entry in block.entries)
     lookups = any(isinstance(owner, nn.Embedding) for entry in block.entries for owner, _ in entry.owners)
     looked_up = lookups and any(tensor.use == "product" for tensor in tensors)
-    kind = type(block.modules[0]) if len(block.modules) == 1 else None
     return BlockDescription(
         block.name,
         tensors,
-        operations=int(kind is nn.Linear),
-        kernels=ENCODER_KERNELS if kind is nn.TransformerEncoderLayer else 0,
         looked_up=looked_up,
         anytime=not block.called or bool(block.written),
         divisible=is_divisible(block),
@@ -503,47 +495,3 @@ def _use(entry: Entry) -> Use:
     if all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners):
         return "lookup"
     return "product"
-
-
-def _config_description(model: nn.Module, name: str) -> ModelDescription | None:
-    """The description by the module's `config`, if it has one as transformers' models do."""
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "to_dict"):
-        return None
-    try:
-        return from_config({**config.to_dict(), "architectures": [name]}, name=name, where=f"{name}.config")
-    except (CheckpointUnreadable, ModelUnknown):
-        return None
-
-
-def _with_config_facts(
-    blocks: tuple[BlockDescription, ...], known: ModelDescription
-) -> tuple[BlockDescription, ...]:
-    """The blocks with what the config says of those that have the same name and size."""
-    by_name = {block.name: block for block in known.blocks}
-    result = []
-    for block in blocks:
-        fact = by_name.get(block.name)
-        if fact is None or _numbers(fact) != _numbers(block):
-            result.append(block)
-            continue
-        uses = {tensor.name: tensor for tensor in fact.tensors}
-        order = {name: place for place, name in enumerate(uses)}  # modules may define parts in another one
-        tensors = tuple(
-            replace(
-                tensor,
-                use=uses[tensor.name].use,
-                active=uses[tensor.name].active,
-                inputs_first=uses[tensor.name].inputs_first,
-            )
-            if tensor.name in uses
-            else tensor
-            for tensor in sorted(block.tensors, key=lambda tensor: order.get(tensor.name, len(order)))
-        )
-        own = {name: getattr(block, name) for name in ("anytime", "divisible", "gpu_only")}
-        result.append(replace(fact, tensors=tensors, **own))
-    return tuple(result)
-
-
-def _numbers(block: BlockDescription) -> int:
-    return sum(tensor.numbers for tensor in block.tensors)

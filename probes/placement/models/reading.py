@@ -19,6 +19,7 @@ from probes.core import files
 from probes.core.codec import load
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
 from probes.core.spelling import guess
+from probes.hardware.cards import is_card
 from probes.placement.models.configs import (
     HEADER_HINT,
     ConfigFields,
@@ -94,6 +95,11 @@ def describe(model: str) -> ModelDescription:
         return _files(path, beside=path.parent / "config.json")
     if path.suffix == ".json":
         return _config(path)
+    if is_card(model):
+        raise UsageError(
+            f"{model} is a card, not a model",
+            "the model comes first: `weir fits qwen2.5-3b CARD`, `weir probe plan qwen2.5-3b --machine CARD`",
+        )
     give = "give a config.json, a *.safetensors file or a folder that has one"
     give = f"{guess(model, known_configs())}{give}"
     is_on_hub = HUB_NAME.fullmatch(model) and not path.parent.exists()
@@ -238,7 +244,7 @@ def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDes
     notes = (
         () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
     )
-    parts = FAMILIES[kind](fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
+    parts = FAMILIES[kind].parts(fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
     return build_description(
         parts,
         size,
@@ -323,8 +329,6 @@ def _tied(blocks: list[BlockDescription]) -> tuple[list[BlockDescription], tuple
         tensor.name,
         (replace(tensor, use="product"),),
         looked_up=True,
-        operations=2,
-        live_numbers=tensor.shape[0],
     )
     return [*blocks[:place], shared, *blocks[place + 1 :]], ((tensor.name,),)
 

@@ -17,15 +17,12 @@ from probes.core.errors import LibraryMissing, ModelUnknown, PlacementError, Usa
 from probes.placement.models.description import ModelDescription, TensorDescription, TracedFacts
 from probes.placement.models.inputs import example, inputs_of
 from probes.placement.models.modules import describe_module, find_blocks
-from probes.placement.models.operations import EXPERTS, Operation, Trace, WeightUse
+from probes.placement.models.operations import AROUND, EXPERTS, Operation, Trace, WeightUse
 from probes.placement.models.reading import config_of, describe
 from probes.placement.models.transformers_config import model_on_meta, silently
 from probes.placement.trace import trace_pass, trace_real_pass
 from probes.placement.types import Workload
 
-# Operations of Python around a pass of transformers: masks, decorators, outputs with names. 13 families took
-# 12 to 43 more than torch's own operations there, by docs/results/eager-h200.json.
-AROUND: Final = 25
 MOST_REAL_BYTES: Final = 1 << 30  # of weights, for a real pass on the CPU
 MOST_BLOCKS: Final = 1_000  # of a model that is traced
 _SAFE: Final = (torch.Tensor, int, float, str, type(None))  # inputs that a trace leaves as they are
@@ -53,7 +50,7 @@ def called_with(inputs: PassInputs) -> Called:
     return Called(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {})
 
 
-def traced_config(model: str, workload: Workload) -> ModelDescription:
+def traced_config(model: str, workload: Workload, *, measure: torch.device | None = None) -> ModelDescription:
     """The description of what `describe` takes, its model built on meta and traced.
 
     As `describe` gives it, with a note, where transformers can't build the model, or not the same one.
@@ -75,7 +72,7 @@ def traced_config(model: str, workload: Workload) -> ModelDescription:
     if described is None:
         described = replace(describe_module(module), in_memory=False)
     with silently():
-        return traced_module(module, described, workload, None)
+        return traced_module(module, described, workload, None, measure=measure)
 
 
 def main_dtype(model: ModelDescription) -> str:
@@ -88,16 +85,24 @@ def main_dtype(model: ModelDescription) -> str:
 
 
 def traced_module(
-    model: nn.Module, described: ModelDescription, workload: Workload, inputs: PassInputs | None
+    model: nn.Module,
+    described: ModelDescription,
+    workload: Workload,
+    inputs: PassInputs | None,
+    *,
+    measure: torch.device | None = None,
 ) -> ModelDescription:
-    """`described` with a trace of the module; without one, and a note, where that can't be made."""
+    """`described` with a trace of the module; without one, and a note, where that can't be made.
+
+    `measure`: the device on which each distinct operation of the trace is run and timed.
+    """
     blocks = find_blocks(model, [block.name for block in described.blocks])
     if len(blocks) > MOST_BLOCKS:
         return _untraced(described, f"nothing was traced: it has more than {MOST_BLOCKS:,} blocks")
     if {block.name for block in blocks} != {block.name for block in described.blocks}:
         return _untraced(described, "nothing was traced: transformers builds other blocks")
     try:
-        traces = _traces(model, workload, inputs)
+        traces = _traces(model, workload, inputs, measure)
     except ModelUnknown:
         return _untraced(described, NO_INPUTS)
     except PlacementError as error:
@@ -157,21 +162,28 @@ def _untraced(described: ModelDescription, note: str) -> ModelDescription:
     return replace(described, notes=(*described.notes, note))
 
 
-def _traces(model: nn.Module, workload: Workload, inputs: PassInputs | None) -> list[Trace]:
+def _traces(
+    model: nn.Module, workload: Workload, inputs: PassInputs | None, measure: torch.device | None
+) -> list[Trace]:
     """The pass that is timed, and others whose activations need room as well."""
     if inputs is None:
         if not is_of_transformers(model):
             raise ModelUnknown(NO_INPUTS)
-        return _of_transformers(model, workload)
+        return _of_transformers(model, workload, measure)
     called = called_with(inputs)
     if not all(isinstance(value, _SAFE) for value in tree_iter((called.args, called.kwargs))):
         raise PlacementError("its inputs hold objects, such as caches, which a trace would write to")
+    generated = (
+        _of_transformers(model, workload, None)
+        if workload.context_tokens and is_of_transformers(model)
+        else []
+    )
     try:
-        return [trace_pass(model, called.args, called.kwargs)]
+        return [trace_pass(model, called.args, called.kwargs, measure=measure), *generated]
     except PlacementError:
         if not _can_run(model, called):
             raise
-        return [trace_real_pass(model, called.args, called.kwargs)]
+        return [trace_real_pass(model, called.args, called.kwargs, measure=measure), *generated]
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -186,7 +198,11 @@ def _can_run(model: nn.Module, called: Called) -> bool:
     return there and sum(p.nbytes for p in model.parameters()) <= MOST_REAL_BYTES
 
 
-def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: ANN401
+def _of_transformers(
+    model: Any,  # noqa: ANN401
+    workload: Workload,
+    measure: torch.device | None,
+) -> list[Trace]:
     """Of a model of transformers, with inputs by its config. Generation: one token, and the prompt."""
     takes = inputs_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -196,7 +212,7 @@ def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: AN
 
     generates = bool(takes.vocabulary) and not takes.decodes and hasattr(model, "lm_head")
     no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache})
+    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache}, measure=measure)
     if not workload.context_tokens:
         return [whole]
     if not generates:
@@ -211,7 +227,7 @@ def _of_transformers(model: Any, workload: Workload) -> list[Trace]:  # noqa: AN
         held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         return {**named, **more}, held
 
-    return [trace_pass(model, (), given(1), prepare=prepared), whole]
+    return [trace_pass(model, (), given(1), prepare=prepared, measure=measure), whole]
 
 
 def with_trace(
@@ -225,7 +241,8 @@ def with_trace(
     trace = traces[0]
     tensors = {tensor.name: tensor for block in described.blocks for tensor in block.tensors}
     trace = replace(trace, operations=tuple(_with_chosen(each, tensors) for each in trace.operations))
-    attributed = Attributed(described, trace, owners)
+    kept = next((each.kept for each in traces if each.kept), {})
+    attributed = Attributed(described, trace, owners, kept)
     made = [
         replace(
             block,
@@ -234,6 +251,7 @@ def with_trace(
             mixed=any(o.kind not in ("product", "view") for o in attributed.work[place]),
             calls=max(attributed.fetches[place] - block.looked_up, 1),
             around=around if place == attributed.order[0] else 0,
+            cache_bytes=attributed.kept[place],
             anytime=block.anytime or place in attributed.outside,
         )
         for place, block in enumerate(described.blocks)
@@ -253,6 +271,7 @@ def with_trace(
             peak_with_scores=max((each.peak_with_scores for each in traces), key=lambda peak: peak.reserved),
             flops=trace.flops,
             operations=trace.count,
+            measured=trace.measured,
         ),
     )
 
@@ -273,11 +292,14 @@ def _with_chosen(operation: Operation, tensors: Mapping[str, TensorDescription])
 class Attributed:
     """A trace's operations by block, and what else it says of each: by place in the description."""
 
-    def __init__(self, described: ModelDescription, trace: Trace, owners: Sequence[Owners]) -> None:
+    def __init__(
+        self, described: ModelDescription, trace: Trace, owners: Sequence[Owners], kept: Mapping[str, int]
+    ) -> None:
         count = len(described.blocks)
         self.work: list[list[Operation]] = [[] for _ in range(count)]
         self.called = [0] * count  # modules, each time
         self.fetches = [0] * count  # calls of the block
+        self.kept = [0] * count  # bytes
         self.outside: set[int] = set()
         place_of = {block.name: place for place, block in enumerate(described.blocks)}
         paths, loose = _places(owners, place_of)
@@ -288,6 +310,9 @@ class Attributed:
                 self.called[place] += calls
                 ordered.setdefault(place)
                 self.fetches[place] += calls if path in paths else 0
+        for path, n_bytes in kept.items():
+            if (place := _inside(path, paths)) is not None:
+                self.kept[place] += n_bytes
         last = next(iter(ordered), 0)
         for operation in trace.operations:
             at = _inside(operation.at, paths)

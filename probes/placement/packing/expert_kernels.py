@@ -12,6 +12,10 @@ import triton.language as tl
 
 from probes.placement.packing.kernels import put_escapes, unpack_row, weights
 
+# Ids below this read and write nothing, as experts do that a product of groups has no rows for. torch refuses
+# any other id without an expert; a kernel can't, so it writes NaN.
+NOT_READ = tl.constexpr(-(1 << 39))
+
 
 @triton.jit
 def _address(row_of: tl.tensor, KIND: tl.constexpr, EVEN: tl.constexpr) -> tl.tensor:
@@ -26,7 +30,7 @@ def _address(row_of: tl.tensor, KIND: tl.constexpr, EVEN: tl.constexpr) -> tl.te
 
 @triton.jit
 def _from_begin(expert: tl.tensor, experts: tl.tensor) -> tl.tensor:
-    """Ids below zero count from the end. What is still below zero is none."""
+    """Ids below zero count from the end. What is still below zero is none: far below, on purpose."""
     return tl.where(expert < 0, expert + experts, expert)
 
 
@@ -60,7 +64,7 @@ def gather(
         source = _address(table + expert * stride, out.dtype.element_ty, EVEN)
         tl.store(to, tl.load(source + i, mask=i < words, other=0), mask=i < words)
         _counted(counts, expert, part, COUNTED)
-    elif expert >= experts:
+    elif expert > NOT_READ:
         ones = (tl.zeros([BLOCK], tl.int32) - 1).to(out.dtype.element_ty)  # NaN in any format
         tl.store(to, ones, mask=i < words)
 
@@ -104,7 +108,7 @@ def unpack_expert(
         end = tl.load(starts + group + 1) - before
         put_escapes(values, positions, to + group * GROUP * WIDTH, begin, end)
         _counted(counts, expert, group, COUNTED)
-    elif expert >= experts:
+    elif expert > NOT_READ:
         for first in range(0, GROUP * WIDTH, BLOCK):
             i = group * GROUP * WIDTH + first + tl.arange(0, BLOCK)
             there = (first + tl.arange(0, BLOCK) < GROUP * WIDTH) & (i < n)
@@ -209,7 +213,8 @@ def gate_up(
         tl.store(to, gate / (1.0 + tl.exp(-gate)) * up, mask=there)
         _counted(counts, expert, part, True)
     else:
-        tl.store(to, tl.zeros([BN], tl.float32), mask=there)
+        # ids of `experts` and more mark rows that other devices compute; below zero there is no expert
+        tl.store(to, tl.where(expert < 0, float("nan"), tl.zeros([BN], tl.float32)), mask=there)
 
 
 @triton.jit
@@ -249,4 +254,6 @@ def down(
             given, row_of = hidden + pair * K, table + expert * stride
             product = _times(given, row_of, row, input_scale, scale, weight, K, BK, PACKED, EVEN, PTX)
             total += product * tl.load(shares + pair).to(tl.float32)
+        elif expert < 0:
+            total += float("nan")
     tl.store(out + token * n + rows, total.to(out.dtype.element_ty), mask=rows < n)

@@ -238,7 +238,7 @@ def gather_experts(
     """Copy the weights of the experts `ids` (flat int64) to `out`, contiguous, of shape (ids, ...).
 
     `table` (experts, columns) has their addresses in its first column. `counts` (experts) is added to.
-    Negative ids count from the end. For an id of `experts` or more NaN is written, below -experts nothing.
+    Negative ids count from the end. For an id without an expert NaN is written, and nothing far below zero.
     """
     from probes.placement.packing.expert_kernels import gather
 
@@ -323,6 +323,7 @@ def multiply_experts(
 
     `ids` and `shares` (tokens, chosen) are flat and contiguous. `gate_up` and `down` are tables of addresses
     (experts, columns) of matrices (2 x inner, n) and (n, inner), packed ones where `bases` has their bases.
+    An id of `experts` or more adds nothing, as in transformers' own products; one below zero gives NaN.
     """
     from probes.placement.packing import expert_kernels
 

@@ -21,6 +21,8 @@ from probes.placement.types import CardsPlan, Objective, Plan, Workload
 from probes.records.schema import read_report
 
 if TYPE_CHECKING:
+    import torch
+
     from probes.placement.models.modules import Module
     from probes.placement.models.tracing import PassInputs
 
@@ -42,6 +44,7 @@ def plan(
     compute: Compute = "auto",
     inputs: "PassInputs | None" = None,
     weights: str | Path | None = None,
+    measure: bool = False,
 ) -> Plan:
     """Where each block of a model goes on a machine, what that takes, how long a pass should last.
 
@@ -57,6 +60,8 @@ def plan(
     numbers: a tensor, a tuple of positional or a dict of named ones, on any device or on meta. Without them,
     models of transformers are traced with inputs by their config; others, and all where torch is missing, are
     planned by rules, which a note says and the interval of the time shows.
+    `measure`: each distinct operation of the trace is run on this machine's GPU, some seconds in all: the
+    plan counts with its time and with the bytes that it takes meanwhile. `machine` must be this one's.
     `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
     hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
 
@@ -65,7 +70,8 @@ def plan(
     float16 can't hold where that is asked for.
     """
     workload = Workload(batch, tokens, context)
-    description, constants = resolve_model(model, workload, inputs), resolve_machine(machine)
+    description = resolve_model(model, workload, inputs, measure=measure)
+    constants = resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_plan(
         description,
@@ -116,7 +122,11 @@ def plan_cards(
 
 
 def resolve_model(
-    model: Model, workload: Workload | None = None, inputs: "PassInputs | None" = None
+    model: Model,
+    workload: Workload | None = None,
+    inputs: "PassInputs | None" = None,
+    *,
+    measure: bool = False,
 ) -> ModelDescription:
     """The description of whatever names a model, or is one. Raises as `describe` does.
 
@@ -129,14 +139,14 @@ def resolve_model(
         path = str(named_path(model, "model"))
         if (
             workload is None
-            or is_known(path)
+            or (is_known(path) and not measure)
             or not all(map(importlib.util.find_spec, ("torch", "transformers")))
         ):
             return describe(path)
         check_workload(workload)
         from probes.placement.models import tracing
 
-        return tracing.traced_config(path, workload)
+        return tracing.traced_config(path, workload, measure=_gpu() if measure else None)
     torch = sys.modules.get("torch")  # imported by then, if it is a module
     if torch is None or not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -149,7 +159,19 @@ def resolve_model(
     if workload is None:
         return described
     check_workload(workload)
-    return tracing.traced_module(model, described, workload, inputs)
+    return tracing.traced_module(model, described, workload, inputs, measure=_gpu() if measure else None)
+
+
+def _gpu() -> "torch.device":
+    """This machine's GPU. Raises UsageError where torch has none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "operations can't be measured: torch finds no GPU here",
+            "leave out measure, or run it on the GPU's machine",
+        )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def resolve_machine(machine: Constants | str | Path) -> Constants:

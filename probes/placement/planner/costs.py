@@ -18,7 +18,7 @@ from probes.placement.models.description import (
 from probes.placement.models.operations import EXPERTS, Operation, OperationKind, host_units
 from probes.placement.packing.format import DENSE_FROM, MOST_ROWS, aligned, estimate, fused, is_matrix
 from probes.placement.planner.machine import Constants
-from probes.placement.planner.rules import Pass, main_dtype, rule_operations, work_of
+from probes.placement.planner.rules import Pass, count_rule, main_dtype, work_of
 from probes.placement.types import Tier
 
 UPKEEP: Final = 0.5  # share of its compute time that a block which isn't resident is charged as a penalty
@@ -105,12 +105,23 @@ OF_TORCH: Final = (
 )
 
 
-def host_operations(block: BlockDescription, work: Pass) -> float:
-    """Python's time for a block in one pass, in operations of a plain layer (docs/decisions/0058)."""
+def host_operations(block: BlockDescription, machine: Constants, work: Pass) -> float:
+    """Python's time for a block in one pass, in operations of a plain layer (docs/decisions/0058).
+
+    Of an operation that was measured, what Python takes beside it.
+    """
     around = block.around + GENERATING * (work.generating and block.around > 0)
     if block.work is None:
-        return rule_operations(block) + around
-    return OF_TORCH * sum(map(host_units, block.work)) + BESIDE_CALLS * block.modules_called + around
+        return count_rule(block).operations * block.calls + around
+    launched = sum(OF_TORCH * _host_units(o, machine) for o in block.work if o.host_s is None)
+    beside_measured = sum((OF_TORCH - 1) * host_units(o) for o in block.work if o.host_s is not None)
+    return launched + beside_measured + BESIDE_CALLS * block.modules_called + around
+
+
+def _host_units(operation: Operation, machine: Constants) -> float:
+    """What torch takes to launch an operation, as its class was measured there, else as on one host."""
+    measured = machine.classes.get(operation.kind)
+    return measured.host_s / machine.operation_s if measured else host_units(operation)
 
 
 class PythonTime:
@@ -118,7 +129,8 @@ class PythonTime:
 
     def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
         self._machine, self._work = machine, work
-        self.resident = self.of(host_operations(block, work))
+        measured_s = 0.0 if work.captured else sum(o.host_s or 0.0 for o in block.work or ())
+        self.resident = self.of(host_operations(block, machine, work)) + measured_s
         self._call = CALL + CALL_TENSOR * len(block.tensors)
 
     def of(self, count: float) -> float:
@@ -156,9 +168,9 @@ def given_bytes(block: BlockDescription) -> int:
 
 
 def cache_bytes(block: BlockDescription, work: Pass) -> int:
-    """Bytes of a block's part of the KV cache; 0 unless tokens are generated."""
-    if block.attention is None or not work.generating:
-        return 0
+    """Bytes of a block's part of the KV cache, as traced, else by its attention; 0 where none is kept."""
+    if block.work is not None or block.attention is None or not work.generating:
+        return block.cache_bytes
     width = DTYPE_BITS[main_dtype(block)] // 8
     return work.batch * block.attention.kept(work.context) * block.attention.numbers_per_token * width
 
@@ -270,17 +282,36 @@ class GpuTime:
         return self.without_weights + sum(self._seconds(o, rate, share=share, step=step) for o in weighted)
 
     def _seconds(self, operation: Operation, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
-        """Seconds of one operation, its weights read at `rate`."""
+        """Seconds of one operation, its weights read at `rate`: as measured, else by its kind.
+
+        One that was measured with its weights in VRAM takes longer elsewhere by the ratio for its kind.
+        """
+        counted = self._counted_s(operation, rate, share=share, step=step)
+        if operation.device_s is None:
+            return counted
+        usual = self._counted_s(operation, self._machine.vram_rate)
+        return operation.device_s * (counted / usual if usual else 1.0)
+
+    def _counted_s(
+        self, operation: Operation, rate: float, *, share: float = 1.0, step: float = 1.0
+    ) -> float:
         machine, kind = self._machine, operation.kind
         weights = operation.weight_bytes * share
-        activations = (operation.read + operation.written) / machine.activation_rate
+        measured = machine.classes.get(kind)
+        multiplies = kind in ("attention", "convolution")
+        moving = measured.rate if measured and not multiplies else machine.activation_rate
+        activations = (operation.read + operation.written) / moving
         if kind == "product":
             return self._product_s(operation, weights, rate, activations, step=step)
-        own = KERNELS[kind] * operation.launches * machine.kernel_s
+        each = measured.kernel_s if measured else KERNELS[kind] * machine.kernel_s
+        own = each * operation.launches
         work = operation.flops / machine.rate_of_products(operation.dtype)
+        if measured and multiplies:  # in 16 bits; others are as much slower as products are
+            work *= machine.rate_of_products("float16") / measured.rate
         if kind == "convolution":
+            reached = 1.0 if measured else CONVOLVED
             turned = 2 * operation.workspace / machine.activation_rate
-            return own + turned + math.hypot(weights / rate + activations, work / CONVOLVED)
+            return own + turned + math.hypot(weights / rate + activations, work / reached)
         if kind == "attention":
             moved = operation.read / machine.vram_rate + operation.written / machine.activation_rate
             kept = 0 if self._fuses(operation) else operation.scores

@@ -7,11 +7,11 @@ from a probe report of the machine itself (`from_report`); what a report lacks i
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from probes.core.errors import UsageError
 from probes.core.units import binary_bytes
@@ -25,6 +25,7 @@ from probes.hardware.cards import (
     named_card,
     sizes_text,
 )
+from probes.placement.models.operations import OperationKind
 from probes.records.facts import Gpu, TorchFacts
 from probes.records.rounds import merged
 from probes.records.rows import SMALL_LAYERS, Measurement, Pass, Small, SmallWork
@@ -34,6 +35,15 @@ from probes.records.stats import summarize
 PROFILE_SPREAD = 0.40  # relative half-width of the 90 % interval around a time predicted from data sheets
 REPORT_SPREAD = 0.15  # likewise around one predicted from this machine's own measurements
 ASSUMED_HOST: Final = 64 << 30  # bytes of host memory, where neither the caller nor a report says how much
+
+
+@dataclass(frozen=True)
+class ClassTimes:
+    """What operations of one class take on a machine, as its report has measured them."""
+
+    kernel_s: float  # of the device, for each kernel beyond its bytes
+    host_s: float  # of the host, for each operation that torch launches
+    rate: float  # bytes/s; of attention and convolutions operations/s in 16 bits
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ class Constants:
     spread: float = PROFILE_SPREAD
     notes: tuple[str, ...] = ()
     target: str = ""  # of its GPU: gfx906, sm_90; empty without one
+    classes: Mapping[OperationKind, ClassTimes] = field(default_factory=dict)  # those that were measured
 
     @property
     def has_gpu(self) -> bool:
@@ -149,7 +160,12 @@ def profile(name: str) -> Constants:
 def sources(name: str) -> dict[str, str]:
     """For each number of a machine's profile, its source and the date on which that was read."""
     known = table()["sources"]
-    counted = {f"instructions a weight of {key}": value for key, value in table()["counted"].items()}
+    target = str(table()["machines"][name]["target"])
+    counted = {
+        f"instructions and transactions a weight of {kernel}": of[_counted_target(target)]
+        for kernel, of in table()["counted"].items()
+        if target.startswith("gfx")
+    }
     entry = {**table()["reached"], **counted, **table()["common"], **table()["machines"][name]}
     return {
         key: f"{known[value['source']]['what']} ({known[value['source']]['date']})"
@@ -183,6 +199,7 @@ class _Profile:
             k: v * 1e12 * self._reached("flops") for k, v in self._machine["tflops"].items() if k != "source"
         }
         vram = peak * self._reached("gcn_vram_read" if target.startswith(GCN) else "vram_read")
+        unpack = peak * self._reached("unpack" if triton else "torch_unpack")
         fused = peak * self._reached("fused") if triton else 0.0
         matrix_units = bool(self._machine["bfloat16"]["value"])
         return Constants(
@@ -190,15 +207,13 @@ class _Profile:
             origin=f"predicted: profile {self._name}",
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=vram,
-            unpack_rate=peak * self._reached("unpack" if triton else "torch_unpack"),
-            ranked_rate=self._at_most(peak * self._reached("unpack"), "ranked", of=_counted(target))
-            if triton
-            else peak * self._reached("torch_unpack"),
+            unpack_rate=self._kernels_rate(unpack, "unpack_b12"),
+            ranked_rate=self._kernels_rate(unpack, "unpack_ranked b11", nvidia="ranked"),
             activation_rate=self._at_most(vram, "activations"),
             operations_rate=peak * self._reached("torch_unpack"),
             experts_rate=self._at_most(vram, "experts"),
-            fused_rate=fused,
-            fused_rows_rate=self._at_most(fused, "fused_rows"),
+            fused_rate=self._kernels_rate(fused, "one_row even"),
+            fused_rows_rate=self._kernels_rate(fused, "few_rows even", nvidia="fused_rows"),
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,
             pageable_rate=link if unified else link * self._reached("pageable"),
@@ -227,24 +242,41 @@ class _Profile:
             target=target,
         )
 
-    def _at_most(self, rate: float, key: str, *, of: float = 1.0) -> float:
-        """A rate of VRAM, limited to `of` what the GPU's arithmetic units reach on NVIDIA's."""
-        return min(rate, float(self._machine["tflops"]["float32"]) * 1e12 * self._reached(key) * of)
+    def _at_most(self, rate: float, key: str) -> float:
+        """A rate of VRAM, limited to what the GPU's arithmetic units reach on NVIDIA's."""
+        return min(rate, self._operations_s * self._reached(key))
+
+    def _kernels_rate(self, rate: float, kernel: str, *, nvidia: str = "") -> float:
+        """A rate of VRAM of a kernel of ours, limited by its instructions and its transactions.
+
+        AMD's are counted on an emulated ISA, and how many of them a card begins in a second is assumed; what
+        NVIDIA's reach was measured, where `nvidia` names it. Where Triton makes no kernels torch unpacks.
+        """
+        if not str(self._machine["target"]).startswith("gfx"):
+            return self._at_most(rate, nvidia) if nvidia else rate
+        if not self._machine["triton"]["value"]:
+            return rate
+        of = table()["counted"][kernel]
+        counts = of[_counted_target(str(self._machine["target"]))]
+        weights_s: float = self._operations_s * min(
+            self._reached("instructions") / counts["instructions"],
+            self._reached("transactions") / counts["transactions"],
+        )
+        return min(rate, weights_s * float(of["bytes"]))
+
+    @property
+    def _operations_s(self) -> float:
+        return float(self._machine["tflops"]["float32"]) * 1e12
 
     def _link(self) -> float:
         link = self._machine["link"]
         return LANE_GB_PER_S[int(link["generation"])] * 1e9 * int(link["lanes"])
 
 
-def _counted(target: str) -> float:
-    """NVIDIA's instructions a weight over a target's, of the kernel that unpacks 3-bit codes.
-
-    A target that nobody counted has those of RDNA 3 from gfx10 on, else of CDNA.
-    """
-    counts = table()["counted"]
-    known = next((key for key in counts if target.startswith(key)), "")
-    key = known or ("gfx11" if target.startswith("gfx1") else "gfx9")
-    return float(counts["sm_"]["value"]) / float(counts[key]["value"])
+def _counted_target(target: str) -> str:
+    """The target whose kernels were counted for an AMD GPU: that of the nearest architecture."""
+    likes = {"gfx12": "gfx1201", "gfx1": "gfx1100", "gfx94": "gfx942", "gfx95": "gfx942"}
+    return next((like for prefix, like in likes.items() if target.startswith(prefix)), "gfx90a")
 
 
 def nearest_profile(name: str, target: str) -> str:
@@ -367,12 +399,17 @@ def from_report(report: ProbeReport, *, name: str) -> Constants:
         cpu_flops=base.cpu_flops * report.machine.cpus / CORES,
         spread=REPORT_SPREAD,
     )
+    work = {sample.name: sample for sample in small}
     if gpu is None:
+        if (seconds := _class_s(small, "products float32")) is not None:
+            machine = replace(machine, cpu_flops=work["products float32"].flops / seconds)
         note = "the report has no GPU: all blocks go to the CPU"
         return replace(machine, vram_bytes=0, notes=(note,), target="")
     machine = _with_launches(machine, rows, small)
-    missing = [] if small else ["Python's time for an operation", "small kernels"]
-    return _with_measurements(machine, gpu, rows, passes, profile=nearest, missing=missing)
+    missing = [] if "layers" in work else ["Python's time for an operation", "small kernels"]
+    machine = replace(machine, classes=_classes(small))
+    missing += [] if machine.classes else ["times of classes of operation"]
+    return _with_measurements(machine, gpu, rows, passes, small, profile=nearest, missing=missing)
 
 
 def without_gpu(cpus: int) -> Constants:
@@ -392,6 +429,7 @@ def _with_measurements(
     gpu: Gpu,
     rows: Sequence[Measurement],
     passes: Sequence[Pass],
+    small: Sequence[Small],
     *,
     profile: str,
     missing: list[str],
@@ -404,7 +442,7 @@ def _with_measurements(
 
     vram = rate("vram_read", machine.vram_rate)
     scale = vram / machine.vram_rate
-    flops = _flops(passes)
+    flops = _flops(passes, small)
     measured = replace(
         machine,
         vram_bytes=gpu.vram_total_bytes,
@@ -438,9 +476,13 @@ def _rate(rows: Sequence[Measurement], name: str) -> float | None:
     return row.moved_bytes / summarize(row.times_s).median
 
 
-def _flops(passes: Sequence[Pass]) -> Mapping[str, float]:
-    """Operations/s by dtype: the best of the large batches through resident linear layers."""
+def _flops(passes: Sequence[Pass], small: Sequence[Small]) -> Mapping[str, float]:
+    """Operations/s by dtype: the best of products of many rows and of batches through linear layers."""
     rates: dict[str, float] = {}
+    for sample in small:
+        size, _, dtype = sample.name.partition(" ")
+        if size == "products" and (seconds := _class_s(small, sample.name)) is not None:
+            rates[dtype] = sample.flops / seconds
     for row in passes:
         if row.model == "mlp" and row.scenario == "resident" and row.rows >= 64:
             numbers = row.weight_bytes / (4 if row.dtype == "float32" else 2)
@@ -469,11 +511,38 @@ def _with_launches(machine: Constants, rows: Sequence[Measurement], small: Seque
     )
 
 
+def _classes(small: Sequence[Small]) -> Mapping[OperationKind, ClassTimes]:
+    """The times of each class of operation that was measured in a small and in a large size on the device."""
+    walls = _medians(small, lambda sample: sample.wall_s)
+    work: dict[str, Small] = {sample.name: sample for sample in small}
+    classes = {}
+    for kind in get_args(OperationKind):
+        each, large = _class_s(small, kind), _class_s(small, f"large {kind}")
+        if each is None or large is None:
+            continue
+        amount = work[f"large {kind}"].flops or work[f"large {kind}"].moved_bytes
+        classes[kind] = ClassTimes(
+            kernel_s=each / work[kind].launches,
+            host_s=walls[kind] / work[kind].count,
+            rate=amount / (large - each if large > 2 * each else large),
+        )
+    return classes
+
+
+def _class_s(small: Sequence[Small], name: str) -> float | None:
+    """Seconds of one operation in such work, by the device's clock, else the host's; None: not measured."""
+    devices = _medians(small, lambda sample: sample.device_s)
+    walls = _medians(small, lambda sample: sample.wall_s)
+    count = next((sample.count for sample in small if sample.name == name), 1)
+    seconds = devices.get(name, walls.get(name))
+    return None if seconds is None else seconds / count
+
+
 def _medians(
     small: Sequence[Small], times_of: Callable[[Small], Sequence[float] | Unknown]
-) -> Mapping[SmallWork, float]:
+) -> Mapping[str, float]:
     """The median over processes of each one's median time, by the kind of work."""
-    by_work: dict[SmallWork, list[float]] = {}
+    by_work: dict[str, list[float]] = {}
     for process in small:
         times = times_of(process)
         if not isinstance(times, Unknown):

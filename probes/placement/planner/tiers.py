@@ -22,7 +22,7 @@ from probes.placement.planner.costs import (
 )
 from probes.placement.planner.experts import by_experts, gathered_bytes
 from probes.placement.planner.machine import Constants
-from probes.placement.planner.rules import Pass
+from probes.placement.planner.rules import Pass, live_numbers
 from probes.placement.types import Tier, Workload
 
 # Pieces in which a large packed block may be copied. With 3 slots, each for one of 8 pieces of 29 MB, the
@@ -359,8 +359,7 @@ def _live_bytes(block: BlockDescription) -> int:
     if not block.tensors:
         return 0
     width = max(min(DTYPE_BITS[tensor.dtype], 32) for tensor in block.tensors) // 8
-    numbers = block.live_numbers or 2 * max(_in_and_out(tensor) for tensor in block.tensors)
-    return numbers * max(width, 2)
+    return live_numbers(block) * max(width, 2)
 
 
 def _score_bytes(block: BlockDescription, machine: Constants, tokens: int) -> int:
@@ -376,11 +375,6 @@ def _score_bytes(block: BlockDescription, machine: Constants, tokens: int) -> in
     if machine.fuses_attention(halves=halves, grouped=grouped):
         return 0
     return 2 * FULL_BYTES * attention.heads * attention.kept(tokens)
-
-
-def _in_and_out(tensor: TensorDescription) -> int:
-    """Numbers that go into a tensor's operation and come out of it, for one input row."""
-    return tensor.shape[-1] if tensor.use == "lookup" else sum(tensor.shape[-2:])
 
 
 def rounded(n_bytes: int) -> int:

@@ -232,6 +232,7 @@ class PlannedBytes:
     vram: int  # of weights, staging buffers and decode buffers, as torch's allocator rounds them up
     host: int  # that blocks may take in host memory, except those that the CPU computes
     blocks: Mapping[str, int]  # the plan's blocks, each with its weights' bytes where they stay in VRAM
+    experts: int = 0  # of `vram`, for a cache of experts
     least: bool = False  # where `vram` isn't enough, as many blocks stream as can
 
     @staticmethod
@@ -245,6 +246,7 @@ class PlannedBytes:
             min(rounded(arena), arena + plan.vram.rounding),
             plan.host_budget - plan.host.total + moving,
             {block.name: block.weight_bytes if block.tier in IN_VRAM else 0 for block in plan.blocks},
+            plan.experts.cache_bytes if plan.experts else 0,
         )
 
 
@@ -586,16 +588,28 @@ class Builder:
 
     @property
     def movable_bytes(self) -> int:
-        """Bytes of VRAM of blocks that stay there and could stream instead."""
-        return sum(aligned(p.stored.n_bytes) for p in self.placements if p.can_stream_instead)
+        """Bytes of VRAM of blocks that stay there and could stream instead, and of cached experts."""
+        blocks = sum(aligned(p.stored.n_bytes) for p in self.placements if p.can_stream_instead)
+        return blocks + self.cached_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of VRAM of the cache of experts, without the table of addresses."""
+        stored = [placement.stored for placement in self.placements if placement.tier in EXPERTS]
+        return max(self.experts_bytes - table_bytes(stored), 0) if stored else 0
 
     def with_room(self, n_bytes: int) -> PlannedBytes:
-        """What to take so that so many bytes of VRAM become free, or as many as can be."""
+        """What to take so that so many bytes of VRAM become free, or as many as can be.
+
+        The cache of experts gives up first: a pass reads a missing expert only where it is chosen.
+        """
         planned = self.planned or PlannedBytes(
             self.vram_bytes, UNLIMITED, {placement.block.name: 0 for placement in self.placements}
         )
         beyond = self._beyond_plan if self.planned else 0
-        return replace(planned, vram=planned.vram + beyond - n_bytes, least=True)
+        experts = self.experts_bytes - min(self.cached_bytes, n_bytes)
+        experts -= experts % ALIGNMENT
+        return replace(planned, vram=planned.vram + beyond - n_bytes, experts=experts, least=True)
 
     @property
     def staging_count(self) -> int:

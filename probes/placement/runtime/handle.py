@@ -171,7 +171,7 @@ class Handle(PlacedModel):
     ) -> None:
         self._machine = refine  # that plans are made for, until the first pass
         self._description = describe_module(model) if refine else None
-        self._skeleton = skeleton_of(model) if refine and plan.rests_on == "trace" else None
+        self._skeleton = skeleton_of(model) if refine and plan.rests_on in ("measured", "trace") else None
         self._measured: Measured | Unknown = Unknown("no pass has been measured")
         self._events: list[str] = []  # since it was placed, in sentences
         self._guarding = False  # a pass is under way that is done again if it runs out of memory
@@ -196,6 +196,13 @@ class Handle(PlacedModel):
         """Do a pass several times and undo it, plan with what its blocks took, and keep the better plan."""
         assert self._description
         first, planned = self.plan, self._builder.planned
+        if first.experts is not None:
+            self._description = self._skeleton = None
+            self._events.append(
+                "not refined: experts are placed one by one, and what they take follows the router; "
+                "the hit rate below has the time that the plan predicts for it"
+            )
+            return
         try:
             first_s, seen = self._timed(args, kwargs)
         except torch.cuda.OutOfMemoryError:
@@ -328,7 +335,8 @@ class Handle(PlacedModel):
         `note` notes the state before it is done again. Raises the error where that isn't possible.
         """
         self._engine.abandon_all()
-        planned, before, why = self._builder.planned, self._builder.vram_bytes, ""
+        planned, why = self._builder.planned, ""
+        before, cached = self._builder.vram_bytes, self._builder.cached_bytes
         if kind in self._too_large:
             why = "such a pass has run out of memory before, with all blocks moved that can be"
         elif state.is_lost:
@@ -348,11 +356,7 @@ class Handle(PlacedModel):
                 self._measured = Unknown("no pass has been measured since one ran out of memory")
                 freed = before - self._builder.vram_bytes
                 if freed > 0:
-                    moved = counted(self._builder.spilled, "block")
-                    self._say(
-                        f"a pass ran out of memory: {moved} that were to stay in VRAM stream from now on, "
-                        f"which frees {binary_bytes(freed)}"
-                    )
+                    self._say(self._made_room(freed, cached - self._builder.cached_bytes))
                 return output
             error = failed
             self._engine.abandon_all()
@@ -370,6 +374,14 @@ class Handle(PlacedModel):
         if why:
             error.add_note(f"No block was moved out of the way: {why}.")
         raise error
+
+    def _made_room(self, freed: int, of_experts: int) -> str:
+        """What the report says of `freed` bytes of VRAM, `of_experts` of them from the cache of experts."""
+        moved = [f"the cache of experts is {binary_bytes(of_experts)} smaller"] * (of_experts > 0)
+        if self._builder.spilled:
+            blocks = counted(self._builder.spilled, "block")
+            moved.append(f"{blocks} that were to stay in VRAM stream from now on")
+        return f"a pass ran out of memory: {' and '.join(moved)}, which frees {binary_bytes(freed)}"
 
     def _rooms(self, error: torch.cuda.OutOfMemoryError) -> Iterator[int]:
         """Bytes to free, one after the other: first twice what was refused, or more. 0: none can be."""

@@ -89,7 +89,7 @@ class PlacedModel:
             self._pinned,
             StorageOptions.of(plan),
             planned,
-            experts_bytes=plan.experts.cache_bytes if plan.experts else 0,
+            experts_bytes=planned.experts if planned else plan.experts.cache_bytes if plan.experts else 0,
         )
 
     def place(self) -> None:

@@ -1,49 +1,65 @@
-"""A stand-in for Triton's CUDA driver: Triton's own launcher specializes and compiles a kernel to PTX, and
-`emulated_ptx` runs it on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
+"""A stand-in for Triton's driver: Triton's own launcher specializes and compiles a kernel, and an emulator
+runs it on tensors in host memory. Triton must not interpret: TRITON_INTERPRET=0."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
-import emulated_ptx
 import torch
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
-_SHARED = 227 << 10  # bytes of shared memory that a block may have
+from probes.placement.packing import launch as launching
+from probes.placement.packing import proof
+
 _MOST_THREADS = 1024
+
+Value = tuple[str, int | float]  # Triton's type, and what is given: a pointer's address
+Buffer = tuple[str, int, int]  # a tensor's name, address and bytes
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch that was emulated: the kernel's name, and what it executed."""
+    """A launch that was emulated: the kernel's name, its groups of threads, and what it executed."""
 
     kernel: str
-    blocks: int
-    executed: emulated_ptx.Executed
+    groups: int
+    executed: Any
 
 
 class StandInDriver:
-    """What Triton asks of a driver. `launches`: what was launched so far; `order` is `emulated_ptx.run`'s."""
+    """What Triton asks of a driver; `stand_in` makes it the active one.
 
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, emulated_ptx.WARP)
+    `load` gives what `run` takes for a kernel's name and binary; `run(code, groups, values, buffers,
+    metadata)` runs one launch. `launches`: what was launched so far; `beside`: what kernels reach by
+    addresses in a table.
+    """
+
+    def __init__(
+        self,
+        target: GPUTarget,
+        shared: int,
+        load: Callable[[str, bytes], Any],
+        run: Callable[[Any, int, Sequence[Value], Sequence[Buffer], Any], Any],
+    ) -> None:
+        self.target, self.run = target, run
         self.launches: list[Launch] = []
-        self.order = 0
-        self.beside: list[torch.Tensor] = []  # what kernels reach by addresses that they read in a table
+        self.beside: Mapping[str, torch.Tensor] = {}
         self.utils = SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": _SHARED},
-            load_binary=lambda name, ptx, *_: (None, emulated_ptx.load(ptx.decode()), 0, 0, _MOST_THREADS),
+            get_device_properties=lambda device: {"max_shared_mem": shared},
+            load_binary=lambda name, binary, *_: (None, load(name, binary), 0, 0, _MOST_THREADS),
+            unload_module=lambda module: None,
         )
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> int | str:
         return self.target.arch  # kernels are kept by device
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: int | str) -> int:
         return 0
 
     def launcher_cls(self, source, metadata) -> Callable[..., None]:
@@ -56,27 +72,40 @@ class StandInDriver:
             tensors = [(name, of) for (name, _), of in given if isinstance(of, torch.Tensor)]
             pointers = [name for (name, kind), _ in given if kind[0] == "*"]
             assert pointers == [name for name, _ in tensors], "an address alone has no size"
-            values = [of.data_ptr() if isinstance(of, torch.Tensor) else of for _, of in given]
-            executed = emulated_ptx.run(
-                code,
-                x,
-                [*values, 0, 0],  # Triton's own scratch memory, of which there is none
-                [
-                    *((name, of.data_ptr(), of.nbytes) for name, of in tensors),
-                    *(("by a table", of.data_ptr(), of.nbytes) for of in self.beside),
-                ],
-                shared=metadata.shared,
-                order=self.order,
-            )
-            self.launches.append(Launch(code.program.name, x, executed))
+            values = [
+                (kind, of.data_ptr() if isinstance(of, torch.Tensor) else of) for (_, kind), of in given
+            ]
+            reached = [*tensors, *self.beside.items()]
+            buffers = [(name, of.data_ptr(), of.nbytes) for name, of in reached]
+            executed = self.run(code, x, values, buffers, metadata)
+            self.launches.append(Launch(metadata.name, x, executed))
 
         return launch
 
+    def outcome(self, case: proof.Case) -> proof.Outcome:
+        """Run a case, whose launches are the only ones in `launches` then."""
+        prepared = case.prepare(torch.device("cpu"))
+        self.launches.clear()
+        self.beside = prepared.beside
+        return case.outcome(prepared)
 
-def stand_in(capability: int) -> StandInDriver:
-    """Make Triton launch on a GPU of that compute capability that isn't there (90: an H100)."""
-    CUDABackend.make_cubin = lambda self, ptx, *_: ptx.encode()  # the PTX itself is what is loaded
-    CUDABackend.hash = lambda self: f"emulated {self.target.arch}"  # in Triton's cache it is another code
-    found = StandInDriver(capability)
-    driver.set_active(found)
-    return found
+
+def stand_in(active: StandInDriver, *, ptx: bool = False, narrow: bool = False) -> StandInDriver:
+    """Make Triton launch through it, and our launcher take tensors in host memory for its GPU's.
+
+    `ptx`: the GPU is NVIDIA's; `narrow`: its waves have 32 lanes, and it is AMD's.
+    """
+    driver.set_active(active)
+    launching.usable = lambda device: True
+    launching._has_ptx = lambda device: ptx
+    launching.has_narrow_wavefronts = lambda device: narrow
+    launching.start_again = lambda *_: False  # with addresses alone
+    started = launching.start
+
+    def start(kernel, grid, tensors, numbers, constants, **rest):
+        if "FACTORS" in constants:  # the matrix units' type on a GPU
+            constants = {**constants, "FACTORS": tl.bfloat16}
+        started(kernel, grid, tensors, numbers, constants, **rest)
+
+    launching.start = start
+    return active

@@ -141,7 +141,10 @@ def build_on(
     patch.setattr(build.provision, "ensure_engine", lambda *_, **__: engine)
     patch.setattr(build, "Engine", lambda: engine)
     patch.setattr(pipeline, "make_plan", lambda *_, **__: plan.BuildPlan(targets, 0))
-    made = {each.name: SimpleNamespace(digest=f"sha256:{each.name}-{engine.run_number}") for each in variants}
+    made = {
+        each.name: SimpleNamespace(digest=f"sha256:{each.name}-{engine.run_number}", below="")
+        for each in variants
+    }
     patch.setattr(pipeline, "write", lambda *_, **__: made)
     patch.setattr(pipeline, "load", engine.load)
     patch.setattr(pipeline, "keep", lambda *_: None)

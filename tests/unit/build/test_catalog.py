@@ -36,9 +36,11 @@ def complaint(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_the_repository_catalog_holds_the_five_variants() -> None:
+def test_the_repository_catalog_holds_the_six_variants() -> None:
     loaded = catalog.load()
-    assert [v.name for v in loaded.variants] == ["cpu", "cpu-extras", "rocm", "rocm-upstream", "cpu-naive"]
+    names = ["cpu", "cpu-extras", "rocm", "cuda", "rocm-upstream", "cpu-naive"]
+    assert [v.name for v in loaded.variants] == names
+    assert loaded.default == ("cpu", "rocm"), "of CUDA's 3 GB nobody gets a byte who doesn't ask for them"
     cpu = loaded.variants[0]
     assert isinstance(cpu.base[0], Registry)
     assert isinstance(cpu.base[1], Bootstrap)

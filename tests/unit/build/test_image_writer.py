@@ -9,19 +9,20 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from buildtool.build import pipeline, plan
 from buildtool.build.layer_store import LayerStore
-from buildtool.build.wheel_layer import UNNEEDED, install_wheels
+from buildtool.build.wheel_layer import LARGE_BYTES, UNNEEDED, install_wheels
 from buildtool.build.workplace import Workplace
 from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild, TorchSource, Variant, Wheel
 from buildtool.image.flatten import flattened
 from buildtool.image.layer_writer import LayerWriter, TarMembers
-from buildtool.image.streams import Form, decompressed
+from buildtool.image.streams import Form, decompressed, peek, sniff
 from buildtool.image.written import LayerFile, WrittenImage
 
 EPOCH = 1_767_225_600
@@ -192,6 +193,23 @@ def test_how_the_bytes_come_and_how_many_cores_there_are_changes_no_layer(
             layer.write(data[at : at + step])
         digests.add(layer.finish().digest)
     assert len(digests) == 1
+
+
+def test_each_compression_holds_the_same_files_and_gives_the_same_bytes_again(tmp_path: Path) -> None:
+    workplace, made = place(tmp_path, FILES | {"pkg/large.bin": bytes(LARGE_BYTES + 1)})
+    images = {}
+    for kind, ending in (("zstd", ".tar+zstd"), ("gzip", ".tar+gzip"), ("none", ".tar")):
+        chosen = replace(workplace, compression=kind)
+        images[kind] = written(chosen, made)
+        assert written(chosen, made, anew=True).digest == images[kind].digest
+        rows = json.loads(images[kind].manifest)["layers"]
+        assert all(row["mediaType"].endswith(ending) for row in rows)
+        for layer in images[kind].layers:
+            head, chunks = peek(chosen.layers.content(layer))
+            tar = b"".join(decompressed(chunks, sniff(head), place="it"))
+            assert f"sha256:{hashlib.sha256(tar).hexdigest()}" == layer.diff_id
+    assert len({tuple(layer.diff_id for layer in image.layers) for image in images.values()}) == 1
+    assert len({image.digest for image in images.values()}) == 3
 
 
 def test_a_change_of_the_service_makes_one_layer_anew(

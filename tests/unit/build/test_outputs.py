@@ -76,6 +76,15 @@ def test_what_enroot_starts_is_the_images_and_no_text_becomes_a_command(tmp_path
     assert squashfs.enroot_files({})["etc/rc"].decode().endswith("exec /bin/sh\nfi\n")
 
 
+def test_enroot_gives_images_for_amd_the_devices_of_the_host_and_others_none() -> None:
+    for labels in ({"io.weir.gpu-targets": "gfx906"}, {"io.weir.torch.build": "rocm"}):
+        lines = squashfs.enroot_files({"Labels": labels})["etc/fstab"].decode().splitlines()
+        assert [line.split()[:3] for line in lines] == [[p, p, "none"] for p in ("/dev/kfd", "/dev/dri")]
+        assert all("nofail" in line.split()[3].split(",") for line in lines), "a host without the card starts"
+    for labels in ({}, {"io.weir.gpu-targets": "sm_90", "io.weir.torch.build": "cuda"}):
+        assert "etc/fstab" not in squashfs.enroot_files({"Labels": labels})
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

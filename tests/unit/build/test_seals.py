@@ -112,6 +112,38 @@ def test_an_image_is_proved_by_digest_and_for_each_promise(place: Workplace) -> 
     assert ran == [A.image_id] * 2
 
 
+ALONE = 'SMOKE {"python": "3.11.2", "uid": 0, "service": %s, "probes": true}'
+WHOLE = ALONE.replace("}", ', "torch": {"version": "2", "hip": null, "cuda": null, "product_ok": true}, ') + (
+    '"rocminfo": {"present": false}}'
+)
+
+
+def test_layers_below_the_service_are_proved_once_and_the_service_each_time(place: Workplace) -> None:
+    ran: list[tuple[str, bool]] = []
+    service = "true"
+
+    def run(ref: str, command: list[str]) -> RunResult:
+        ran.append((ref, "--service" in command))
+        return RunResult(0, (ALONE if "--service" in command else WHOLE) % service, "")
+
+    engine: Any = SimpleNamespace(run=run)
+    first = pipeline.prove(place, TARGET, A, engine, below="sha256:base")
+    second = pipeline.prove(place, TARGET, B, engine, below="sha256:base")
+    assert ran == [(A.image_id, False), (B.image_id, True)]
+    assert second == replace(first, seen_in=A.digest), "it says where torch was seen"
+    service = "false"
+    other = replace(B, digest="sha256:other", image_id="other")
+    with pytest.raises(ProofFailed, match="lacks its payload: service"):
+        pipeline.prove(place, TARGET, other, engine, below="sha256:base")
+    service = "true"
+    pipeline.prove(place, TARGET, other, engine, below="sha256:another base")
+    pipeline.prove(place, TARGET, replace(other, digest="sha256:baked"), engine)
+    promising = replace(TARGET, resolved=replace(TARGET.resolved, python="3.12"))
+    with pytest.raises(ProofFailed):
+        pipeline.prove(place, promising, other, engine, below="sha256:base")
+    assert [alone for _, alone in ran[2:]] == [True, False, False, False]
+
+
 def test_a_build_sweeps_what_killed_builds_left_in_every_folder(place: Workplace) -> None:
     left = ".weir-0123456789abcdef.partial"
     folders = [place.state / name for name in ("rootfs", "pruned", "wheels", "context", "audited", "proved")]

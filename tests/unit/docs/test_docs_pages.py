@@ -20,6 +20,7 @@ SCHEMAS = {
     "reference/variants.md": ROOT / "images" / "variants.schema.json",
     "reference/audit-report.md": ROOT / "docs" / "schema" / "audit-report.schema.json",
     "reference/audit-diff.md": ROOT / "docs" / "schema" / "audit-diff.schema.json",
+    "reference/epochs.md": ROOT / "docs" / "schema" / "epochs.schema.json",
     "reference/fit.md": ROOT / "docs" / "schema" / "fit.schema.json",
     "reference/placement-plan.md": ROOT / "docs" / "schema" / "placement-plan.schema.json",
     "reference/watch-report.md": ROOT / "docs" / "schema" / "watch-report.schema.json",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from probes.core.errors import OutOfMemory, Unsupported
 from probes.core.unknown import Unknown
 from probes.measure.spill import Gauges
-from probes.measure.workbench import READS_AFTER, WRITTEN, Clocked, Pattern
+from probes.measure.workbench import READS_AFTER, WRITTEN, ClassedWork, Clocked, Pattern
 from probes.placement.stacks import Shape, StackPlan, linear_shape
 from probes.records.rows import Scenario, Split
 
@@ -231,6 +231,13 @@ class FakeBench:
         if name in self.lacks_small:
             raise Unsupported(f"no {name}")
         return FakeOperation(SMALL_S[name])
+
+    def class_work(self, name: str) -> ClassedWork:
+        if name in self.lacks_small:
+            raise Unsupported(f"no {name}")
+        large = name.startswith(("large", "products"))
+        operation = FakeOperation(1e-4 if large else 16 * 2e-6)
+        return ClassedWork(operation, 1 if large else 16, 1, 10**9 * large, 2**22)
 
     def cap_vram(self, n_bytes: int) -> None:
         self.cap_bytes = n_bytes

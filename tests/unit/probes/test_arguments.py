@@ -5,8 +5,9 @@ import argparse
 import pytest
 
 from probes.cli import program
-from probes.cli.arguments import size, whole
+from probes.cli.arguments import size
 from probes.core.errors import Exit
+from probes.core.output import whole
 
 
 @pytest.mark.parametrize("text", ["0", "1000001", "0000001000999999", "-1", "1.5", "\u0663", ""])

@@ -241,7 +241,7 @@ def test_each_process_leaves_its_small_work_in_the_report_beside_its_records(
     assert transfer.small == (small, small)
     assert transfer.records == ()
     (table,) = page_tables(transfer)
-    assert table.rows == (("layers", "272 µs", "1.45 ms"),) * 2
+    assert table.rows == (("layers", "1", "272 µs", "1.45 ms"),) * 2
 
 
 def test_require_gpu_is_unmet_without_one(tmp_path: Path, workers: Callable[[Play], list[str]]) -> None:

@@ -93,8 +93,8 @@ def test_the_report_of_an_audit_is_named_with_what_shows_it(
 @pytest.mark.parametrize(
     ("words", "makers"),
     [
-        (["html"], "run, throughput, watch, fit"),
-        (["show"], "run, throughput, watch, fit"),
+        (["html"], "run, throughput, watch, fit, epochs"),
+        (["show"], "run, throughput, watch, fit, epochs"),
         (["compare", "other.json"], "run, throughput"),
         (["prometheus"], "run, throughput"),
     ],

@@ -123,7 +123,8 @@ def test_code_that_may_not_move_becomes_a_hole_and_is_counted(
     ("words", "exit_code", "said"),
     [
         (["absent.so", "--targets", "gfx906"], Exit.DATA, "there is no file or directory"),
-        (["libmath.so.1", "--targets", "vega"], Exit.USAGE, "a target looks like gfx906"),
+        (["libmath.so.1", "--targets", "vegetable"], Exit.USAGE, "a target looks like gfx906"),
+        (["libmath.so.1", "--targets", "MI50"], Exit.USAGE, "--targets gfx906"),
         (["libmath.so.1", "--targets", "compute_90"], Exit.USAGE, "sm_90"),
         (["libmath.so.1", "--targets", ","], Exit.USAGE, "name at least one"),
         (["libmath.so.1"], Exit.USAGE, "name at least one: --targets"),

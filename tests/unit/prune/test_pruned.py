@@ -227,6 +227,13 @@ def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytes
     assert load().select(("rocm",))[0].gpu_targets == ("gfx906", "gfx1030", "gfx1100")
 
 
+def test_each_variant_gets_the_cards_of_its_own_maker() -> None:
+    both = load().for_cards(("gfx1100", "sm_90"))
+    assert [v.gpu_targets for v in both.select(("rocm", "cuda"))] == [("gfx1100",), ("sm_90",)]
+    (cuda,) = load().for_cards(("gfx1100",)).select(("cuda",))
+    assert cuda.gpu_targets == ("gfx1100",), "which its wheels have no code for: said, not passed over"
+
+
 def kfd_node(root: Path, number: int, properties: str) -> Path:
     node = root / f"sys/class/kfd/kfd/topology/nodes/{number}"
     node.mkdir(parents=True)

@@ -46,9 +46,7 @@ def test_bytes_of_narrow_numbers_are_rounded_up() -> None:
 
 def test_blocks_that_differ_in_names_alone_are_of_one_kind() -> None:
     first, second = (
-        BlockDescription(
-            f"layers.{i}", (TensorDescription(f"layers.{i}.w", (4, 4), "float32"),), live_numbers=9
-        )
+        BlockDescription(f"layers.{i}", (TensorDescription(f"layers.{i}.w", (4, 4), "float32"),))
         for i in range(2)
     )
     assert first.kind == second.kind

@@ -35,4 +35,4 @@ def test_a_resident_pass_has_as_many_operations_as_its_host_time_is_long(name: s
     machine = profile("h100")
     resident = (options(block, machine, Pass(128, 1, 128, "exact"))[0] for block in model.blocks)
     counted = sum(option.launch_s for option in resident) / machine.operation_s
-    assert counted == pytest.approx(took, rel=0.1)
+    assert counted == pytest.approx(took, rel=0.2)

@@ -40,7 +40,7 @@ def mixture(
                 TensorDescription(f"{name}.mlp.experts.{key}", shape, dtype, active=active)
                 for key, shape in shapes.items()
             ]
-        blocks.append(BlockDescription(name, tuple(tensors), operations=20))
+        blocks.append(BlockDescription(name, tuple(tensors)))
     return ModelDescription("mixture", tuple(blocks), "drawn")
 
 

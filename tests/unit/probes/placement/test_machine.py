@@ -1,5 +1,6 @@
 """Constants of machines: every number of a profile has a source with a date; a report's own figures lead."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,14 @@ import pytest
 
 from probes.core.errors import UsageError
 from probes.core.unknown import Unknown
+from probes.placement.models.description import BlockDescription
+from probes.placement.models.operations import Operation, OperationKind
 from probes.placement.planner.api import resolve_machine
+from probes.placement.planner.costs import OF_TORCH, BlockCosts
 from probes.placement.planner.machine import (
     GIB,
     SMALL_WORK_S,
+    Constants,
     from_report,
     nearest_profile,
     profile,
@@ -19,8 +24,9 @@ from probes.placement.planner.machine import (
     table,
     without_gpu,
 )
+from probes.placement.planner.rules import Pass
 from probes.records.facts import TorchFacts
-from probes.records.rows import Small
+from probes.records.rows import ClassWork, Small
 from probes.records.schema import read_report
 
 ROOT = Path(__file__).parents[4]
@@ -75,6 +81,26 @@ def test_amd_profiles_say_that_nothing_was_measured() -> None:
     for name in profile_names():
         amd = table()["machines"][name]["target"].startswith("gfx")
         assert bool(profile(name).notes) == amd
+
+
+def test_what_a_kernel_takes_on_amd_is_what_the_bench_has_counted_last() -> None:
+    kept = json.loads((ROOT / "docs" / "results" / "bench-amd.json").read_text())
+    rows = {row["counted a weight"]: row for row in kept["rows"] if "counted a weight" in row}
+    assert set(rows) == set(table()["counted"])
+    for kernel, of in table()["counted"].items():
+        for target in ("gfx1100", "gfx1201", "gfx90a", "gfx942"):
+            numbers = {key: value for key, value in of[target].items() if key != "source"}
+            assert numbers == rows[kernel][target], (kernel, target)
+
+
+def test_plans_for_amd_are_bound_by_the_instructions_of_products_of_few_rows() -> None:
+    card = profile("rx7900xtx")
+    counts = table()["counted"]["few_rows even"]["gfx1100"]["instructions"]
+    weights_s = 61.4e12 / 256 * 64 / counts  # a compute unit's peak is 256 operations a clock, on 64 lanes
+    assert card.fused_rows_rate == pytest.approx(1.5 * weights_s, rel=0.01)
+    assert card.fused_rows_rate < card.fused_rate < card.vram_rate
+    assert any("few_rows" in key for key in sources("rx7900xtx"))
+    assert not any("few_rows" in key for key in sources("h200"))
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -216,3 +242,45 @@ def test_a_report_without_a_gpu_plans_for_the_cpu() -> None:
     made = from_report(bare, name="cpu.json")
     assert not made.has_gpu
     assert "all blocks go to the CPU" in made.notes[0]
+
+
+def test_classes_of_operation_cost_what_the_report_has_measured_and_others_what_the_profile_says() -> None:
+    report = read_report(ROOT / "docs" / "results" / "h200-full.json")
+    first, *others = report.runs
+
+    def took(name: ClassWork, seconds: float, count: int = 1, **work: int) -> Small:
+        return Small(name, (seconds,), (3 * seconds,), count, **work)
+
+    small = (
+        took("norm", 16 * 5e-6, 16),
+        took("large norm", 45e-6, moved_bytes=80_000_000),
+        took("attention", 16 * 6e-6, 16, launches=2),
+        took("large attention", 106e-6, flops=10**10),
+        took("scan", 16 * 5e-6, 16),  # without a large one: not counted by
+        took("products float16", 1e-4, flops=7 * 10**10),
+    )
+    made = from_report(replace(report, runs=(replace(first, small=small), *others)), name="r.json")
+    assert made.origin == "measured: r.json"
+    assert made.classes.keys() == {"norm", "attention"}
+    assert made.classes["norm"].kernel_s == pytest.approx(5e-6)
+    assert made.classes["norm"].host_s == pytest.approx(15e-6)
+    assert made.classes["norm"].rate == pytest.approx(2e12)
+    assert made.classes["attention"].kernel_s == pytest.approx(3e-6)
+    assert made.classes["attention"].rate == pytest.approx(1e14)
+    assert made.flops["float16"] == pytest.approx(7e14)
+    assert "classes of operation" not in made.notes[-1]
+    assert "times of classes of operation" in from_report(report, name="r.json").notes[-1]
+
+    def seconds(kind: OperationKind, machine: Constants, **work: int) -> tuple[float, float]:
+        block = BlockDescription("0", (), work=(Operation(kind, kind, "0", "float16", **work),))
+        costs = BlockCosts(block, machine, Pass(1, 1, 1, "exact"))
+        return costs.gpu.without_weights, costs.python.resident
+
+    norm_s, host_s = seconds("norm", made, read=10**6, written=10**6)
+    assert norm_s == pytest.approx(5e-6 + 1e-6)
+    assert host_s == pytest.approx(OF_TORCH * 15e-6)
+    attention_s, _ = seconds("attention", made, flops=10**10, launches=2)
+    assert attention_s == pytest.approx(6e-6 + 1e-4)
+    unmeasured = replace(made, classes={})
+    assert seconds("scan", made, read=10**6) == seconds("scan", unmeasured, read=10**6)
+    assert seconds("norm", made, read=10**6) != seconds("norm", unmeasured, read=10**6)

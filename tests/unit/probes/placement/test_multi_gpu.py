@@ -91,7 +91,7 @@ def test_the_verb_plans_for_several_cards(capsys: pytest.CaptureFixture[str]) ->
     asked = ["plan", MODEL, "--machine", "wx4100", "--vram", "4GiB", "--cards", "4", "--objective", "fast"]
     assert main(asked) == Exit.OK
     said = capsys.readouterr().out
-    assert "on 4 x AMD Radeon Pro WX 4100: runs" in said
+    assert "on 4 x AMD Radeon Pro WX 4100: can be placed" in said
     assert "card 4:" in said
     assert main([*asked, "--json", "-"]) == Exit.OK
     document = json.loads(capsys.readouterr().out)
@@ -136,12 +136,12 @@ def test_what_crosses_between_two_cards_takes_its_way_through_the_host_twice() -
             objective="fast",
         ).plan.time.middle_s
 
-    quick = replace(profile("rtx4090"), link_rate=1e15)
+    quick = replace(profile("rtx4090"), link_rate=1e15, operation_s=0.0)  # Python would hide the hand-over
     slow = replace(quick, link_rate=1e6)
     moved = 512 * 768 * 4  # a row of BERT in float32
     assert seconds(1, 512, slow) == pytest.approx(seconds(1, 512, quick))
     crossed = seconds(2, 512, slow) - seconds(2, 512, quick)
-    assert crossed == pytest.approx(2 * moved / 1e6, rel=1e-6)
+    assert crossed == pytest.approx(2 * moved / 1e6, rel=1e-4)
     assert seconds(2, 512, quick) > seconds(1, 512, quick) + 2 * quick.link_alpha_s
 
 

@@ -52,7 +52,6 @@ def drawn(rng: random.Random) -> ModelDescription:
                 f"{index}",
                 tensors,
                 attention=attention,
-                operations=rng.randint(0, 40),
                 anytime=rng.random() < 0.1,
             )
         )
@@ -152,8 +151,6 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
         BlockDescription(
             f"{i}",
             (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),),
-            operations=1,
-            live_numbers=8192,
         )
         for i in range(40)
     )
@@ -196,8 +193,6 @@ def test_times_measured_on_an_h200_are_predicted_within_a_tenth(
         BlockDescription(
             f"{i}",
             (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),),
-            operations=1,
-            live_numbers=16384,
         )
         for i in range(40)
     )
@@ -221,7 +216,6 @@ def test_a_captured_pass_places_parts_of_layers_where_that_is_quicker() -> None:
             tuple(
                 TensorDescription(f"layers.{i}.{part}.weight", (4096, 4096), "bfloat16") for part in "abcd"
             ),
-            operations=8,
             divisible=True,
         )
         for i in range(8)
@@ -258,12 +252,10 @@ def test_a_divided_block_costs_what_it_cost() -> None:
             TensorDescription("l.a.bias", (64,), "bfloat16", "elementwise"),
             TensorDescription("l.b.weight", (64, 128), "bfloat16"),
         ),
-        operations=7,
         divisible=True,
     )
     parts = block.divided()
     assert [part.name for part in parts] == ["l.a", "l.b"]
-    assert sum(part.operations for part in parts) == 7
     assert sum(part.weight_bytes for part in parts) == block.weight_bytes
     assert replace(block, divisible=False).divided() == (replace(block, divisible=False),)
 
@@ -273,9 +265,7 @@ def test_three_bit_codes_are_planned_where_the_link_is_what_a_pass_waits_for() -
 
     def planned(captured: bool) -> Plan:
         layers = tuple(
-            BlockDescription(
-                f"{i}", (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),), operations=1
-            )
+            BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (8192, 8192), "bfloat16"),))
             for i in range(64)
         )
         return make_plan(
@@ -299,9 +289,7 @@ def test_three_bit_codes_are_planned_where_the_link_is_what_a_pass_waits_for() -
 def test_slots_take_less_than_a_block_where_it_is_unpacked_from_them_in_pieces() -> None:
     """Layers of 318 MB, packed: a whole slot would take the room of one more that stays."""
     layers = tuple(
-        BlockDescription(
-            f"{i}", (TensorDescription(f"{i}.weight", (16384, 12928), "bfloat16"),), operations=4
-        )
+        BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (16384, 12928), "bfloat16"),))
         for i in range(12)
     )
     plan = make_plan(
@@ -533,7 +521,7 @@ def test_a_captured_plan_and_one_that_waits_for_the_link_are_the_shortest() -> N
 def squares(count: int, dtype: str) -> ModelDescription:
     """Layers of 8192 x 8192, as `tests/device/placing.py` has them."""
     layers = (
-        BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (8192, 8192), dtype),), operations=1)
+        BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (8192, 8192), dtype),))
         for i in range(count)
     )
     return ModelDescription("squares", tuple(layers), "drawn")
@@ -582,8 +570,8 @@ def test_a_pass_that_waits_for_python_has_a_wide_interval_whatever_was_measured(
     }
     assert times[False].bound == "launch"
     # in quadrature with what rules for its architecture may be off
-    assert times[False].high_s / times[False].middle_s == pytest.approx(1 + math.hypot(0.4, 0.2))
-    assert times[True].high_s / times[True].middle_s == pytest.approx(1 + math.hypot(0.15, 0.2))
+    assert times[False].high_s / times[False].middle_s == pytest.approx(1 + math.hypot(0.4, 0.35))
+    assert times[True].high_s / times[True].middle_s == pytest.approx(1 + math.hypot(0.15, 0.35))
 
 
 @pytest.mark.parametrize("captured", [False, pytest.param(True, marks=pytest.mark.thorough)])
@@ -640,7 +628,6 @@ def diffusion() -> ModelDescription:
                 TensorDescription(f"layers.{i}.{name}.weight", (rows * width, columns * width), "bfloat16")
                 for name, (rows, columns) in sizes.items()
             ),
-            operations=40,
         )
         for i in range(28)
     )
@@ -731,15 +718,14 @@ def test_every_size_of_piece_of_a_few_kinds_is_tried() -> None:
     """Of eight sizes of slots seven were tried, so the largest block went to a slot of its own: 14.8 ms."""
     shapes = [(12288, 3072)] * 3 + [(16384, 4096)]
     table = TensorDescription("0.weight", (4096, 1024), "float16", "lookup")
-    blocks = [BlockDescription("0", (table,), operations=6, live_numbers=5120)]
+    blocks = [BlockDescription("0", (table,))]
     for index, shape in enumerate(shapes, start=1):
         tensor = TensorDescription(f"{index}.weight", shape, "float16")
-        operations, live = (6 if index == 3 else index + 1, 5 * shape[1])
-        blocks.append(BlockDescription(f"{index}", (tensor,), operations=operations, live_numbers=live))
+        blocks.append(BlockDescription(f"{index}", (tensor,)))
     plan = make_plan(
         ModelDescription("drawn", tuple(blocks), "drawn"),
         profile("rtx4090"),
-        vram=235 * MIB,
+        vram=255 * MIB,
         host=2880 * MIB,
         workload=Workload(512),
         objective="exact",

@@ -14,8 +14,7 @@ from probes.placement.types import Plan, Workload
 MIB = 1 << 20
 MACHINE = profile("h200")
 LAYERS = tuple(
-    BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (4096, 4096), "bfloat16"),), operations=1)
-    for i in range(16)
+    BlockDescription(f"{i}", (TensorDescription(f"{i}.weight", (4096, 4096), "bfloat16"),)) for i in range(16)
 )
 MODEL = ModelDescription("drawn", LAYERS, "drawn")
 

@@ -47,8 +47,6 @@ def block(rng: random.Random, name: str) -> BlockDescription:
         calls=rng.choice([0, 1, 1, 3]),
         looked_up=rng.random() < 0.1,
         attention=attention if rng.random() < 0.2 else None,
-        operations=rng.choice([0, 3]),
-        kernels=rng.choice([0, 5]),
         anytime=rng.random() < 0.1,
         divisible=rng.random() < 0.3,
     )
@@ -83,7 +81,7 @@ def test_a_model_with_nothing_in_some_places_has_a_sound_plan_or_a_smallest_budg
 def test_experts_of_which_there_are_none_take_no_time() -> None:
     none = TensorDescription("experts.weight", (0, 512, 512), "bfloat16", active=0.25)
     some = TensorDescription("head.weight", (512, 512), "bfloat16")
-    blocks = (BlockDescription("experts", (none,), kernels=1), BlockDescription("head", (some,), kernels=1))
+    blocks = (BlockDescription("experts", (none,)), BlockDescription("head", (some,)))
     how = {"vram": 600 * MIB, "host": None, "workload": Workload(), "objective": "exact"}
     both = make_plan(ModelDescription("both", blocks, "drawn"), profile("h100"), **how)  # type: ignore[arg-type]
     alone = make_plan(ModelDescription("alone", blocks[1:], "drawn"), profile("h100"), **how)  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+"""`weir observe IMAGE -- COMMAND`: which files an image's containers open; adds them to a keep-list."""
+
+import argparse
+import os
+from pathlib import Path
+
+from buildtool.cli.arguments import add_container_arguments
+from buildtool.core.errors import ConfigError, DataError, Exit
+from buildtool.core.files import require_writable
+from buildtool.core.progress import ProgressLog
+from buildtool.doctor import gather
+from buildtool.doctor.prove import devices_of
+from buildtool.engine import host as engine_host
+from buildtool.engine.client import Devices, Engine
+from buildtool.keep.keep_list import is_line, merge_into, read_keep_list
+from buildtool.observe.runs import FANOTIFY, INOTIFY, Workload, environments, observe
+from probes.core.output import echo, flag, option
+from probes.core.quoting import terminal
+from probes.core.units import counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("image", metavar="IMAGE", help="image by name, as the engine has it")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="what the container runs, after -- (default: what the image says)",
+    )
+    option(parser, "--keep", "FILE", "keep-list to add the files to (default: print them)", Path)
+    option(
+        parser,
+        "--workload",
+        "PROGRAM",
+        "program on this host that uses the service once it is healthy; WEIR_URL and WEIR_CONTAINER tell it "
+        "where (default: the container's command ends by itself)",
+    )
+    add_container_arguments(parser)
+    flag(parser, "--gpus", "give the container this host's GPUs")
+    parser.add_argument(
+        "--method",
+        choices=(FANOTIFY, INOTIFY),
+        help="how opened files are seen: from the host, as root, or from inside the container, which needs "
+        "Python in the image (default: the first that works)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Observe the runs; print the files, or merge them into the keep-list."""
+    if args.command[:1] == ["--"]:  # which argparse leaves there in some versions of Python
+        del args.command[0]
+    elif args.command and args.command[0].startswith("-"):
+        raise ConfigError(
+            f"{terminal(args.command[0])} stands behind the image", "options go before it, a command after --"
+        )
+    workload = Workload(
+        args.workload or "",
+        tuple(args.command),
+        environments(args.env),
+        tuple(args.volume),
+        _devices() if args.gpus else None,
+    )
+    if args.keep:  # before minutes go into runs
+        require_writable(args.keep.absolute().parent, "name another file: --keep FILE")
+        if args.keep.exists():
+            read_keep_list(args.keep)
+    with ProgressLog() as log:
+        seen = observe(Engine(), args.image, workload, method=args.method or "", progress=log.line)
+    lines = sorted(filter(is_line, seen.paths))
+    odd = len(seen.paths) - len(lines)
+    if odd:
+        raise DataError(f"{counted(odd, 'opened file')} have names that no line can hold", "rename them")
+    if args.keep:
+        keep, n_new = merge_into(args.keep, lines)
+        echo(
+            f"{len(lines):,} files were opened; {terminal(str(args.keep))} has {len(keep.lines):,} lines, "
+            f"{n_new:,} of them new"
+        )
+    else:
+        echo("\n".join(lines))
+    return Exit.OK
+
+
+def _devices() -> Devices:
+    """This host's GPUs. Raises EnvironmentMissing where it has none."""
+    return devices_of(gather.gather(Path("/"), os.environ, engine_host.gather(), cwd=Path.cwd()))

@@ -1,0 +1,101 @@
+"""Keep-lists: which files of an image observed runs opened, as a text file beside the catalog.
+
+A line each, sorted, each once: the same runs give the same bytes, and runs merge. `weir observe` writes
+paths. By hand, a line may also be a directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or
+the dotted name of a Python module.
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildtool.core.errors import DataError
+from buildtool.core.files import reading, write_text
+from probes.core import files
+from probes.core.quoting import terminal
+
+MAX_BYTES = 16 << 20  # the list of the cpu image takes 0.1 MB
+HINT = "observe the image: weir observe IMAGE --keep FILE"
+_HEADER = (
+    "# Files that observed runs of an image opened. `weir observe --keep` adds to it, `weir build --keep` "
+    "reads it.\n"
+)
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_WILD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class KeepList:
+    """Paths from an image's root, with a leading slash, patterns of such paths, and names of modules."""
+
+    lines: frozenset[str] = frozenset()
+
+    def with_lines(self, others: Iterable[str]) -> "KeepList":
+        """The list with more lines."""
+        return KeepList(self.lines | frozenset(others))
+
+    def text(self) -> str:
+        """The file's content."""
+        return _HEADER + "".join(f"{line}\n" for line in sorted(self.lines))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The lines that name modules."""
+        return tuple(sorted(line for line in self.lines if not line.startswith("/")))
+
+    def select(self, files_there: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+        """The files that paths and patterns name, without leading slashes, and the lines that name none."""
+        chosen: set[str] = set()
+        unused: list[str] = []
+        ordered = sorted(files_there)
+        for line in sorted(line[1:] for line in self.lines if line.startswith("/")):
+            if line in files_there:
+                chosen.add(line)
+                continue
+            wild = re.compile(fnmatch.translate(line if _WILD.search(line) else f"{line.rstrip('/')}/*"))
+            named = [path for path in ordered if wild.match(path)] if len(unused) < _MOST_UNUSED else []
+            chosen.update(named)
+            if not named:
+                unused.append(f"/{line}")
+        return frozenset(chosen), tuple(unused)
+
+
+_MOST_UNUSED = (
+    1000  # lines that name nothing: the list is of another image, and each is looked for in all paths
+)
+
+
+def is_line(text: str) -> bool:
+    """Whether a text can be a line: a path or pattern from the root that prints, or a module's name."""
+    return terminal(text) == text and (text.startswith("/") or _MODULE.fullmatch(text) is not None)
+
+
+def read_keep_list(path: Path) -> KeepList:
+    """The list in a file. Raises DataError for one that can't be read, or isn't a keep-list."""
+    with reading(path, HINT):
+        try:
+            text = files.read_text(path, most_bytes=MAX_BYTES)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is no keep-list: it isn't UTF-8 text", HINT) from error
+    kept = set()
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line or line.startswith("#"):
+            continue
+        if not is_line(line):
+            shown = terminal(line[:60])
+            raise DataError(
+                f"{path}, line {number}: {shown} is neither a path from the root nor a module", HINT
+            )
+        kept.add(line)
+    return KeepList(frozenset(kept))
+
+
+def merge_into(path: Path, lines: Iterable[str]) -> tuple[KeepList, int]:
+    """Add lines to a file, which needn't be there yet; the list, and how many are new. Raises DataError."""
+    old = read_keep_list(path) if path.exists() else KeepList()
+    new = old.with_lines(lines)
+    if new != old or not path.exists():
+        write_text(path, new.text())
+    return new, len(new.lines) - len(old.lines)

@@ -1,0 +1,279 @@
+"""An inventory as CycloneDX 1.6 and as SPDX 2.3, in JSON. The same inventory gives the same bytes.
+
+Neither says when it was written: CycloneDX needn't, and SPDX gets the time that the image itself says.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+from uuid import NAMESPACE_URL, uuid5
+
+from buildtool.sbom.inventory import Component, Inventory
+from buildtool.sbom.libraries import purl_of
+from probes.core.invocation import tool_version
+
+CYCLONEDX, SPDX = "cyclonedx", "spdx"
+_NO_TIME = "1970-01-01T00:00:00Z"
+_TIME = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d")
+_PURPOSE = {
+    "library": "LIBRARY",
+    "operating-system": "OPERATING_SYSTEM",
+    "machine-learning-model": "OTHER",
+    "file": "FILE",
+}
+_ID_CHARS = re.compile(r"[^A-Za-z0-9.-]+")
+Json = dict[str, Any]
+
+
+def render(inventory: Inventory, format_name: str) -> str:
+    """The document as a file: `cyclonedx` or `spdx`."""
+    return json.dumps(DOCUMENTS[format_name](inventory), indent=1) + "\n"
+
+
+# CycloneDX
+
+
+def cyclonedx(inventory: Inventory) -> Json:
+    """The inventory as a CycloneDX 1.6 document."""
+    names = _Names()
+    image = f"image:{inventory.digest}"
+    rows = [_cyclonedx_row(each, names) for each in (*inventory.components, *inventory.unowned)]
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{_uuid(inventory, 'cyclonedx')}",
+        "version": 1,
+        "metadata": {
+            "tools": {"components": [{"type": "application", "name": "weir", "version": tool_version()}]},
+            "component": {
+                "type": "container",
+                "bom-ref": image,
+                "name": inventory.name,
+                "version": inventory.digest,
+                "purl": _image_purl(inventory),
+                "properties": _properties(
+                    {
+                        "platform": inventory.platform,
+                        "files": inventory.n_files,
+                        "unowned-files": len(inventory.unowned),
+                    }
+                ),
+            },
+        },
+        "components": rows,
+        "dependencies": [{"ref": image, "dependsOn": [row["bom-ref"] for row in rows]}],
+    }
+
+
+def _cyclonedx_row(component: Component, names: "_Names") -> Json:
+    """A component with those inside it, which CycloneDX nests."""
+    named = component.purl or component.name
+    row: Json = {
+        "type": component.kind,
+        "bom-ref": names.unused(f"{named}#{component.path}" if component.path else named),
+        "name": component.name,
+    }
+    if component.version:
+        row["version"] = component.version
+    if component.purl:
+        row["purl"] = component.purl
+    hashes = [{"alg": kind, "content": value} for kind, value in _digests(component) if value]
+    if component.archive and hashes:
+        row["externalReferences"] = [
+            {"type": "distribution", "url": quote(component.archive), "hashes": hashes}
+        ]
+    elif hashes:
+        row["hashes"] = hashes
+    row["evidence"] = _evidence(component)
+    properties = {
+        "files": component.n_files or None,
+        "version-unknown": component.why_unknown or None,
+        "build-id": component.build_id or None,
+    }
+    if rows := _properties(properties):
+        row["properties"] = rows
+    if component.parts:
+        row["components"] = [_cyclonedx_row(part, names) for part in component.parts]
+    return row
+
+
+def _evidence(component: Component) -> Json:
+    method = {"technique": component.technique, "confidence": component.confidence}
+    if component.evidence:
+        method["value"] = component.evidence
+    identity: Json = {
+        "field": "purl" if component.purl else "name",
+        "confidence": component.confidence,
+        "methods": [method],
+    }
+    where = {"occurrences": [{"location": f"/{component.path}"}]} if component.path else {}
+    return {"identity": [identity], **where}
+
+
+def _properties(values: Mapping[str, object]) -> list[Json]:
+    return [
+        {"name": f"weir:{key}", "value": str(value)} for key, value in values.items() if value is not None
+    ]
+
+
+# SPDX
+
+
+def spdx(inventory: Inventory) -> Json:
+    """The inventory as an SPDX 2.3 document: packages, and files that no package owns."""
+    names = _Names()
+    known_time = _TIME.match(inventory.created)
+    writer = _SpdxWriter(names)
+    image = names.unused("SPDXRef-image")
+    writer.packages.append(
+        {
+            "name": inventory.name,
+            "SPDXID": image,
+            "versionInfo": inventory.digest,
+            "primaryPackagePurpose": "CONTAINER",
+            "downloadLocation": "NOASSERTION",
+            "filesAnalyzed": False,
+            "checksums": [{"algorithm": "SHA256", "checksumValue": inventory.digest.removeprefix("sha256:")}],
+            "externalRefs": [_purl_reference(_image_purl(inventory))],
+            "comment": f"{inventory.n_files} files for {inventory.platform}; no package owns "
+            f"{len(inventory.unowned)} of them, which are listed as files",
+        }
+    )
+    writer.relate("SPDXRef-DOCUMENT", "DESCRIBES", image)
+    for component in inventory.components:
+        writer.package(component, image)
+    for component in inventory.unowned:
+        writer.file(component)
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": inventory.name,
+        "documentNamespace": f"https://spdx.org/spdxdocs/image-{_uuid(inventory, 'spdx')}",
+        "creationInfo": {
+            "created": f"{known_time[0]}Z" if known_time else _NO_TIME,
+            "creators": [f"Tool: weir-{_ID_CHARS.sub('-', tool_version())}"],
+            "comment": "the time is the image's own"
+            if known_time
+            else "the image doesn't say when it was made, and the same image gives the same document",
+        },
+        "packages": writer.packages,
+        "files": writer.files,
+        "relationships": writer.relationships,
+    }
+
+
+class _SpdxWriter:
+    """The lists of a document while it is written."""
+
+    def __init__(self, names: "_Names") -> None:
+        self._names = names
+        self.packages: list[Json] = []
+        self.files: list[Json] = []
+        self.relationships: list[Json] = []
+
+    def relate(self, origin: str, kind: str, target: str) -> None:
+        """Add a relationship."""
+        self.relationships.append(
+            {"spdxElementId": origin, "relationshipType": kind, "relatedSpdxElement": target}
+        )
+
+    def package(self, component: Component, holder: str) -> None:
+        """Add a component as a package that its holder contains, and what is inside it."""
+        identifier = self._names.unused(
+            f"SPDXRef-{component.kind}-{_ID_CHARS.sub('-', component.name)}"[:200]
+        )
+        row: Json = {
+            "name": component.name,
+            "SPDXID": identifier,
+            "primaryPackagePurpose": _PURPOSE[component.kind],
+            "downloadLocation": "NOASSERTION",
+            "filesAnalyzed": False,
+            "comment": _comment(component),
+        }
+        if component.version:
+            row["versionInfo"] = component.version
+        if component.archive or component.path:
+            row["packageFileName"] = component.archive or f"./{component.path}"
+        if checksums := _checksums(component):
+            row["checksums"] = checksums
+        if component.purl:
+            row["externalRefs"] = [_purl_reference(component.purl)]
+        self.packages.append(row)
+        self.relate(holder, "CONTAINS", identifier)
+        for part in component.parts:
+            self.package(part, identifier)
+
+    def file(self, component: Component) -> None:
+        """Add a file that no package owns; what is linked into it are packages that it contains."""
+        identifier = self._names.unused("SPDXRef-File")
+        self.files.append(
+            {
+                "fileName": f"./{component.path}",
+                "SPDXID": identifier,
+                "checksums": _checksums(component),
+                "comment": component.why_unknown,
+            }
+        )
+        self.relate("SPDXRef-DOCUMENT", "DESCRIBES", identifier)
+        for part in component.parts:
+            self.package(part, identifier)
+
+
+def _checksums(component: Component) -> list[Json]:
+    rows = (("SHA1", component.sha1), ("SHA256", component.sha256))
+    return [{"algorithm": kind, "checksumValue": value} for kind, value in rows if value]
+
+
+def _comment(component: Component) -> str:
+    parts = [f"identified by {component.technique}, confidence {component.confidence}"]
+    parts += [component.evidence] if component.evidence else []
+    parts += [f"version unknown: {component.why_unknown}"] if component.why_unknown else []
+    parts += [f"build id {component.build_id}"] if component.build_id else []
+    parts += [f"{component.n_files} files"] if component.n_files else []
+    return "; ".join(parts)
+
+
+def _purl_reference(purl: str) -> Json:
+    return {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": purl}
+
+
+# Both
+
+
+class _Names:
+    """Identifiers of a document, each used once."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+
+    def unused(self, wanted: str) -> str:
+        """The name, with a number behind it where it has been used."""
+        while True:
+            times = self._used.get(wanted, 0) + 1
+            self._used[wanted] = times
+            name = wanted if times == 1 else f"{wanted}-{times}"
+            if times == 1 or name not in self._used:
+                self._used[name] = max(1, self._used.get(name, 0))
+                return name
+
+
+def _digests(component: Component) -> Iterator[tuple[str, str]]:
+    yield "SHA-1", component.sha1
+    yield "SHA-256", component.sha256
+
+
+def _uuid(inventory: Inventory, kind: str) -> str:
+    """Of an image in a format, the same wherever it is made."""
+    return str(uuid5(NAMESPACE_URL, f"{kind}:{tool_version()}:{inventory.digest}"))
+
+
+def _image_purl(inventory: Inventory) -> str:
+    name = inventory.name.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    return purl_of("oci", name.lower() or "image", inventory.digest)
+
+
+DOCUMENTS: Mapping[str, Callable[[Inventory], Json]] = {CYCLONEDX: cyclonedx, SPDX: spdx}

@@ -1,0 +1,118 @@
+"""Key files: Ed25519 keys in PEM, as `openssl genpkey -algorithm ed25519` makes them.
+
+One kind of key: its signatures are the same bytes each time, and no document chooses how it is checked. This
+is the only module that imports `cryptography`, which the extra `sign` installs.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildtool.core.errors import ConfigError, EnvironmentMissing
+from buildtool.core.files import reading
+from probes.core.quoting import command
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+_MOST_BYTES = 64 << 10
+_MAKE = (
+    "make one: openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
+)
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A key that signatures are checked with. `key_id` is the SHA-256 of its DER form, in hex."""
+
+    key_id: str
+    _key: "ed25519.Ed25519PublicKey"
+
+    @classmethod
+    def read(cls, path: Path) -> "PublicKey":
+        """The public key in a file. Raises ConfigError for anything else, a private key among it."""
+        text = _text(path)
+        if b"PRIVATE KEY" in text:
+            public = command("openssl", "pkey", "-in", str(path), "-pubout", "-out", f"{path}.pub")
+            raise ConfigError(
+                f"{path} is a private key, which verifying doesn't need", f"take its public half: {public}"
+            )
+        with _library(path):
+            from cryptography.hazmat.primitives import serialization
+            from cryptography.hazmat.primitives.asymmetric import ed25519
+
+            key = serialization.load_pem_public_key(text)
+        if not isinstance(key, ed25519.Ed25519PublicKey):
+            raise ConfigError(f"{path} holds a key of another kind than Ed25519", _MAKE)
+        return cls(_key_id(key), key)
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Whether a signature is this key's of this message."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class PrivateKey:
+    """A key that signs."""
+
+    key_id: str
+    _key: "ed25519.Ed25519PrivateKey"
+
+    @classmethod
+    def read(cls, path: Path) -> "PrivateKey":
+        """The private key in a file. Raises ConfigError for anything else, and for an encrypted one."""
+        text = _text(path)
+        if b"ENCRYPTED" in text:
+            plain = command("openssl", "pkey", "-in", str(path), "-out", "plain.pem")
+            raise ConfigError(
+                f"{path} is encrypted, and nobody is asked for its password", f"decrypt it first: {plain}"
+            )
+        with _library(path):
+            from cryptography.hazmat.primitives import serialization
+            from cryptography.hazmat.primitives.asymmetric import ed25519
+
+            key = serialization.load_pem_private_key(text, password=None)
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise ConfigError(f"{path} holds a key of another kind than Ed25519", _MAKE)
+        return cls(_key_id(key.public_key()), key)
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of a message, the same each time."""
+        return self._key.sign(message)
+
+
+def _text(path: Path) -> bytes:
+    with reading(path, "name the key's file, in PEM"), path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(f"{path} is no key: it is longer than {_MOST_BYTES:,} bytes", _MAKE)
+    return text
+
+
+@contextmanager
+def _library(path: Path) -> Iterator[None]:
+    """Errors of reading a key, as ours."""
+    try:
+        yield
+    except ImportError as error:
+        raise EnvironmentMissing(
+            "signatures need the Python package cryptography", "install it: pip install 'gpu-weir[sign]'"
+        ) from error
+    except Exception as error:  # its own errors, ValueError, TypeError: for every damage another
+        raise ConfigError(f"{path} holds no key in PEM that can be read", _MAKE) from error
+
+
+def _key_id(key: "ed25519.Ed25519PublicKey") -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()

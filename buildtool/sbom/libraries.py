@@ -1,0 +1,216 @@
+"""Which library a file is: by its build id, what its wheel declares, its name, and texts in its code.
+
+`libraries.toml` holds what is known; what it doesn't know is named by its soname, with little confidence.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+_DATA = Path(__file__).with_name("libraries.toml")
+# auditwheel writes digits of the original's SHA-256 into a file's name; a rebuilt wheel has them twice
+_FILE = re.compile(
+    r"(?:lib)?(?P<stem>.+?)(?:-[0-9a-f]{8})*(?:-r0)?(?:-[0-9a-f]{8})*(?P<inner>\.[\d.]+)?\.so(?:\.(?P<version>[\w.]+))?"
+)
+_EXTENSION = re.compile(r"\.(?:cpython-\d+\w*(?:-[\w-]+)?|abi3|pypy\d+\w*-[\w-]+)\.so$")
+_MOST_CHARS = 255  # of a file's name, as file systems have it; a tar may hold longer ones
+_RELEASE = re.compile(r"\d+\.\d+[\w.]*")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A row of `libraries.toml`; `mark` as bytes, empty where there is none."""
+
+    name: str
+    files: frozenset[str] = frozenset()
+    declared: frozenset[str] = frozenset()
+    mark: bytes = b""
+    version: re.Pattern[bytes] | None = None
+    release_in_name: bool = False
+
+    def version_in(self, text: bytes) -> str:
+        """The release in the surroundings of the mark; empty for none."""
+        found = self.version.search(text) if self.version else None
+        groups = found.groups(b"") if found else ()
+        return ".".join(group.decode("ascii", "replace") for group in groups if group)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A component that a wheel's own bill of materials lists."""
+
+    name: str
+    version: str
+    purl: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a library is. `why_unknown` is the reason where `version` is empty.
+
+    `confidence` is from 0 to 1, `technique` one of CycloneDX's, `evidence` what was seen.
+    """
+
+    name: str
+    version: str
+    purl: str
+    confidence: float
+    technique: str
+    evidence: str
+    why_unknown: str = ""
+
+
+def _load() -> tuple[tuple[Library, ...], Mapping[str, str]]:
+    with _DATA.open("rb") as file:
+        data = tomllib.load(file)
+    return tuple(_library(row) for row in data["library"]), data["builds"]
+
+
+def _library(row: Mapping[str, Any]) -> Library:
+    version = row.get("version")
+    return Library(
+        row["name"],
+        frozenset(row.get("files", ())),
+        frozenset(row.get("declared", ())),
+        row.get("mark", "").encode(),
+        re.compile(version.encode()) if version else None,
+        row.get("release_in_name", False),
+    )
+
+
+LIBRARIES, BUILDS = _load()
+
+
+@cache
+def _by_stem() -> Mapping[str, Library]:
+    return {stem: library for library in LIBRARIES for stem in library.files}
+
+
+def purl_of(kind: str, name: str, version: str = "", /, *, path: str = "", **qualifiers: str) -> str:
+    """A package URL; `name` may have a namespace before a slash. Qualifiers without a value stay out."""
+    words = "/".join(quote(part, safe="") for part in name.split("/"))
+    at = f"@{quote(version, safe=':')}" if version else ""
+    pairs = "&".join(f"{key}={quote(value, safe=':/')}" for key, value in sorted(qualifiers.items()) if value)
+    below = f"#{quote(path, safe='/')}" if path else ""
+    return f"pkg:{kind}/{words}{at}{f'?{pairs}' if pairs else ''}{below}"
+
+
+def is_extension_module(path: str) -> bool:
+    """Whether Python imports a file of this name."""
+    return _EXTENSION.search(path.rpartition("/")[2][-_MOST_CHARS:]) is not None
+
+
+def file_version(file_name: str) -> str:
+    """The version in a library's file name, `1.5.7` of `libzstd-40ad5e7e.so.1.5.7`; empty for none."""
+    match = _FILE.fullmatch(file_name) if len(file_name) <= _MOST_CHARS else None
+    return (match["version"] or "") if match else ""
+
+
+def identify(
+    path: str,
+    *,
+    soname: str,
+    build_id: str,
+    marks: Mapping[str, str],
+    confirmed: bool,
+    wheel: tuple[str, str],
+    declared: Iterable[Declared],
+) -> Identity:
+    """What the library at a `path` in a wheel (name, version) is; the path is from the wheel's place on.
+
+    `marks` are the libraries whose code is in it -> release; `confirmed`: its code has the version of its
+    file name as a text; `declared` is what the wheel lists.
+    """
+    folder, _, file = path.rpartition("/")
+    stem = _stem(file)
+    known = _by_stem().get(stem)
+    shown = f"soname {soname}" if soname else f"the file's name {file}"
+    if purl := BUILDS.get(build_id):
+        name, version = _parts_of(purl)
+        return Identity(name, version, purl, 1.0, "hash-comparison", f"build id {build_id}")
+    if row := declared_as(file, declared):
+        evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
+        name = known.name if known and not row.purl else row.name
+        purl = row.purl or purl_of("generic", name, row.version)
+        why = "" if row.version else "the wheel's own bill of materials gives none"
+        return Identity(name, row.version, purl, 0.95, "manifest-analysis", evidence, why)
+    if known:
+        return _known(known, file_version(file), shown, marks, confirmed=confirmed)
+    vendored = folder.endswith(".libs")
+    if wheel[0] and not vendored and (not file_version(file) or _is_named_after(stem, wheel[0])):
+        purl = purl_of("pypi", wheel[0], wheel[1], path=path)
+        evidence = f"{shown}: without a version of its own, in the wheel's folder"
+        return Identity(f"lib{stem}", wheel[1], purl, 0.8, "filename", evidence)
+    version = file_version(file) if confirmed else ""
+    why = "" if version else "the name is unknown to libraries.toml, and a file's version isn't its release"
+    confidence = 0.6 if version else 0.3
+    return Identity(stem, version, purl_of("generic", stem, version), confidence, "filename", shown, why)
+
+
+def _known(
+    library: Library, in_name: str, shown: str, marks: Mapping[str, str], *, confirmed: bool
+) -> Identity:
+    """The identity of a library by its row."""
+    version, confidence, technique = marks.get(library.name, ""), 0.9, "binary-analysis"
+    evidence, why = f"{shown}; the text of its version", ""
+    if not version and confirmed and _RELEASE.fullmatch(in_name):
+        version, evidence = in_name, f"{shown}; {in_name} is in its file's name and in its code"
+    if not version and library.release_in_name and _RELEASE.fullmatch(in_name):
+        version, confidence, technique = in_name, 0.7, "filename"
+        evidence = f"{shown}; its file's name has the release"
+    if not version:
+        confidence, technique, evidence = 0.6, "filename", shown
+        why = "its code has no text of its release, its build id isn't known, and its wheel declares nothing"
+    purl = purl_of("generic", library.name, version)
+    return Identity(library.name, version, purl, confidence, technique, evidence, why)
+
+
+def inside(path: str, marks: Mapping[str, str]) -> list[Identity]:
+    """The libraries that are linked into a file which is another one."""
+    itself = _by_stem().get(_stem(path.rpartition("/")[2]))
+    return [
+        Identity(
+            name,
+            version,
+            purl_of("generic", name, version),
+            0.7 if version else 0.6,
+            "binary-analysis",
+            "a text among the constants that only its code has",
+            "" if version else "its code has no text of its release",
+        )
+        for name, version in sorted(marks.items())
+        if not itself or name != itself.name
+    ]
+
+
+def _stem(file: str) -> str:
+    """The part of a library's file name that says which it is, in lower case."""
+    match = _FILE.fullmatch(file) if len(file) <= _MOST_CHARS else None
+    return (match["stem"] if match else file).lower().rstrip("_")
+
+
+def declared_as(file: str, declared: Iterable[Declared]) -> Declared | None:
+    """What a wheel declares of a file of this name; None where it doesn't."""
+    stem = _stem(file)
+    known = _by_stem().get(stem)
+    names = known.declared | {known.name} if known else frozenset()
+    for row in declared:
+        name = row.name.lower()
+        if name in names or name.removeprefix("lib") == stem.removeprefix("lib"):
+            return row
+    return None
+
+
+def _is_named_after(stem: str, wheel: str) -> bool:
+    """Whether a word of a wheel's name begins the stem: cublas of nvidia-cublas begins cublasLt."""
+    return any(len(word) >= 4 and stem.startswith(word) for word in re.split(r"[-_.]", wheel.lower()))
+
+
+def _parts_of(purl: str) -> tuple[str, str]:
+    name, _, version = purl.partition("?")[0].rpartition("/")[2].partition("@")
+    return unquote(name), unquote(version)

@@ -1,0 +1,115 @@
+"""A run's checkpoint: one file, replaced as a whole, from which the same losses follow.
+
+It holds weights and the optimizer's state in full, each rank's generators, and where the run is. With LoRA it
+holds the adapters alone: the other weights come from the same seed, or from the user's function.
+"""
+
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from probes.core import files
+from probes.core.codec import decode, encode
+from probes.core.errors import ReportError
+from probes.records.files import reason
+from probes.training.loop import Place, Trainer
+from probes.training.report import Epoch
+
+NAME: Final = "checkpoint.pt"
+FORM: Final = "weir training checkpoint 1"
+PARTS: Final = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """Write the checkpoint over an older one, which stays where this fails. All ranks call it.
+
+    Raises ReportError on rank 0 where the file can't be written; the other ranks then lose contact with it.
+    """
+    weights, states = get_state_dict(trainer.module, trainer.optimizer, options=PARTS)
+    own = {
+        "cpu": torch.get_rng_state(),
+        "gpu": torch.cuda.get_rng_state(trainer.device) if trainer.on_gpu else None,
+        "losses": trainer.losses,
+        "epochs": [encode(epoch) for epoch in trainer.epochs],
+    }
+    ranks: list[Any] = [own]
+    if trainer.world > 1:
+        ranks = [None] * trainer.world
+        distributed.all_gather_object(ranks, own)
+    if trainer.rank == 0:
+        content = {
+            "form": FORM,
+            "settings": encode(trainer.settings),
+            "place": asdict(trainer.place),
+            "weights": weights,
+            "optimizer": states,
+            "scaler": trainer.scaler.state_dict(),
+            "ranks": ranks,
+        }
+        _write(content, folder / NAME, trainer.place.step)
+    if trainer.world > 1:
+        distributed.barrier()
+
+
+def _write(content: dict[str, Any], path: Path, step: int) -> None:
+    try:
+        with files.replacing(path) as partial, partial.open("r+b") as file:
+            torch.save(content, file)
+    except (OSError, RuntimeError) as error:  # torch hides the disk's error in one of its own
+        cause = error if isinstance(error, OSError) else error.__context__ or error.__cause__
+        why = reason(cause) if isinstance(cause, OSError) else str(error).split("\n")[0][:120]
+        kept = "the one before is whole" if path.exists() else "there is none before it"
+        raise ReportError(
+            f"can't write the checkpoint of step {step} to {path}: {why}; {kept}", "free space there"
+        ) from error
+
+
+def resume(trainer: Trainer, folder: Path) -> bool:
+    """Go on from the folder's checkpoint; False where there is none. All ranks call it.
+
+    Raises ReportError for one that can't be read, or that is of another run.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return False
+    again = f"remove it, or choose another folder: {path}"
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict) or content.get("form") != FORM:
+            raise ReportError(f"{path} is no checkpoint of this program", again)
+        theirs = len(content["ranks"])
+        if content["settings"] != encode(trainer.settings) or theirs != trainer.world:
+            other = f"of {theirs} ranks" if theirs != trainer.world else "with other settings"
+            raise ReportError(
+                f"{path} is of a run {other}", "resume it as it was begun, or choose another folder"
+            )
+        _restore(trainer, content)
+    except OSError as error:
+        raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
+    except (RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError, EOFError) as error:
+        raise ReportError(f"{path} is broken: {str(error)[:120]}", again) from error
+    return True
+
+
+def _restore(trainer: Trainer, content: dict[str, Any]) -> None:
+    own = content["ranks"][trainer.rank]
+    set_state_dict(
+        trainer.module,
+        trainer.optimizer,
+        model_state_dict=content["weights"],
+        optim_state_dict=content["optimizer"],
+        options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False),
+    )
+    trainer.scaler.load_state_dict(content["scaler"])
+    trainer.place = Place(**content["place"])
+    trainer.begin_next()
+    trainer.losses = list(own["losses"])
+    trainer.epochs = [decode(Epoch, epoch, "epoch") for epoch in own["epochs"]]
+    torch.set_rng_state(own["cpu"])
+    if trainer.on_gpu:
+        torch.cuda.set_rng_state(own["gpu"], trainer.device)

@@ -1,0 +1,254 @@
+"""One rank of a training run, started by torchrun, srun or any other launcher.
+
+Environment, signals, exit codes and files are a contract: docs/decisions/0122.
+"""
+
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, UsageError
+from probes.core.output import error, harden
+from probes.core.unknown import Unknown
+from probes.fit.limits import verdict_of
+from probes.fit.report import SHORT_OF_MEMORY, VERDICTS
+from probes.measure.worker import exit_now, require_torch
+from probes.training.guard import Guard, StopAgreement
+from probes.training.options import Start, start_of
+from probes.training.report import TEMPFAIL, Device, Fault, RankReport, State, write_rank
+
+if TYPE_CHECKING:
+    import torch
+
+    from probes.training.loop import Trainer
+
+COLLECTIVES: Final = 2.0  # times the time-out: torch's own comes after the guard's, which says more
+
+
+class Rank:
+    """One rank from its start to its report."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.guard = Guard(start.rank, start.world, start.timeout_s, self._end)
+        self.trainer: Trainer | None = None
+        self.device_name, self.library, self.backend = "not known yet", "not known yet", "none"
+        self.resumed_at = 0
+
+    def _end(self, step: int, cause: str, code: int) -> None:
+        """End the process from the guard's thread."""
+        self.report("failed", Fault(step, cause, code))
+        exit_now(code)
+
+    def report(self, state: State, fault: Fault | None = None) -> None:
+        """Write the rank's report, and say on stderr why it failed."""
+        if fault:
+            error(f"error: rank {self.start.rank}, step {fault.step}: {fault.cause}")
+        trainer = self.trainer
+        try:
+            write_rank(self._report(state, fault, trainer), self.start.folder)
+        except Failure as failure:
+            error(f"error: rank {self.start.rank}: {failure}")
+
+    def _report(self, state: State, fault: Fault | None, trainer: "Trainer | None") -> RankReport:
+        peak, reserved = _memory(self.start)
+        return RankReport(
+            settings=self.start.settings,
+            rank=self.start.rank,
+            world=self.start.world,
+            node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+            device_name=self.device_name,
+            torch=_torch_version(),
+            library=self.library,
+            backend=self.backend,
+            state=state,
+            fault=fault,
+            epochs=tuple(trainer.epochs) if trainer else (),
+            losses=tuple(trainer.losses) if trainer else (),
+            peak_bytes=peak,
+            reserved_bytes=reserved,
+            repetition=self.start.repetition,
+            resumed_at=self.resumed_at,
+        )
+
+    def run(self) -> int:
+        """The whole run. Returns the exit code; never raises for what a run can meet."""
+        self.guard.start()
+        try:
+            return self._run()
+        except BaseException as fault:  # a user's code may raise anything
+            step, cause, code = self._judged(fault)
+            self.report("failed", Fault(step, cause, code))
+            return code
+
+    def _judged(self, fault: BaseException) -> tuple[int, str, int]:
+        from probes.training.models import described
+
+        step = getattr(fault, "step", self.guard.step)
+        if isinstance(fault, Failure):
+            return (
+                step,
+                f"{fault.message}; {fault.hint}" if fault.hint else fault.message,
+                int(fault.exit_code),
+            )
+        verdict = verdict_of(type(fault).__name__, str(fault))
+        if verdict in SHORT_OF_MEMORY:
+            hint = "a smaller --batch with --accumulate, --checkpointing or --lora takes less"
+            return step, f"out of memory in {self.guard.phase}: {VERDICTS[verdict]}; {hint}", int(Exit.DEVICE)
+        if isinstance(fault, OSError):
+            return step, f"{fault.filename or 'a file'}: {fault.strerror or fault}", int(Exit.DATA)
+        if isinstance(fault, KeyboardInterrupt):
+            return step, f"interrupted in {self.guard.phase}", int(Exit.INTERRUPTED)
+        if self.start.world > 1 and _lost(fault):
+            cause = f"another rank is gone: {described(fault)}"
+            return step, f"{cause} (in {self.guard.phase})", int(Exit.BROKEN)
+        return step, f"{described(fault)} (in {self.guard.phase})", int(Exit.BROKEN)
+
+    def _run(self) -> int:
+        require_torch("install torch: a build for this machine's cards")
+        import torch
+
+        from probes.training import checkpoint
+        from probes.training.loop import Trainer
+        from probes.training.models import workload
+
+        if self.start.settings.device == "auto":  # here, since importing torch takes seconds
+            chosen: Device = "gpu" if torch.cuda.is_available() else "cpu"
+            self.start = replace(self.start, settings=replace(self.start.settings, device=chosen))
+        start, settings, guard = self.start, self.start.settings, self.guard
+        device = self._device()
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        store = self._join()
+        guard.moved("building the model")
+        torch.manual_seed(settings.seed)
+        count = settings.samples * (start.world if settings.scaling == "weak" else 1)
+        work = workload(settings, count)
+        self.library = work.library
+        trainer = Trainer(settings, work, device, guard)
+        if trainer.batches.steps == 0:
+            each = start.world * settings.batch * settings.accumulate
+            raise UsageError(
+                f"an epoch has {len(work.samples)} samples, and one step of all ranks takes {each}",
+                "give more --samples, or smaller batches",
+            )
+        self.trainer = trainer
+        torch.manual_seed(settings.seed * 1_000_003 + start.rank + 1)  # of dropout
+        if start.resumes:
+            guard.moved("reading the checkpoint")
+            checkpoint.resume(trainer, start.folder)
+            self.resumed_at = guard.step = trainer.place.step
+        agreement = StopAgreement(guard, store)
+
+        def keep() -> None:
+            guard.moved("writing a checkpoint")
+            checkpoint.save(trainer, start.folder)
+
+        def after_step() -> bool:
+            stops = agreement.here(trainer.place.step)
+            if not stops and start.every and trainer.place.step % start.every == 0:
+                keep()
+            return stops
+
+        while trainer.place.epoch < settings.epochs:
+            if not trainer.epoch(after_step) and trainer.place.epoch < settings.epochs:
+                keep()
+                self.report("checkpointed")
+                return TEMPFAIL
+        self.report("done")
+        self._leave()
+        return int(Exit.OK)
+
+    def _device(self) -> "torch.device":
+        import torch
+
+        settings, local = self.start.settings, self.start.local
+        if settings.device == "cpu":
+            if settings.precision == "tf32":
+                raise UsageError("TF32 is a format of NVIDIA's GPUs", "for a CPU: --precision fp32")
+            self.device_name = platform.processor() or platform.machine()
+            return torch.device("cpu")
+        seen = torch.cuda.device_count()
+        if local >= seen:
+            raise DeviceUnusable(
+                f"rank {self.start.rank} is process {local} of its node, and torch sees {seen} cards there",
+                "start as many processes a node as it has cards, or use --device cpu",
+            )
+        torch.cuda.set_device(local)
+        self.device_name = torch.cuda.get_device_name(local)
+        return torch.device("cuda", local)
+
+    def _join(self) -> Any:  # torch's store
+        """Meet the other ranks; returns the store that all share. Raises RuntimeError, also without them."""
+        from torch import distributed
+
+        self.guard.moved("meeting the other ranks")
+        if self.start.world == 1:
+            return distributed.HashStore()
+        limit = timedelta(seconds=COLLECTIVES * self.start.timeout_s)
+        store, rank, world = next(distributed.rendezvous("env://", timeout=limit))
+        on_gpu = self.start.settings.device == "gpu"
+        self.backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        distributed.init_process_group(
+            self.backend,
+            store=distributed.PrefixStore("group", store),
+            rank=rank,
+            world_size=world,
+            timeout=limit,
+        )
+        ours = distributed.PrefixStore("weir", store)
+        self.guard.store = ours
+        return ours
+
+    def _leave(self) -> None:
+        from torch import distributed
+
+        if distributed.is_initialized():
+            with suppress(RuntimeError):
+                distributed.barrier()  # rank 0 has the store: it leaves with the others
+
+
+def _lost(fault: BaseException) -> bool:
+    """Whether an error comes from an exchange with other ranks."""
+    words = str(fault).lower()
+    return isinstance(fault, RuntimeError) and any(
+        word in words for word in ("gloo", "nccl", "connection", "store", "socket", "peer")
+    )
+
+
+def _memory(start: Start) -> tuple[int | Unknown, int | Unknown]:
+    """The most that torch handed out, or that was resident; and what torch took from the driver."""
+    if start.settings.device != "gpu":
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resident, Unknown("a CPU has no allocator that takes memory ahead")
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return (Unknown("no card was used"),) * 2
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+def _torch_version() -> str:
+    torch = sys.modules.get("torch")
+    return str(getattr(torch, "__version__", "not imported"))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one rank; returns the exit code."""
+    try:
+        start = start_of(argv)
+    except ProbeError as failure:
+        error(f"error: {failure}")
+        return int(failure.exit_code)
+    return Rank(start).run()
+
+
+if __name__ == "__main__":
+    harden()
+    exit_now(main(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""The bars of `weir probe epochs` that need a GPU; run by run_train.sh, which sets PYTHONPATH.
+
+`pair`: our loop against a bare one, epoch by epoch in turns, on one GPU. `bars FILE`: what a report of one
+GPU says. `trouble FILE`: out of memory. `two FILE`: scaling efficiency over two GPUs or more.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from board import Board
+
+from probes.core.unknown import Unknown
+from probes.training import figures
+from probes.training.report import named_epochs
+
+PAIR = Path(__file__).parents[1] / "bench" / "train_pair.py"
+# model, batch, precision, samples of an epoch, tokens, pairs, the loader's workers; before the first run
+PAIRS = (
+    ("bert-base", 64, "amp-bf16", 2048, 128, 9, 0),
+    ("resnet-50", 128, "amp-bf16", 1280, 128, 9, 4),
+)
+WITHIN = 0.02
+EFFICIENT = 0.92
+
+
+def pair(board: Board) -> None:
+    """Our loop against a bare one."""
+    for model, batch, precision, samples, tokens, pairs, workers in PAIRS:
+        words = [model, batch, precision, samples, tokens, pairs, workers, 0, "gpu"]
+        done = subprocess.run(
+            [sys.executable, str(PAIR), *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=150,
+        )
+        if done.returncode or not done.stdout:
+            board.line({"bar": f"{model}: our loop / bare", "failed": done.stderr[-600:]})
+            board.missed = True
+            continue
+        found = json.loads(done.stdout.splitlines()[-1])
+        ratios = [ours / bare for ours, bare in found["pairs"]]
+        board.bar(
+            f"{model}, batch {batch}, {precision}: our loop / bare loop, median of paired epochs",
+            statistics.median(ratios),
+            1 + WITHIN,
+            "ratio",
+            ratios=[round(ratio, 4) for ratio in ratios],
+            samples_per_s=round(statistics.median(found["rate"]), 1),
+        )
+        worst = max(abs(total - 1) for total in found["sums"])
+        board.bar(f"{model}: |parts / wall - 1|, worst epoch", worst, WITHIN, "ratio")
+
+
+def bars(board: Board, path: Path) -> None:
+    """What a report of one GPU says of each case."""
+    report, _ = named_epochs(path)
+    for case in figures.cases_of(report):
+        parts, rate, energy = figures.parts(case), figures.rate(case), figures.energy_j(case)
+        assert not isinstance(parts, Unknown)
+        assert not isinstance(rate, Unknown)
+        name = f"{case.settings.model}, batch {case.settings.batch}, {case.settings.precision}"
+        bound = figures.bound_of(case)
+        board.bar(f"{name}: |parts / wall - 1|", abs(parts.total / parts.wall - 1), WITHIN, "ratio")
+        board.figure(
+            f"{name}: samples/s",
+            rate.value,
+            "1/s",
+            sem=rate.error,
+            n=rate.n,
+            library=case.library,
+            bound=str(bound),
+            joules_per_epoch=str(energy) if isinstance(energy, Unknown) else energy.value,
+        )
+    failed = [run for run in report.runs if run.state != "done"]
+    for run in failed:
+        board.figure(f"{run.name} failed", figures.cause_of(run), "")
+
+
+def trouble(board: Board, path: Path) -> None:
+    """A batch that no card holds: a message with rank, step and cause."""
+    report, _ = named_epochs(path)
+    causes = [figures.cause_of(run) for run in report.runs]
+    ok = sum("rank 0, step" in cause and "out of memory" in cause for cause in causes)
+    board.bar(
+        "out of memory on the GPU is named with rank, step, cause", ok, len(causes), "runs", at_least=True
+    )
+    board.line({"causes": causes})
+
+
+def two(board: Board, path: Path) -> None:
+    """Efficiency over several GPUs."""
+    report, _ = named_epochs(path)
+    cases = figures.cases_of(report)
+    for case in cases:
+        efficiency = figures.efficiency(case, cases)
+        if case.world == 1:
+            continue
+        settings = case.settings
+        name = f"{settings.model}, {case.world} GPUs, {settings.scaling}, batch {settings.batch} a card"
+        if isinstance(efficiency, Unknown):
+            board.waive(name, efficiency.reason)
+            continue
+        if case.settings.scaling == "strong":
+            board.bar(
+                f"{name}: efficiency",
+                efficiency.value,
+                EFFICIENT,
+                "ratio",
+                at_least=True,
+                sem=efficiency.error,
+            )
+        else:
+            board.figure(f"{name}: efficiency", efficiency.value, "ratio", sem=efficiency.error)
+
+
+def main() -> int:
+    """Judge one group."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("group", choices=("pair", "bars", "trouble", "two"))
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    name = args.group if args.file is None else f"{args.group}-{args.file.stem}"
+    board = Board(f"train-gpu-{name}", command="tests/device/run_train.sh", results=args.out)
+    if args.group == "pair":
+        pair(board)
+    else:
+        {"bars": bars, "trouble": trouble, "two": two}[args.group](board, args.file)
+    return board.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Observed runs and the least privilege on a real engine, with small programs in the service's image."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
+READS = (
+    "import os, threading\n"
+    "open('/tmp/mine', 'w').close(); os.remove('/tmp/mine')\n"
+    "t = threading.Thread(target=lambda: open('/etc/os-release').close()); t.start(); t.join()\n"
+    "if not os.fork(): os.execv('/usr/bin/env', ['env', 'true'])\n"
+    "os.wait()\n"
+)
+
+
+def weir(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "buildtool", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="fanotify watches other processes as root alone")
+def test_both_ways_of_watching_see_the_same_files_of_threads_children_and_programs(tmp_path: Path) -> None:
+    lists = {}
+    for method in ("fanotify", "inotify"):
+        keep = tmp_path / method
+        done = weir(
+            "observe", "--method", method, "--keep", str(keep), IMAGE, "--", "python3", "-S", "-c", READS
+        )
+        assert done.returncode == 0, done.stderr
+        lists[method] = keep.read_text().splitlines()
+    assert lists["fanotify"] == lists["inotify"]
+    assert {"/usr/bin/env", "/usr/bin/true", "/usr/bin/python3.11"} <= set(lists["inotify"])
+    assert any("os-release" in line for line in lists["inotify"])
+    assert "/tmp/mine" not in lists["inotify"], "what a run makes and removes is no file of its image"
+
+
+def test_a_run_that_fails_leaves_the_list_as_it_was(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    keep.write_text("/a\n")
+    done = weir("observe", "--keep", str(keep), IMAGE, "--", "python3", "-S", "-c", "raise SystemExit('no')")
+    assert done.returncode == 4
+    assert "its command ended with 1\nno" in done.stderr
+    assert keep.read_text() == "/a\n"
+
+
+def test_the_least_is_printed_as_a_compose_file(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o755)
+    service = {
+        "image": IMAGE,
+        "user": "0",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "cap_add": ["CHOWN", "KILL"],
+        "volumes": [f"{tmp_path}/data:/data:ro"],
+        "environment": {"TOKEN": "s3cret"},
+        "command": [
+            "python3",
+            "-S",
+            "-c",
+            "import os; open('/dev/shm/x', 'w'); os.chown('/dev/shm/x', 5, 5)",
+        ],
+    }
+    path = tmp_path / "compose.yaml"
+    path.write_text(json.dumps({"services": {"s": service}}))
+    done = subprocess.run(
+        [sys.executable, "-m", "buildtool", "ablate", str(path), "s"],
+        capture_output=True, text=True, check=False, env={**os.environ, "TOKEN": "s3cret"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "#   cap_add: CHOWN\nservices:" in done.stdout
+    for gone in ("KILL", "/data", "s3cret"):
+        assert gone not in done.stdout
+    assert "no-new-privileges:true" in done.stdout

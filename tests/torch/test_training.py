@@ -1,0 +1,147 @@
+"""Training by ranks, as a launcher starts them: resumed runs, failures, what the time went into."""
+
+import json
+
+import pytest
+import torch
+from training_ranks import Ranks, ranks_of
+
+from probes.training import figures
+from probes.training.report import run_in, words_of
+
+FEW = ("--batch", 4, "--epochs", 2, "--threads", 1, "--timeout", 20)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks() as started:
+        yield started
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("world", "words"),
+    [
+        (2, ("--accumulate", 2, "--workers", 1)),
+        (2, ("--strategy", "fsdp")),
+        (1, ("--precision", "amp-bf16")),
+    ],
+)
+def test_a_run_that_was_asked_for_a_checkpoint_goes_on_with_the_same_losses(ranks, tmp_path, world, words):
+    words = (*FEW, *words)
+    codes, log = ranks.run(tmp_path / "whole", *words, world=world)
+    assert codes == [0] * world, log
+    whole = [report["losses"] for report in ranks_of(tmp_path / "whole")]
+
+    out, steps, resumed = tmp_path / "divided", len(whole[0]), []
+    for step in (2, 3):  # of what each start has done
+        plant = {"kind": "usr1", "rank": world - 1, "step": step}
+        codes, log = ranks.run(out, *words, "--resume", world=world, plant=plant)
+        assert codes == [75] * world, log
+        assert {report["state"] for report in ranks_of(out)} == {"checkpointed"}
+        resumed.append(len(ranks_of(out)[0]["losses"]))
+    codes, log = ranks.run(out, *words, "--resume", world=world)
+    assert codes == [0] * world, log
+    assert [report["losses"] for report in ranks_of(out)] == whole
+    assert 0 < resumed[0] < resumed[1] < steps
+    assert {report["resumed_at"] for report in ranks_of(out)} == {resumed[1]}
+
+
+FAULTS = {
+    "nan": (2, 4, "the loss is nan", 1),
+    "memory": (2, 3, "out of memory in compute: an allocation was refused", 1),
+    "kill": (2, -9, "rank 1 left no report", 1),
+    "hang": (2, 4, "no progress in compute for", 1),
+    "stop": (2, 4, "rank 1 doesn't say where it is", 0),
+    "wrong": (2, 4, "KeyError: 'no such column' (training_cases.py:", 1),
+    "full": (2, 5, "can't write the checkpoint of step 4", 0),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_failure_names_rank_step_and_cause_ends_all_ranks_and_leaves_the_last_checkpoint(
+    ranks, tmp_path, kind
+):
+    world, code, cause, rank = FAULTS[kind]
+    plant = {"kind": kind, "rank": rank if kind == "full" else 1, "step": 4}
+    words = (*FEW, "--timeout", 5 if kind in ("hang", "stop") else 60, "--checkpoint-every", 2)
+    codes, log = ranks.run(tmp_path, *words, world=world, plant=plant)
+
+    assert all(codes), log
+    assert codes[0 if kind in ("hang", "full") else 1] == code or kind == "stop", (codes, log)
+    run = run_in(tmp_path)
+    assert run.state == "failed"
+    told = figures.cause_of(run)
+    assert cause in told, (told, log)
+    assert "Traceback" not in log
+    assert told.startswith((f"rank {rank}, step 4: ", "rank 1 left no report, in step "))
+    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert content["place"]["step"] == 2
+    assert not list(tmp_path.glob("*.partial"))
+
+    codes, log = ranks.run(tmp_path, *words, "--resume", world=world)
+    assert codes == [0, 0], log
+    assert ranks_of(tmp_path)[0]["resumed_at"] == 2
+
+
+PLANTS = {
+    "loader": ({}, lambda bound: bound.cause == "data"),
+    "straggler": (
+        {"rank": 1},
+        lambda bound: (bound.cause, bound.rank, bound.of) == ("straggler", 1, "compute"),
+    ),
+    "link": ({}, lambda bound: bound.cause == "exchange"),
+}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", PLANTS)
+def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
+    more, is_named = PLANTS[kind]
+    plant = {"kind": kind, "seconds": 0.05 if kind != "loader" else 0.02, **more}
+    codes, log = ranks.run(tmp_path, *FEW, world=2, plant=plant)
+    assert codes == [0, 0], log
+    from probes.training.report import report_of
+
+    (case,) = figures.cases_of(report_of((run_in(tmp_path),)))
+    assert is_named(figures.bound_of(case)), figures.costs(case)
+    parts = figures.parts(case)
+    assert parts.total == pytest.approx(parts.wall, rel=0.02)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--batch", 64), 2, "an epoch has 96 samples, and one step of all ranks takes 128"),
+        (("--precision", "tf32"), 2, "TF32 is a format of NVIDIA's GPUs"),
+        (("--data", "training_cases:nothing"), 2, "training_cases:nothing can't be called"),
+        (("--data", "training_cases:Model"), 2, "no dataset with a length"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused_by_every_rank(ranks, tmp_path, words, code, said):
+    codes, log = ranks.run(tmp_path, *FEW, *words, world=2)
+    assert codes == [code, code], log
+    assert said in log
+    assert "Traceback" not in log
+
+
+def test_a_checkpoint_of_another_run_or_a_broken_one_is_refused(ranks, tmp_path):
+    ranks.run(tmp_path, *FEW, "--checkpoint-every", 2)
+    codes, log = ranks.run(tmp_path, *FEW, "--batch", 8, "--resume")
+    assert codes == [5]
+    assert "is of a run with other settings" in log
+    (tmp_path / "checkpoint.pt").write_bytes((tmp_path / "checkpoint.pt").read_bytes()[:-600])
+    codes, log = ranks.run(tmp_path, *FEW, "--resume")
+    assert codes == [5]
+    assert "is broken" in log or "can't read" in log  # as torch notices it
+    assert "Traceback" not in log
+
+
+def test_the_words_of_settings_are_read_as_these_settings(ranks, tmp_path):
+    ranks.run(tmp_path, *FEW, "--accumulate", 3, "--checkpointing", "--seed", 7)
+    settings = run_in(tmp_path).ranks[0].settings
+    ranks.run(tmp_path / "again", *words_of(settings)[1:], model=settings.model, data=None)
+    assert run_in(tmp_path / "again").ranks[0].settings == settings
+    assert json.loads((tmp_path / "rank-0.json").read_text())["schema"] == "weir-training-rank/1"

@@ -1,0 +1,51 @@
+"""Keep-lists: the same runs give the same file, runs merge, and what isn't one is refused by line."""
+
+from pathlib import Path
+
+import pytest
+
+from buildtool.core.errors import DataError
+from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
+
+
+def test_runs_merge_into_the_same_file_in_either_order(tmp_path: Path) -> None:
+    runs = ["/b", "/a/ä", "/a/x y"], ["/b", "/a", "torch.onnx"]
+    texts = []
+    for name, order in (("one", runs), ("two", runs[::-1])):
+        for lines in order:
+            keep, _ = merge_into(tmp_path / name, lines)
+        assert read_keep_list(tmp_path / name) == keep
+        texts.append((tmp_path / name).read_bytes())
+    assert texts[0] == texts[1]
+    before = (tmp_path / "one").stat().st_mtime_ns
+    assert merge_into(tmp_path / "one", runs[0])[1] == 0
+    assert (tmp_path / "one").stat().st_mtime_ns == before, "nothing new: the file stays as it is"
+
+
+@pytest.mark.parametrize(
+    "text", ["/a\nusr/bin/x\n", "/a\n/b\x1b[31m\n", "/a\r\n", "- /a\n", "/a\n.relative\n", "/b\u2028\n"]
+)
+def test_what_is_no_path_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keep").write_bytes(text.encode())
+    with pytest.raises(DataError, match=r"keep, line \d") as refused:
+        read_keep_list(tmp_path / "keep")
+    assert "\x1b" not in str(refused.value)
+
+
+def test_a_file_that_is_not_text_or_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keep").write_bytes(b"\xff\xfe")
+    for name in ("keep", "absent"):
+        with pytest.raises(DataError, match=name):
+            read_keep_list(tmp_path / name)
+
+
+def test_lines_name_files_directories_and_patterns() -> None:
+    files = frozenset({"a/b", "a/c.py", "d/e/f", "odd[1].py", "odd1.py"})
+    keep = KeepList(frozenset({"/a/*.py", "/d", "/odd[1].py", "/none", "torch"}))
+    assert keep.select(files) == (frozenset({"a/c.py", "d/e/f", "odd[1].py"}), ("/none",))
+    assert keep.modules == ("torch",)
+
+
+@pytest.mark.parametrize("text", ["a/b", "", "/a\nb", "a..b", "1a", "--x", "/\u202e"])
+def test_what_no_line_can_hold_is_none(text: str) -> None:
+    assert not is_line(text)

@@ -1,0 +1,65 @@
+"""Ranks that agree on the step at which all stop, in every order in which they can get there."""
+
+import random
+
+import pytest
+
+from probes.training.guard import Guard, StopAgreement
+
+
+class Shared:
+    """torch's store, within one process. What is there stays."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str, /) -> None:
+        self.values.setdefault(key, value.encode())
+
+    def check(self, keys: list[str], /) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str, /) -> bytes:
+        return self.values[key]
+
+
+def rank(number: int, world: int, store: Shared) -> tuple[Guard, StopAgreement]:
+    guard = Guard(number, world, 60.0, lambda *_: None)
+    return guard, StopAgreement(guard, store)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_ranks_stop_after_the_same_step_whoever_was_asked_and_when(seed: int) -> None:
+    drawn, store = random.Random(seed), Shared()
+    world = drawn.choice((2, 3, 5))
+    ranks = [rank(at, world, store) for at in range(world)]
+    store.values["every"] = str(drawn.choice((1, 2, 7, 64))).encode()  # steps between two looks
+    asked = {drawn.randrange(world): drawn.randrange(1, 40) for _ in range(drawn.choice((1, world)))}
+    stopped: dict[int, int] = {}
+    for step in range(1, 200):
+        # an exchange in each step: no rank begins the next one before all have ended this one
+        for at in drawn.sample(range(world), world):
+            guard, agreement = ranks[at]
+            guard.asked |= step >= asked.get(at, 1000)
+            if agreement.here(step):
+                stopped[at] = step
+        if stopped:
+            break
+    assert len(stopped) == world
+    assert len(set(stopped.values())) == 1
+
+
+def test_a_rank_alone_stops_at_once() -> None:
+    guard, agreement = rank(0, 1, Shared())
+    assert not agreement.here(1)
+    guard.asked = True
+    assert agreement.here(2)
+
+
+def test_a_rank_that_gives_up_says_where_the_others_are() -> None:
+    store = Shared()
+    guard, _ = rank(0, 3, store)
+    guard.store, guard.phase = store, "the exchange of gradients"
+    store.set("stuck/1", "compute of step 4")
+    store.set("stuck/2", "the exchange of gradients of step 4")
+    assert guard._others() == "; rank 1 is in compute of step 4"
