@@ -4,6 +4,7 @@ Layers stay what they are, with fewer members; one more on top holds the list of
 hook that names it to programs that ask for it (images/left_out.py).
 """
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -54,7 +55,8 @@ def write_slim(
     job = _Job(workplace, planned, whole, keep, name)
     store = workplace.layers
     source = fingerprint((Path(keep_package.__file__).parent,))
-    base = ([layer.diff_id for layer in whole.layers], sorted(keep.lines), source)
+    own = Path(__file__).read_bytes()
+    base = ([layer.diff_id for layer in whole.layers], sorted(keep.lines), source, own)
     layers = []
     for number in range(len(whole.layers)):
         key = store.key("slim", number, *base)
@@ -88,10 +90,25 @@ class _Job:
     whole: WrittenImage
     keep: KeepList
     name: str
+    _passing: Iterator[Entry] | None = None  # a pass over all members, by layers from the bottom up
+    _held: Entry | None = None  # its first member of a layer that wasn't asked for yet
 
     def entries(self) -> Iterator[Entry]:
         """The members of the whole image."""
         return flattened([partial(self.workplace.layers.content, layer) for layer in self.whole.layers])
+
+    def _of_layer(self, number: int) -> Iterator[Entry]:
+        """The members of one layer: of the pass that gave those of the layers below, where there was one."""
+        if self._passing is None or (self._held is not None and self._held.layer > number):
+            self._passing, self._held = self.entries(), None
+        waiting, self._held = self._held, None
+        for entry in itertools.chain([waiting] if waiting else [], self._passing):
+            if entry.layer > number:
+                self._held = entry
+                return
+            if entry.layer == number:
+                yield entry
+        self._passing = None
 
     @cached_property
     def scan(self) -> _Scan:
@@ -138,7 +155,7 @@ class _Job:
     def write_layer(self, number: int, layer: LayerWriter) -> LayerFile:
         """One of the whole image's layers, less what doesn't stay."""
         kept, cuts = self.kept, self.scan.cuts
-        stay = (entry for entry in self.entries() if entry.layer == number and entry.info.name in kept)
+        stay = (entry for entry in self._of_layer(number) if entry.info.name in kept)
         for chunk in tar_chunks(_without_symbols(entry, cuts.get(entry.info.name)) for entry in stay):
             layer.write(chunk)
         return layer.finish()

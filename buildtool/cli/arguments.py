@@ -76,7 +76,7 @@ def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
     targets = chosen_targets(args.targets, progress)
     given = args.targets is not None
     catalog = load(args.catalog)  # once: it may be a pipe, and change while it is read
-    choices = [catalog.for_cards(targets)] if given else [catalog.for_cards(targets), catalog]
+    choices = [catalog.for_cards(targets, asked=given), *([] if given else [catalog])]
     each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
     candidates = [list(dict.fromkeys(variants)) for variants in each]
     return BuildOptions(given, candidates, catalog.source_date_epoch, catalog.variants)

@@ -147,11 +147,11 @@ class Catalog:
     default: tuple[str, ...]
     variants: tuple[Variant, ...]
 
-    def for_cards(self, gpu_targets: tuple[str, ...]) -> "Catalog":
+    def for_cards(self, gpu_targets: tuple[str, ...], *, asked: bool = True) -> "Catalog":
         """The catalog with these cards instead of those that a variant names; itself for none.
 
-        A variant gets those of its own maker, and all where there are none of that maker: then its inputs
-        have no code for them, which is an error for who names it.
+        A variant gets those of its own maker. Where there are none of that maker, it keeps its own, unless
+        these were `asked` for: then its inputs have no code for them, which the build says.
         """
         if not gpu_targets:
             return self
@@ -160,7 +160,7 @@ class Catalog:
             if not variant.gpu_targets:
                 return variant
             own = tuple(t for t in gpu_targets if is_nvidia(t) == is_nvidia(variant.first_target))
-            return replace(variant, gpu_targets=own or gpu_targets)
+            return replace(variant, gpu_targets=own or (gpu_targets if asked else variant.gpu_targets))
 
         return replace(self, variants=tuple(map(chosen, self.variants)))
 

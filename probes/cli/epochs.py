@@ -5,13 +5,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.cli.arguments import PLACE, Verbs, add_verb, write_file
 from probes.core import files
 from probes.core.codec import to_json
-from probes.core.errors import Exit, UsageError
+from probes.core.errors import DeviceUnusable, Exit, UsageError
 from probes.core.output import echo, option, progress, whole
 from probes.records.files import reserving
 from probes.training.options import add_options
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from probes.training.report import Run, Settings
 
 EXITS = (
-    "Exit codes: 0 every run is done, 2 usage, 4 a run failed (the others are reported), 5 unreadable or "
-    "unwritable file, 130 interrupted. The worker is a module that any launcher starts: "
+    "Exit codes: 0 every run is done, 2 usage, 3 no torch, 4 a run failed (the others are reported), 5 "
+    "unreadable or unwritable file, 130 interrupted. The worker is a module that any launcher starts: "
     "python3 -m probes.training.worker --help."
 )
 MOST_RUNS = 500
@@ -155,6 +156,11 @@ def _trained(planned: Sequence[Planned], args: argparse.Namespace) -> "tuple[Run
     from probes.training.figures import cause_of, wall_s, was_interrupted
     from probes.training.local import run_here
 
+    if find_spec("torch") is None:
+        raise DeviceUnusable(
+            "training needs torch, and this Python has none",
+            "install a build for this machine's cards: weir doctor; or --from what ranks elsewhere wrote",
+        )
     runs: list[Run] = []
     failed: set[Planned] = set()
     with ExitStack() as stack:

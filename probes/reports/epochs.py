@@ -23,7 +23,7 @@ REMEDIES: Final = {
     "data": "give the loader processes: --workers",
     "exchange": "fewer exchanges help: a larger --batch, or --accumulate",
     "uneven": "batches of equal lengths help",
-    "compute": "",
+    "checkpoint": "write them less often",
 }
 
 
@@ -64,6 +64,7 @@ def cost_text(cost: Cost) -> str:
         "compute": "compute",
         "data": "data loading",
         "exchange": "the exchange of gradients",
+        "checkpoint": "writing checkpoints",
         "uneven": "ranks that wait for each other in turns",
     }[cost.cause]
 
@@ -160,7 +161,7 @@ def _unknowns(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _parts(cases: Sequence[Case]) -> Table:
-    headers = ("what", "data", "compute", "exchange", "waiting", "sum / wall", "bound by")
+    headers = ("what", "data", "compute", "exchange", "waiting", "checkpoints", "sum / wall", "bound by")
     rows = []
     for case in cases:
         parts = figures.parts(case)
@@ -172,7 +173,7 @@ def _parts(cases: Sequence[Case]) -> Table:
                 named(case),
                 *(
                     "-" if isinstance(part, Unknown) else f"{part / parts.wall:.1%}"
-                    for part in (parts.data, parts.compute, parts.exchange, parts.waiting)
+                    for part in (parts.data, parts.compute, parts.exchange, parts.waiting, parts.checkpoint)
                 ),
                 f"{parts.total / parts.wall:.3f}",
                 str(bound) if isinstance(bound, Unknown) else f"{cost_text(bound)}, {bound.share:.0%}",

@@ -18,7 +18,13 @@ from probes.training.report import EpochsReport
 
 MOST_CASES = 16  # that are drawn; the tables have all
 MOST_LINES = 6
-PARTS = (("data", "amber"), ("compute", "blue"), ("exchange", "vermillion"), ("waiting", "purple"))
+PARTS = (
+    ("data", "amber"),
+    ("compute", "blue"),
+    ("exchange", "vermillion"),
+    ("waiting", "purple"),
+    ("checkpoint", "green"),
+)
 COLOURS = ("blue", "vermillion", "green", "purple", "amber", "ink")
 
 
@@ -65,7 +71,7 @@ def _bars(figure: Figure, cases: Sequence[Case]) -> None:
     axes.set_yticks([])
     axes.set_ylim(len(cases) - 0.6, -0.8)
     axes.set_xlabel("seconds per epoch")
-    legend_below(axes, columns=4, drop=0.9 / (1 + 0.5 * len(cases)))
+    legend_below(axes, columns=5, drop=0.9 / (1 + 0.5 * len(cases)))
 
 
 def _losses(figure: Figure, cases: Sequence[Case]) -> None:

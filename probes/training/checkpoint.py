@@ -30,6 +30,7 @@ def save(trainer: Trainer, folder: Path) -> None:
 
     Raises ReportError on rank 0 where the file can't be written; the other ranks then lose contact with it.
     """
+    trainer.look(trainer.place.step)  # so that all losses are in it
     weights, states = get_state_dict(trainer.module, trainer.optimizer, options=PARTS)
     own = {
         "cpu": torch.get_rng_state(),
@@ -54,6 +55,7 @@ def save(trainer: Trainer, folder: Path) -> None:
         _write(content, folder / NAME, trainer.place.step)
     if trainer.world > 1:
         distributed.barrier()
+    trainer.clock.ends("checkpoint", trainer.place.step)
 
 
 def _write(content: dict[str, Any], path: Path, step: int) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from probes.core.unknown import Unknown
 from probes.training.report import Epoch, EpochsReport, RankReport, Run, Settings
 
-Cause = Literal["compute", "data", "exchange", "straggler", "uneven"]
+Cause = Literal["compute", "data", "exchange", "straggler", "uneven", "checkpoint"]
 
 SMALL: Final = 0.05  # of an epoch: what costs less isn't named beside the bound
 VICTIM: Final = "no progress in the exchange"  # how a rank's cause begins that waited for another
@@ -57,13 +57,14 @@ class Parts:
     compute: float
     exchange: float | Unknown
     waiting: float | Unknown
+    checkpoint: float
     wall: float
 
     @property
     def total(self) -> float:
         """The sum of the parts."""
         known = (part for part in (self.exchange, self.waiting) if not isinstance(part, Unknown))
-        return self.data + self.compute + sum(known)
+        return self.data + self.compute + self.checkpoint + sum(known)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,10 @@ def parts(case: Case) -> Parts | Unknown:
 def parts_of(rank: RankReport) -> Parts:
     """Means over one rank's whole epochs after the first. Raises ValueError where there are none."""
     return _mean_parts(
-        [Parts(e.data_s, e.compute_s, e.exchange_s, e.waiting_s, e.wall_s) for e in later(rank)]
+        [
+            Parts(e.data_s, e.compute_s, e.exchange_s, e.waiting_s, e.checkpoint_s, e.wall_s)
+            for e in later(rank)
+        ]
     )
 
 
@@ -223,6 +227,7 @@ def _mean_parts(each: Sequence[Parts]) -> Parts:
         statistics.fmean(part.compute for part in each),
         _mean_known([part.exchange for part in each]),
         _mean_known([part.waiting for part in each]),
+        statistics.fmean(part.checkpoint for part in each),
         statistics.fmean(part.wall for part in each),
     )
 
@@ -259,6 +264,7 @@ def costs(case: Case) -> tuple[Cost, ...]:
     found = [
         Cost("data", seconds["data"] / whole),
         Cost("compute", seconds["compute"] / whole),
+        Cost("checkpoint", it.checkpoint / whole),
         Cost("straggler", sum(longer.values()) / whole, slowest, of),
     ]
     if not isinstance(it.exchange, Unknown) and not isinstance(it.waiting, Unknown):

@@ -26,7 +26,7 @@ from probes.training.guard import Guard
 from probes.training.models import Workload, loss_of
 from probes.training.report import Epoch, Settings
 
-Phase: TypeAlias = Literal["data", "compute", "exchange"]
+Phase: TypeAlias = Literal["data", "compute", "exchange", "checkpoint"]
 
 HALVES: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 RATE: Final = 1e-4  # of learning: any that trains
@@ -129,7 +129,7 @@ class Trainer:
         module = work.module.to(device).train()
         self._dtype = torch.bfloat16 if settings.precision == "bf16" else None  # of everything
         module = module.to(self._dtype)
-        self._clock = Clock(on_gpu=self.on_gpu)
+        self.clock = Clock(on_gpu=self.on_gpu)
         self._sync: Callable[[bool], AbstractContextManager[Any]] = lambda _: nullcontext()
         self.module = self._divided(module)
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -178,7 +178,7 @@ class Trainer:
     def _exchanged(self, state: object, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's own exchange, with a mark where the last gradients are ready."""
         if bucket.is_last():
-            self._clock.ends("compute", self.place.step)
+            self.clock.ends("compute", self.place.step)
             self.guard.phase = "the exchange of gradients"
         return allreduce_hook(cast("Any", state), bucket)
 
@@ -189,7 +189,7 @@ class Trainer:
 
         Raises NotFinite, and whatever the model, the dataset and torch raise.
         """
-        place, clock = self.place, self._clock
+        place, clock = self.place, self.clock
         self.batches.epoch, self.batches.skip = place.epoch, place.done
         self._loader_seed.manual_seed(self.settings.seed + place.epoch)
         if distributed.is_initialized():
@@ -202,7 +202,7 @@ class Trainer:
         self._finish()
         wall_s = time.perf_counter() - began
         clock.read()
-        self._check(place.step)
+        self.look(place.step)
         self.epochs.append(self._measured(begun_s, wall_s, first))
         clock.times.clear()
         clock.exposed.clear()
@@ -219,7 +219,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)
 
     def _steps(self, batches: Iterator[Any], after_step: Callable[[], bool]) -> bool:
-        place, clock, guard, accumulate = self.place, self._clock, self.guard, self.settings.accumulate
+        place, clock, guard, accumulate = self.place, self.clock, self.guard, self.settings.accumulate
         half = HALVES.get(self.settings.precision)
         while place.done < self.batches.steps:
             for part in range(accumulate):
@@ -243,14 +243,14 @@ class Trainer:
             clock.ends("compute", place.step)
             place.step, place.done = place.step + 1, place.done + 1
             if not self.on_gpu or place.done % CHECKED == 0:
-                self._check(place.step)
+                self.look(place.step)
                 self._finish()
                 clock.read()
             if after_step():
                 return True
         return False
 
-    def _check(self, step: int) -> None:
+    def look(self, step: int) -> None:
         """Keep the losses since the last look. Raises NotFinite for the first that is no number."""
         if not self._pending:
             return
@@ -264,7 +264,7 @@ class Trainer:
 
     def _measured(self, begun_s: float, wall_s: float, first: int) -> Epoch:
         """The epoch, its exchange divided by what all ranks measured of each step."""
-        place, times, exposed = self.place, self._clock.times, self._clock.exposed
+        place, times, exposed = self.place, self.clock.times, self.clock.exposed
         exchange: float | Unknown = 0.0
         waiting: float | Unknown = 0.0
         last: int | Unknown = 0
@@ -291,6 +291,7 @@ class Trainer:
             exchange_s=exchange,
             waiting_s=waiting,
             last=last,
+            checkpoint_s=times["checkpoint"],
             is_whole=steps == self.batches.steps,
         )
 

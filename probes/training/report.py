@@ -7,7 +7,7 @@ derived from them whenever they are shown (`figures`). Times are in seconds.
 import re
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -79,6 +79,7 @@ class Epoch:
     exchange_s: float | Unknown  # gradients, as long as nothing else went on and all ranks took part
     waiting_s: float | Unknown  # for ranks whose gradients weren't ready
     last: int | Unknown  # steps in which this rank's gradients were ready last
+    checkpoint_s: float = 0.0  # in which it wrote checkpoints
     is_whole: bool = True  # false where a checkpoint divided it
 
 
@@ -203,7 +204,9 @@ def run_in(folder: Path, *, name: str = "") -> Run:
         raise ReportError(f"no rank has reported into {folder}", "see what the ranks printed, and repeat")
     first = reports[0]
     for other in reports[1:]:
-        if (other.settings, other.world) != (first.settings, first.world):
+        # a rank that ended early may not have known its device yet
+        theirs = replace(other.settings, device=first.settings.device)
+        if (theirs, other.world) != (first.settings, first.world):
             raise ReportError(f"{folder} has ranks of different runs: {first.rank} and {other.rank}", AGAIN)
     ranks = tuple(sorted(reports, key=lambda report: report.rank))
     return Run(name or folder.name, ranks, _watched(folder, ranks[0].epochs))

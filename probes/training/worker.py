@@ -22,7 +22,7 @@ from probes.fit.report import SHORT_OF_MEMORY, VERDICTS
 from probes.measure.worker import exit_now, require_torch
 from probes.training.guard import Guard, StopAgreement
 from probes.training.options import Start, start_of
-from probes.training.report import TEMPFAIL, Device, Fault, RankReport, State, write_rank
+from probes.training.report import SYNTHETIC, TEMPFAIL, Device, Fault, RankReport, State, write_rank
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,13 @@ class Rank:
         self.trainer: Trainer | None = None
         self.device_name, self.library, self.backend = "not known yet", "not known yet", "none"
         self.resumed_at = 0
+        self.code: int | None = None  # once it is known how the run ended
 
     def _end(self, step: int, cause: str, code: int) -> None:
         """End the process from the guard's thread."""
-        self.report("failed", Fault(step, cause, code))
-        exit_now(code)
+        if self.code is None:
+            self.report("failed", Fault(step, cause, code))
+        exit_now(code if self.code is None else self.code)
 
     def report(self, state: State, fault: Fault | None = None) -> None:
         """Write the rank's report, and say on stderr why it failed."""
@@ -129,6 +131,11 @@ class Rank:
         store = self._join()
         guard.moved("building the model")
         torch.manual_seed(settings.seed)
+        if settings.scaling == "weak" and settings.data != SYNTHETIC and start.world > 1:
+            raise UsageError(
+                "a dataset has as many samples with more ranks: its scaling is strong",
+                "leave out --scaling weak, or --data",
+            )
         count = settings.samples * (start.world if settings.scaling == "weak" else 1)
         work = workload(settings, count)
         self.library = work.library
@@ -161,8 +168,10 @@ class Rank:
             if not trainer.epoch(after_step) and trainer.place.epoch < settings.epochs:
                 keep()
                 self.report("checkpointed")
+                self.code = TEMPFAIL
                 return TEMPFAIL
         self.report("done")
+        self.code = int(Exit.OK)
         self._leave()
         return int(Exit.OK)
 
@@ -219,7 +228,7 @@ def _lost(fault: BaseException) -> bool:
     """Whether an error comes from an exchange with other ranks."""
     words = str(fault).lower()
     return isinstance(fault, RuntimeError) and any(
-        word in words for word in ("gloo", "nccl", "connection", "store", "socket", "peer")
+        word in words for word in ("gloo", "nccl", "connection", "tcpstore", "socket", "broken pipe")
     )
 
 

@@ -62,6 +62,10 @@ def tried(case: proof.Case, gpu: Gpu) -> dict:
     launches = [of.kernel for of in gpu.launches]
     if not wrong and len(launches) != len(case.kernel.split(",")):
         wrong = f"launched: {launches}"
+    instructions = sum((of.executed.instructions for of in gpu.launches), Counter())
+    transactions = sum((of.executed.transactions for of in gpu.launches), Counter())
+    # scalar ones are left out: a unit of its own executes them beside the others
+    vectors = sum(count for name, count in instructions.items() if not name.startswith("S_"))
     return {
         "target": gpu.target.arch,
         "buffers": os.environ.get("AMDGCN_USE_BUFFER_OPS") != "0",
@@ -70,8 +74,12 @@ def tried(case: proof.Case, gpu: Gpu) -> dict:
         "weights": case.weights,
         "wrong": wrong,
         "digest": digest,
-        "instructions": dict(sum((of.executed.instructions for of in gpu.launches), Counter())),
-        "transactions": dict(sum((of.executed.transactions for of in gpu.launches), Counter())),
+        "instructions": dict(instructions),
+        "transactions": dict(transactions),
+        "a weight": {
+            "instructions": round(vectors * gpu.target.warp_size / case.weights, 1),
+            "transactions": round((transactions["loads"] + transactions["stores"]) / case.weights, 4),
+        },
         "seconds": round(time.monotonic() - begun, 2),
     }
 

@@ -10,6 +10,7 @@ import pytest
 from children import lines
 
 from probes.placement.packing import proof
+from probes.placement.planner.machine import table
 
 CHILD = Path(__file__).with_name("amd_child.py")
 TARGETS = ("gfx1100", "gfx90a", "gfx942")
@@ -40,3 +41,10 @@ def test_what_is_unpacked_has_the_recorded_bits(tried):
     for target, rows in tried.items():
         differing = {row["case"] for row in rows if known[row["case"]][target] != row["digest"]}
         assert differing == set(), f"other bits than recorded on {target}: bench_amd.py --record writes them"
+
+
+def test_plans_count_what_the_machine_code_takes_for_a_weight(tmp_path):
+    rows = lines(CHILD, "gfx90a", "counted", TRITON_CACHE_DIR=str(tmp_path))
+    assert [row["wrong"] for row in rows] == [""] * len(rows)
+    known = {kernel: of["gfx90a"] for kernel, of in table()["counted"].items()}
+    assert {row["kernel"]: row["a weight"] | {"source": "counted"} for row in rows} == known

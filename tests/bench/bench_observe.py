@@ -203,31 +203,42 @@ class Bench:
         )
 
     def strace(self) -> None:
-        """What strace -f sees that fanotify misses, on one run."""
+        """What strace -f sees that fanotify misses, on the images' proof and on the service."""
         if not shutil.which("strace"):
             self.board.waive("files missed against strace -f", "strace isn't installed here")
             return
-        log = self.folder / "strace.txt"
         env = (("WEIR_PROFILES_DIR", "/profiles"), ("APP_PROFILE", "control"), ("WEIR_MODEL_DIR", "/models"))
         volumes = (f"{self.profiles}:/profiles:ro", f"{self.models}:/models:ro")
-        with served(Engine(), self.ref, Started((), env, volumes, None, GATE)) as container:
+        smoke = ("python3", "-B", "/opt/weir/app/smoke.py")
+        files = image_files(self.ref)
+        for name, how in (
+            ("proof", Started(smoke, checks_health=False)),
+            ("service", Started((), env, volumes)),
+        ):
+            traced, seen = self.traced(how)
+            opened = {real(files, path) for path in traced} & files.keys()
+            missed = sorted(opened - seen)
+            self.board.bar(
+                f"{name}: files that strace -f saw opened and the run didn't", len(missed), 0, "files",
+                named=missed[:20], traced=len(opened), observed=len(seen),
+            )  # fmt: skip
+
+    def traced(self, how: Started) -> tuple[set[str], frozenset[str]]:
+        """What strace and what fanotify saw of the same run."""
+        log = self.folder / "strace.txt"
+        with served(Engine(), self.ref, how) as container:
             watch = Fanotify(container.pid)
             words = ["strace", "-f", "-y", "-qq", "-e", "trace=open,openat,openat2,execve", "-o", str(log)]
             tracer = subprocess.Popen([*words, "-p", str(container.pid)])
             time.sleep(2)
             container.let_through()
-            container.wait_until_ready()
-            run_program(f"{WORKLOAD} --each 2", container.url, {}, tell)
-            container.stop()
+            if not how.command:
+                container.wait_until_ready()
+                run_program(f"{WORKLOAD} --each 2", container.url, {}, tell)
+                container.stop()
+            container.exit_code()
             tracer.wait(60)
-            seen = watch.finish()
-        files = image_files(self.ref)
-        traced = {real(files, path) for path in opened_by(log)} & files.keys()
-        missed = sorted(traced - seen)
-        self.board.bar(
-            "files that strace -f saw opened and the observed run didn't", len(missed), 0, "files",
-            named=missed[:20], traced=len(traced), observed=len(seen),
-        )  # fmt: skip
+            return {*opened_by(log)}, watch.finish()
 
     def overhead(self, n: int = 6) -> None:
         """A service's start and 10 of each kind of request, watched and not, in turns."""
@@ -260,26 +271,6 @@ class Bench:
         self.board.bar("slim CPU image, stored", stored / 1e6, 140, "MB")
         again, _, _ = self.build("--keep", str(KEEP), "--no-cache")
         self.board.bar("other digests of the slim image, built anew", int(again != slim), 0, "digests")
-        tell("1,000 requests of every kind on the slim image")
-        said = weir(
-            "observe", "--keep", str(self.folder / "slim.keep"), "--workload", f"{WORKLOAD} --each 1000",
-            *self.mounted(), self.ref, folder=self.folder,
-        )  # fmt: skip
-        requests = re.findall(r"\d+ requests of \d+ kinds.*", said)
-        self.board.bar("missing files in 1,000 requests of every kind on it", 0, 0, "files", said=requests)
-        weir(
-            "observe",
-            self.ref,
-            "--",
-            "python3",
-            "-m",
-            "probes",
-            "run",
-            "--quick",
-            "--out",
-            "/tmp",
-            folder=self.folder,
-        )
         self.left_out()
         undone, _, _ = self.build("--undo")
         self.board.waive(
@@ -288,6 +279,25 @@ class Bench:
         )
         self.board.waive("kernels that runs load", "CUPTI's and rocprofiler-sdk's callbacks aren't built")
         self.board.bar("undone: other digests than before", int(undone != whole), 0, "digests", digest=undone)
+
+    def requests(self) -> None:
+        """1,000 requests of every kind on the slim image, and the probes' quick run."""
+        self.build("--keep", str(KEEP))
+        tell("1,000 requests of every kind on the slim image")
+        more = ["--workload", f"{WORKLOAD} --each 1000", *self.mounted(), self.ref]
+        probes = [self.ref, "--", "python3", "-m", "probes", "run", "--quick", "--out", "/tmp"]
+        said = ""
+        for words in (more, probes):
+            done = subprocess.run([WEIR, "observe", *words], capture_output=True, text=True, check=False)
+            said += done.stderr
+            if done.returncode and "weir: the " not in done.stderr:  # another failure than a missing file
+                raise SystemExit(done.stderr)
+        missing = sorted(set(re.findall(r"weir: the .*", said)))
+        requests = re.findall(r"\d+ requests of \d+ kinds.*", said)
+        self.board.bar(
+            "missing files in 1,000 requests of every kind on it", len(missing), 0, "files",
+            named=missing[:20], said=requests,
+        )  # fmt: skip
 
     def left_out(self) -> None:
         """Twenty left-out modules are imported; each has to give the message, and no traceback."""
@@ -391,7 +401,7 @@ class Bench:
         path.write_text(json.dumps(document))
         compose = ["docker", "compose", "-p", "t-observe-tried", "-f", str(path)]
         up = (
-            ["up", "-d", "--wait", "--wait-timeout", "60", "s"]
+            ["up", "-d", "--wait", "--wait-timeout", "300", "s"]
             if workload
             else ["up", "--exit-code-from", "s", "s"]
         )
@@ -408,7 +418,7 @@ class Bench:
         finally:
             subprocess.run([*compose, "down", "-t", "5"], capture_output=True, check=False)
 
-    def service(self) -> list[str]:
+    def service(self) -> None:
         """The service in a container that asks for everything; what isn't needed of what is left."""
         service = {
             "image": self.ref,
@@ -431,11 +441,14 @@ class Bench:
             },
         }
         workload = f"{WORKLOAD} --each 1"
-        printed = self.ablated("service", service, "--workload", workload, "--wait", "60")
+        printed = self.ablated("service", service, "--workload", workload, "--wait", "300")
         self.board.line(
             {"figure": "the least that the service needs", "unit": "compose file", "value": printed}
         )
-        return [f"service: {each}" for each in self.needless(printed, workload)]
+        needless = self.needless(printed, workload)
+        self.board.bar(
+            "grants of the service's file that aren't needed", len(needless), 0, "grants", named=needless
+        )
 
 
 def docker(*words: str) -> str:
@@ -466,7 +479,7 @@ def real(files: dict[str, str], path: str) -> str:
 
 
 def main() -> int:
-    parts = ("lists", "strace", "overhead", "slim", "ablate")
+    parts = ("lists", "strace", "overhead", "slim", "requests", "ablate", "service")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(parts), help="parts, with commas between them")
     missed = False

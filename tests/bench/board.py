@@ -25,8 +25,9 @@ _BEGUN = time.monotonic()
 ALL = ("buildtool", "probes", "images")
 IMAGES = ("buildtool/build", "buildtool/engine", "images")
 PLACEMENT = ("probes/placement",)
+KERNELS = ("kernels", "expert_kernels", "launch", "proof")
 MEASURED = {
-    "amd": ("probes/placement/packing",),
+    "amd": (*(f"probes/placement/packing/{name}.py" for name in KERNELS), "tests/amd"),
     "audit": ("buildtool/audit", "buildtool/image", "buildtool/gpucode", "probes/core/quoting.py"),
     "build": IMAGES,
     "device-full": ("probes/measure",),

@@ -36,12 +36,14 @@ SIGNED = "reads the whole image; `make bench-sbom` writes, signs and verifies it
 SQUASHFS = "needs squashfs-tools; `make bench-layout` makes the file and runs it"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
 TUTORIAL = "tests/torch runs it with a small model"
+MODEL = "qwen2.5-3b"
 LORA = "--lora 16 --checkpointing --attention eager --tokens 1024 --batch 1 --accumulate 16"
 OBSERVED = "takes minutes; `make bench-observe` does it with an image of its own"
 NOT_RUN = {
-    f"weir probe epochs qwen2.5-3b {LORA} --samples 64 --json try.json": TUTORIAL,
-    "weir probe watch --jsonl job/watch-here.jsonl --report watch.json --torch-allocator -- python3 -m probes."
-    f"training.worker qwen2.5-3b {LORA} --samples 512 --epochs 3 --checkpoint-every 8 --out job": TUTORIAL,
+    f"weir probe epochs {MODEL} {LORA} --samples 64 --json try.json": TUTORIAL,
+    "weir probe watch --jsonl job/watch-here.jsonl --report watch.json --torch-allocator -- python3 -m "
+    f"probes.training.worker {MODEL} {LORA} --samples 512 --epochs 3 "
+    "--checkpoint-every 8 --out job": TUTORIAL,
     "weir probe epochs --from job --json job.json": TUTORIAL,
     "weir probe html job.json --out job.html": TUTORIAL,
     "weir probe epochs mytrain:model --data mytrain:samples --lora 16 --batch 1 --accumulate 16 "
@@ -85,6 +87,7 @@ NOT_RUN = {
     "weir verify cpu-signed --key key.pub": SIGNED,
     "weir sbom weir/cpu:latest --output cpu.cdx.json": SIGNED,
     "weir sbom weir/cpu:latest --format spdx --output cpu.spdx.json": SIGNED,
+    "weir build cpu --compression gzip --layout cpu-gzip": MINUTES,
     "docker compose run --rm probe python3 -m probes run --out /reports": MINUTES,
     "weir probe run --quick": TORCH,
     "weir probe throughput --url http://127.0.0.1:8000 --dim 12 --slo-ms 500": LOADED,

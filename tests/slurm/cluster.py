@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+FIRST_PORT = 26_900
 PATIENCE_S = 180.0  # the longest wait for a state; this machine may be busy
 
 sys.path.insert(0, str(ROOT / "tests" / "docker"))
@@ -66,11 +67,13 @@ class Cluster:
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
         self.nodes = nodes
+        self.rendezvous = 0  # the first of a thousand ports for jobs: another cluster here has others
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self) -> None:
         host = socket.gethostname().split(".")[0]
         port = _free_ports(self.nodes + 1)
+        self.rendezvous = 33_000 + 1000 * ((port - FIRST_PORT) // (self.nodes + 1) % 25)
         (self.folder / "state").mkdir()
         text = CONFIGURATION.format(
             host=host,
@@ -170,7 +173,7 @@ def _is_step(pid: int) -> bool:
 
 def _free_ports(count: int) -> int:
     """The first of so many consecutive ports that nobody listens on."""
-    for first in range(26_900, 32_000, count):
+    for first in range(FIRST_PORT, 32_000, count):
         with contextlib.ExitStack() as held:
             try:
                 for port in range(first, first + count):

@@ -72,7 +72,16 @@ def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] 
     environment = {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'slurm'}"}
     with (out / "launch.log").open("w") as log:
         process = subprocess.Popen(
-            [*line, "--env", f"MARKS={out}", *words, "--", *(command or trained())],
+            [
+                *line,
+                "--env",
+                f"MARKS={out}",
+                "--port",
+                str(cluster.rendezvous),
+                *words,
+                "--",
+                *(command or trained()),
+            ],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -81,7 +90,7 @@ def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] 
     return Launched(process, out)
 
 
-def trained(*more: str, epochs: int = 4, batch: str = "8", timeout: int = 60) -> tuple[str, ...]:
+def trained(*more: str, epochs: int = 4, batch: str = "8", timeout: int = 600) -> tuple[str, ...]:
     """The worker's command."""
     worker = (
         str(PYTHON / "python"),

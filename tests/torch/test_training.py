@@ -18,7 +18,7 @@ def ranks():
         yield started
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("world", "words"),
     [
@@ -110,7 +110,7 @@ def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
     assert parts.total == pytest.approx(parts.wall, rel=0.02)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

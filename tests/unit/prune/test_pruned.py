@@ -232,6 +232,10 @@ def test_each_variant_gets_the_cards_of_its_own_maker() -> None:
     assert [v.gpu_targets for v in both.select(("rocm", "cuda"))] == [("gfx1100",), ("sm_90",)]
     (cuda,) = load().for_cards(("gfx1100",)).select(("cuda",))
     assert cuda.gpu_targets == ("gfx1100",), "which its wheels have no code for: said, not passed over"
+    (rocm,) = load().for_cards(("sm_90",), asked=False).select(("rocm",))
+    assert rocm.gpu_targets == load().select(("rocm",))[0].gpu_targets, (
+        "this machine's card is another maker's"
+    )
 
 
 def kfd_node(root: Path, number: int, properties: str) -> Path:

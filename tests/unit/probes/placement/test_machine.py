@@ -1,6 +1,5 @@
 """Constants of machines: every number of a profile has a source with a date; a report's own figures lead."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,16 +80,6 @@ def test_amd_profiles_say_that_nothing_was_measured() -> None:
     for name in profile_names():
         amd = table()["machines"][name]["target"].startswith("gfx")
         assert bool(profile(name).notes) == amd
-
-
-def test_what_a_kernel_takes_on_amd_is_what_the_bench_has_counted_last() -> None:
-    kept = json.loads((ROOT / "docs" / "results" / "bench-amd.json").read_text())
-    rows = {row["counted a weight"]: row for row in kept["rows"] if "counted a weight" in row}
-    assert set(rows) == set(table()["counted"])
-    for kernel, of in table()["counted"].items():
-        for target in ("gfx1100", "gfx1201", "gfx90a", "gfx942"):
-            numbers = {key: value for key, value in of[target].items() if key != "source"}
-            assert numbers == rows[kernel][target], (kernel, target)
 
 
 def test_plans_for_amd_are_bound_by_the_instructions_of_products_of_few_rows() -> None:
