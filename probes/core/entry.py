@@ -31,8 +31,11 @@ class Interrupts:
         self._last_s: float | None = None
         self._warned = False
 
-    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+    def __call__(self, _number: int, frame: FrameType | None) -> None:
         """Handle one signal."""
+        if frame is not None and frame.f_code is Interrupts.ignored.__code__:  # what is raised there is lost
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            return
         now = self._now()
         if self._last_s is None or now - self._last_s >= PATIENCE_S:
             self._last_s, self._warned = now, False
