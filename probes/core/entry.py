@@ -33,9 +33,11 @@ class Interrupts:
 
     def __call__(self, _number: int, frame: FrameType | None) -> None:
         """Handle one signal."""
-        if frame is not None and frame.f_code is Interrupts.ignored.__code__:  # what is raised there is lost
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
-            return
+        while frame is not None:
+            if frame.f_code is Interrupts.ignored.__code__:  # what is raised there is lost
+                signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+                return
+            frame = frame.f_back
         now = self._now()
         if self._last_s is None or now - self._last_s >= PATIENCE_S:
             self._last_s, self._warned = now, False
