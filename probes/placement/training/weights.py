@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
+from probes.placement.runtime.packed_tables import autocast_dtype
 from probes.placement.training.updates import Trained
 
 # Modules all of whose uses of `weight` are products that autocast casts it for, by their exact class
@@ -103,7 +104,7 @@ def computed_with(one: Trained, owner: nn.Module, key: str, device: torch.device
 
     @functools.wraps(forward)
     def with_copy(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
-        if not torch.is_autocast_enabled(device.type) or torch.get_autocast_dtype(device.type) != dtype:
+        if autocast_dtype(device.type) != dtype:
             raise PlacementError(
                 f"{one.name} is on the card as {dtype}, and its layer was called outside autocast",
                 f"call the model under torch.autocast({device.type!r}, dtype={dtype}), or plan without",
