@@ -80,4 +80,7 @@ def project(folder: Path, document: Mapping[str, Any], name: str, service: str) 
     try:
         yield made
     finally:
-        made._run("down", "-t", "10", "--remove-orphans")
+        try:
+            made._run("rm", "--stop", "--force", "--volumes")  # what `down` leaves: volumes without a name
+        finally:
+            made._run("down", "-t", "10", "--remove-orphans")
