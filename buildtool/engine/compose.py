@@ -21,6 +21,8 @@ def resolved(files: Sequence[Path], service: str) -> dict[str, Any]:
 
     Raises ConfigError for what compose refuses, EnvironmentMissing without compose.
     """
+    if service.startswith("-"):
+        raise ConfigError(f"{terminal(service)} would pass for an option", "name a service of the file")
     words = [word for path in files for word in ("-f", str(path))]
     try:
         done = run([*_COMPOSE, *words, "config", "--format", "json", service])

@@ -24,7 +24,7 @@ def test_runs_merge_into_the_same_file_in_either_order(tmp_path: Path) -> None:
 
 
 def test_runs_that_end_at_the_same_time_lose_no_line(tmp_path: Path) -> None:
-    lines = [f"/{number}" for number in range(100)]
+    lines = [f"/{number}" for number in range(40)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda line: merge_into(tmp_path / "new" / "keep", [line]), lines))
     assert read_keep_list(tmp_path / "new" / "keep").lines == frozenset(lines)

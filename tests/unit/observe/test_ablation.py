@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from buildtool.core.command import CommandFailed
+from buildtool.core.errors import ConfigError
 from buildtool.engine import compose
 from buildtool.observe.ablation import (
     CAPABILITIES,
@@ -38,6 +39,11 @@ def test_no_volume_without_a_name_is_left_by_a_start(tmp_path: Path, monkeypatch
     with pytest.raises(CommandFailed), compose.project(tmp_path, {}, "p", "s"):
         pass
     assert calls == [["rm", "--stop", "--force", "--volumes"], ["down", "-t", "10", "--remove-orphans"]]
+
+
+def test_no_service_passes_for_an_option_of_compose() -> None:
+    with pytest.raises(ConfigError):
+        compose.resolved([Path("compose.yaml")], "--output=x")
 
 
 def test_a_start_is_not_reached_by_those_who_ask_for_the_service() -> None:

@@ -16,6 +16,7 @@ from referencing import Registry, Resource
 from sbom_image import COMMIT, LIB, UNOWNED, image
 
 from buildtool.cli import main
+from buildtool.core.errors import Exit
 from buildtool.core.model import Wheel
 from buildtool.gpucode import elf
 from buildtool.gpucode.source import Source
@@ -221,6 +222,15 @@ def test_the_command_prints_and_writes_the_same(
     assert target.read_text() == printed
     assert "no package owns 5" in capsys.readouterr().err
     assert main([*words, "--lock", str(tmp_path / "none.json")]) == 5
+
+
+@pytest.mark.parametrize("own", ["index.json", "oci-layout", "blobs/sha256/new"])
+def test_a_document_never_replaces_a_part_of_the_layout_that_it_is_about(own: str, layout: Path) -> None:
+    before = (layout / "index.json").read_bytes()
+    options = ["--platform", "linux/amd64", "--output", str(layout / own)]
+    assert main(["sbom", str(layout), *options]) == Exit.USAGE
+    assert (layout / "index.json").read_bytes() == before
+    assert not (layout / "blobs/sha256/new").exists()
 
 
 def test_names_of_any_length_take_no_time() -> None:
