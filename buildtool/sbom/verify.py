@@ -158,7 +158,10 @@ def _verified(subject: Json, rows: Sequence[Json], fetch: Fetch, key: PublicKey)
             continue
         manifest = _object(_parsed(fetch(row, place), place), place)
         if _is_about(manifest, row, subject, place):
-            attached += _statements(manifest, row, place, fetch, key)
+            held = list(_statements(manifest, row, place, fetch, key))
+            attached += held
+            if not held:
+                notes.append(f"{place} is {_shown(manifest.get('artifactType'))}, and was not judged")
     signed = {each.text for each in attached if each.is_signed}
     for each in attached:
         if each.kind not in PREDICATES:

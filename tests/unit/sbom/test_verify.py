@@ -601,6 +601,19 @@ def test_what_somebody_else_signed_of_another_kind_is_only_noted(keys: Path, tmp
     assert [kind in note for note in verified.notes] == [True]
 
 
+def test_an_unsigned_artifact_of_another_form_is_never_passed_over_in_silence(
+    keys: Path, tmp_path: Path
+) -> None:
+    layout = fresh()
+    row = dict(layout.row(attest.BUNDLE, BOM))
+    kind = "application/vnd.cyclonedx+json\x1b[31m"
+    row["artifactType"] = kind
+    layout.change(row, lambda manifest: manifest.update(artifactType=kind))
+    layout.rows.append(row)
+    verified = verify_archive(written(layout, tmp_path / "layout"), PublicKey.read(keys / "ours.pub"))
+    assert ["vnd.cyclonedx+json\\x1b[31m, and was not judged" in note for note in verified.notes] == [True]
+
+
 def test_an_image_with_attestations_is_still_one_image(keys: Path, tmp_path: Path) -> None:
     """An audit and an inventory read it without --image."""
     place = written(fresh(), tmp_path / "layout")
