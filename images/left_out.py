@@ -6,6 +6,7 @@ error; the program gets the error that it would get for what isn't there. Standa
 """
 
 import builtins
+import contextlib
 import errno
 import importlib.abc
 import importlib.machinery
@@ -45,14 +46,19 @@ class Manifest:
         self.told: set[str] = set()
 
     def path_of(self, name: str, places: Iterable[str]) -> str | None:
-        """The file of a module that was left out and isn't there for another reason; None for another."""
-        tail = name.rpartition(".")[2]
+        """The file of a module that was left out, and that no place before has; None for another."""
+        tail, before = name.rpartition(".")[2], list[str]()
         for place in places:
-            base = f"{os.path.abspath(place)}/{tail}"
+            whole = _path(place)
+            if whole is None:  # importlib passes over it as well
+                continue
+            base = f"{whole}/{tail}"
             endings = (".py", "/__init__.py", *importlib.machinery.EXTENSION_SUFFIXES)
             for path in (base + ending for ending in endings):
                 if path in self.paths and not os.path.exists(path):
-                    return path
+                    there = importlib.machinery.PathFinder.find_spec(name, before)
+                    return path if there is None or there.loader is None else None
+            before.append(place)
         return None
 
     def text(self, path: str, name: str = "") -> str:
@@ -68,7 +74,9 @@ class Manifest:
         """Print that, once for each file."""
         if path not in self.told:
             self.told.add(path)
-            print(self.text(path, name), file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # None, closed, or read no more
+                sys.stderr.write(f"{self.text(path, name)}\n")
+                sys.stderr.flush()
 
     def explains(self, error: BaseException | None) -> bool:
         """Whether an error comes from what was left out; says so."""
@@ -132,21 +140,31 @@ class Finder(importlib.abc.MetaPathFinder):
 def _path(name: object) -> str | None:
     try:
         return os.path.abspath(os.fsdecode(name))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # a descriptor
+    except (TypeError, ValueError, OSError):  # a descriptor; relative, and the current directory is gone
         return None
+
+
+class Open:
+    """`open`, as an object: a function would become a method of a class that has it as an attribute."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest, self.real = manifest, io.open
+
+    def __call__(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as `open`
+        """Open a file; says what was left out. Raises what `open` raises."""
+        try:
+            return self.real(*args, **options)
+        except FileNotFoundError as error:
+            self.manifest.explains(error)
+            raise
 
 
 def install(manifest: Manifest) -> None:
     """Look at imports, at files that are opened, and at errors that nobody catches."""
-    sys.meta_path.insert(0, Finder(manifest))
-    real_open, real_hook, real_thread_hook = io.open, sys.excepthook, threading.excepthook
-
-    def opened(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - as `open`
-        try:
-            return real_open(*args, **options)
-        except FileNotFoundError as error:
-            manifest.explains(error)
-            raise
+    of_paths: object = importlib.machinery.PathFinder  # what is built in or frozen comes before
+    at = sys.meta_path.index(of_paths) if of_paths in sys.meta_path else 0
+    sys.meta_path.insert(at, Finder(manifest))
+    real_hook, real_thread_hook = sys.excepthook, threading.excepthook
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not manifest.explains(error):
@@ -156,7 +174,7 @@ def install(manifest: Manifest) -> None:
         if not manifest.explains(args.exc_value):
             real_thread_hook(args)
 
-    builtins.open = io.open = opened
+    builtins.open = io.open = Open(manifest)
     sys.excepthook, threading.excepthook = uncaught, uncaught_in_thread
 
 
@@ -173,6 +191,6 @@ if __name__ == "sitecustomize":
     try:
         with open(MANIFEST, encoding="utf-8") as file:
             install(Manifest(file.read()))
-    except OSError:  # not in a slim image
+    except (OSError, ValueError):  # not in a slim image, or it is damaged
         pass
     run_hidden()

@@ -21,6 +21,7 @@ from buildtool.observe.ablation import (
     host_devices,
     least,
     names_of,
+    networks_of_its_own,
     without_host_values,
     without_privileged,
 )
@@ -118,6 +119,7 @@ class _Trials:
             service["ports"] = [{**port, "published": "0", "host_ip": "127.0.0.1"} for port in ports]
         document = {**self._document, "services": {**self._document["services"], name: service}}
         document.pop("name", None)
+        document["networks"] = networks_of_its_own(document.get("networks") or {})
         with project(self._folder, document, self._name, name) as started:
             try:
                 if not self._args.workload:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from buildtool.core.errors import Exit
 from buildtool.launch.job import Container, EngineName, Job, Vendor
-from probes.core.output import echo, error, flag, option, progress, whole, write
+from probes.core.output import Parser, echo, error, flag, option, progress, whole, write
 
 if typing.TYPE_CHECKING:
     from probes.core.codec import Json
@@ -41,6 +41,8 @@ _CHOICES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments: a description's keys, and what to do with it."""
     parser.usage = "%(prog)s [JOB.yaml] [options] [-- COMMAND ...]"
+    assert isinstance(parser, Parser)
+    parser.behind = "command"
     parser.add_argument(
         "words",
         nargs="*",
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from buildtool.launch.job import load
 
     path, command = _split(args.words)
+    command += args.command
     job = load(path, _given(args, command))
     engine = ENGINES[job.engine]
     texts = engine.render(job)
@@ -116,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _split(words: list[str]) -> tuple[Path | None, list[str]]:
-    """The file and the command: argparse takes the first -- away, so a file is what ends like one."""
+    """The file, which is what ends like one, and a command that has no -- before it."""
     if words and words[0].endswith((".yaml", ".yml")):
         return Path(words[0]), words[1:]
     return None, words

@@ -234,9 +234,17 @@ def refuse_overwriting(written: Sequence[Path], *, inputs: Sequence[str | Path])
     targets = [os.path.realpath(path) for path in written]
     for path, target in zip(written, targets, strict=True):
         is_file = kind_of_path(path) in (PathKind.FILE, PathKind.NOTHING)
-        if is_file and (target in read or targets.count(target) > 1):
-            what = "is what this command reads" if target in read else "is named for two reports"
+        is_read = target in read or any(_is_of_layout(target, place) for place in read)
+        if is_file and (is_read or targets.count(target) > 1):
+            what = "is what this command reads" if is_read else "is named for two reports"
             raise ConfigError(f"{path} {what}", "write the report to another file")
+
+
+def _is_of_layout(target: str, place: str) -> bool:
+    """Whether a file is one of those that make up the OCI layout at a place."""
+    own = target.removeprefix(f"{place}/")
+    is_named = own in ("index.json", "oci-layout", "manifest.json") or own.startswith("blobs/")
+    return own != target and is_named and os.path.lexists(f"{place}/oci-layout")
 
 
 def looks_like_file(name: str) -> bool:

@@ -21,6 +21,8 @@ def resolved(files: Sequence[Path], service: str) -> dict[str, Any]:
 
     Raises ConfigError for what compose refuses, EnvironmentMissing without compose.
     """
+    if service.startswith("-"):
+        raise ConfigError(f"{terminal(service)} would pass for an option", "name a service of the file")
     words = [word for path in files for word in ("-f", str(path))]
     try:
         done = run([*_COMPOSE, *words, "config", "--format", "json", service])
@@ -80,4 +82,7 @@ def project(folder: Path, document: Mapping[str, Any], name: str, service: str) 
     try:
         yield made
     finally:
-        made._run("down", "-t", "10", "--remove-orphans")
+        try:
+            made._run("rm", "--stop", "--force", "--volumes")  # what `down` leaves: volumes without a name
+        finally:
+            made._run("down", "-t", "10", "--remove-orphans")

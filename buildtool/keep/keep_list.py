@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildtool.core.errors import DataError
-from buildtool.core.files import reading, write_text
+from buildtool.core.files import locked, reading, write_text
 from probes.core import files
 from probes.core.quoting import terminal
 
@@ -94,8 +94,10 @@ def read_keep_list(path: Path) -> KeepList:
 
 def merge_into(path: Path, lines: Iterable[str]) -> tuple[KeepList, int]:
     """Add lines to a file, which needn't be there yet; the list, and how many are new. Raises DataError."""
-    old = read_keep_list(path) if path.exists() else KeepList()
-    new = old.with_lines(lines)
-    if new != old or not path.exists():
-        write_text(path, new.text())
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.absolute().parent, lambda: None):  # against runs that end now
+        old = read_keep_list(path) if path.exists() else KeepList()
+        new = old.with_lines(lines)
+        if new != old or not path.exists():
+            write_text(path, new.text())
     return new, len(new.lines) - len(old.lines)

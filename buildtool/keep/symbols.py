@@ -105,6 +105,8 @@ def _cut(source: Source, file: elf.Elf) -> Cut | None:
     rows = [list(row) for row in struct.iter_unpack(elf.SECTION_FORMAT, raw)]
     numbers = {old: new for new, old in enumerate(index for index in range(len(rows)) if index not in gone)}
     names_index = int.from_bytes(source.exactly(_SHNUM + 2, 2, "the header"), "little")
+    if names_index in gone:  # one table for the names of symbols and sections
+        return None
     tail = b""
     for index, section in enumerate(file.sections):
         row = rows[index]

@@ -176,9 +176,9 @@ def _wrong_texts(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
         yield "image", f"{job.image!r} would pass for an option", "name a file or a reference"
     if job.memory and not _MEMORY.fullmatch(job.memory):
         yield "memory", f"{job.memory!r} is no size", "write it as 64GiB or 512MiB"
-    for key, path in (("out", job.out), *(("mounts", path) for path in job.mounts)):
-        if not _PATH.fullmatch(path) or ".." in path.split("/"):
-            yield key, f"{path!r} can't be a path here", 'an absolute path without , : % \\ " and ..'
+    if not job.command[0] or job.command[0].startswith("-"):
+        yield "command", f"{job.command[0]!r} would pass for an option, or for none", "name a program first"
+    yield from _wrong_paths(job)
     for variable in job.env:
         if not _VARIABLE.fullmatch(variable) or variable in RESERVED:
             yield (
@@ -196,3 +196,12 @@ def _wrong_texts(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
     for key, text in ((key, text) for key, group in texts.items() for text in group):
         if not text.isprintable():
             yield key, f"{text!r} holds a control character", "put it into a file, and name that"
+
+
+def _wrong_paths(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
+    places = [("out", job.out), *(("mounts", path) for path in job.mounts)]
+    if job.container != "none":  # whose options mount OUTSIDE:INSIDE
+        places += [("mounts", path) for path in job.mounts.values()]
+    for key, path in places:
+        if not _PATH.fullmatch(path) or ".." in path.split("/") or not path.isprintable():
+            yield key, f"{path!r} can't be a path here", 'an absolute path without , : % \\ " and ..'

@@ -1,20 +1,19 @@
 """Kubernetes: Kubeflow's TrainJob, a JobSet, or an indexed Job; each node is a pod that starts torchrun."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from buildtool.core.command import CommandFailed, run, run_streaming
-from buildtool.core.errors import ConfigError
+from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.progress import Progress
 from buildtool.core.yaml_text import dump
 from buildtool.launch.engine import LAST_LINES, POLL_S, Ended, Engine, Output, Text
 from buildtool.launch.job import Job, Run
 from buildtool.launch.words import torchrun_line
-from probes.core.codec import Json
-from probes.core.quoting import Unquotable, shell
+from probes.core.codec import Json, load
+from probes.core.quoting import Unquotable, shell, terminal
 
 RESOURCES = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the vendors' device plugins
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -190,7 +189,12 @@ def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> E
     shown = ""
     while True:
         answer = run(["kubectl", *job.options, "get", f"{kind}/{each.name}", "--output=json"]).stdout
-        state, ok = state_of(json.loads(answer))
+        try:
+            state, ok = state_of(load(answer))
+        except ValueError as error:
+            raise DataError(
+                f"kubectl gave no object for {each.name}: {terminal(answer[:80])}", "try: kubectl get jobs"
+            ) from error
         if state != shown:
             progress(f"{each.name}: {state}")
             shown = state
@@ -218,7 +222,8 @@ def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> E
 def state_of(answer: object) -> tuple[str, bool | None]:
     """An object's state in words, and whether it has ended well; None while it hasn't ended."""
     status = answer.get("status") if isinstance(answer, dict) else None
-    conditions = (status or {}).get("conditions") or []
+    rows = status.get("conditions") if isinstance(status, dict) else None
+    conditions = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     for condition in conditions:
         kind, holds = condition.get("type"), condition.get("status") == "True"
         why = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
@@ -226,7 +231,7 @@ def state_of(answer: object) -> tuple[str, bool | None]:
             return str(kind), True
         if holds and kind in ("Failed", "FailureTarget"):
             return f"{kind} ({why})" if why else str(kind), False
-    named: Sequence[str] = [c["type"] for c in conditions if c.get("status") == "True"]
+    named: Sequence[str] = [str(c.get("type")) for c in conditions if c.get("status") == "True"]
     return ", ".join(named) or "waiting", None
 
 

@@ -220,6 +220,18 @@ def without_host_values(
     return {**service, "environment": own}
 
 
+def networks_of_its_own(networks: Mapping[str, Any]) -> dict[str, Any]:
+    """Networks that a started copy doesn't share with the service that may run: there it would have its name.
+
+    External networks stay, and those with addresses of their own, which can't be there twice.
+    """
+    own = {}
+    for key, network in networks.items():
+        shared = network.get("external") or (network.get("ipam") or {}).get("config")
+        own[key] = network if shared else {name: network[name] for name in network if name != "name"}
+    return own
+
+
 def names_of(service: Mapping[str, Any], grants: Iterable[Grant]) -> Iterator[str]:
     """Grants in words."""
     return (grant.shown(service) for grant in grants)

@@ -21,7 +21,7 @@ _DT_STRTAB, _DT_SONAME = 5, 14
 _DISTRIBUTION = (b"usr/lib/", b"lib/")  # where a distribution's own libraries are, which its packages name
 _PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
 _SHT_PROGBITS, _SHT_STRTAB, _SHF_EXECINSTR = 1, 3, 4
-_MOST_NOTE_BYTES = 64 << 10
+_MOST_NOTE_BYTES = 64 << 10  # of all segments of a file
 _MOST_NAME_BYTES = 255
 _MOST_SEARCHED = 1 << 30  # bytes of a file's constants and names; libtorch_cpu.so has 0.2 GB of them
 _MOST_PLACES = 100  # of one text
@@ -120,9 +120,11 @@ def _soname(source: Source, headers: elf.Elf) -> str:
 
 def _build_id(source: Source, headers: elf.Elf) -> str:
     """The build id in hex, by the notes of the loaded segments; empty where there is none."""
+    left = _MOST_NOTE_BYTES
     for segment in headers.segments:
-        if segment.type != _PT_NOTE or segment.file_bytes > _MOST_NOTE_BYTES:
+        if segment.type != _PT_NOTE or segment.file_bytes > left:
             continue
+        left -= segment.file_bytes  # 65,000 segments may have the same notes
         notes, at = source.exactly(segment.offset, segment.file_bytes, "notes"), 0
         while at + 12 <= len(notes):
             n_name, n_bytes, kind = struct.unpack_from("<III", notes, at)
@@ -134,7 +136,7 @@ def _build_id(source: Source, headers: elf.Elf) -> str:
 
 
 def _searched(headers: elf.Elf, size: int) -> list[tuple[int, int]]:
-    """Where a file's constants and its names are; all of it where it has no sections."""
+    """Where a file's constants and its names are, each byte once; all of it where it has no sections."""
     spans = [
         (section.offset, section.file_end)
         for section in headers.sections
@@ -142,10 +144,13 @@ def _searched(headers: elf.Elf, size: int) -> list[tuple[int, int]]:
         and section.flags & elf.SHF_ALLOC
         and not section.flags & _SHF_EXECINSTR
     ]
-    left, kept = _MOST_SEARCHED, []
-    for start, end in spans or [(0, size)]:
-        kept.append((start, min(end, start + left)))
-        left -= kept[-1][1] - start
+    left, kept, done = _MOST_SEARCHED, list[tuple[int, int]](), 0
+    for start, end in sorted(spans) or [(0, size)]:
+        begin = max(start, done)  # 65,000 sections may have the same bytes
+        done = max(done, min(end, begin + left))
+        if begin < done:
+            kept.append((begin, done))
+            left -= done - begin
     return kept
 
 

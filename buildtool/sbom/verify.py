@@ -6,6 +6,7 @@ attached that it hasn't signed. The image's own bytes are read, too: all layers,
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from probes.core.quoting import terminal
 _MANIFEST, _INDEX = f"{OCI}.manifest.v1+json", f"{OCI}.index.v1+json"
 _LIMITS = replace(LIMITS, document_bytes=128 << 20, documents_bytes=512 << 20)  # statements list many files
 _MOST_REFERRERS = 200
+_ABOUT = "vnd.docker.reference.digest"  # annotation of BuildKit's, which says what a row is about
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _BUNDLE_FIELDS = {"mediaType", "verificationMaterial", "dsseEnvelope"}
 Json = Mapping[str, Any]
 Fetch = Callable[[Json, str], bytes]  # what a descriptor names, and what errors call it
@@ -99,13 +102,16 @@ def verify_registry(name: Reference, key: PublicKey, *, tick: Tick = lambda _n_b
             )
 
         def fetch(descriptor: Json, what: str) -> bytes:
-            content = b""
-            if descriptor["mediaType"] == _MANIFEST:
-                content = registry.manifest(descriptor["digest"])
+            content, n_bytes = b"", descriptor.get("size")
+            attached = _text(descriptor, "digest", what)
+            if not _DIGEST.fullmatch(attached):  # it becomes a part of an address
+                raise NotVerified(f"{what} has no digest that is one: {_shown(attached)}")
+            if not isinstance(n_bytes, int) or not 0 <= n_bytes <= _LIMITS.document_bytes:
+                raise NotVerified(f"{what} is longer than any statement, or doesn't say how long it is")
+            if descriptor.get("mediaType") == _MANIFEST:
+                content = registry.manifest(attached)
             else:
-                if not 0 <= int(descriptor["size"]) <= _LIMITS.document_bytes:
-                    raise NotVerified(f"{what} is longer than any statement")
-                content = b"".join(registry.blob(descriptor["digest"], int(descriptor["size"])))
+                content = b"".join(registry.blob(attached, n_bytes))
             return _checked(content, descriptor, what)
 
         for part in (parsed.config, *parsed.layers):
@@ -146,11 +152,16 @@ def _verified(subject: Json, rows: Sequence[Json], fetch: Fetch, key: PublicKey)
     for row in rows:
         place = f"the attached manifest {_text(row, 'digest', 'a descriptor')[:19]}"
         if row.get("mediaType") != _MANIFEST:
+            if _noted(row).get(_ABOUT) == digest:  # other tools may read it
+                raise NotVerified(f"{place} is listed as a statement, and is {_shown(row.get('mediaType'))}")
             notes.append(f"{place} is {_shown(row.get('mediaType'))}, and was not read")
             continue
         manifest = _object(_parsed(fetch(row, place), place), place)
         if _is_about(manifest, row, subject, place):
-            attached += _statements(manifest, row, place, fetch, key)
+            held = list(_statements(manifest, row, place, fetch, key))
+            attached += held
+            if not held:
+                notes.append(f"{place} is {_shown(manifest.get('artifactType'))}, and was not judged")
     signed = {each.text for each in attached if each.is_signed}
     for each in attached:
         if each.kind not in PREDICATES:
@@ -177,15 +188,15 @@ def _is_about(manifest: Json, row: Json, subject: Json, place: str) -> bool:
     Raises NotVerified where both don't agree, or what it says of the image is wrong.
     """
     about = manifest.get("subject")
-    noted = _noted(row).get("vnd.docker.reference.digest")
+    noted = _noted(row).get(_ABOUT)
     if not isinstance(about, Mapping):
         return bool(noted == subject["digest"])
-    if about.get("digest") != subject["digest"]:
+    if subject["digest"] not in (about.get("digest"), noted):
         return False
     if (manifest.get("mediaType"), manifest.get("schemaVersion")) != (_MANIFEST, 2):
         raise NotVerified(f"{place} is no manifest of OCI's, whose type it has")
     if noted not in (None, subject["digest"]) or any(
-        about.get(field) != subject.get(field) for field in ("mediaType", "size")
+        about.get(field) != subject.get(field) for field in ("mediaType", "digest", "size")
     ):
         raise NotVerified(f"{place} says something else of the image than the image is")
     if row.get("artifactType", manifest.get("artifactType")) != manifest.get("artifactType"):

@@ -90,7 +90,12 @@ class Parser(argparse.ArgumentParser):
 
     For a choice or an option that isn't there it names those that are spelt alike. `elsewhere` says what
     other commands do, by the word that somebody may have typed here for one: `fit` is `weir probe fit`.
+
+    `behind` names the argument that is everything behind the first `--`, wherever options stand before it:
+    argparse would give that to the first positional argument, and refuse it where that has been given.
     """
+
+    behind = ""
 
     elsewhere: Callable[[], Mapping[str, str]] = staticmethod(dict)
     # the arguments as they were probably meant, of those given and those of them that aren't known; or none
@@ -103,9 +108,13 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """A verb's parser refuses what it doesn't know itself; argparse would leave that to the program's."""
-        parsed, unknown = super().parse_known_args(args, namespace)
+        given = list(sys.argv[1:] if args is None else args)
+        at = given.index("--") if self.behind and "--" in given else len(given)
+        parsed, unknown = super().parse_known_args(given[:at], namespace)
+        if self.behind:
+            setattr(parsed, self.behind, given[at + 1 :])
         if unknown:
-            if meant := self.meant(sys.argv[1:] if args is None else args, unknown):
+            if meant := self.meant(given, unknown):
                 self.error(
                     f"unrecognized arguments: {' '.join(unknown)}", then=command(*self.prog.split(), *meant)
                 )

@@ -1,5 +1,6 @@
 """Keep-lists: the same runs give the same file, runs merge, and what isn't one is refused by line."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ def test_runs_merge_into_the_same_file_in_either_order(tmp_path: Path) -> None:
     before = (tmp_path / "one").stat().st_mtime_ns
     assert merge_into(tmp_path / "one", runs[0])[1] == 0
     assert (tmp_path / "one").stat().st_mtime_ns == before, "nothing new: the file stays as it is"
+
+
+def test_runs_that_end_at_the_same_time_lose_no_line(tmp_path: Path) -> None:
+    lines = [f"/{number}" for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda line: merge_into(tmp_path / "new" / "keep", [line]), lines))
+    assert read_keep_list(tmp_path / "new" / "keep").lines == frozenset(lines)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = builtins.open, io.open, sys.excepthook, threading.excepthook, sys.meta_path[:]
     hook.install(hook.Manifest(f"restore {COMMAND}\nwhole weir build cpu --undo\n{lines}"))
     yield tmp_path
-    builtins.open, io.open, sys.excepthook, threading.excepthook = before[:4]  # type: ignore[assignment]
+    builtins.open, io.open, sys.excepthook, threading.excepthook = before[:4]
     sys.meta_path[:] = before[4]
     for name in [each for each in sys.modules if each.partition(".")[0] in ("here_x", "half_x")]:
         del sys.modules[name]
@@ -89,3 +89,43 @@ def test_what_somebody_put_in_its_place_is_used(site: Path) -> None:
     (site / "here_x/gone.py").write_text("mounted = 1\n")
     importlib.invalidate_caches()
     assert importlib.import_module("here_x.gone").mounted == 1
+
+
+def test_a_module_that_an_earlier_place_has_is_not_refused(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = tmp_path_factory.mktemp("earlier")
+    (earlier / "half_x.py").write_text("there = True\n")
+    monkeypatch.syspath_prepend(str(earlier))
+    assert importlib.import_module("half_x").there
+    monkeypatch.undo()
+    assert not (site / "half_x/__init__.py").exists()
+
+
+def test_places_without_a_path_break_no_import(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = site / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", [None, "", *sys.path])
+    importlib.import_module("here_x.there")
+    with pytest.raises(FileNotFoundError) as error:
+        Path("relative").read_text()
+    assert error.value.filename == "relative", "the error is the system's own"
+
+
+def test_open_stays_no_method_of_a_class_that_has_it(site: Path) -> None:
+    holder = type("Holder", (), {"opener": builtins.open})()
+    with holder.opener(site / "half_x/data.txt") as file:
+        assert file.read() == ""
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_a_lost_standard_error_changes_no_error(
+    site: Path, monkeypatch: pytest.MonkeyPatch, stream: str | None
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed if stream else None)
+    with pytest.raises(FileNotFoundError, match=r"data\.json"):
+        (site / "here_x/data.json").read_text()

@@ -46,8 +46,9 @@ def test_symbols_and_debug_information_go_and_the_rest_reads_as_before(order: tu
         program((".text", ".comment", ".shstrtab")),
         program((".symtab", ".strtab", ".text", ".shstrtab")),
         program()[:-64],
+        program((".text", ".comment", ".shstrtab")).replace(b".shstrtab\0", b".strtab\0\0\0"),
     ],
-    ids=["empty", "cut", "text", "appended", "stripped", "symbols first", "shorter"],
+    ids=["empty", "cut", "text", "appended", "stripped", "symbols first", "shorter", "one table of names"],
 )
 def test_other_files_stay_as_they_are(content: bytes) -> None:
     assert cut_of(Source.of_bytes(content)) is None

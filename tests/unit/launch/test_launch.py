@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildtool.cli.program import main
-from buildtool.core.errors import ConfigError
+from buildtool.core.command import Completed
+from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.yaml_text import Limits, dump, parse
+from buildtool.launch import kubernetes
 from buildtool.launch.collect import commands
 from buildtool.launch.engines import ENGINES
 from buildtool.launch.job import Job, load
@@ -232,6 +234,43 @@ def test_a_command_keeps_its_own_dashes(capsys: pytest.CaptureFixture[str]) -> N
     words = ["launch", "--out", "/data", "--dry-run", "--", "ch-run", "img", "--", "x", "--nodes", "9"]
     assert main(words) == 0
     assert "--no-python ch-run img -- x --nodes 9" in capsys.readouterr().out
+
+
+def test_a_command_behind_options_is_taken_beside_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("command: [a]\nout: /data\n")
+    assert main(["launch", str(file), "--dry-run", "--", "b", "", "--", "c.yaml"]) == 0
+    assert "--no-python b '' -- c.yaml\n" in capsys.readouterr().out
+    assert main(["launch", "--out", "/data", "--dry-run", "--", "c.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": ["-x"]},
+        {"command": [""]},
+        {"mounts": {"/a\u202e": "claim"}},
+        *({"mounts": {"/a": place}, "image": "i", "container": "pyxis"} for place in ("/b,/etc:/c", "/b:/c")),
+    ],
+)
+def test_no_text_passes_for_an_option_or_for_a_second_mount(fields: dict) -> None:
+    with pytest.raises(ConfigError):
+        job("slurm", **fields)
+
+
+@pytest.mark.parametrize(
+    "answer", ["[]", '{"status": []}', '{"status": {"conditions": [1, {"status": "True"}]}}']
+)
+def test_odd_answers_of_kubernetes_are_no_tracebacks(answer: str) -> None:
+    assert state_of(json.loads(answer))[1] is None
+
+
+def test_a_kubectl_that_gives_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "run", lambda _words: Completed("\x1b[31mno", ""))
+    with pytest.raises(DataError, match=r"\\x1b\[31mno"):
+        ENGINES["job"].follow(job("job"), "", lambda _line: None)
 
 
 def test_states_of_kubernetes_are_read_as_they_end() -> None:

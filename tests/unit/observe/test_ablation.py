@@ -1,8 +1,14 @@
 """The least that a service needs: nothing of it can be left out, and nothing else is in it."""
 
 import random
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from buildtool.core.command import CommandFailed
+from buildtool.core.errors import ConfigError
+from buildtool.engine import compose
 from buildtool.observe.ablation import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
@@ -15,9 +21,39 @@ from buildtool.observe.ablation import (
     grants_of,
     least,
     names_of,
+    networks_of_its_own,
     without_host_values,
     without_privileged,
 )
+
+
+def test_no_volume_without_a_name_is_left_by_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`down` leaves them, and with --volumes it would remove those of the service itself."""
+    calls: list[list[str]] = []
+
+    def run(words: list[str]) -> None:
+        calls.append(words[6:])
+        raise CommandFailed(words, 1, "")
+
+    monkeypatch.setattr(compose, "run", run)
+    with pytest.raises(CommandFailed), compose.project(tmp_path, {}, "p", "s"):
+        pass
+    assert calls == [["rm", "--stop", "--force", "--volumes"], ["down", "-t", "10", "--remove-orphans"]]
+
+
+def test_no_service_passes_for_an_option_of_compose() -> None:
+    with pytest.raises(ConfigError):
+        compose.resolved([Path("compose.yaml")], "--output=x")
+
+
+def test_a_start_is_not_reached_by_those_who_ask_for_the_service() -> None:
+    addresses = {"name": "p_b", "ipam": {"config": [{"subnet": "10.9.0.0/24"}]}}
+    external = {"name": "c", "external": True}
+    networks = {"a": {"name": "p_a", "ipam": {}, "internal": True}, "b": addresses, "c": external}
+    assert networks_of_its_own(networks) == {
+        "a": {"ipam": {}, "internal": True}, "b": addresses, "c": external,
+    }  # fmt: skip
+
 
 SERVICE: dict[str, Any] = {
     "image": "x",

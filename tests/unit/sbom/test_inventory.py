@@ -1,6 +1,7 @@
 """What an inventory of an image says, and that both documents are valid by the formats' own schemas."""
 
 import json
+import struct
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,10 @@ from referencing import Registry, Resource
 from sbom_image import COMMIT, LIB, UNOWNED, image
 
 from buildtool.cli import main
+from buildtool.core.errors import Exit
 from buildtool.core.model import Wheel
+from buildtool.gpucode import elf
+from buildtool.gpucode.source import Source
 from buildtool.image.archive import open_archive
 from buildtool.image.documents import Platform
 from buildtool.image.reader import read_image
@@ -220,6 +224,15 @@ def test_the_command_prints_and_writes_the_same(
     assert main([*words, "--lock", str(tmp_path / "none.json")]) == 5
 
 
+@pytest.mark.parametrize("own", ["index.json", "oci-layout", "blobs/sha256/new"])
+def test_a_document_never_replaces_a_part_of_the_layout_that_it_is_about(own: str, layout: Path) -> None:
+    before = (layout / "index.json").read_bytes()
+    options = ["--platform", "linux/amd64", "--output", str(layout / own)]
+    assert main(["sbom", str(layout), *options]) == Exit.USAGE
+    assert (layout / "index.json").read_bytes() == before
+    assert not (layout / "blobs/sha256/new").exists()
+
+
 def test_names_of_any_length_take_no_time() -> None:
     """A name that a pattern would try in a billion ways is taken as it is."""
     name = "lib" + "-0123abcd" * 400 + "!"
@@ -228,6 +241,25 @@ def test_names_of_any_length_take_no_time() -> None:
             path, soname="", build_id="", marks={}, confirmed=False, wheel=("a", "1"), declared=()
         )
         assert found.confidence <= 0.8
+
+
+def test_sections_and_segments_that_share_their_bytes_are_read_once() -> None:
+    """A megabyte with 2,000 rows for it would be searched 2,000 times for each library."""
+    text = b"\0OpenSSL 3.0.1 14 Dec 2021\0"
+    content = bytearray(shared("libcrypto.so.3", text, build_id="ab" * 20))
+    tables_at = len(content)
+    head = list(struct.unpack("<HHIQQQIHHHHHH", content[16:64]))
+    sections, segments = content[head[5] :], bytes(content[64 : 64 + 3 * 56])
+    row, note = sections[2 * 64 : 3 * 64], segments[2 * 56 :]
+    content += sections[: 4 * 64] + bytes(row) * 2000 + segments + note * 2000
+    head[4], head[5], head[9], head[11] = tables_at + 2004 * 64, tables_at, 2003, 2004
+    content[16:64] = struct.pack("<HHIQQQIHHHHHH", *head)
+    source = Source(len(content), lambda at, n: bytes(content[at : at + n]))
+    searched = binaries._searched(elf.read_elf(source), len(content))
+    assert len(searched) == 2, "the names' and the constants'"
+    facts = binaries.inspect(b"opt/libcrypto.so.3", len(content), iter([bytes(content)])).shared
+    assert facts
+    assert (facts.build_id, dict(facts.marks).get("openssl")) == ("ab" * 20, "3.0.1")
 
 
 def test_every_row_of_the_table_of_libraries_can_match() -> None:

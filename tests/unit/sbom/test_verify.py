@@ -21,8 +21,9 @@ from sbom_image import image
 
 from buildtool.cli import main
 from buildtool.core.errors import ConfigError, Exit
+from buildtool.engine.reference import parse_reference
 from buildtool.image.written import OCI, digest_of, packed
-from buildtool.sbom import attest
+from buildtool.sbom import attest, verify
 from buildtool.sbom.keys import PrivateKey, PublicKey
 from buildtool.sbom.verify import NotVerified, verify_archive
 
@@ -491,6 +492,21 @@ def the_row_says_it_is_about_another_image(layout: Layout) -> None:
     layout.row(attest.BUILDKIT)["annotations"]["vnd.docker.reference.digest"] = "sha256:" + "0" * 64
 
 
+@tampering
+def the_manifest_that_buildkits_tools_read_is_about_another_image(layout: Layout) -> None:
+    """They go by the row, which says that it is about this one."""
+    layout.change(
+        layout.row(attest.BUILDKIT),
+        lambda manifest: manifest["subject"].update(digest="sha256:" + "0" * 64),
+    )
+
+
+@tampering
+def the_statement_that_buildkits_tools_read_is_listed_as_dockers_manifest(layout: Layout) -> None:
+    row = layout.row(attest.BUILDKIT)
+    row["mediaType"] = "application/vnd.docker.distribution.manifest.v2+json"
+
+
 def written(layout: Layout, root: Path) -> Path:
     place = layout.write(root)
     index = place / "index.json"
@@ -509,6 +525,41 @@ def test_nothing_is_verified_after(name: str, keys: Path, tmp_path: Path) -> Non
     place = written(layout, tmp_path / "layout")
     code = main(["verify", str(place), "--key", str(keys / "ours.pub"), "--platform", "linux/amd64"])
     assert code in (Exit.FINDINGS, Exit.DATA)
+
+
+ODD: tuple[object, ...] = (None, [], {}, "x", -1, True, 10**400, "../../manifests/latest", "\ud800")
+
+
+@pytest.mark.parametrize("field", ["digest", "size", "mediaType"])
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: ascii(odd)[:12])
+def test_odd_descriptors_of_a_registry_are_no_tracebacks(
+    field: str, odd: object, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = fresh()
+    row = layout.row(attest.BUNDLE, BOM)
+    layout.change(row, lambda manifest: manifest["layers"][0].update({field: odd}))
+    monkeypatch.setattr(verify, "Registry", lambda _name: OfLayout(layout))
+    with pytest.raises(NotVerified):
+        verify.verify_registry(parse_reference("registry.example/a"), PublicKey.read(keys / "ours.pub"))
+
+
+@dataclass
+class OfLayout:
+    """A registry that has what a layout has."""
+
+    layout: Layout
+
+    def manifest(self, ref: str) -> bytes:
+        return self.layout.blobs[self.layout.rows[0]["digest"] if ref == "latest" else ref]
+
+    def blob(self, digest: str, _n_bytes: int) -> list[bytes]:
+        return [self.layout.blobs[digest]]
+
+    def referrers(self, _subject: str) -> list[Json]:
+        return self.layout.rows[1:]
+
+    def close(self) -> None:
+        pass
 
 
 # ---- what is verified
@@ -548,6 +599,19 @@ def test_what_somebody_else_signed_of_another_kind_is_only_noted(keys: Path, tmp
     layout.rows.append(dict(made.descriptor()))
     verified = verify_archive(written(layout, tmp_path / "layout"), PublicKey.read(keys / "ours.pub"))
     assert [kind in note for note in verified.notes] == [True]
+
+
+def test_an_unsigned_artifact_of_another_form_is_never_passed_over_in_silence(
+    keys: Path, tmp_path: Path
+) -> None:
+    layout = fresh()
+    row = dict(layout.row(attest.BUNDLE, BOM))
+    kind = "application/vnd.cyclonedx+json\x1b[31m"
+    row["artifactType"] = kind
+    layout.change(row, lambda manifest: manifest.update(artifactType=kind))
+    layout.rows.append(row)
+    verified = verify_archive(written(layout, tmp_path / "layout"), PublicKey.read(keys / "ours.pub"))
+    assert ["vnd.cyclonedx+json\\x1b[31m, and was not judged" in note for note in verified.notes] == [True]
 
 
 def test_an_image_with_attestations_is_still_one_image(keys: Path, tmp_path: Path) -> None:
