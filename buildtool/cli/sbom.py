@@ -6,7 +6,7 @@ from pathlib import Path
 from buildtool.audit.audit import read_source
 from buildtool.audit.options import AuditOptions
 from buildtool.build.lockfile import Lock
-from buildtool.core.errors import DataError, Exit
+from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.image.reader import parse_platform
 from buildtool.sbom.binaries import inspect
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     options = AuditOptions(
         image=args.image, platform=parse_platform(args.platform) if args.platform else None
     )
-    locked = Lock.load(args.lock).entries if args.lock else {}
+    locked = _lock(args.lock).entries if args.lock else {}
     contents = read_source(args.source, options, pull=not args.no_pull, inspect=inspect)
     wheels = locked_wheels(contents, {name: entry.wheels for name, entry in locked.items()})
     inventory = take_inventory(
@@ -72,3 +72,11 @@ def run(args: argparse.Namespace) -> int:
         f"{inventory.n_files} files, of which no package owns {len(inventory.unowned)}"
     )
     return int(Exit.OK)
+
+
+def _lock(path: Path) -> Lock:
+    """The lock file. Raises DataError for another file, which nobody is told to remove."""
+    try:
+        return Lock.load(path)
+    except ConfigError as error:
+        raise DataError(error.message, "name the one that `weir build` wrote, or leave out --lock") from error

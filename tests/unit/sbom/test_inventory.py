@@ -269,3 +269,15 @@ def test_every_row_of_the_table_of_libraries_can_match() -> None:
     assert len(stems) == len(set(stems))
     assert all(library.files or library.mark for library in LIBRARIES)
     assert all(purl.startswith("pkg:rpm/") and len(build) == 40 for build, purl in BUILDS.items())
+
+
+def test_a_file_that_is_no_lock_is_never_to_be_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock reader's hint, `rm -- FILE`, was printed for whatever --lock named."""
+    other = tmp_path / "thesis.json"
+    other.write_text('{"chapters": 7}')
+    assert main(["sbom", "an/image:1", "--lock", str(other)]) == Exit.DATA
+    said = capsys.readouterr().err
+    assert "not a lock file" in said
+    assert "rm" not in said.split(str(other))[-1]
