@@ -268,3 +268,96 @@ def test_the_page_runs_as_it_is_printed(tmp_path, monkeypatch):
     model = Words()
     model.load_state_dict(saved["model"])
     torch.optim.AdamW(model.parameters()).load_state_dict(saved["optimizer"])
+
+
+def trained_as_plain(build, loss, made, amp=None):
+    """A model of any family in plain torch and with everything moved: equal losses and state dicts."""
+    torch.manual_seed(0)
+    model = build()
+    other = copy.deepcopy(model)
+    losses = []
+    for each in (model, other):
+        optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=1e-2)
+        if each is other:
+            plan = plan_training(each, optimizer, 1 << 30, loss, autocast=amp, device="cpu")
+            blocks = [
+                dataclasses.replace(
+                    b,
+                    states="host",
+                    activations=made,
+                    frozen="host" if b.frozen_bytes and made != "kept" else "vram",
+                )
+                for b in plan.blocks
+            ]
+            plan = dataclasses.replace(plan, blocks=tuple(blocks), piece_numbers=50_000)
+            training = train(each, optimizer, plan, device="cpu")
+        torch.manual_seed(1)
+        for _ in range(3):
+            with torch.autocast("cpu", amp or torch.bfloat16, enabled=amp is not None):
+                value = loss(each)
+            value.backward()
+            losses.append(value.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses[:3] == losses[3:]
+    same(model.state_dict(), other.state_dict())
+    return training
+
+
+@pytest.mark.parametrize("made", ["recomputed", "moved"])
+def test_buffers_that_a_forward_changes_are_changed_once_though_it_is_done_again(made):
+    def build():
+        return nn.Sequential(
+            nn.utils.spectral_norm(nn.Linear(WIDTH, 8 * WIDTH)),
+            nn.BatchNorm1d(8 * WIDTH),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(8 * WIDTH, WIDTH),
+        )
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(build() for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    trained_as_plain(Layers, lambda model: model(torch.randn(8, WIDTH)).square().mean(), made)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_gradients_of_a_layer_that_is_called_twice_are_added_up_in_the_dtype_of_autocast(calls):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
+
+        def forward(self, x):
+            return x + self.layer(x + self.layer(x)) if calls == 1 else x + self.layer(x)
+
+    def loss(model):
+        return sum(model(torch.randn(16, WIDTH)).float().square().mean() for _ in range(calls))
+
+    trained_as_plain(Twice, loss, "kept", torch.bfloat16)
+
+
+def test_state_dicts_have_the_values_of_frozen_weights_that_are_packed():
+    def build():
+        model = Words().to(torch.bfloat16)
+        for layer in model.layers:
+            layer.up.weight.requires_grad_(False)
+        return model
+
+    training = trained_as_plain(build, lambda model: loss_of(model, BATCHES[0]), "recomputed")
+    model = training.model
+    state = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    state["layers.1.up.weight"] += 1
+    with pytest.raises(PlacementError, match="other values were loaded"):
+        model.load_state_dict(state)
+    with pytest.raises(PlacementError, match="assign=True"):
+        model.load_state_dict(model.state_dict(), assign=True)
+    training.remove()

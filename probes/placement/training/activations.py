@@ -2,18 +2,22 @@
 
 The inputs stay on the card, or are in host memory until the backward pass comes back to the block. Making
 again is torch's own checkpoint; the inputs of a block that moves are given to it by a closure, so that
-nothing holds them meanwhile. Checkpoint's comparison of every saved tensor with the one made again is left
+nothing holds them meanwhile. Buffers that a block's forward changes (statistics of BatchNorm) have their values
+of before while it is done again, and keep what the first one gave them. Checkpoint's comparison of every saved tensor with the one made again is left
 out: eager passes of small batches wait for Python, and it takes a part of that.
 """
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -48,6 +52,46 @@ class _Call:
     inputs: dict[int, _Input] = field(default_factory=dict)  # by place among the call's arguments
 
 
+class _Buffers:
+    """A module's buffers at one call: those that its forward changes, with their values of before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
+            (part._buffers, key, value)
+            for part in module.modules()
+            for key, value in part._buffers.items()
+            if value is not None
+        ]
+        # batch norm's kernels write without autograd's knowledge
+        self._written = {id(part._buffers) for part in module.modules() if isinstance(part, _NormBase)}
+        self._before: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """The first time, see what changes. After that, compute with the values of before, and lose changes."""
+        if self._before is None:
+            versions = [value._version for _, _, value in self._held]
+            copies = [value.detach().clone() for _, _, value in self._held]
+            yield
+            changed = [
+                at
+                for at, (holder, key, value) in enumerate(self._held)
+                if holder.get(key) is not value
+                or value._version != versions[at]
+                or id(holder) in self._written
+            ]
+            self._held, self._before = [self._held[at] for at in changed], [copies[at] for at in changed]
+            return
+        now = [holder.get(key) for holder, key, _ in self._held]
+        for (holder, key, _), value in zip(self._held, self._before, strict=True):
+            holder[key] = value.clone()
+        try:
+            yield
+        finally:
+            for (holder, key, _), kept in zip(self._held, now, strict=True):
+                holder[key] = kept
+
+
 class Recomputation:
     """Blocks whose activations are made again, and the inputs of those that have them in host memory."""
 
@@ -57,24 +101,29 @@ class Recomputation:
         self._leaving: deque[_Input] = deque()
         self._spare: dict[int, list[torch.Tensor]] = {}  # host memory by size
 
-    def kept_inputs(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward whose saved tensors are made again; its inputs stay."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
-            if in_backward():
-                self._bring_next()
-            return forward(*args, **kwargs)
+    def kept_inputs(self, module: nn.Module) -> Callable[..., Any]:
+        """A module's forward whose saved tensors are made again; its inputs stay."""
+        forward = module.forward
 
         @functools.wraps(forward)
-        def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
             if not torch.is_grad_enabled() or in_backward():
                 return forward(*args, **kwargs)
+            buffers = _Buffers(module)
+
+            def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+                if in_backward():
+                    self._bring_next()
+                with buffers.as_before():
+                    return forward(*args, **kwargs)
+
             return checkpoint(run, *args, use_reentrant=False, determinism_check="none", **kwargs)
 
         return again
 
-    def moved_inputs(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward whose saved tensors are made again from inputs in host memory."""
+    def moved_inputs(self, module: nn.Module) -> Callable[..., Any]:
+        """A module's forward whose saved tensors are made again from inputs in host memory."""
+        forward = module.forward
 
         @functools.wraps(forward)
         def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -83,6 +132,7 @@ class Recomputation:
             values, shape = tree_flatten((args, kwargs))
             call = _Call()
             given: list[Any] = list(values)
+            buffers = _Buffers(module)
             first = True
 
             def run() -> Any:  # noqa: ANN401
@@ -92,7 +142,8 @@ class Recomputation:
                     a, k = tree_unflatten(given, shape)
                 else:
                     a, k = tree_unflatten(self._restored(call, given), shape)
-                return forward(*a, **k)
+                with buffers.as_before():
+                    return forward(*a, **k)
 
             result = checkpoint(run, use_reentrant=False, determinism_check="none")
             self._leave(call, given)

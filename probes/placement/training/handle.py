@@ -27,7 +27,7 @@ from probes.placement.training.updates import (
     slot_bytes,
     state_names,
 )
-from probes.placement.training.weights import GoneGradient, computed_with, placeholder
+from probes.placement.training.weights import Casts, GoneGradient, computed_with, placeholder
 
 
 def train(
@@ -138,6 +138,7 @@ class Training:
         )
         self._frozen.allocate()
         self._by_parameter = {id(one.parameter): one for one in self.trained}
+        self._casts = Casts(self._device)
         self._hook(planned, of_block)
         self._streams.finish()
 
@@ -211,7 +212,7 @@ class Training:
                 one = self._by_parameter.get(id(entry.parameter))
                 if one is not None and one.working is not None:
                     for owner, key in entry.owners:
-                        self._exchange(owner, computed_with(one, owner, key, self._device))
+                        self._exchange(owner, computed_with(one, owner, key, self._casts))
             if not block.called:
                 self._late += groups
                 continue
@@ -219,9 +220,9 @@ class Training:
                 if facts.frozen == "host":
                     self._exchange(module, self._frozen.computed(block, module.forward))
                 if facts.activations == "recomputed":
-                    self._exchange(module, again.kept_inputs(module.forward))
+                    self._exchange(module, again.kept_inputs(module))
                 elif facts.activations == "moved":
-                    self._exchange(module, again.moved_inputs(module.forward))
+                    self._exchange(module, again.moved_inputs(module))
                 enter = functools.partial(self._enter, block.name, groups)
                 keep.append(module.register_forward_pre_hook(enter))
         keep.append(self.model.register_forward_pre_hook(self._begin))
@@ -245,6 +246,8 @@ class Training:
 
     def _begin(self, *_: object) -> None:
         """The model is called."""
+        if self._autocast is not None and torch.is_grad_enabled() and not in_backward():
+            self._casts.begin()
         self.updates.ready(self._late)
         self.updates.pump()
 
@@ -339,6 +342,16 @@ class Training:
                 if one is not None:
                     for owner, key in entry.owners:
                         owners.setdefault(owner, []).append((key, one))
+        for module in {o for b in self._blocks for e in b.entries for o, _ in e.owners}:
+            keep.append(module._register_state_dict_hook(self._frozen.into_states))
+            keep.append(
+                module._register_load_state_dict_pre_hook(
+                    lambda module, *_: self._frozen.open(module), with_module=True
+                )
+            )
+            keep.append(
+                module.register_load_state_dict_post_hook(lambda module, _: self._frozen.close(module))
+            )
         for module, held in owners.items():
             keep.append(module.register_state_dict_pre_hook(lambda *_: self.finish()))
             keep.append(module._register_state_dict_hook(functools.partial(_masters, held)))
@@ -347,7 +360,11 @@ class Training:
                     lambda _, *__, held=held: self._open(held), with_module=True
                 )
             )
-            keep.append(module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held)))
+            keep.append(
+                module.register_load_state_dict_post_hook(
+                    lambda module, _, held=held: self._close(module, held)
+                )
+            )
 
     def _in_order(self, optimizer: torch.optim.Optimizer) -> None:
         """States are in the order of parameters, as they are where all are updated at once."""
@@ -362,8 +379,13 @@ class Training:
             if one.master is not None:
                 one.parameter.data = one.master
 
-    def _close(self, held: Iterable[tuple[str, Trained]]) -> None:
-        for _, one in held:
+    def _close(self, module: nn.Module, held: Iterable[tuple[str, Trained]]) -> None:
+        for key, one in held:
+            if module._parameters.get(key) is not one.parameter:
+                raise PlacementError(
+                    f"{one.name} was replaced by load_state_dict(assign=True)",
+                    "go on from remove(), or load without assign",
+                )
             if one.master is not None and one.working is not None:
                 one.working.copy_(one.master)
                 one.parameter.data = placeholder(one.parameter, self._device)
@@ -454,7 +476,7 @@ class Training:
                 for key in self._state_names:
                     if key in state:
                         state[key] = state[key].to(device, copy=one.streams)
-            one.master = one.working = None
+            one.master = one.working = one.cast = None
             one.states = {}
         for tensor, device in self._origins:
             if tensor.device != device:

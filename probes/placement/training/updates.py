@@ -113,6 +113,7 @@ class Trained:
     streams: bool  # its states are in host memory
     master: torch.Tensor | None = None
     working: torch.Tensor | None = None
+    cast: tuple[int, torch.Tensor] | None = None  # the working copy as products use it, and since when
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     others: list[dict[str, Any]] = field(default_factory=list)  # of each part, states of other sizes
     begun: list[bool] = field(default_factory=list)  # of each part: it has been updated, and has states
