@@ -2,12 +2,14 @@
 
 The inputs stay on the card, or are in host memory until the backward pass comes back to the block. Making
 again is torch's own checkpoint; the inputs of a block that moves are given to it by a closure, so that
-nothing holds them meanwhile. Buffers that a block's forward changes (statistics of BatchNorm) have their values
-of before while it is done again, and keep what the first one gave them. Checkpoint's comparison of every saved tensor with the one made again is left
-out: eager passes of small batches wait for Python, and it takes a part of that.
+nothing holds them meanwhile. Buffers that a block's forward changes (statistics of BatchNorm) have their
+values of before while it is done again, and keep what the first forward gave them. Checkpoint's comparison
+of every saved tensor with the one made again is left out: eager passes of small batches wait for Python, and
+it takes a part of that.
 """
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from probes.core.errors import PlacementError
 from probes.placement.packing.staging import host_buffer
 from probes.placement.runtime.streams import Event, Streams
 
@@ -56,7 +59,7 @@ class _Buffers:
     """A module's buffers at one call: those that its forward changes, with their values of before."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._held: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
+        self._held: list[tuple[dict[str, Any], str, Any]] = [
             (part._buffers, key, value)
             for part in module.modules()
             for key, value in part._buffers.items()
@@ -68,7 +71,7 @@ class _Buffers:
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
-        """The first time, see what changes. After that, compute with the values of before, and lose changes."""
+        """See what changes, the first time; then compute with the values of before, and lose changes."""
         if self._before is None:
             versions = [value._version for _, _, value in self._held]
             copies = [value.detach().clone() for _, _, value in self._held]
@@ -76,8 +79,8 @@ class _Buffers:
             changed = [
                 at
                 for at, (holder, key, value) in enumerate(self._held)
-                if holder.get(key) is not value
-                or value._version != versions[at]
+                if value._version != versions[at]
+                or holder.get(key) is not value
                 or id(holder) in self._written
             ]
             self._held, self._before = [self._held[at] for at in changed], [copies[at] for at in changed]
@@ -92,12 +95,33 @@ class _Buffers:
                 holder[key] = kept
 
 
+class _Versions:
+    """How often the tensors that a block is called with had been changed by then."""
+
+    def __init__(self, values: object) -> None:
+        self._versions = [_version(value) for value in tree_flatten(values)[0]]
+
+    def check(self, values: Sequence[object], module: nn.Module) -> None:
+        """Raises PlacementError where one has been changed since."""
+        for value, before in zip(values, self._versions, strict=True):
+            if isinstance(value, torch.Tensor) and _version(value) != before:
+                raise PlacementError(
+                    f"an input of a block, a {type(module).__name__}, is changed in place, and the block's "
+                    "activations are made again from it",
+                    "let the model change a copy (without inplace=True), or plan with more vram",
+                )
+
+
+def _version(value: object) -> int:
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+
+
 class Recomputation:
     """Blocks whose activations are made again, and the inputs of those that have them in host memory."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._waiting: list[_Call] = []  # for their backward; the last one comes first
+        self._waiting: list[weakref.ref[_Call]] = []  # for their backward; the last one comes first
         self._leaving: deque[_Input] = deque()
         self._spare: dict[int, list[torch.Tensor]] = {}  # host memory by size
 
@@ -109,7 +133,7 @@ class Recomputation:
         def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
             if not torch.is_grad_enabled() or in_backward():
                 return forward(*args, **kwargs)
-            buffers = _Buffers(module)
+            buffers, inputs = _Buffers(module), _Versions((args, kwargs))
 
             def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
                 if in_backward():
@@ -117,7 +141,9 @@ class Recomputation:
                 with buffers.as_before():
                     return forward(*args, **kwargs)
 
-            return checkpoint(run, *args, use_reentrant=False, determinism_check="none", **kwargs)
+            result = checkpoint(run, *args, use_reentrant=False, determinism_check="none", **kwargs)
+            inputs.check(tree_flatten((args, kwargs))[0], module)
+            return result
 
         return again
 
@@ -132,7 +158,7 @@ class Recomputation:
             values, shape = tree_flatten((args, kwargs))
             call = _Call()
             given: list[Any] = list(values)
-            buffers = _Buffers(module)
+            buffers, inputs = _Buffers(module), _Versions(values)
             first = True
 
             def run() -> Any:  # noqa: ANN401
@@ -141,11 +167,13 @@ class Recomputation:
                     first = False
                     a, k = tree_unflatten(given, shape)
                 else:
+                    inputs.check(given, module)
                     a, k = tree_unflatten(self._restored(call, given), shape)
                 with buffers.as_before():
                     return forward(*a, **k)
 
             result = checkpoint(run, use_reentrant=False, determinism_check="none")
+            inputs.check(given, module)
             self._leave(call, given)
             return result
 
@@ -172,7 +200,14 @@ class Recomputation:
             call.inputs[place] = moved
             given[place] = None
         if call.inputs:
-            self._waiting.append(call)
+            self._waiting = [each for each in self._waiting if each() is not None]  # others have no backward
+            self._waiting.append(weakref.ref(call))
+            hosts = [moved.host for moved in call.inputs.values()]
+            weakref.finalize(call, self._returned, hosts).atexit = False
+
+    def _returned(self, hosts: Sequence[torch.Tensor]) -> None:
+        for host in hosts:
+            self._spare.setdefault(host.numel(), []).append(host)
 
     def _released(self) -> None:
         while self._leaving and self._leaving[0].gone.reached():
@@ -196,23 +231,21 @@ class Recomputation:
                 streams.copy.record(moved.arrived)
 
     def _bring_next(self) -> None:
-        if self._waiting:
-            self._bring(self._waiting[-1])
+        call = next(filter(None, (each() for each in reversed(self._waiting))), None)
+        if call is not None:
+            self._bring(call)
 
     def _restored(self, call: _Call, given: Sequence[Any]) -> list[Any]:
         values = list(given)
         if not call.inputs:
             return values
         self._bring(call)
-        if call in self._waiting:
-            self._waiting.remove(call)
+        self._waiting = [each for each in self._waiting if each() is not call]
         for place, moved in call.inputs.items():
             assert moved.here is not None
             self._streams.compute.wait(moved.arrived)
             values[place] = moved.here.requires_grad_(True)
             moved.here = None
-            self._spare.setdefault(moved.host.numel(), []).append(moved.host)
-        call.inputs = {}
         self._bring_next()
         return values
 

@@ -244,7 +244,7 @@ class FrozenBlocks:
             loaded, weight.parameter.data = weight.parameter.data, self._view(self._buffers[0], weight)
             if not torch.equal(_bits(loaded), _bits(self._value(block, weight))):
                 raise PlacementError(
-                    f"{key} of {block.name} isn't trained and is packed, and other values were loaded into it",
+                    f"{key} of {block.name} isn't trained and is packed: other values were loaded into it",
                     "remove() the training, load, and train again",
                 )
 

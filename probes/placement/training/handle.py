@@ -75,6 +75,8 @@ class Training:
             raise PlacementError(
                 "the optimizer has parameters that aren't the model's", "give it those of model.parameters()"
             )
+        if any(p.grad is not None for p in self._given):
+            raise PlacementError("parameters have gradients already", "call zero_grad() before train()")
         if {block.name for block in self._blocks} != set(planned):
             raise PlacementError(
                 "the model's blocks aren't those of the plan", "plan again for this model: plan_training(...)"
@@ -91,6 +93,13 @@ class Training:
             except BaseException:
                 self.remove()
                 raise
+
+    def __reduce_ex__(self, _: object) -> str:
+        """Copies of the model would compute with this one's weights. Raises PlacementError."""
+        raise PlacementError(
+            "a model in training beyond VRAM can't be copied or pickled",
+            "copy it before train() or after remove(), or load its state_dict() into another one",
+        )
 
     # ---- placing -------------------------------------------------------------------------------------------
 
@@ -306,14 +315,18 @@ class Training:
             raise PlacementError(
                 "the optimizer has got other parameters since", "remove() the training, plan and train again"
             )
+        for parameter in self._given:
+            if parameter.grad is not None and id(parameter) not in self._by_parameter:
+                raise PlacementError(
+                    "a parameter has a gradient that required none when the training began",
+                    "remove() the training, plan and train again",
+                )
         for one in self.trained:
-            if isinstance(one.parameter.grad, GoneGradient):
-                one.parameter.grad = None
-            elif one.parameter.grad is not None:
+            if one.parameter.grad is not None and not isinstance(one.parameter.grad, GoneGradient):
                 self._take(one)
+                one.parameter.grad = GoneGradient(one.parameter)  # until zero_grad()
         for group in self.updates.groups:
-            some = {part.of for part in group.parts if part.of.gradient is not None}
-            if (some and some & group.missing) or (self.plan.updates == "step" and some):
+            if any(part.of.gradient is not None for part in group.parts):  # others may have got none
                 self.updates.push(group)
         self.updates.pump()
         self.updates.end_step()
@@ -426,6 +439,9 @@ class Training:
         for one in self.trained:
             if one.parameter not in optimizer.state:
                 one.begun = [False] * len(one.begun)
+            if isinstance(one.parameter.grad, GoneGradient):
+                one.parameter.grad = None
+        self.updates.restart()  # after a backward pass that ended in an error
         self._streams.finish()
 
     def _restate(self, one: Trained, others: dict[str, Any]) -> None:

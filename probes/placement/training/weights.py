@@ -72,9 +72,9 @@ class GoneGradient(torch.Tensor):  # type: ignore[misc]
         if function is torch.ops.aten.detach.default:
             return args[0]
         raise PlacementError(
-            f"the gradient was used for the update and is gone ({function}): this plan updates weights in "
-            "the backward pass",
-            "to clip gradients, scale them or look at them, plan with updates='step'",
+            f"the gradient was used for the update and is gone ({function})",
+            "call zero_grad() after each step(), without set_to_none=False; plan with accumulate= as many "
+            "backward passes as a step has; to clip gradients or look at them, plan with updates='step'",
         )
 
 
@@ -114,7 +114,8 @@ class Casts:
     def of(self, one: Trained) -> torch.Tensor:
         """The working copy, the same tensor for all uses of one cast."""
         if not torch.is_grad_enabled() or in_backward() or not torch.is_autocast_cache_enabled():
-            return _Use.apply(one.parameter, one)  # type: ignore[no-any-return]
+            made: torch.Tensor = _Use.apply(one.parameter, one)
+            return made
         if one.cast is None or one.cast[0] != self._number:
             one.cast = self._number, _Use.apply(one.parameter, one)
         return one.cast[1]
