@@ -83,7 +83,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     option(epochs, "--repetitions", "N", "runs of each case, in turns", whole(1, 1000), default=3)
     option(epochs, "--out", "DIR", "keep each run's own files there (default: they aren't kept)", Path)
-    option(epochs, "--json", "FILE", "write the report as JSON, for show, html and compare", Path)
+    option(epochs, "--json", "FILE", "write the report as JSON, for show and html", Path)
     epochs.set_defaults(do=_epochs)
 
 

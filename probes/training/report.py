@@ -6,7 +6,7 @@ derived from them whenever they are shown (`figures`). Times are in seconds.
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -39,6 +39,7 @@ EPOCHS_SCHEMA: Final = "weir-epochs/1"
 MOST_BYTES: Final = 256 << 20
 MOST_RANK_BYTES: Final = 64 << 20
 MOST_RUNS: Final = 4096
+MOST_WORLD: Final = 65536
 TEMPFAIL: Final = 75  # <sysexits.h> EX_TEMPFAIL: checkpointed, start it again with --resume
 
 
@@ -202,14 +203,29 @@ def run_in(folder: Path, *, name: str = "") -> Run:
             reports.append(report)
     if not reports:
         raise ReportError(f"no rank has reported into {folder}", "see what the ranks printed, and repeat")
-    first = reports[0]
-    for other in reports[1:]:
-        # a rank that ended early may not have known its device yet
-        theirs = replace(other.settings, device=first.settings.device)
-        if (theirs, other.world) != (first.settings, first.world):
-            raise ReportError(f"{folder} has ranks of different runs: {first.rank} and {other.rank}", AGAIN)
     ranks = tuple(sorted(reports, key=lambda report: report.rank))
+    with reading(folder, AGAIN):
+        _check_ranks(ranks)
     return Run(name or folder.name, ranks, _watched(folder, ranks[0].epochs))
+
+
+def _check_ranks(ranks: Sequence[RankReport]) -> None:
+    """Raises Misfit where reports can't be those of one run's ranks, or can't be compared."""
+    first = ranks[0]
+    if not 0 < first.world <= MOST_WORLD:
+        raise Misfit(f"rank {first.rank} is of {first.world} ranks, and 1 to {MOST_WORLD} can be read")
+    numbers = [each.rank for each in ranks]
+    if numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < first.world:
+        raise Misfit(f"its ranks aren't some of 0 to {first.world - 1}, each once")
+    for each in ranks:
+        # a rank that ended early may not have known its device yet
+        theirs = replace(each.settings, device=first.settings.device)
+        if (theirs, each.world) != (first.settings, first.world):
+            raise Misfit(f"it has ranks of different runs: {first.rank} and {each.rank}")
+        if any(epoch.wall_s <= 0 or epoch.samples <= 0 or epoch.steps <= 0 for epoch in each.epochs):
+            raise Misfit(f"rank {each.rank} has an epoch without time, steps or samples")
+        if each.state == "done" and not (each.epochs and each.losses):
+            raise Misfit(f"rank {each.rank} is done, and has no epoch or no loss")
 
 
 def _watched(folder: Path, epochs: tuple[Epoch, ...]) -> tuple[Watched, ...] | Unknown:
@@ -280,6 +296,12 @@ def named_epochs(path: Path, *, name: Path | None = None) -> tuple[EpochsReport,
         report = decode(EpochsReport, value, "report")
         if not report.runs or not all(run.ranks for run in report.runs):
             raise Misfit("report.runs: expected runs, each with a rank")
+        for run in report.runs:
+            _check_ranks(run.ranks)
+            if not isinstance(run.watched, Unknown) and any(
+                len(card.epochs) != len(run.ranks[0].epochs) for card in run.watched
+            ):
+                raise Misfit("a watched card has other epochs than its run")
         return report, text
 
 

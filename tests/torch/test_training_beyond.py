@@ -4,6 +4,7 @@ same losses and the same state dicts as torch's own loop, bit by bit, whatever t
 import copy
 import dataclasses
 import functools
+import gc
 import re
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def test_gradients_that_were_used_are_never_taken_for_none():
     its.param_groups[0]["lr"] = 0.5
     with pytest.raises(PlacementError, match="lr was changed between"):
         its.step()
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlacementError, match="2 backward passes"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlacementError, match="accumulate="):
         loss_of(other, BATCHES[0]).backward()
     training.remove()
 
@@ -268,3 +269,183 @@ def test_the_page_runs_as_it_is_printed(tmp_path, monkeypatch):
     model = Words()
     model.load_state_dict(saved["model"])
     torch.optim.AdamW(model.parameters()).load_state_dict(saved["optimizer"])
+
+
+def trained_as_plain(build, loss, made, amp=None):
+    """A model of any family in plain torch and with everything moved: equal losses and state dicts."""
+    torch.manual_seed(0)
+    model = build()
+    other = copy.deepcopy(model)
+    losses = []
+    for each in (model, other):
+        optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=1e-2)
+        if each is other:
+            plan = plan_training(each, optimizer, 1 << 30, loss, autocast=amp, device="cpu")
+            blocks = [
+                dataclasses.replace(
+                    b,
+                    states="host",
+                    activations=made,
+                    frozen="host" if b.frozen_bytes and made != "kept" else "vram",
+                )
+                for b in plan.blocks
+            ]
+            plan = dataclasses.replace(plan, blocks=tuple(blocks), piece_numbers=50_000)
+            training = train(each, optimizer, plan, device="cpu")
+        torch.manual_seed(1)
+        for _ in range(3):
+            with torch.autocast("cpu", amp or torch.bfloat16, enabled=amp is not None):
+                value = loss(each)
+            value.backward()
+            losses.append(value.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses[:3] == losses[3:]
+    same(model.state_dict(), other.state_dict())
+    return training
+
+
+@pytest.mark.parametrize("made", ["recomputed", "moved"])
+def test_buffers_that_a_forward_changes_are_changed_once_though_it_is_done_again(made):
+    def build():
+        return nn.Sequential(
+            nn.utils.spectral_norm(nn.Linear(WIDTH, 8 * WIDTH)),
+            nn.BatchNorm1d(8 * WIDTH),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(8 * WIDTH, WIDTH),
+        )
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(build() for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    trained_as_plain(Layers, lambda model: model(torch.randn(8, WIDTH)).square().mean(), made)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_gradients_of_a_layer_that_is_called_twice_are_added_up_in_the_dtype_of_autocast(calls):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
+
+        def forward(self, x):
+            return x + self.layer(x + self.layer(x)) if calls == 1 else x + self.layer(x)
+
+    def loss(model):
+        return sum(model(torch.randn(16, WIDTH)).float().square().mean() for _ in range(calls))
+
+    trained_as_plain(Twice, loss, "kept", torch.bfloat16)
+
+
+def test_state_dicts_have_the_values_of_frozen_weights_that_are_packed():
+    def build():
+        model = Words().to(torch.bfloat16)
+        for layer in model.layers:
+            layer.up.weight.requires_grad_(False)
+        return model
+
+    training = trained_as_plain(build, lambda model: loss_of(model, BATCHES[0]), "recomputed")
+    model = training.model
+    state = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    state["layers.1.up.weight"] += 1
+    with pytest.raises(PlacementError, match="other values were loaded"):
+        model.load_state_dict(state)
+    with pytest.raises(PlacementError, match="assign=True"):
+        model.load_state_dict(model.state_dict(), assign=True)
+    training.remove()
+
+
+def test_a_parameter_without_a_gradient_keeps_no_other_from_its_update_and_none_is_updated_twice():
+    def loss(model):  # each step trains other parameters of a layer, some of them in several groups
+        for number, parameter in enumerate(model.layers.parameters()):
+            parameter.requires_grad_((model.passes + number) % 3 > 0)
+        model.passes += 1
+        return loss_of(model, BATCHES[0])
+
+    model, optimizer, other, its = pair()
+    training = train(other, its, moving(amp=None), device="cpu")
+    for each, steps in ((model, optimizer), (other, its)):
+        each.passes = 0
+        for _ in range(4):
+            loss(each).backward()
+            steps.step()
+            steps.zero_grad()
+    same(model.state_dict(), other.state_dict())
+    same(*(dict(sorted(steps.state_dict()["state"].items())) for steps in (optimizer, its)))
+    training.remove()
+
+
+def test_training_goes_on_from_a_checkpoint_after_a_backward_pass_that_was_interrupted():
+    model, optimizer, other, its = pair()
+    training = train(other, its, moving(made="moved"), device="cpu")
+
+    def interrupted(gradient):
+        raise KeyboardInterrupt
+
+    for each, steps in ((model, optimizer), (other, its)):
+        curve(each, steps)
+        state = copy.deepcopy((each.state_dict(), steps.state_dict()))
+        hook = each.layers[1].norm.register_forward_hook(
+            lambda _, __, y: y.register_hook(interrupted) and None
+        )
+        with pytest.raises(KeyboardInterrupt):
+            curve(each, steps)
+        hook.remove()
+        steps.zero_grad()
+        each.load_state_dict(state[0])
+        steps.load_state_dict(state[1])
+    assert curve(other, its) == curve(model, optimizer)
+    same_states(model, optimizer, other, its)
+    training.remove()
+
+
+def test_gradients_that_would_add_up_and_copies_of_the_model_are_refused():
+    _, _, other, its = pair()
+    loss_of(other, BATCHES[0]).backward()
+    with pytest.raises(PlacementError, match="zero_grad"):
+        train(other, its, moving(amp=None), device="cpu")
+    its.zero_grad()
+    training = train(other, its, moving(amp=None), device="cpu")
+    loss_of(other, BATCHES[0]).backward()
+    its.step()
+    with pytest.raises(PlacementError, match="call zero_grad"):
+        loss_of(other, BATCHES[0]).backward()
+    with pytest.raises(PlacementError, match="copied"):
+        copy.deepcopy(other)
+    training.remove()
+    copy.deepcopy(other)
+
+
+def test_graphs_that_are_kept_or_never_used_give_plain_gradients_and_hold_no_host_memory():
+    model, optimizer, other, its = pair()
+    training = train(other, its, moving(amp=None, made="moved", accumulate=2), device="cpu")
+    for each, steps in ((model, optimizer), (other, its)):
+        loss_of(each, BATCHES[1])  # without a backward pass
+        loss = loss_of(each, BATCHES[0])
+        loss.backward(retain_graph=True)
+        (loss / 2).backward()
+        steps.step()
+    same_states(model, optimizer, other, its)
+    del loss
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is activations._Call]
+    training.remove()
+
+
+@pytest.mark.parametrize("made", ["recomputed", "moved"])
+def test_a_block_is_never_made_again_from_an_input_that_it_changed(made):
+    _, _, other, its = pair()
+    training = train(other, its, moving(amp=None, made=made), device="cpu")
+    other.layers[0].norm.register_forward_pre_hook(lambda _, given: (given[0].add_(1),))
+    with pytest.raises(PlacementError, match="in place"):
+        loss_of(other, BATCHES[0])
+    training.remove()

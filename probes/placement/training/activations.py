@@ -2,21 +2,28 @@
 
 The inputs stay on the card, or are in host memory until the backward pass comes back to the block. Making
 again is torch's own checkpoint; the inputs of a block that moves are given to it by a closure, so that
-nothing holds them meanwhile. Checkpoint's comparison of every saved tensor with the one made again is left
-out: eager passes of small batches wait for Python, and it takes a part of that.
+nothing holds them meanwhile. Buffers that a block's forward changes (statistics of BatchNorm) have their
+values of before while it is done again, and keep what the first forward gave them. Checkpoint's comparison
+of every saved tensor with the one made again is left out: eager passes of small batches wait for Python, and
+it takes a part of that.
 """
 
 import functools
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from probes.core.errors import PlacementError
 from probes.placement.packing.staging import host_buffer
 from probes.placement.runtime.streams import Event, Streams
 
@@ -48,33 +55,101 @@ class _Call:
     inputs: dict[int, _Input] = field(default_factory=dict)  # by place among the call's arguments
 
 
+class _Buffers:
+    """A module's buffers at one call: those that its forward changes, with their values of before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held: list[tuple[dict[str, Any], str, Any]] = [
+            (part._buffers, key, value)
+            for part in module.modules()
+            for key, value in part._buffers.items()
+            if value is not None
+        ]
+        # batch norm's kernels write without autograd's knowledge
+        self._written = {id(part._buffers) for part in module.modules() if isinstance(part, _NormBase)}
+        self._before: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """See what changes, the first time; then compute with the values of before, and lose changes."""
+        if self._before is None:
+            versions = [value._version for _, _, value in self._held]
+            copies = [value.detach().clone() for _, _, value in self._held]
+            yield
+            changed = [
+                at
+                for at, (holder, key, value) in enumerate(self._held)
+                if value._version != versions[at]
+                or holder.get(key) is not value
+                or id(holder) in self._written
+            ]
+            self._held, self._before = [self._held[at] for at in changed], [copies[at] for at in changed]
+            return
+        now = [holder.get(key) for holder, key, _ in self._held]
+        for (holder, key, _), value in zip(self._held, self._before, strict=True):
+            holder[key] = value.clone()
+        try:
+            yield
+        finally:
+            for (holder, key, _), kept in zip(self._held, now, strict=True):
+                holder[key] = kept
+
+
+class _Versions:
+    """How often the tensors that a block is called with had been changed by then."""
+
+    def __init__(self, values: object) -> None:
+        self._versions = [_version(value) for value in tree_flatten(values)[0]]
+
+    def check(self, values: Sequence[object], module: nn.Module) -> None:
+        """Raises PlacementError where one has been changed since."""
+        for value, before in zip(values, self._versions, strict=True):
+            if isinstance(value, torch.Tensor) and _version(value) != before:
+                raise PlacementError(
+                    f"an input of a block, a {type(module).__name__}, is changed in place, and the block's "
+                    "activations are made again from it",
+                    "let the model change a copy (without inplace=True), or plan with more vram",
+                )
+
+
+def _version(value: object) -> int:
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+
+
 class Recomputation:
     """Blocks whose activations are made again, and the inputs of those that have them in host memory."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._waiting: list[_Call] = []  # for their backward; the last one comes first
+        self._waiting: list[weakref.ref[_Call]] = []  # for their backward; the last one comes first
         self._leaving: deque[_Input] = deque()
         self._spare: dict[int, list[torch.Tensor]] = {}  # host memory by size
 
-    def kept_inputs(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward whose saved tensors are made again; its inputs stay."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
-            if in_backward():
-                self._bring_next()
-            return forward(*args, **kwargs)
+    def kept_inputs(self, module: nn.Module) -> Callable[..., Any]:
+        """A module's forward whose saved tensors are made again; its inputs stay."""
+        forward = module.forward
 
         @functools.wraps(forward)
-        def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
             if not torch.is_grad_enabled() or in_backward():
                 return forward(*args, **kwargs)
-            return checkpoint(run, *args, use_reentrant=False, determinism_check="none", **kwargs)
+            buffers, inputs = _Buffers(module), _Versions((args, kwargs))
+
+            def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+                if in_backward():
+                    self._bring_next()
+                with buffers.as_before():
+                    return forward(*args, **kwargs)
+
+            result = checkpoint(run, *args, use_reentrant=False, determinism_check="none", **kwargs)
+            inputs.check(tree_flatten((args, kwargs))[0], module)
+            return result
 
         return again
 
-    def moved_inputs(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward whose saved tensors are made again from inputs in host memory."""
+    def moved_inputs(self, module: nn.Module) -> Callable[..., Any]:
+        """A module's forward whose saved tensors are made again from inputs in host memory."""
+        forward = module.forward
 
         @functools.wraps(forward)
         def again(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -83,6 +158,7 @@ class Recomputation:
             values, shape = tree_flatten((args, kwargs))
             call = _Call()
             given: list[Any] = list(values)
+            buffers, inputs = _Buffers(module), _Versions(values)
             first = True
 
             def run() -> Any:  # noqa: ANN401
@@ -91,10 +167,13 @@ class Recomputation:
                     first = False
                     a, k = tree_unflatten(given, shape)
                 else:
+                    inputs.check(given, module)
                     a, k = tree_unflatten(self._restored(call, given), shape)
-                return forward(*a, **k)
+                with buffers.as_before():
+                    return forward(*a, **k)
 
             result = checkpoint(run, use_reentrant=False, determinism_check="none")
+            inputs.check(given, module)
             self._leave(call, given)
             return result
 
@@ -121,7 +200,14 @@ class Recomputation:
             call.inputs[place] = moved
             given[place] = None
         if call.inputs:
-            self._waiting.append(call)
+            self._waiting = [each for each in self._waiting if each() is not None]  # others have no backward
+            self._waiting.append(weakref.ref(call))
+            hosts = [moved.host for moved in call.inputs.values()]
+            weakref.finalize(call, self._returned, hosts).atexit = False
+
+    def _returned(self, hosts: Sequence[torch.Tensor]) -> None:
+        for host in hosts:
+            self._spare.setdefault(host.numel(), []).append(host)
 
     def _released(self) -> None:
         while self._leaving and self._leaving[0].gone.reached():
@@ -145,23 +231,21 @@ class Recomputation:
                 streams.copy.record(moved.arrived)
 
     def _bring_next(self) -> None:
-        if self._waiting:
-            self._bring(self._waiting[-1])
+        call = next(filter(None, (each() for each in reversed(self._waiting))), None)
+        if call is not None:
+            self._bring(call)
 
     def _restored(self, call: _Call, given: Sequence[Any]) -> list[Any]:
         values = list(given)
         if not call.inputs:
             return values
         self._bring(call)
-        if call in self._waiting:
-            self._waiting.remove(call)
+        self._waiting = [each for each in self._waiting if each() is not call]
         for place, moved in call.inputs.items():
             assert moved.here is not None
             self._streams.compute.wait(moved.arrived)
             values[place] = moved.here.requires_grad_(True)
             moved.here = None
-            self._spare.setdefault(moved.host.numel(), []).append(moved.host)
-        call.inputs = {}
         self._bring_next()
         return values
 

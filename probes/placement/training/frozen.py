@@ -7,7 +7,7 @@ comes next is known, and is on its way while a block computes.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block
 from probes.placement.packing.format import PackedForm, aligned
 from probes.placement.packing.packed import form, packed_in, write_into
@@ -201,19 +202,61 @@ class FrozenBlocks:
             else:
                 unpack(packed_in(weight.packed, flat), view)
 
+    # ---- values --------------------------------------------------------------------------------------------
+
+    def _value(self, block: _Block, weight: _Weight) -> torch.Tensor:
+        """A weight's values, in memory of their own."""
+        assert block.host is not None
+        device = self._streams.device
+        value = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+        flat = block.host[weight.at : weight.at + aligned(weight.n_bytes)].to(device)
+        if weight.packed is None:
+            value.view(-1).view(torch.uint8).copy_(flat[: weight.n_bytes])
+        else:
+            unpack(packed_in(weight.packed, flat), value)
+        return value
+
+    def _of(self, module: nn.Module) -> Iterator[tuple[str, _Block, _Weight]]:
+        """A module's own weights that are here, by their keys."""
+        for key, parameter in module._parameters.items():
+            if id(parameter) in self._parameters:
+                yield from (
+                    (key, block, weight)
+                    for block in self._blocks.values()
+                    for weight in block.weights
+                    if weight.parameter is parameter
+                )
+
+    def into_states(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        """Let a state dict have the values, on the CPU; the parameters themselves are a buffer's memory."""
+        for key, block, weight in self._of(module):
+            state[f"{prefix}{key}"] = self._value(block, weight).cpu()
+
+    def open(self, module: nn.Module) -> None:
+        """Values are about to be loaded into a module."""
+        self._streams.finish()
+        for _, block, weight in self._of(module):
+            weight.parameter.data = self._value(block, weight)
+
+    def close(self, module: nn.Module) -> None:
+        """Raises PlacementError where other values were loaded: those here are packed."""
+        for key, block, weight in self._of(module):
+            loaded, weight.parameter.data = weight.parameter.data, self._view(self._buffers[0], weight)
+            if not torch.equal(_bits(loaded), _bits(self._value(block, weight))):
+                raise PlacementError(
+                    f"{key} of {block.name} isn't trained and is packed: other values were loaded into it",
+                    "remove() the training, load, and train again",
+                )
+
     def remove(self) -> None:
         """Give the weights back to where they were."""
         self._streams.finish()
-        device = self._streams.device
         for block in self._blocks.values():
-            assert block.host is not None
             for weight in block.weights:
-                value = torch.empty(weight.shape, dtype=weight.dtype, device=device)
-                flat = block.host[weight.at : weight.at + aligned(weight.n_bytes)].to(device)
-                if weight.packed is None:
-                    value.view(-1).view(torch.uint8).copy_(flat[: weight.n_bytes])
-                else:
-                    unpack(packed_in(weight.packed, flat), value)
-                weight.parameter.data = value.to(weight.device)
+                weight.parameter.data = self._value(block, weight).to(weight.device)
         self._blocks.clear()
         self._buffers.clear()
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(-1).view(torch.uint8)

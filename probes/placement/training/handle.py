@@ -27,7 +27,7 @@ from probes.placement.training.updates import (
     slot_bytes,
     state_names,
 )
-from probes.placement.training.weights import GoneGradient, computed_with, placeholder
+from probes.placement.training.weights import Casts, GoneGradient, computed_with, placeholder
 
 
 def train(
@@ -75,6 +75,8 @@ class Training:
             raise PlacementError(
                 "the optimizer has parameters that aren't the model's", "give it those of model.parameters()"
             )
+        if any(p.grad is not None for p in self._given):
+            raise PlacementError("parameters have gradients already", "call zero_grad() before train()")
         if {block.name for block in self._blocks} != set(planned):
             raise PlacementError(
                 "the model's blocks aren't those of the plan", "plan again for this model: plan_training(...)"
@@ -91,6 +93,13 @@ class Training:
             except BaseException:
                 self.remove()
                 raise
+
+    def __reduce_ex__(self, _: object) -> str:
+        """Copies of the model would compute with this one's weights. Raises PlacementError."""
+        raise PlacementError(
+            "a model in training beyond VRAM can't be copied or pickled",
+            "copy it before train() or after remove(), or load its state_dict() into another one",
+        )
 
     # ---- placing -------------------------------------------------------------------------------------------
 
@@ -138,6 +147,7 @@ class Training:
         )
         self._frozen.allocate()
         self._by_parameter = {id(one.parameter): one for one in self.trained}
+        self._casts = Casts(self._device)
         self._hook(planned, of_block)
         self._streams.finish()
 
@@ -211,7 +221,7 @@ class Training:
                 one = self._by_parameter.get(id(entry.parameter))
                 if one is not None and one.working is not None:
                     for owner, key in entry.owners:
-                        self._exchange(owner, computed_with(one, owner, key, self._device))
+                        self._exchange(owner, computed_with(one, owner, key, self._casts))
             if not block.called:
                 self._late += groups
                 continue
@@ -219,9 +229,9 @@ class Training:
                 if facts.frozen == "host":
                     self._exchange(module, self._frozen.computed(block, module.forward))
                 if facts.activations == "recomputed":
-                    self._exchange(module, again.kept_inputs(module.forward))
+                    self._exchange(module, again.kept_inputs(module))
                 elif facts.activations == "moved":
-                    self._exchange(module, again.moved_inputs(module.forward))
+                    self._exchange(module, again.moved_inputs(module))
                 enter = functools.partial(self._enter, block.name, groups)
                 keep.append(module.register_forward_pre_hook(enter))
         keep.append(self.model.register_forward_pre_hook(self._begin))
@@ -245,6 +255,8 @@ class Training:
 
     def _begin(self, *_: object) -> None:
         """The model is called."""
+        if self._autocast is not None and torch.is_grad_enabled() and not in_backward():
+            self._casts.begin()
         self.updates.ready(self._late)
         self.updates.pump()
 
@@ -303,14 +315,18 @@ class Training:
             raise PlacementError(
                 "the optimizer has got other parameters since", "remove() the training, plan and train again"
             )
+        for parameter in self._given:
+            if parameter.grad is not None and id(parameter) not in self._by_parameter:
+                raise PlacementError(
+                    "a parameter has a gradient that required none when the training began",
+                    "remove() the training, plan and train again",
+                )
         for one in self.trained:
-            if isinstance(one.parameter.grad, GoneGradient):
-                one.parameter.grad = None
-            elif one.parameter.grad is not None:
+            if one.parameter.grad is not None and not isinstance(one.parameter.grad, GoneGradient):
                 self._take(one)
+                one.parameter.grad = GoneGradient(one.parameter)  # until zero_grad()
         for group in self.updates.groups:
-            some = {part.of for part in group.parts if part.of.gradient is not None}
-            if (some and some & group.missing) or (self.plan.updates == "step" and some):
+            if any(part.of.gradient is not None for part in group.parts):  # others may have got none
                 self.updates.push(group)
         self.updates.pump()
         self.updates.end_step()
@@ -339,6 +355,16 @@ class Training:
                 if one is not None:
                     for owner, key in entry.owners:
                         owners.setdefault(owner, []).append((key, one))
+        for module in {o for b in self._blocks for e in b.entries for o, _ in e.owners}:
+            keep.append(module._register_state_dict_hook(self._frozen.into_states))
+            keep.append(
+                module._register_load_state_dict_pre_hook(
+                    lambda module, *_: self._frozen.open(module), with_module=True
+                )
+            )
+            keep.append(
+                module.register_load_state_dict_post_hook(lambda module, _: self._frozen.close(module))
+            )
         for module, held in owners.items():
             keep.append(module.register_state_dict_pre_hook(lambda *_: self.finish()))
             keep.append(module._register_state_dict_hook(functools.partial(_masters, held)))
@@ -347,7 +373,11 @@ class Training:
                     lambda _, *__, held=held: self._open(held), with_module=True
                 )
             )
-            keep.append(module.register_load_state_dict_post_hook(lambda _, __, held=held: self._close(held)))
+            keep.append(
+                module.register_load_state_dict_post_hook(
+                    lambda module, _, held=held: self._close(module, held)
+                )
+            )
 
     def _in_order(self, optimizer: torch.optim.Optimizer) -> None:
         """States are in the order of parameters, as they are where all are updated at once."""
@@ -362,8 +392,13 @@ class Training:
             if one.master is not None:
                 one.parameter.data = one.master
 
-    def _close(self, held: Iterable[tuple[str, Trained]]) -> None:
-        for _, one in held:
+    def _close(self, module: nn.Module, held: Iterable[tuple[str, Trained]]) -> None:
+        for key, one in held:
+            if module._parameters.get(key) is not one.parameter:
+                raise PlacementError(
+                    f"{one.name} was replaced by load_state_dict(assign=True)",
+                    "go on from remove(), or load without assign",
+                )
             if one.master is not None and one.working is not None:
                 one.working.copy_(one.master)
                 one.parameter.data = placeholder(one.parameter, self._device)
@@ -404,6 +439,9 @@ class Training:
         for one in self.trained:
             if one.parameter not in optimizer.state:
                 one.begun = [False] * len(one.begun)
+            if isinstance(one.parameter.grad, GoneGradient):
+                one.parameter.grad = None
+        self.updates.restart()  # after a backward pass that ended in an error
         self._streams.finish()
 
     def _restate(self, one: Trained, others: dict[str, Any]) -> None:
@@ -454,7 +492,7 @@ class Training:
                 for key in self._state_names:
                     if key in state:
                         state[key] = state[key].to(device, copy=one.streams)
-            one.master = one.working = None
+            one.master = one.working = one.cast = None
             one.states = {}
         for tensor, device in self._origins:
             if tensor.device != device:

@@ -113,6 +113,7 @@ class Trained:
     streams: bool  # its states are in host memory
     master: torch.Tensor | None = None
     working: torch.Tensor | None = None
+    cast: tuple[int, torch.Tensor] | None = None  # the working copy as products use it, and since when
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     others: list[dict[str, Any]] = field(default_factory=list)  # of each part, states of other sizes
     begun: list[bool] = field(default_factory=list)  # of each part: it has been updated, and has states
@@ -154,6 +155,7 @@ class Group:
         self.parts, self.block = tuple(parts), block
         self.order = 0  # of its block in a forward pass
         self.waits = False
+        self.handed = False  # to the ring, since the last step
         self.missing = {part.of for part in parts}  # whose gradients aren't made yet
         self.made, self.updated, self.home = streams.event(), streams.event(), streams.event()
         self.held: list[torch.Tensor] = []  # gradients, until the card has used them
@@ -249,6 +251,8 @@ class Updates:
 
     def end_step(self) -> None:
         """The next update takes the settings of its own time. Raises PlacementError where they changed."""
+        for group in self.groups:
+            group.handed = False
         before, self._settings = self._settings, None
         if before is None:
             return
@@ -260,6 +264,16 @@ class Updates:
                     "the backward pass have the old one",
                     'set it before backward(), or plan with updates="step"',
                 )
+
+    def restart(self) -> None:
+        """Forget gradients that were made since the last step; none waits for the ring."""
+        self._settings = None
+        for group in self.groups:
+            group.handed = False
+            group.again()
+        for one in self.of:
+            one.gradient = one.narrow = None
+            one.passes = one.uses = one.groups_left = 0
 
     # ---- gradients -----------------------------------------------------------------------------------------
 
@@ -273,9 +287,9 @@ class Updates:
 
     def push(self, group: Group) -> None:
         """Let a group wait for the ring."""
-        if group.waits:
+        if group.waits or group.handed:
             return
-        group.waits = True
+        group.waits = group.handed = True
         self.settings()
         self._streams.compute.record(group.made)
         self._waiting.append(group)

@@ -17,6 +17,7 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.placement.runtime.packed_tables import autocast_dtype
+from probes.placement.training.activations import in_backward
 from probes.placement.training.updates import Trained
 
 # Modules all of whose uses of `weight` are products that autocast casts it for, by their exact class
@@ -72,9 +73,9 @@ class GoneGradient(torch.Tensor):  # type: ignore[misc]
         if function is torch.ops.aten.detach.default:
             return args[0]
         raise PlacementError(
-            f"the gradient was used for the update and is gone ({function}): this plan updates weights in "
-            "the backward pass",
-            "to clip gradients, scale them or look at them, plan with updates='step'",
+            f"the gradient was used for the update and is gone ({function})",
+            "call zero_grad() after each step(), without set_to_none=False; plan with accumulate= as many "
+            "backward passes as a step has; to clip gradients or look at them, plan with updates='step'",
         )
 
 
@@ -92,13 +93,38 @@ class _Use(torch.autograd.Function):  # type: ignore[misc]
         (gradient,) = given
         one: Trained = ctx.one
         one.uses += 1
-        one.narrow = gradient if one.uses == 1 and not one.parameter._backward_hooks else None
+        hooks = one.parameter._backward_hooks or len(one.parameter._post_accumulate_grad_hooks or ()) > 1
+        one.narrow = gradient if one.uses == 1 and not hooks else None  # hooks may change it in its own dtype
         return gradient.to(one.parameter.dtype), None
 
 
-def computed_with(one: Trained, owner: nn.Module, key: str, device: torch.device) -> Callable[..., Any]:
+class Casts:
+    """How long autocast keeps its casts: gradients of all uses of one cast are added up in its dtype."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._probe = nn.Parameter(torch.zeros(1, 1, device=device))
+        self._cast: object = None  # the probe's, as the graph has it
+        self._number = 0
+
+    def begin(self) -> None:
+        """The model is called: casts of the call before stay as long as torch's own cache has them."""
+        before, self._cast = self._cast, torch.mm(self._probe, self._probe).grad_fn.next_functions[0][0]
+        self._number += before is not self._cast
+
+    def of(self, one: Trained) -> torch.Tensor:
+        """The working copy, the same tensor for all uses of one cast."""
+        if not torch.is_grad_enabled() or in_backward() or not torch.is_autocast_cache_enabled():
+            made: torch.Tensor = _Use.apply(one.parameter, one)
+            return made
+        if one.cast is None or one.cast[0] != self._number:
+            one.cast = self._number, _Use.apply(one.parameter, one)
+        return one.cast[1]
+
+
+def computed_with(one: Trained, owner: nn.Module, key: str, casts: Casts) -> Callable[..., Any]:
     """A forward of the owner with the working copy. Outside autocast it raises PlacementError."""
-    forward = owner.forward
+    forward, device = owner.forward, casts.device
     assert one.working is not None
     dtype = one.working.dtype
 
@@ -111,7 +137,7 @@ def computed_with(one: Trained, owner: nn.Module, key: str, device: torch.device
             )
         held = owner._parameters
         before = held[key]
-        held[key] = _Use.apply(one.parameter, one)
+        held[key] = casts.of(one)
         try:
             return forward(*args, **kwargs)
         finally:

@@ -130,3 +130,26 @@ def test_unknown_parts_of_fsdp_are_no_zeros() -> None:
     assert epochs_document(report).headline
     assert "100.0%" in text
     assert "0.0%     0.0%" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"world": 0}, "0 ranks"),
+        ({"world": 10**9}, "1000000000 ranks"),
+        ({"rank": 5}, "ranks aren't"),
+        ({"epochs": []}, "no epoch"),
+        ({"losses": []}, "no loss"),
+        ({"epochs": [{**encode(epoch(1)), "wall_s": 0.0}]}, "without time"),
+        ({"epochs": [{**encode(epoch(1)), "samples": 0}]}, "or samples"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_an_error_and_no_traceback(
+    change: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = encode(report_of((run(1, 1.0),)))
+    report["runs"][0]["ranks"][0].update(change)
+    path = tmp_path / "epochs.json"
+    path.write_text(json.dumps(report))
+    assert main(["show", str(path)]) == Exit.DATA
+    assert says in capsys.readouterr().err
