@@ -232,7 +232,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_nesting_that_would_crash_the_yaml_library_is_refused(tmp_path: Path) -> None:
-    assert "nested too deep" in complaint(tmp_path, "[" * 100_000)
+    said = complaint(tmp_path, "[" * 100_000)
+    assert "nested too deep" in said or "maximum nesting depth" in said  # the library's own, from 6.0.4 on
 
 
 def test_a_key_that_is_a_list_is_refused_and_not_unfolded(tmp_path: Path) -> None:
