@@ -15,7 +15,11 @@ from probes.records.schema import ProbeReport, from_json
 from probes.reports.kinds import RUN
 
 ROOT = Path(__file__).parents[2]
-RESULTS = [p for p in sorted((ROOT / "docs" / "results").glob("*.json")) if '"runs"' in p.read_text()]
+RESULTS = [
+    path
+    for path in sorted((ROOT / "docs" / "results").glob("*.json"))
+    if not path.name.startswith("bench-") and '"runs"' in path.read_text()
+]
 REPORTS: dict[str, ProbeReport] = {
     "full": make.full_report(),
     "cpu": make.cpu_report(),
