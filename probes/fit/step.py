@@ -10,7 +10,7 @@ import torch
 from probes.core.errors import LibraryMissing, ModelUnknown, UsageError
 from probes.fit.report import Built, Question
 from probes.fit.tape import LAYER_TARGETS
-from probes.placement.models.inputs import Inputs, example, inputs_of
+from probes.placement.models.inputs import Inputs, cache_name, example, inputs_of
 from probes.placement.models.transformers_config import config_object, config_refusals, import_transformers
 
 DTYPES: Final = {
@@ -242,8 +242,9 @@ def _infer(ready: Prepared, question: Question, begins: Callable[[str], None]) -
             return
         outputs = ready.module(**given, use_cache=True, logits_to_keep=1)
         chosen = outputs.logits[:, -1:].argmax(-1)
-        cache = getattr(outputs, "past_key_values", None)
+        name = cache_name(ready.module)
+        cache = getattr(outputs, name, None)
         del outputs
         if cache is not None:  # a state of another kind goes by another name
             begins("next token")
-            ready.module(input_ids=chosen, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            ready.module(input_ids=chosen, **{name: cache}, use_cache=True, logits_to_keep=1)

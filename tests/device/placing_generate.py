@@ -14,6 +14,7 @@ from placing_measure import captured, free
 from placing_models import qwen_3b
 
 from probes.placement import place
+from probes.placement.models.inputs import cache_name
 
 NEW = 64
 TURNS = 9
@@ -68,7 +69,7 @@ class Decoder:
             input_ids=ids,
             position_ids=places[None],
             cache_position=places,
-            past_key_values=self.cache,
+            **{cache_name(self.model): self.cache},
             use_cache=True,
             attention_mask=self._mask(places),
             logits_to_keep=1,

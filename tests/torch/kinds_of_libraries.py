@@ -31,7 +31,7 @@ def mask(rows, columns):
 
 def tensors(output):
     """An output's tensors, without caches, which are objects of the library."""
-    return {name: value for name, value in output.items() if name != "past_key_values"}
+    return {name: value for name, value in output.items() if name not in ("past_key_values", "cache")}
 
 
 def read(model):

@@ -5,6 +5,7 @@ import torch
 from late_lanes import LateLanes
 from random_models import TIERS, plan_of
 
+from probes.placement.models.inputs import cache_name
 from probes.placement.models.modules import find_blocks
 from probes.placement.runtime.capture import call_key
 from probes.placement.runtime.offloaded import PackedOperations
@@ -124,7 +125,7 @@ def test_only_calls_whose_cache_stays_in_place_are_the_same_to_a_recorder():
         cache = make()
         keys[type(cache)] = []
         for i in range(6):
-            given = {"input_ids": torch.tensor([[7 + i]]), "past_key_values": cache, "use_cache": True}
+            given = {"input_ids": torch.tensor([[7 + i]]), cache_name(model): cache, "use_cache": True}
             keys[type(cache)].append(call_key(given))
             model(**given)
     static, dynamic = keys.values()

@@ -1,5 +1,6 @@
 """What a model of transformers is called with, by its configuration: tokens, images or sound."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,11 @@ class Inputs:
     image: tuple[int, int, int] | None = None
     decodes: bool = False  # an encoder, and a decoder that goes on with as many tokens
     spectrum: tuple[int, int] | None = None
+
+
+def cache_name(module: Any) -> str:  # noqa: ANN401  # of transformers
+    """What its forward calls its cache: `past_key_values` until transformers 5.23, `cache` since."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def inputs_of(module: Any) -> Inputs:  # noqa: ANN401  # of transformers

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 
 from probes.core.errors import LibraryMissing, ModelUnknown, PlacementError, UsageError
 from probes.placement.models.description import ModelDescription, TensorDescription, TracedFacts
-from probes.placement.models.inputs import example, inputs_of
+from probes.placement.models.inputs import cache_name, example, inputs_of
 from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.models.operations import AROUND, EXPERTS, Operation, Trace, WeightUse
 from probes.placement.models.reading import config_of, describe
@@ -222,7 +222,7 @@ def _of_transformers(
         from transformers import StaticCache
 
         cache = StaticCache(model.config, max_cache_len=workload.context_tokens)
-        more = {"past_key_values": cache, "use_cache": True}
+        more = {cache_name(model): cache, "use_cache": True}
         module(**named, **more)
         held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         return {**named, **more}, held
