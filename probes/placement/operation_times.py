@@ -109,7 +109,8 @@ def measured(
 ) -> dict[OperationCall, OperationTime | None]:
     """The time of each call; None where it can't be run alone, as one whose numbers decide its shapes.
 
-    `calls`: whether each launches anything. Those that don't take only the host's time.
+    `calls`: whether each launches anything; those that don't aren't run, and have None. On a GPU, torch's own
+    statistics of peak memory begin anew.
     """
     with torch.inference_mode(), _same_random_numbers(device):
         overhead = _overhead_s(device)
