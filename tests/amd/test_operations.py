@@ -91,6 +91,7 @@ def one(name, operation, text, rng) -> str:
         position = rng.choice((1, 2))
         given["D0"] = given["S0"] = given[f"S{position}"]
         arguments[0] = arguments[position]
+    given["SIMM32"] = given.get("S2", 0)
     value = operation.compute(*arguments)
     state = evaluate(text, given)
     parts = value if len(operation.results) > 1 or operation.results[0] in ("pk", "pk32") else (value,)
