@@ -10,16 +10,16 @@ its terms' sizes for the order in which float32 adds them; the two that follow e
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 import torch
 
+from probes.core.codec import load
 from probes.placement.packing import launch
 from probes.placement.packing.packed import B11, B12, F28, H14, Layout, Packed
 from probes.placement.packing.products import linear, rows
@@ -101,9 +101,14 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def recorded() -> dict[str, dict[str, str]]:
-    """For each case the digest of its result by emulated target; empty where none was recorded."""
-    document: dict[str, dict[str, str]] = json.loads(RECORDED.read_text("utf-8")) if RECORDED.exists() else {}
-    return document
+    """For each case the digest of its result by emulated target; empty where none was recorded.
+
+    Raises OSError, and ValueError for a file that isn't whole.
+    """
+    known = load(RECORDED.read_text("utf-8")) if RECORDED.exists() else {}
+    if not isinstance(known, dict) or not all(isinstance(of, dict) for of in known.values()):
+        raise ValueError("not digests by case and target")
+    return cast(dict[str, dict[str, str]], known)
 
 
 def cases() -> Iterator[Case]:
