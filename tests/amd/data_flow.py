@@ -172,7 +172,7 @@ def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], li
         code, size = fields.get(field), most
         if code is None or field in ("simm16", "literal"):
             continue
-        if field in ("s0", "s1"):
+        if field == "soffset" and fields.get("soffset_en", 1) == 0:
             continue
         if field == "vaddr" and memory:
             size = 32 if fields.get("offen") or "addr" in fields else 0
@@ -210,8 +210,7 @@ def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], li
         read.append(SCC)
     if (
         name.startswith("S_CBRANCH_VCC")
-        or ("CNDMASK_B32" in name
-        and "VOP3" not in of.form)
+        or ("CNDMASK_B32" in name and "VOP3" not in of.form)
         or "DIV_FMAS" in name
     ):
         read += [VCC, VCC + 1]
@@ -242,7 +241,7 @@ def results(of: Instruction, kernel: Kernel) -> list[tuple[int, bool]]:
 
 
 def sources(of: Instruction, kernel: Kernel, asked: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
-    """Registers that are read, and the bits that matter if of the results those of `asked` do (empty: all)."""
+    """Registers that are read, and the bits that matter for those of results in `asked` (none: all)."""
     written, read = _parts(of, kernel)
     known = _by_bits(of, dict(asked)[written[0][0]]) if asked and len(written) == 1 else None
     for register in read:
@@ -329,8 +328,8 @@ def unwaited(flow: Flow, code: list[Instruction]) -> set[int]:
     """Places where a register is used, or a barrier reached, that an access may still be under way for.
 
     For each register, by kind of access, the least number of accesses of the kind that were issued behind the
-    one that it waits for, on any path. Scalar loads end in any order. At a barrier LDS's accesses count, and on
-    RDNA stores, if behind it something is accessed there.
+    one that it waits for, on any path. Scalar loads end in any order. At a barrier accesses of LDS count, and
+    on RDNA stores, if behind it something is accessed there.
     """
     kernel, cdna = flow.kernel, flow.kernel.architecture == "cdna"
     states: list[dict[tuple[int, str], int] | None] = [None] * len(code)
@@ -375,7 +374,7 @@ def unwaited(flow: Flow, code: list[Instruction]) -> set[int]:
 
 
 def separates(flow: Flow, at: int) -> bool:
-    """Whether a barrier has accesses of LDS before and behind it, one of them writing, or stores on both sides."""
+    """Whether a barrier has accesses of LDS on both sides, one of them writing, or stores on both sides."""
     before, behind = (_accesses(flow, flow.code, at, step) for step in (-1, 1))
     writes = ("lds write" in before and "lds" in behind) or ("lds" in before and "lds write" in behind)
     return writes or ("store" in before and "store" in behind)
