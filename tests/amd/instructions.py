@@ -438,8 +438,8 @@ def _dual(of: Instruction, kernel: Kernel) -> Act:
 
     def act(m: Machine) -> None:
         values = [m.defined(compute) for compute, _ in parts]
-        for (_, store), value in zip(parts, values, strict=True):
-            store(m, *value)
+        for (_, store), (value, undefined) in zip(parts, [(of.copy(), no) for of, no in values], strict=True):
+            store(m, value, undefined)  # a copy: what is moved is the register itself
 
     return act
 

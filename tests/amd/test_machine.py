@@ -47,19 +47,36 @@ def ran(
         if architecture == "cdna"
         else (s_load_b64(s[2:3], s[0:1], offset=0), LDS_IS_DONE)
     )
-    code, at = [], 0
-    for of in (*begin, of_target.v_lshlrev_b32_e32(v[1], 2, v[0]), *body, *(of_target.s_endpgm(),) * ends):
+    code = (*begin, of_target.v_lshlrev_b32_e32(v[1], 2, v[0]), *body, *(of_target.s_endpgm(),) * ends)
+    descriptor = descriptor or Descriptor(0, 0, 8, 3, 0xF0003, 0x84, 8 | (wave == 32) << 10, 0)
+    return started(code, descriptor, b"", threads, lds, target, groups)
+
+
+def started(
+    instructions: tuple,
+    descriptor: Descriptor,
+    preloaded: bytes,
+    threads: int,
+    lds: int = 0,
+    target: str = "gfx90a",
+    groups: int = 1,
+) -> list[int]:
+    """The words afterwards, whose address is the first argument in memory."""
+    architecture, code, at = ARCHITECTURES[target], [], 0
+    for of in instructions:
         name, form, size, fields, decoded = decode(of.to_bytes(), architecture)
         code.append(Instruction(at, size, name, form, fields, decoded, f"kernel.py:{len(code)}"))
         at += size
-    descriptor = descriptor or Descriptor(0, 0, 8, 3, 0xF0003, 0x84, 8 | (wave == 32) << 10, 0)
+    wave = 64 if architecture == "cdna" else 32
     kernel = Kernel("kernel", target, architecture, wave, descriptor, code, 0)
     words, area = np.arange(100, 100 + VALUES, dtype=np.uint32), np.zeros(1, np.uint64)
     buffers = [("words", words.ctypes.data, words.nbytes), ("arguments", area.ctypes.data, 8)]
     memory = Memory(buffers, {"words"})
     area[0] = memory.placed(words.ctypes.data)
     memory.copy_in()
-    Machine(kernel, (groups, 1), threads, b"", memory, (memory.placed(area.ctypes.data), 0), lds).run(act_of)
+    Machine(
+        kernel, (groups, 1), threads, preloaded, memory, (memory.placed(area.ctypes.data), 0x1000), lds
+    ).run(act_of)
     memory.copy_out()
     return words.tolist()
 
@@ -277,6 +294,7 @@ def test_code_that_means_nothing_or_is_not_known_is_refused(body, why):
         ran(*body, ends=False)
 
 
+CDNA_STORE = cdna.global_store_dword(addr=v[1], data=v[2], saddr=s[2:3])
 SDWA_EXTENDED = cdna.VOP1_SDWA(
     cdna.VOP1Op.V_MOV_B32_E32, vdst=v[2], src0=SDWA, vsrc0=v[0], dst_sel=5, dst_unused=1, src0_sel=6
 )
@@ -434,3 +452,89 @@ def test_a_wait_for_another_counter_or_for_too_few_is_none(counter):
             s_waitcnt(simm16=0xFC17),
             v_mov_b32_e32(v[2], s[8]),
         )
+
+
+def test_two_operations_of_one_instruction_read_before_either_writes():
+    swap = ins.VOPD(
+        ins.VOPDOp.V_DUAL_MOV_B32, ins.VOPDOp.V_DUAL_MOV_B32, vdstx=v[2], vdsty=v[5], srcx0=v[5], srcy0=v[2]
+    )
+    joined = (v_lshlrev_b32_e32(v[5], 8, v[5]), ins.v_or_b32_e32(v[2], v[2], v[5]))
+    assert ran(v_mov_b32_e32(v[2], 3), v_mov_b32_e32(v[5], 4), swap, *joined, STORE) == [4 | 3 << 8] * VALUES
+
+
+@pytest.mark.parametrize(
+    ("sel", "sext", "dst_sel", "unused", "wanted"),
+    [
+        (0, 0, 6, 0, 0x80),
+        (0, 1, 6, 0, 0xFFFFFF80),
+        (3, 0, 6, 0, 0xA1),
+        (5, 1, 6, 0, 0xFFFFA1B2),
+        (4, 0, 1, 0, 0x8000),  # the lowest byte of the half, put into byte 1; zeros elsewhere
+        (4, 0, 1, 2, 0x11228044),  # the others are kept
+        (5, 0, 5, 2, 0xA1B23344),
+    ],
+)
+def test_a_part_of_a_word_is_taken_and_put_as_sdwa_says(sel, sext, dst_sel, unused, wanted):
+    moved = cdna.VOP1_SDWA(
+        cdna.VOP1Op.V_MOV_B32_E32,
+        vdst=v[2],
+        src0=SDWA,
+        vsrc0=v[4],
+        src0_sel=sel,
+        src0_sext=sext,
+        dst_sel=dst_sel,
+        dst_unused=unused,
+    )
+    begin = (cdna.v_mov_b32_e32(v[4], 0xA1B2C380), cdna.v_mov_b32_e32(v[2], 0x11223344))
+    assert ran(*begin, moved, CDNA_STORE, target="gfx90a") == [wanted] * VALUES
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        (0, [i & ~15 | 3 for i in range(64)]),  # every selector is 3
+        (1, [(i & ~15 ^ 16) | 3 for i in range(64)]),
+    ],
+)
+def test_lanes_of_a_row_or_of_its_neighbour_are_picked(source, wanted):
+    made = (ins.v_permlane16_b32, ins.v_permlanex16_b32)[source]
+    words = (s_mov_b32(s[8], 0x33333333), v_mov_b32_e32(v[2], 0))
+    assert ran(*words, made(v[2], v[0], s[8], s[8]), STORE) == wanted
+
+
+def test_a_lane_that_is_off_gives_zero_to_others():
+    shift = (ins.v_add_nc_u32_e32(v[3], 4, v[1]), ins.v_mov_b32_e32(v[2], 77))
+    taken = ins.ds_bpermute_b32(vdst=v[2], addr=v[3], data0=v[0])
+    off = s_mov_b32(EXEC_LO, 0x0000FFFF)  # of each wave's lanes
+    body = (*shift, off, taken, LDS_IS_DONE, s_mov_b32(EXEC_LO, -1), STORE)
+    assert ran(*body) == [i + 1 if i % 32 < 15 else 0 if i % 32 == 15 else 77 for i in range(64)]
+
+
+def test_offsets_of_memory_and_of_two_places_in_lds():
+    forth = v_add_nc_u32_e32(v[3], 8, v[1])
+    back = global_load_b32(vdst=v[2], addr=v[3], saddr=s[2:3], offset=-8)
+    assert ran(forth, back, LOADS_ARE_DONE, ins.v_add_nc_u32_e32(v[2], 1, v[2]), STORE)[:2] == [101, 102]
+    put = ins.ds_store_2addr_stride64_b32(addr=v[1], data0=v[0], data1=v[1], offset0=0, offset1=1)
+    take = ins.ds_load_2addr_b32(vdst=v[4:5], addr=v[3], offset0=0, offset1=64)
+    body = (put, LDS_IS_DONE, s_barrier(), v_mov_b32_e32(v[3], v[1]), take, LDS_IS_DONE)
+    total = ins.v_add_nc_u32_e32(v[2], v[4], v[5])
+    assert ran(*body, total, STORE, lds=512) == [5 * i for i in range(64)]
+
+
+def test_arguments_come_before_the_numbers_of_groups_as_the_descriptor_says():
+    """A packet, the arguments' address, a preloaded word (the second of the arguments), the group's x."""
+    descriptor = Descriptor(0, 0, 12, 3, 0xF0003, 5 << 1 | 1 << 7, 0b1010, 1 | 1 << 7)
+    load = cdna.s_load_dwordx2(s[8:9], s[2:3], offset=0, imm=1)
+    store = cdna.global_store_dword(addr=v[4], data=v[2], saddr=s[8:9])
+    body = (
+        load,
+        cdna.s_waitcnt(simm16=0xC07F),
+        cdna.v_lshlrev_b32_e32(v[4], 2, v[0]),
+        cdna.s_lshl_b32(s[6], s[5], 8),
+        cdna.s_or_b32(s[6], s[6], s[4]),
+        cdna.v_mov_b32_e32(v[2], s[6]),
+        store,
+        cdna.s_endpgm(),
+    )
+    words = started(body, descriptor, b"\0" * 4 + (9).to_bytes(4, "little") + b"\0" * 4, threads=3)
+    assert words[:4] == [9, 9, 9, 103]
