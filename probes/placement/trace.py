@@ -339,11 +339,17 @@ class Tracer(AliveBytes):
 
         Of a call that is several operations here, the first has it all.
         """
-        runs: dict[OperationCall, bool] = {}
-        for call, operation in zip(self._made_by, self.operations, strict=True):
+        launches: dict[OperationCall, bool] = {}
+        made_by = list(zip(self._made_by, self.operations, strict=True))
+        for call, operation in made_by:
             if call is not None and operation.name not in EXPERTS:  # which are chosen isn't known
-                runs[call] = runs.get(call, False) or operation.kind != "view"
-        times = measured(runs, device)
+                launches[call] = launches.get(call, False) or operation.kind != "view"
+        row = [
+            call
+            for place, (call, _) in enumerate(made_by)
+            if call is not None and launches.get(call) and (not place or made_by[place - 1][0] is not call)
+        ]
+        times = measured(row, device)
         before: OperationCall | None = None
         for place, (call, operation) in enumerate(zip(self._made_by, self.operations, strict=True)):
             if call is not None and (seen := times.get(call)) is not None:
