@@ -10,9 +10,9 @@ equally among its calls.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -46,7 +46,7 @@ class TensorLike:
         if 0 in self.shape:
             return 0
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
+        return int((last + 1) * self.dtype.itemsize)
 
     def made(self, device: torch.device) -> torch.Tensor:
         """One of these, of random numbers, or zeros where they are whole numbers: indices of anything."""
@@ -96,10 +96,25 @@ class OperationCall:
             if isinstance(leaf, TensorLike) and leaf.weight
         )
 
+    def run(self, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        """Call it as modules do, if that takes the same arguments. An overload takes longer to parse them."""
+        usual = _as_modules_call(self.function.overloadpacket.__name__)
+        if usual is not None:
+            with suppress(TypeError):
+                return usual(*args, **kwargs)
+        return self.function(*args, **kwargs)
+
     @property
     def writes(self) -> bool:
         """Whether it changes one of its tensors."""
         return bool(self.function._schema.is_mutable)
+
+
+@cache
+def _as_modules_call(name: str) -> Callable[..., Any] | None:
+    return next(
+        (f for f in (getattr(part, name, None) for part in (torch._C._nn, torch, torch.Tensor)) if f), None
+    )
 
 
 class Operands:
@@ -169,10 +184,9 @@ def measured(
     statistics of peak memory begin anew.
     """
     with torch.inference_mode(), _same_random_numbers(device):
-        overhead = _overhead_s(device)
         operands = Operands(device)
-        times = {call: _time_of(call, operands, device, overhead) for call in dict.fromkeys(calls)}
-        return times if device.type != "cuda" else _among_others(calls, times, operands, device, overhead)
+        times = {call: _time_of(call, operands, device) for call in dict.fromkeys(calls)}
+        return times if device.type != "cuda" else _among_others(calls, times, operands, device)
 
 
 def _among_others(
@@ -180,7 +194,6 @@ def _among_others(
     times: dict[OperationCall, OperationTime | None],
     operands: Operands,
     device: torch.device,
-    overhead_s: float,
 ) -> dict[OperationCall, OperationTime | None]:
     """The times with what calls take more in a row, shared out equally; as they are if memory runs out."""
     row = [(call, seen) for call in calls if (seen := times[call]) is not None and seen.recordable]
@@ -193,7 +206,7 @@ def _among_others(
         torch.cuda.synchronize(device)
         return times
     more_s = (device_s - sum(seen.device_s for _, seen in row)) / len(row)
-    host_more_s = host_s / len(row) - overhead_s - sum(seen.host_s for _, seen in row) / len(row)
+    host_more_s = (host_s - sum(seen.host_s for _, seen in row)) / len(row)
     return {
         call: seen
         and replace(
@@ -213,7 +226,7 @@ def _row_s(given: Sequence[tuple[OperationCall, Any, Any]], device: torch.device
 
     def run(some: Sequence[tuple[OperationCall, Any, Any]]) -> None:
         for call, args, kwargs in some:
-            call.function(*args, **kwargs)
+            call.run(args, kwargs)
 
     parts = [given[at : at + AT_ONCE] for at in range(0, len(given), AT_ONCE)]
     rounds = [sum(_launching_s(partial(run, part), 1, device) for part in parts) for _ in range(1 + ROUNDS)]
@@ -233,22 +246,12 @@ def _same_random_numbers(device: torch.device) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def _overhead_s(device: torch.device) -> float:
-    """What a call of an operation by its overload takes more than one as modules call it."""
-    one = torch.zeros(1, device=device)
-    ways = (lambda: torch.add(one, one), lambda: torch.ops.aten.add.Tensor(one, one))
-    usual, overload = (min(_launching_s(way, 200, device) for _ in range(ROUNDS)) for way in ways)
-    return max(overload - usual, 0.0)
-
-
-def _time_of(
-    call: OperationCall, operands: Operands, device: torch.device, overhead_s: float
-) -> OperationTime | None:
+def _time_of(call: OperationCall, operands: Operands, device: torch.device) -> OperationTime | None:
     try:
         workspace = _workspace(call, operands.arguments(call), device)
         count = -(-COLD_BYTES // call.weight_bytes) if call.weight_bytes >= COLD_FROM else 1
         sets = [operands.arguments(call) for _ in range(count)]
-        return _times(call, sets, device, overhead_s, workspace)
+        return _times(call, sets, device, workspace)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -258,13 +261,13 @@ def _time_of(
 def _workspace(call: OperationCall, given: tuple[Any, Any], device: torch.device) -> int:
     """Bytes taken at once during a call, besides its results. Libraries keep what the first call takes."""
     args, kwargs = given
-    call.function(*args, **kwargs)
+    call.run(args, kwargs)
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    made = call.function(*args, **kwargs)
+    made = call.run(args, kwargs)
     peak, kept = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     del made
     return max(int(peak - max(kept, before)), 0)
@@ -274,7 +277,6 @@ def _times(
     call: OperationCall,
     sets: list[tuple[Any, Any]],
     device: torch.device,
-    overhead_s: float,
     workspace: int,
 ) -> OperationTime:
     repeats = 0
@@ -282,7 +284,7 @@ def _times(
     def several() -> None:
         for n in range(repeats):
             args, kwargs = sets[n % len(sets)]
-            call.function(*args, **kwargs)
+            call.run(args, kwargs)
 
     repeats = len(sets)
     several()
@@ -301,7 +303,7 @@ def _times(
     replay()
     empty_s = min(_device_s(lambda: None) for _ in range(ROUNDS))
     device_s = min(_device_s(replay) for _ in range(ROUNDS)) - empty_s
-    return OperationTime(max(device_s, 0.0) / repeats, max(host_s - overhead_s, 0.0), workspace, recordable)
+    return OperationTime(max(device_s, 0.0) / repeats, host_s, workspace, recordable)
 
 
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
