@@ -348,3 +348,25 @@ def _clocked(work: Callable[[], None], device: torch.device, *, wait: bool) -> f
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return seconds
+
+
+LARGE_COPY, SMALL_COPY = 64 << 20, 256 << 10  # bytes
+
+
+def link_times(device: torch.device) -> tuple[float, float]:
+    """Bytes a second of copies of pinned memory to the device, and what each takes beyond its bytes."""
+    host = torch.empty(LARGE_COPY, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(host, device=device)
+    seconds = {}
+    for n_bytes in (SMALL_COPY, LARGE_COPY):
+        copies = 1 if n_bytes == LARGE_COPY else MOST_REPEATS
+        work = partial(_copies, there[:n_bytes], host[:n_bytes], copies)
+        work()
+        seconds[n_bytes] = min(_device_s(work) for _ in range(ROUNDS)) / copies
+    rate = (LARGE_COPY - SMALL_COPY) / (seconds[LARGE_COPY] - seconds[SMALL_COPY])
+    return rate, max(seconds[SMALL_COPY] - SMALL_COPY / rate, 0.0)
+
+
+def _copies(to: torch.Tensor, given: torch.Tensor, count: int) -> None:
+    for _ in range(count):
+        to.copy_(given, non_blocking=True)

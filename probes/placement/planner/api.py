@@ -6,6 +6,7 @@ Whatever names a model becomes a `ModelDescription`, whatever names a machine it
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -71,7 +72,7 @@ def plan(
     """
     workload = Workload(batch, tokens, context)
     description = resolve_model(model, workload, inputs, measure=measure, captured=captured)
-    constants = resolve_machine(machine)
+    constants = resolve_machine(machine, measure=measure)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_plan(
         description,
@@ -177,10 +178,28 @@ def _gpu() -> "torch.device":
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def resolve_machine(machine: Constants | str | Path) -> Constants:
-    """The constants of a card by its name, or of a probe report's file. Raises UsageError and ReportError."""
-    if isinstance(machine, Constants):
+def resolve_machine(machine: Constants | str | Path, *, measure: bool = False) -> Constants:
+    """The constants of a card by its name, or of a probe report's file. Raises UsageError and ReportError.
+
+    `measure`: it is this machine, and its link is measured anew.
+    """
+    constants = machine if isinstance(machine, Constants) else _named_machine(machine)
+    return with_measured_link(constants) if measure else constants
+
+
+def with_measured_link(machine: Constants) -> Constants:
+    """The machine with the rate of its link as measured here: slots and their neighbours differ."""
+    device = _gpu()
+    if machine.unified:
         return machine
+    from probes.placement.operation_times import link_times
+
+    rate, alpha_s = link_times(device)
+    in_place = machine.zero_copy_rate * rate / machine.link_rate
+    return replace(machine, link_rate=rate, link_alpha_s=alpha_s, zero_copy_rate=in_place)
+
+
+def _named_machine(machine: str | Path) -> Constants:
     path = named_path(machine, "machine")
     if path.suffix != ".json":
         return machine_named(str(machine))
