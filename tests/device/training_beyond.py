@@ -9,6 +9,7 @@ tokens.
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import time
@@ -331,6 +332,8 @@ class Bench:
         import torch.distributed as dist
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # a host's name may lead nowhere
+            os.environ.setdefault(name, "lo")
         store = dist.HashStore()
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if DEVICE == "cuda" else "gloo", store=store, rank=0, world_size=1
