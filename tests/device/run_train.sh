@@ -27,6 +27,7 @@ status=0
 epochs() {
     local name=$1 limit=$2
     shift 2
+    [ -n "$smoke" ] && limit=300
     echo "[$SECONDS s] $name"
     timeout -k 10 "$limit" "$python" -m probes epochs "$@" "${device[@]}" --json "$out/$name.json" \
         > "$out/$name.txt" 2> "$out/$name.err" || { echo "exit code $?"; tail -n 5 "$out/$name.err"; }
@@ -43,19 +44,19 @@ for group in $groups; do
     case $group in
         pair) judge pair ;;
         table)
-            epochs bert-base 110 bert-base --batch 64 --samples 2048 --repetitions 1 --epochs 3 \
+            epochs bert-base 180 bert-base --batch 64 --samples 2048 --repetitions 1 --epochs 3 \
                 --precision fp32,tf32,amp-bf16,amp-fp16,bf16
             judge bars bert-base
-            epochs resnet-50 40 resnet-50 --batch 128 --samples 1280 --workers 4 --repetitions 1 --epochs 3 \
+            epochs resnet-50 80 resnet-50 --batch 128 --samples 1280 --workers 4 --repetitions 1 --epochs 3 \
                 --precision amp-bf16
             judge bars resnet-50
             ;;
         more)
-            epochs lora 40 qwen2.5-0.5b --lora 8 --tokens 512 --batch 4 --samples 128 --repetitions 1 \
+            epochs lora 80 qwen2.5-0.5b --lora 8 --tokens 512 --batch 4 --samples 128 --repetitions 1 \
                 --epochs 2 --precision amp-bf16
             judge bars lora
             [ -n "$smoke" ] && continue # what no card holds, a host might
-            epochs trouble 60 bert-base --batch 65536 --samples 65536 --tokens 512 --repetitions 1 --epochs 1
+            epochs trouble 90 bert-base --batch 65536 --samples 65536 --tokens 512 --repetitions 1 --epochs 1
             judge trouble trouble
             ;;
         two)
