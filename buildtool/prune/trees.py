@@ -21,6 +21,7 @@ from buildtool.gpucode.plan import HOLE_BYTES, Copy, PrunePlan, Zeros, chunks_of
 from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served_targets, serves_any
+from buildtool.gpucode.used import Used
 from buildtool.gpucode.verify import verify_prune
 from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
@@ -39,6 +40,7 @@ def prune_file(
     out: Path | None = None,
     compress: int | None = None,
     strict: bool = True,
+    used: Used | None = None,
     links: Sequence[Path] = (),
     dry_run: bool = False,
     announce: Callable[[PrunePlan], None] = lambda _plan: None,
@@ -55,7 +57,7 @@ def prune_file(
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
-        plan = plan_prune(source, targets, compress=compress, strict=strict)
+        plan = plan_prune(source, targets, compress=compress, strict=strict, used=used)
         if not plan.changed and out is None:
             return plan
         status = os.fstat(descriptor)
@@ -67,7 +69,7 @@ def prune_file(
         if dry_run:
             return plan
         with replacing(out or path) as partial:
-            _write_checked(plan, partial, source=source, descriptor=descriptor, targets=targets)
+            _write_checked(plan, partial, source=source, descriptor=descriptor, targets=targets, used=used)
             if plan.changed:
                 announce(plan)
         for link in links if out is None else ():
@@ -76,14 +78,20 @@ def prune_file(
 
 
 def _write_checked(
-    plan: PrunePlan, partial: Path, *, source: Source, descriptor: int, targets: Sequence[TargetId]
+    plan: PrunePlan,
+    partial: Path,
+    *,
+    source: Source,
+    descriptor: int,
+    targets: Sequence[TargetId],
+    used: Used | None,
 ) -> None:
     handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         write_plan(plan, source, descriptor, handle)
         written = window(handle, 0, os.fstat(handle).st_size)
         if plan.changed:
-            verify_prune(source, written, targets)
+            verify_prune(source, written, targets, used)
         _copy_status(descriptor, handle)
     finally:
         os.close(handle)
@@ -175,12 +183,14 @@ def prune_tree(
     targets: Sequence[TargetId],
     *,
     compress: int | None = None,
+    used: Used | None = None,
     dry_run: bool = False,
     progress: Progress = lambda _line: None,
     announce: Announce = lambda _changes: None,
 ) -> TreeResult:
     """Prune everything below `root` to what `targets` can run; `progress` receives a line for each change.
 
+    With `used`, CUDA code that runs didn't load goes as well.
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` isn't a directory; TargetMissing when there
@@ -189,7 +199,7 @@ def prune_tree(
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a directory", "give the directory that holds the libraries")
-    job = _Job(root, tuple(targets), compress, dry_run, progress, announce)
+    job = _Job(root, tuple(targets), compress, used, dry_run, progress, announce)
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
@@ -210,6 +220,7 @@ class _Job:
     root: Path
     targets: tuple[TargetId, ...]
     compress: int | None
+    used: Used | None
     dry_run: bool
     progress: Progress
     announce: Announce
@@ -342,6 +353,7 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
             job.targets,
             compress=job.compress,
             strict=False,
+            used=job.used,
             links=names[1:],
             dry_run=job.dry_run,
             announce=lambda plan: job.announce([Pruned.by(plan, relative)]),
