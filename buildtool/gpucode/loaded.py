@@ -101,7 +101,10 @@ class Watch:
         digest = hashlib.sha256(code).hexdigest()
         if digest not in self._seen:
             self._seen.add(digest)
-            self.say(key=key_of(code), digest=digest, bytes=len(code))
+            names = sorted(name.decode("utf-8", "replace")[:200] for name, _ in functions_of(code))
+            self.say(
+                key=key_of(code), digest=digest, bytes=len(code), functions=len(names), such_as=names[:3]
+            )
 
     def cupti(self) -> None:
         """Have CUPTI tell of modules until this process ends. Raises OSError where it doesn't."""

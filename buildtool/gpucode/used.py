@@ -33,8 +33,8 @@ class Used:
 
     def holds(self, source: Source, start: int, n_bytes: int) -> bool:
         """Whether the code at this place may have been loaded."""
-        key = _key(source, start, n_bytes)
-        return key in self.keys if key else not self.is_all
+        code = _unpacked(source, start, n_bytes)
+        return key_of(code) in self.keys if code else not self.is_all
 
     def entries(self, source: Source, entries: Sequence[NvEntry]) -> tuple[NvEntry, ...]:
         """Those of a fat binary's entries that may have been loaded, and those of an unknown kind."""
@@ -59,22 +59,25 @@ class Used:
                 yield code
 
 
-def keys_in(source: Source) -> set[str]:
-    """The keys of all CUDA code in a file that can be read. Raises GpuCodeError."""
-    codes = (code for place in find_code(source) if place.is_choice for code in place.codes)
-    cuda = (code for code in codes if code.target and code.target.is_cuda and not code.is_blank)
-    return {key for code in cuda if (key := _key(source, code.start, code.n_bytes))}
+def machine_code(source: Source) -> Iterator[bytes]:
+    """All CUDA machine code in a file that can be read, unpacked. Raises GpuCodeError."""
+    for place in find_code(source):
+        for code in place.codes if place.is_choice else ():
+            if code.target and code.target.is_cuda and not code.is_blank:
+                unpacked = _unpacked(source, code.start, code.n_bytes)
+                if unpacked:
+                    yield unpacked
 
 
-def _key(source: Source, start: int, n_bytes: int) -> str:
-    """The key of machine code; empty for what can't be read."""
+def _unpacked(source: Source, start: int, n_bytes: int) -> bytes:
+    """A cubin; empty for what can't be read: PTX, LTO-IR, LZ4, damage."""
     payload = source.exactly(start, n_bytes, "GPU code")
     if payload.startswith(_ZSTD_MAGIC):
+        unpacking = zstd.ZstdDecompressor()
         try:
-            unpacking = zstd.ZstdDecompressor()
             payload = unpacking.decompress(payload, min(UNPACKED_FREE_BYTES, _MOST_RATIO * n_bytes))
         except FAULTS:
-            return ""
+            return b""
         if not unpacking.eof:
-            return ""
-    return key_of(payload) if payload.startswith(OBJECT_MAGIC) else ""
+            return b""
+    return payload if payload.startswith(OBJECT_MAGIC) else b""

@@ -111,8 +111,7 @@ def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *,
         if isinstance(piece, Copy):
             copy_range(descriptor, handle, origin + piece.offset, n_bytes=piece.n_bytes)
         elif isinstance(piece, Zeros) and piece.n_bytes >= HOLE_BYTES:
-            os.lseek(handle, piece.n_bytes - 1, os.SEEK_CUR)  # a hole
-            write_all(handle, b"\0")
+            _skip(handle, piece.n_bytes)
         else:
             for chunk in chunks_of(piece, source):
                 write_all(handle, chunk)
@@ -121,13 +120,35 @@ def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *,
 
 
 def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> None:
-    """Copy bytes within the kernel: it needs no memory of ours, and on some file systems copies nothing."""
-    left = n_bytes
-    while left:
-        copied = os.sendfile(handle, descriptor, offset, left)
-        if not copied:
-            raise PruneRefused("the file got shorter while it was copied")
-        offset, left = offset + copied, left - copied
+    """Copy bytes within the kernel: it needs no memory of ours, and on some file systems copies nothing.
+
+    Holes stay holes.
+    """
+    end = offset + n_bytes
+    while offset < end:
+        try:
+            begin = min(os.lseek(descriptor, offset, os.SEEK_DATA), end)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nothing but a hole from there on, or the file's end
+                raise
+            if os.fstat(descriptor).st_size < end:
+                raise PruneRefused("the file got shorter while it was copied") from error
+            begin = end
+        if begin > offset:
+            _skip(handle, begin - offset)
+        offset = begin
+        stop = min(os.lseek(descriptor, offset, os.SEEK_HOLE), end) if offset < end else end
+        while offset < stop:
+            copied = os.sendfile(handle, descriptor, offset, stop - offset)
+            if not copied:
+                raise PruneRefused("the file got shorter while it was copied")
+            offset += copied
+
+
+def _skip(handle: int, n_bytes: int) -> None:
+    """Leave a hole; its last byte is written, for where the file would end with it."""
+    os.lseek(handle, n_bytes - 1, os.SEEK_CUR)
+    write_all(handle, b"\0")
 
 
 @contextmanager
