@@ -130,7 +130,7 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model = resolve_model(args.model, _workload(args), measure=args.measure)
+    model = resolve_model(args.model, _workload(args), measure=args.measure, captured=args.captured)
     machine = _machine(args)
     made = make_plan(model, machine, **_plan_options(args, model, machine))
     text = paragraphs(lines(made.plan), torch_note(machine.origin))
@@ -145,7 +145,8 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import cards_lines
 
-    model, machine = resolve_model(args.model, _workload(args)), _machine(args)
+    model = resolve_model(args.model, _workload(args), captured=args.captured)
+    machine = _machine(args)
     made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
     text = paragraphs(cards_lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)

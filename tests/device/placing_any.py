@@ -84,14 +84,14 @@ def _model(group: Any, model: Model) -> None:
     free()
     weights = sum(p.nbytes for p in bench.module.parameters())
     for batch in BATCHES:
-        described = _described(bench, batch)
-        needs = {how: _needed(described, bench, weights, captured=how == "captured") for how in LIMITS}
+        described = {how: _described(bench, batch, captured=how == "captured") for how in LIMITS}
+        needs = {how: _needed(made, bench, weights) for how, made in described.items()}
         for share in SHARES:
             placed: dict[str, float | None] = {}
             for how in LIMITS:
                 begun = time.monotonic()
                 asked = int(weights * share) + needs[how]
-                made = _planned(described, bench, asked, captured=how == "captured")
+                made = _planned(described[how], bench, asked)
                 row = _measured(bench, made, resident[batch]["output"], how)
                 placed[how] = row["measured_s"]
                 if how == "eager" and row["measured_s"] is not None:
@@ -130,35 +130,42 @@ class Described:
 
     model: ModelDescription
     batch: int
+    captured: bool
 
 
-def _described(bench: Bench, batch: int) -> Described:
+def _described(bench: Bench, batch: int, *, captured: bool) -> Described:
     given = bench.model.inputs(batch, torch.device("cpu"))
     begun = time.monotonic()
-    made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE)
+    made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE, captured=captured)
     print(f"{bench.model.name}, batch {batch}: described in {time.monotonic() - begun:.1f} s", flush=True)
-    return Described(made, batch)
+    return Described(made, batch, captured)
 
 
-def _needed(described: Described, bench: Bench, weights: int, *, captured: bool) -> int:
+def _needed(described: Described, bench: Bench, weights: int) -> int:
     """Bytes that a plan counts besides weights and their buffers."""
-    roomy = _plan(described, bench, weights + ROOMY, captured=captured).vram
+    roomy = _plan(described, bench, weights + ROOMY).vram
     return roomy.activations + roomy.workspace + roomy.rounding
 
 
-def _planned(described: Described, bench: Bench, asked: int, *, captured: bool) -> Plan:
+def _planned(described: Described, bench: Bench, asked: int) -> Plan:
     """The plan in this budget, or in the smallest that works."""
     try:
-        return _plan(described, bench, asked, captured=captured)
+        return _plan(described, bench, asked)
     except PlanImpossible as error:
         smallest = re.search(r"--vram (\d+)MiB", error.hint)
         if smallest is None:
             raise
-        return _plan(described, bench, int(smallest[1]) << 20, captured=captured)
+        return _plan(described, bench, int(smallest[1]) << 20)
 
 
-def _plan(described: Described, bench: Bench, budget: int, *, captured: bool) -> Plan:
-    return plan(described.model, vram=budget, machine=bench.machine, batch=described.batch, captured=captured)
+def _plan(described: Described, bench: Bench, budget: int) -> Plan:
+    return plan(
+        described.model,
+        vram=budget,
+        machine=bench.machine,
+        batch=described.batch,
+        captured=described.captured,
+    )
 
 
 def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def plan(
     float16 can't hold where that is asked for.
     """
     workload = Workload(batch, tokens, context)
-    description = resolve_model(model, workload, inputs, measure=measure)
+    description = resolve_model(model, workload, inputs, measure=measure, captured=captured)
     constants = resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_plan(
@@ -127,6 +127,7 @@ def resolve_model(
     inputs: "PassInputs | None" = None,
     *,
     measure: bool = False,
+    captured: bool = False,
 ) -> ModelDescription:
     """The description of whatever names a model, or is one. Raises as `describe` does.
 
@@ -146,7 +147,7 @@ def resolve_model(
         check_workload(workload)
         from probes.placement.models import tracing
 
-        return tracing.traced_config(path, workload, measure=_gpu() if measure else None)
+        return tracing.traced_config(path, workload, measure=_gpu() if measure else None, captured=captured)
     torch = sys.modules.get("torch")  # imported by then, if it is a module
     if torch is None or not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -159,7 +160,9 @@ def resolve_model(
     if workload is None:
         return described
     check_workload(workload)
-    return tracing.traced_module(model, described, workload, inputs, measure=_gpu() if measure else None)
+    return tracing.traced_module(
+        model, described, workload, inputs, measure=_gpu() if measure else None, captured=captured
+    )
 
 
 def _gpu() -> "torch.device":
