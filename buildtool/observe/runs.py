@@ -7,7 +7,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,17 +100,19 @@ def _observed(
 ) -> frozenset[str]:
     """The files that one run opened and its image has. Raises _Refused before the run has begun."""
     gate = GATE if method == FANOTIFY else GATE_THAT_STAYS
-    with served(engine, ref, _started(workload, env, gate)) as container:
-        watch: Callable[[], frozenset[str]]
+    with ExitStack() as stack:
+        container = stack.enter_context(served(engine, ref, _started(workload, env, gate)))
+        watch: Fanotify | _Inside
         if method == FANOTIFY:
             if not is_local(container.pid, gate):
                 raise _Refused("the engine is on another machine")
             try:
-                watch = Fanotify(container.pid).finish
+                watch = Fanotify(container.pid)
             except OSError as error:
                 raise _Refused(str(error)) from error
+            stack.callback(watch.close)
         else:
-            watch = _Inside(container).finish
+            watch = _Inside(container)
         shown = " ".join(f"{name}={value}" for name, value in env)
         progress(f"{terminal(ref)}: watching by {method}{' with ' if shown else ''}{terminal(shown)}")
         container.let_through()
@@ -120,7 +122,7 @@ def _observed(
         if method == FANOTIFY:
             code = container.exit_code()
         try:
-            paths = watch()
+            paths = watch.finish()
         except OSError as error:
             raise ProofFailed(f"the run was not seen whole: {error}", "run the same command again") from error
         if method == INOTIFY:
