@@ -136,11 +136,11 @@ def has_effects(of: Instruction) -> bool:
     )
 
 
-def _parts(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], list[int]]:
-    """The registers that an instruction writes, each with whether all of it, and those that it reads."""
+def _parts(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], list[int], Place]:
+    """What an instruction writes, each register with whether all of it; those that it reads; which bits of them."""
     if of.name.startswith(_CONTROL):
-        return [], []
-    return _dual(of) if of.form.startswith("VOPD") else _single(of, kernel)
+        return [], [], {}
+    return (*_dual(of), {}) if of.form.startswith("VOPD") else _single(of, kernel)
 
 
 def _dual(of: Instruction) -> tuple[list[tuple[int, bool]], list[int]]:
@@ -155,7 +155,7 @@ def _dual(of: Instruction) -> tuple[list[tuple[int, bool]], list[int]]:
     return written, read
 
 
-def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], list[int]]:
+def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], list[int], Place]:
     fields, wave, name = of.fields, kernel.wave, of.name
     extra = kernel.accumulators if kernel.architecture == "cdna" else 0
     memory = _MEMORY.fullmatch(name)
@@ -168,6 +168,7 @@ def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], li
             bits["vsrc0"] = bits.pop("src0", 32)
     written: list[tuple[int, bool]] = []
     read: list[int] = []
+    parts: Place = {}
     for field, most in bits.items():
         code, size = fields.get(field), most
         if code is None or field in ("simm16", "literal"):
@@ -204,6 +205,7 @@ def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], li
             written += [(register, whole) for register in registers]
         else:
             read += registers
+            parts |= dict.fromkeys(registers, _part(of, field, size, fields[field] >= 384, kernel))
         if result and ("FMAC" in name or name.startswith(("S_ADDK", "S_MULK", "S_CMPK", "S_BITSET"))):
             read += registers
     if name.startswith(("S_ADDC", "S_SUBB", "S_CSELECT", "S_CBRANCH_SCC")):
@@ -227,7 +229,25 @@ def _single(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], li
     if not of.form.startswith("S") or "EXEC" in name:
         read.append(EXEC)
     written = [(EXEC if register == EXEC + 1 else register, whole) for register, whole in written]
-    return written, [EXEC if register == EXEC + 1 else register for register in read]
+    read = [EXEC if register == EXEC + 1 else register for register in read]
+    return written, read, {register: bits for register, bits in parts.items() if read.count(register) == 1}
+
+
+def _part(of: Instruction, field: str, size: int, upper: bool, kernel: Kernel) -> int:
+    """The bits of a register that a source takes: a byte or a half where the code says so."""
+    if "SDWA" in of.form and field in ("vsrc0", "vsrc1"):
+        selector = of.fields[f"src{field[-1]}_sel"]
+        return (
+            0xFF << 8 * selector if selector < 4 else 0xFFFF << 16 * (selector - 4) if selector < 6 else ALL
+        )
+    if "STORE" in of.name and field in ("vdata", "data", "data0", "vsrc"):
+        bits = 0xFF if of.name.endswith("B8") else 0xFFFF if of.name.endswith("B16") else ALL
+        return bits << 16 if "D16_HI" in of.name else bits
+    if size != 16:
+        return ALL
+    if of.form.startswith("VOP3") and kernel.architecture != "cdna":
+        upper = bool(of.fields["opsel"] >> int(field[-1]) & 1)
+    return 0xFFFF0000 if upper and kernel.architecture != "cdna" else 0xFFFF
 
 
 def _is_partial(fields: dict[str, int]) -> bool:
@@ -242,10 +262,10 @@ def results(of: Instruction, kernel: Kernel) -> list[tuple[int, bool]]:
 
 def sources(of: Instruction, kernel: Kernel, asked: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
     """Registers that are read, and the bits that matter for those of results in `asked` (none: all)."""
-    written, read = _parts(of, kernel)
+    written, read, parts = _parts(of, kernel)
     known = _by_bits(of, dict(asked)[written[0][0]]) if asked and len(written) == 1 else None
     for register in read:
-        yield register, (known or {}).get(register, ALL)
+        yield register, (known or parts).get(register, ALL)
 
 
 def _by_bits(of: Instruction, asked: int) -> Place | None:
@@ -347,7 +367,7 @@ def unwaited(flow: Flow, code: list[Instruction]) -> set[int]:
             for key in done:
                 del state[key]
         kind = _kind(of)
-        written, read = _parts(of, kernel)
+        written, read, _ = _parts(of, kernel)
         own = [register for register, _ in written]
         used = {(r, k) for r, k in state if r in read or (r in own and not (k == kind != "scalar"))}
         if of.name in ("S_BARRIER", "S_BARRIER_SIGNAL"):
