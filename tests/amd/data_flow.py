@@ -137,7 +137,7 @@ def has_effects(of: Instruction) -> bool:
 
 
 def _parts(of: Instruction, kernel: Kernel) -> tuple[list[tuple[int, bool]], list[int], Place]:
-    """What an instruction writes, each register with whether all of it; those that it reads; which bits of them."""
+    """What is written, each register with whether all of it is; what is read; and which bits of that."""
     if of.name.startswith(_CONTROL):
         return [], [], {}
     return (*_dual(of), {}) if of.form.startswith("VOPD") else _single(of, kernel)
