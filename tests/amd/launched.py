@@ -39,7 +39,7 @@ class Launch:
         names = ("the arguments", "the packet of the launch")
         own = zip(names, self._own, (length, len(packet)), strict=True)
         given = [name for name, _, _ in buffers]
-        self.memory = memory = Memory([*buffers, *own], given if results is None else results)
+        self.memory = memory = Memory([*buffers, *own], set(given if results is None else results))
         self._packed = b"".join(_packed(values, memory))[:length]
         for area, data in zip(self._areas, (self._packed, packet), strict=True):
             begin = -area.ctypes.data % 64

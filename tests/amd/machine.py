@@ -12,7 +12,7 @@ Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_D
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,9 +48,7 @@ class Executed:
 class Memory:
     """The GPU's memory: copies of buffers, with gaps between them. Overlapping buffers stay together."""
 
-    def __init__(
-        self, buffers: Sequence[tuple[str, int, int]], results: Collection[str] | None = None
-    ) -> None:
+    def __init__(self, buffers: Sequence[tuple[str, int, int]], results: set[str] | None = None) -> None:
         """`buffers`: names, addresses and bytes; `results`: which of them may be written (None: all)."""
         spans: list[list] = []  # of the process: first, last, names, which of the buffers came first
         for turn, (name, address, size) in sorted(enumerate(buffers), key=lambda of: of[1][1]):
