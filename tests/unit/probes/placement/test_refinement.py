@@ -1,6 +1,7 @@
 """Plans again with what a pass took: ratios by block, the rest as before."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -19,6 +20,7 @@ LAYERS = tuple(
 MODEL = ModelDescription("drawn", LAYERS, "drawn")
 
 
+@cache
 def planned(captured: bool = True, batch: int = 256) -> Plan:
     return make_plan(
         MODEL,
