@@ -12,6 +12,7 @@ from probes.placement.planner.plan import PlanningTask, make_plan
 from probes.placement.planner.refinement import BlockTime, as_planned, refine_plan
 from probes.placement.types import Plan, Workload
 
+pytestmark = pytest.mark.thorough  # each searches for plans
 MIB = 1 << 20
 MACHINE = profile("h200")
 LAYERS = tuple(
