@@ -106,6 +106,17 @@ def no_packed_sequences() -> Iterator[None]:
         masks.find_packed_sequence_indices = before  # type: ignore[attr-defined]
 
 
+@contextmanager
+def as_if_recording() -> Iterator[None]:
+    """Let models find that a graph is being recorded: some then make masks that other passes do without."""
+    before = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = before
+
+
 def fill(module: nn.Module, device: str) -> None:
     """Replace every parameter and buffer by one of the same size on a device; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
@@ -339,11 +350,17 @@ class Tracer(AliveBytes):
 
         Of a call that is several operations here, the first has it all.
         """
-        runs: dict[OperationCall, bool] = {}
-        for call, operation in zip(self._made_by, self.operations, strict=True):
+        launches: dict[OperationCall, bool] = {}
+        made_by = list(zip(self._made_by, self.operations, strict=True))
+        for call, operation in made_by:
             if call is not None and operation.name not in EXPERTS:  # which are chosen isn't known
-                runs[call] = runs.get(call, False) or operation.kind != "view"
-        times = measured(runs, device)
+                launches[call] = launches.get(call, False) or operation.kind != "view"
+        row = [
+            call
+            for place, (call, _) in enumerate(made_by)
+            if call is not None and launches.get(call) and (not place or made_by[place - 1][0] is not call)
+        ]
+        times = measured(row, device)
         before: OperationCall | None = None
         for place, (call, operation) in enumerate(zip(self._made_by, self.operations, strict=True)):
             if call is not None and (seen := times.get(call)) is not None:
@@ -663,16 +680,19 @@ def trace_pass(
     *,
     prepare: Prepare | None = None,
     measure: torch.device | None = None,
+    captured: bool = False,
 ) -> Trace:
     """The operations and the bytes of one pass of a module, called with tensors of any device or none.
 
     The module may be on meta; it is as it was before afterwards. `prepare` is called first, with the module
     and the inputs as they are traced; it gives other inputs, and tensors that are there before the pass.
-    `measure`: the device on which each distinct operation is run, and timed, afterwards.
+    `measure`: the device on which each distinct operation is run, and timed, afterwards. `captured`: the pass
+    as it is while a graph records it.
     Raises PlacementError, naming what fake tensors can't follow: a value that decides what is computed, an
     operation that isn't known without data.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), as_it_was(module), no_packed_sequences(), _quietly():
+    recorded = as_if_recording() if captured else no_packed_sequences()
+    with FakeTensorMode(allow_non_fake_inputs=True), as_it_was(module), recorded, _quietly():
         fill(module, "cpu")
         given, named = tree_map(_without_numbers, (tuple(args), dict(kwargs or {})))
         there: Iterable[torch.Tensor] = ()
