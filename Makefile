@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe bench-sbom
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests image-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe bench-sbom
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,15 +44,16 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 $(DOCS_READY): $(READY)
 	$(call alone,.venv,$(call pip,$(PY),-e '.[docs]'))
 
-# the CPU build from where this machine's pip looks, else from the index of PyTorch itself
-$(TORCH_READY): $(READY)
+# the CPU build from where this machine's pip looks, else from the index of PyTorch itself; our own package is
+# built in the checkout, so never for two environments at a time
+$(TORCH_READY): $(if $(shell test -x $(TORCH_PY) || echo no),no-python)
 	$(call alone,.venv-torch,$(call venv,.venv-torch) && \
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
-	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
+	  mkdir -p .venv && flock .venv $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
-# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what needs
-# no image has what is left of the processors by images and by tests that wait for these
-group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests loopback-tests page-tests unit-thorough,$@),nice)) \
+# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what computes
+# has what is left of the processors by images, by tests that wait for these, and by those that mostly wait
+group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests page-tests unit-thorough,$@),nice)) \
   $(1) tests/groups.py $@ $(2)
 
 torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
@@ -124,18 +125,20 @@ thorough-engine: images
 	$(call group,$(PY),$(WHOLE))
 
 # the longest first
-GROUPS := placing-tests build-tests service-tests loopback-tests model-tests page-tests unit-thorough packing-tests
+GROUPS := build-tests image-tests service-tests loopback-tests placing-tests model-tests packing-tests page-tests unit-thorough
 
-test: $(DOCS_READY) ## everything that needs no GPU, five things at a time; makes the images first
+test: ## everything that needs no GPU, seven things at a time; makes the images meanwhile
 	@rm -rf .weir/tests
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 5 all-of-it; \
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 7 all-of-it; \
 	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
 
-# torch is installed meanwhile, which takes longest where an index is slow; nothing is installed into .venv while tests start programs from it
-all-of-it: $(TORCH_READY) $(GROUPS)
+# images are what most wait for, so they are begun first: they wait for a mirror, a disk and the engine themselves;
+# torch is installed meanwhile; nothing is installed into .venv while tests start programs from it
+all-of-it: images $(TORCH_READY) $(GROUPS)
 ifneq ($(filter all-of-it,$(MAKECMDGOALS)),)
-images $(GROUPS): check
-build-tests service-tests: images
+images check: $(DOCS_READY)
+$(GROUPS): check
+build-tests image-tests service-tests: images
 endif
 
 clean: ## remove what was made here: caches, reports, environments (images stay: weir clean --images)
@@ -144,15 +147,21 @@ clean: ## remove what was made here: caches, reports, environments (images stay:
 	@rm -rf .venv .venv-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 	@find buildtool probes images docs tests -name __pycache__ -prune -exec rm -rf {} +
 
-# two processes with one engine: these only start what `make images` made, and build what others don't
+# three processes with one engine: some start what `make images` made and build what others don't,
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
+
+# some make images by `weir build`, from stand-ins for torch, and the rest prune, push, audit and observe
+BUILT := $(addprefix tests/docker/test_,build_sources.py build_tags.py build_trouble.py installed.py)
 
 WHOLE := tests/docker/test_whole_images.py
 
-engine-tests: build-tests service-tests ## the tests that need the engine
+engine-tests: build-tests image-tests service-tests ## the tests that need the engine
 
 build-tests: $(READY)
-	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED) $(WHOLE)))
+	$(call group,$(PY),$(BUILT))
+
+image-tests: $(READY)
+	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(BUILT) $(SERVED) $(WHOLE)))
 
 service-tests: $(READY)
 	$(call group,$(PY),$(SERVED))
