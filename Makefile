@@ -5,7 +5,7 @@ PROBE ?= probe
 # the mark of a whole install, named after what it was made from: pyproject.toml, and PYTHON where somebody chose one
 CHOSEN := $(if $(filter-out file,$(origin PYTHON)),$(PYTHON))
 READY := .venv/.ready-$(shell { cat pyproject.toml; printf %s "$(CHOSEN)"; } | sha256sum | cut -c 1-16)
-DOCS_READY := $(READY:.venv/.ready-%=.venv/.docs-%)
+comma := ,
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_PY := .venv-torch/bin/python
@@ -21,13 +21,13 @@ help: ## what can be done here
 # $(call alone,FOLDER,COMMANDS): unless another make has done it meanwhile, and never two at a time; the mark comes last
 alone = @mkdir -p $(1); exec 9<$(1); flock 9; test -e $@ -a -x $(1)/bin/python || { $(2) && touch $@; }
 # $(call venv,FOLDER): anew if a different Python made it; the mark of a whole install goes before installing
-venv = rm -f $(1)/.ready-* $(1)/.docs-* && \
+venv = rm -f $(1)/.ready-* && \
   $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1)
 # without bytecode: most modules of torch, transformers and others are never imported; those that are get it then
 pip = $(1) -m pip install -q --disable-pip-version-check --no-compile $(2)
 
 $(READY): $(if $(shell test -x $(PY) || echo no),no-python)
-	$(call alone,.venv,$(call venv,.venv) && $(call pip,$(PY),-e '.[dev]'))
+	$(call alone,.venv,$(call venv,.venv) && $(call pip,$(PY),-e '.[dev$(comma)docs]'))
 
 no-python: # .venv isn't there, or the Python that made it is gone
 
@@ -40,9 +40,6 @@ engine: $(READY) ## install and start a Docker engine if none answers (Debian, U
 probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm, probe-cuda, probe-wsl)
 	docker compose run --rm $(PROBE)
 	@.venv/bin/weir probe show "$$(ls -t reports/probes/*.json | head -n 1)"
-
-$(DOCS_READY): $(READY)
-	$(call alone,.venv,$(call pip,$(PY),-e '.[docs]'))
 
 # the CPU build from where this machine's pip looks, else from the index of PyTorch itself; our own package is
 # built in the checkout, so never for two environments at a time
@@ -71,7 +68,7 @@ model-tests: $(TORCH_READY)
 placing-tests: $(TORCH_READY)
 	$(call group,$(TORCH_PY),tests/torch --ignore=tests/torch/packing $(addprefix --ignore=,$(MODELS)))
 
-docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
+docs: $(READY) ## the documentation as a site, to read without a network: .weir/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
 	@.venv/bin/weir completion man > .weir/site/weir.1
 	@echo "site: .weir/site/index.html"
@@ -133,10 +130,9 @@ test: ## everything that needs no GPU, seven things at a time; makes the images 
 	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
 
 # images are what most wait for, so they are begun first: they wait for a mirror, a disk and the engine themselves;
-# torch is installed meanwhile; nothing is installed into .venv while tests start programs from it
+# torch is installed meanwhile
 all-of-it: images $(TORCH_READY) $(GROUPS)
 ifneq ($(filter all-of-it,$(MAKECMDGOALS)),)
-images check: $(DOCS_READY)
 $(GROUPS): check
 build-tests image-tests service-tests: images
 endif
