@@ -92,10 +92,10 @@ $(UNITS): export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 $(UNITS): export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-probes: $(READY)
-	$(call group,$(PY),$(UNIT)/probes -m "not thorough")
+	$(call group,$(PY),$(UNIT)/probes tests/unit/fits -m "not thorough")
 
 unit-others: $(READY)
-	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes -m "not thorough")
+	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits -m "not thorough")
 
 # simulations, fuzzing and limits at full size, which `check` leaves out
 unit-thorough: $(READY)
