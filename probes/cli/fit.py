@@ -127,36 +127,43 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     option(fit, "--batch", "N", "sequences at once", _count, default=1)
     positions = "tokens of each sequence (default: 1024, or as many as the model has positions for)"
     option(fit, "--tokens", "N", positions, _count)
-    fit.add_argument(
+    add_step(fit)
+
+
+def add_step(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how numbers are kept, and how a training step is made."""
+    verb.add_argument(
         "--precision",
         choices=PRECISIONS,
         help="number format of weights; amp: float32 weights, products in 16 bits (default: the model's own, "
         "or float32 where that is bfloat16 and the card has no units for it; for training without --lora, "
         "amp-bf16, or amp-fp16 on such a card)",
     )
-    fit.add_argument(
+    verb.add_argument(
         "--optimizer",
         choices=(*OPTIMIZERS, EIGHT_BITS),
         help="optimizer of a training step (default: adamw)",
     )
-    flag(fit, "--checkpointing", "use gradient checkpointing")
-    fit.add_argument(
+    flag(verb, "--checkpointing", "use gradient checkpointing")
+    verb.add_argument(
         "--lora", type=_count, default=0, metavar="RANK", help="train only LoRA adapters of this rank"
     )
-    option(fit, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
-    option(fit, "--accumulate", "N", "batches whose gradients are added up for one step (default: 1)", _count)
+    option(verb, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
+    option(
+        verb, "--accumulate", "N", "batches whose gradients are added up for one step (default: 1)", _count
+    )
 
 
 def _fit(args: argparse.Namespace) -> Exit:
     from probes.reports.pictures import draw_fit
 
-    question = _question(args)
+    question = question_of(args)
     refuse_overwriting(
         Path(args.model), [Path(args.machine)] if args.machine else [], [args.json, args.picture]
     )
     file = None if args.json == Path("-") else args.json
     with reserving(file, PLACE) as kept, reserving(args.picture, PLACE) as place:
-        report = _report(args, question)
+        report = report_for(args, question)
         try:
             _say(report, as_json=args.json == Path("-"))
         finally:  # trials take minutes: a lost output doesn't cost the files
@@ -176,7 +183,7 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
         echo(paragraphs(lines(report), torch_note(report.constants)))
 
 
-def _report(args: argparse.Namespace, question: Question) -> "FitReport":
+def report_for(args: argparse.Namespace, question: Question) -> "FitReport":
     """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
     from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants
     from probes.fit.forecast import CPU, most_of
@@ -276,7 +283,7 @@ def _exit(report: "FitReport") -> Exit:
     return Exit.REQUIRED if refused else Exit.BROKEN
 
 
-def _question(args: argparse.Namespace) -> Question:
+def question_of(args: argparse.Namespace) -> Question:
     """The question that the arguments ask. Raises UsageError for what contradicts itself."""
     training = args.task == "training"
     if args.optimizer == EIGHT_BITS:
