@@ -12,6 +12,7 @@ from probes.cli.arguments import (
     Verbs,
     add_compute,
     add_model,
+    add_step,
     add_verb,
     machine_of,
     paragraphs,
@@ -19,10 +20,10 @@ from probes.cli.arguments import (
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    step_of,
     torch_note,
     write_file,
 )
-from probes.cli.fit import add_step, question_of, report_for
 from probes.core.errors import Exit, UsageError
 from probes.core.output import echo, flag, option, whole, write
 from probes.core.units import binary_bytes
@@ -138,9 +139,13 @@ def _train(args: argparse.Namespace) -> Exit:
     """The plan of a training step."""
     require_torch("run it where torch is; for its bytes alone, which need none: fit --task training")
     from probes.core.codec import to_json
+    from probes.fit.answer import answer, with_defaults
+    from probes.fit.report import Question
     from probes.fit.step_plan import plan_step
     from probes.placement.models.reading import config_of
-    from probes.placement.planner.api import gpu_here
+    from probes.placement.planner.api import gpu_here, resolve_model
+    from probes.placement.planner.plan import check_workload
+    from probes.placement.types import Workload
     from probes.reports.fit import step_lines
 
     for name, default in (("host", None), ("context", 0), ("objective", "exact"), ("captured", False)):
@@ -152,11 +157,15 @@ def _train(args: argparse.Namespace) -> Exit:
         raise UsageError(
             "--train predicts one card's step, as text or JSON", "leave out --cards and --picture"
         )
-    of_fit = {"measure": None, "budget": args.vram, "budget_option": "--vram", "axis": None, "limit": None}
-    asked = argparse.Namespace(**{**vars(args), **of_fit, "task": "training", "cap": None})
-    memory = report_for(asked, question_of(asked))
+    check_workload(Workload(args.batch, 1 if args.tokens is None else args.tokens))
+    machine = machine_of(args.machine)
+    refuse_more_than_the_card("--vram", args.vram, machine)
+    model = resolve_model(args.model)
+    asked = Question(args.model, "training", batch=args.batch, **step_of(args))
+    question = with_defaults(asked, model, machine, tokens=args.tokens, precision=args.precision)
+    memory = answer(model, question, machine, budget=args.vram)
     measure = gpu_here() if args.measure else None
-    made = plan_step(config_of(args.model), memory, machine_of(args.machine), measure=measure)
+    made = plan_step(config_of(args.model), memory, machine, measure=measure)
     if args.json == Path("-"):
         write(to_json(made))
     else:
