@@ -99,7 +99,7 @@ PLANTS = {
 @pytest.mark.parametrize("kind", PLANTS)
 def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
     more, is_named = PLANTS[kind]
-    plant = {"kind": kind, "seconds": 0.05 if kind != "loader" else 0.02, **more}
+    plant = {"kind": kind, "times": 3, **more}
     codes, log = ranks.run(tmp_path, *FEW, world=2, plant=plant)
     assert codes == [0, 0], log
     from probes.training.report import report_of
