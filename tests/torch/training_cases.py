@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 PLANT = json.loads(os.environ.get("WEIR_PLANT", "{}"))
 RANK = int(os.environ.get("RANK", "0"))
 WIDTH, CLASSES = 32, 4
+BROKEN = 50  # the number of a sample
 
 
 def planted(kind, step=None):
@@ -113,7 +114,11 @@ class Samples(Dataset):
         OWN.loads()
         if planted("loader"):
             OWN.plant(1 / OWN.BATCH)
-        if PLANT.get("kind") == "draws":  # as augmentations do
+        if planted("sample") and number == BROKEN:
+            raise ValueError("sample 50 is\nbroken")
+        if planted("loader_killed") and number == BROKEN:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if PLANT.get("draws"):  # as augmentations do
             return torch.full((WIDTH,), random.random() + numpy.random.rand()), number % CLASSES
         generator = torch.Generator().manual_seed(number)
         return torch.randn(WIDTH, generator=generator), number % CLASSES
