@@ -5,6 +5,7 @@ manifest, whatever the umask, locale, time zone and user.
 """
 
 import hashlib
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,6 @@ from buildtool.build.layer_store import LayerStore, Make
 from buildtool.build.payload import payload_files
 from buildtool.build.plan import PACKAGES, ImagePlan, config_of, history_of, wheel_layers
 from buildtool.build.registry_base import RegistryBase
-from buildtool.build.wheel_layer import LIBRARY, install_wheels
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.errors import DataError
@@ -35,6 +35,7 @@ USER_LINES = {
     "etc/group": "weir:x:10001:\n",
 }
 _MOST_BYTES = 1 << 20  # of a base's /etc/passwd
+LIBRARY = f"installer {importlib.metadata.version('installer')}"  # another one may write other files
 
 
 def write_image(
@@ -133,6 +134,8 @@ class _Job:
         return path
 
     def _make_wheels(self, name: str, wheels: tuple[Wheel, ...], layer: LayerWriter) -> LayerFile:
+        from buildtool.build.wheel_layer import install_wheels  # and the library: few builds make a layer
+
         pruned = self._pruned
         scanned = pruned.by_sha256 if pruned else {}
         self._workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in scanned])

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,12 +132,12 @@ class LayerStore:
             write_text(self.layout / "oci-layout", LAYOUT.decode())
             write_text(self.layout / "index.json", index_of([rows[name] for name in sorted(rows)]).decode())
 
-    def held_by(self, ids: Collection[str]) -> frozenset[str]:
-        """The layers of named images that an engine holds, by their ids: of manifest or config."""
+    def held_by(self, has: Callable[[str], bool]) -> frozenset[str]:
+        """The layers of named images that an engine `has`, by their ids: of manifest or config."""
         digests: set[str] = set()
         for row in self._rows().values():
             manifest, config, *layers = self._blobs_of(row["digest"])
-            if {manifest, config} & {*ids}:
+            if has(manifest) or has(config):
                 digests |= {*layers}
         return frozenset(digests)
 

@@ -8,7 +8,6 @@ import base64
 import configparser
 import csv
 import hashlib
-import importlib.metadata
 import io
 import os
 import posixpath
@@ -37,7 +36,6 @@ SITE = f"{PREFIX}/lib"
 LARGE_BYTES = 16 << 20
 INTERPRETER = "/usr/bin/env python3"  # that of the image
 INSTALLER = b"weir\n"
-LIBRARY = f"installer {importlib.metadata.version('installer')}"  # another one may write other files
 FOLDERS = {
     "purelib": SITE,
     "platlib": SITE,

@@ -41,7 +41,7 @@ LIBRARIES = {
     "docker": ("buildtool/engine/",),
     "yaml": ("buildtool/core/yaml_text.py",),
     "subprocess": ("buildtool/core/command.py", "probes/measure/supervisor.py"),
-    "tabulate": ("buildtool/audit/text.py", "probes/reports/text.py"),
+    "tabulate": ("buildtool/core/table.py", "probes/reports/text.py"),
     "torch": (
         "probes/fit/",
         "probes/hardware/torch_build.py",
