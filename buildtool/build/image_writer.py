@@ -6,10 +6,11 @@ manifest, whatever the umask, locale, time zone and user.
 
 import hashlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from buildtool.build.bytecode import SCRIPT, imported_names, write_bytecode
 from buildtool.build.layer_store import LayerStore, Make
 from buildtool.build.payload import payload_files
 from buildtool.build.plan import PACKAGES, ImagePlan, config_of, history_of, wheel_layers
@@ -17,6 +18,7 @@ from buildtool.build.registry_base import RegistryBase
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.errors import DataError
+from buildtool.core.files import scratch, sha256_of
 from buildtool.core.model import Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.image.archive import member_path
@@ -95,6 +97,12 @@ class _Job:
             inputs = ("wheels", LIBRARY, name, hashes, prune, below, self._epoch)
             tasks.append(self._task(name, inputs, partial(self._make_wheels, name, wheels)))
         files = payload_files()
+        if self._base is None:
+            modules = imported_names(files)
+            hashes = [wheel.sha256 for wheel in resolved.wheels]
+            python = (sha256_of(SCRIPT), resolved.base.pin, resolved.python)
+            key = ("bytecode", *python, hashes, prune, modules, self._epoch)
+            tasks.append(self._task("bytecode", key, partial(self._make_bytecode, modules)))
         if self._pruned:
             files[IMAGE_PATH] = self._pruned.manifest().encode()
         content = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
@@ -136,20 +144,40 @@ class _Job:
     def _make_wheels(self, name: str, wheels: tuple[Wheel, ...], layer: LayerWriter) -> LayerFile:
         from buildtool.build.wheel_layer import install_wheels  # and the library: few builds make a layer
 
-        pruned = self._pruned
-        scanned = pruned.by_sha256 if pruned else {}
-        self._workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in scanned])
-        places = {wheel: self._workplace.wheels.path(wheel) for wheel in wheels}
-        paths = [pruned.path(wheel.sha256, path) if pruned else path for wheel, path in places.items()]
-        names = [path.name for path in places.values()]
         members = TarMembers(layer, self._epoch)
-        install_wheels(dict(zip(names, paths, strict=True)), members)
+        install_wheels(self._verified(wheels), members)
         if name == PACKAGES:
             for path, line in USER_LINES.items():
                 text = self._text_below(path)
                 text += b"" if text.endswith(b"\n") or not text else b"\n"
                 content = text + line.encode()
                 members.file(path, len(content), [content])
+        return members.end()
+
+    def _verified(self, wheels: Sequence[Wheel]) -> dict[str, Path]:
+        """Files of wheels by their names: pruned where the image is, and checked."""
+        pruned = self._pruned
+        scanned = pruned.by_sha256 if pruned else {}
+        self._workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in scanned])
+        places = {wheel: self._workplace.wheels.path(wheel) for wheel in wheels}
+        return {
+            path.name: pruned.path(wheel.sha256, path) if pruned else path for wheel, path in places.items()
+        }
+
+    def _make_bytecode(self, modules: Sequence[str], layer: LayerWriter) -> LayerFile:
+        resolved = self._planned.resolved
+        members = TarMembers(layer, self._epoch)
+        wheels = [*self._verified(resolved.wheels).values()]
+        with scratch(self._workplace.state) as folder:
+            write_bytecode(
+                members,
+                self._rootfs(),
+                wheels,
+                modules,
+                python=resolved.python,
+                epoch=self._epoch,
+                folder=folder,
+            )
         return members.end()
 
     def _text_below(self, path: str) -> bytes:

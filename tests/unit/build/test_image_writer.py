@@ -132,7 +132,8 @@ def test_one_manifest_in_every_place_umask_and_time_zone(tmp_path: Path) -> None
 def test_what_is_in_the_layers_is_roots_of_one_time_and_listed_in_record(tmp_path: Path) -> None:
     workplace, made = place(tmp_path)
     image = written(workplace, made)
-    base, packages, service = image.layers
+    base, packages, bytecode, service = image.layers
+    assert members(workplace.layers, bytecode) == {}, "the root file system has no Python"
     assert base.diff_id == f"sha256:{made.images[0].resolved.base.pin}", (
         "the root file system as it was locked"
     )
