@@ -5,7 +5,9 @@ it, without an engine and without root. It compiles, and runs nothing of a wheel
 """
 
 import json
+import os
 import re
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,13 +17,14 @@ from buildtool.build.payload import APP
 from buildtool.core.command import CommandFailed, run
 from buildtool.core.errors import EnvironmentMissing
 from buildtool.core.files import write_text
+from buildtool.image.archive import member_path
 from buildtool.image.layer_writer import TarMembers
 
 SCRIPT = Path(__file__).parent / "compile_modules.py"
 LIMIT_S = 600
 _IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+([\w, ]*)|import\s+([\w., ]+))", re.MULTILINE)
 # of a root file system: the interpreter, its library and what these link to
-_PYTHON = r"(?:\./)?usr/(?:bin/python{0}|lib/python{0}/.+\.(?:pyc?|so)|{1})"
+_PYTHON = r"usr/(?:bin/python{0}|lib/python{0}/.+\.(?:pyc?|so)|{1})"
 _LIBRARIES = (
     r"lib(?:64)?/(?:[^/]+/)?(?:ld-linux[^/]*|lib(?:bz2|c|dl|expat|lzma|m|pthread|rt|util|z))\.so[^/]*"
 )
@@ -56,11 +59,8 @@ def write_bytecode(
     from buildtool.build.wheel_layer import KEPT, SITE, UNNEEDED  # and the library: see image_writer
 
     root, job, out = folder / "root", folder / "job.json", folder / "bytecode.zip"
-    wanted = re.compile(_PYTHON.format(re.escape(python), _LIBRARIES))
     with tarfile.open(rootfs) as tar:
-        for member in tar:
-            if wanted.fullmatch(member.name) and (member.isreg() or not member.linkname.startswith("/")):
-                tar.extract(member, root, filter="data")
+        _extract(tar, re.compile(_PYTHON.format(re.escape(python), _LIBRARIES)), root)
     program = root / f"usr/bin/python{python}"
     if not program.is_file():
         return
@@ -88,6 +88,22 @@ def write_bytecode(
         for name in sorted(made.namelist()):
             content = made.read(name)
             members.file(name, len(content), [content])
+
+
+def _extract(tar: tarfile.TarFile, wanted: re.Pattern[str], root: Path) -> None:
+    """Write the files whose paths are wanted below `root`, and links to what is beside them."""
+    for member in tar:
+        path = root / member_path(member.name)
+        if ".." in path.parts or not wanted.fullmatch(member_path(member.name)):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if member.issym() and "/" not in member.linkname:
+            path.symlink_to(member.linkname)
+        elif member.isreg() and (content := tar.extractfile(member)):
+            with path.open("wb") as out:
+                shutil.copyfileobj(content, out)
+            path.chmod(0o755)
+            os.utime(path, (member.mtime, member.mtime))  # which bytecode is valid for
 
 
 def _first(text: str) -> str:

@@ -4,7 +4,7 @@ Every image has the files of `cpu`, in layers that no other image has, so that a
 are pulled by turns from a registry on loopback whose blobs are out of the page cache; a container then runs
 until the service has passed its first inference. The first case is the image as it was before issue 29 (the
 parent of commit f1244323): BuildKit's zstd 1 in a layer each for base, torch, packages and service, without
-bytecode. It is made here by libzstd's level 1, which gave 192.2 MB where BuildKit's own gave 186.2. The others
+bytecode. It is made here by libzstd's level 1, which gave 192.2 MB where BuildKit's own gave 186.2. Others
 have the layer of bytecode that a build writes, or that of every module, written by the image's own Python.
 """
 
