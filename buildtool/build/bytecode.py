@@ -5,20 +5,19 @@ it, without an engine and without root. It compiles, and runs nothing of a wheel
 """
 
 import json
-import os
 import re
-import shutil
-import tarfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from buildtool.build.payload import APP
+from buildtool.build.runtimes import write_entry
 from buildtool.core.command import CommandFailed, run
 from buildtool.core.errors import EnvironmentMissing
 from buildtool.core.files import write_text
-from buildtool.image.archive import member_path
-from buildtool.image.layer_writer import TarMembers
+from buildtool.image.flatten import flattened
+from buildtool.image.layer_writer import TarMembers, pieces_of
 
 SCRIPT = Path(__file__).parent / "compile_modules.py"
 LIMIT_S = 600
@@ -59,8 +58,10 @@ def write_bytecode(
     from buildtool.build.wheel_layer import KEPT, SITE, UNNEEDED  # and the library: see image_writer
 
     root, job, out = folder / "root", folder / "job.json", folder / "bytecode.zip"
-    with tarfile.open(rootfs) as tar:
-        _extract(tar, re.compile(_PYTHON.format(re.escape(python), _LIBRARIES)), root)
+    wanted = re.compile(_PYTHON.format(re.escape(python), _LIBRARIES))
+    for entry in flattened([partial(_pieces, rootfs)]):
+        if wanted.fullmatch(entry.info.name):
+            write_entry(entry, root)
     program = root / f"usr/bin/python{python}"
     if not program.is_file():
         return
@@ -90,20 +91,9 @@ def write_bytecode(
             members.file(name, len(content), [content])
 
 
-def _extract(tar: tarfile.TarFile, wanted: re.Pattern[str], root: Path) -> None:
-    """Write the files whose paths are wanted below `root`, and links to what is beside them."""
-    for member in tar:
-        path = root / member_path(member.name)
-        if ".." in path.parts or not wanted.fullmatch(member_path(member.name)):
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if member.issym() and "/" not in member.linkname:
-            path.symlink_to(member.linkname)
-        elif member.isreg() and (content := tar.extractfile(member)):
-            with path.open("wb") as out:
-                shutil.copyfileobj(content, out)
-            path.chmod(0o755)
-            os.utime(path, (member.mtime, member.mtime))  # which bytecode is valid for
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from pieces_of(file)
 
 
 def _first(text: str) -> str:
