@@ -21,7 +21,7 @@ from buildtool.image.layer_writer import TarMembers, pieces_of
 
 SCRIPT = Path(__file__).parent / "compile_modules.py"
 LIMIT_S = 600
-_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+([\w, ]*)|import\s+([\w., ]+))", re.MULTILINE)
+_IMPORT = re.compile(r"^(?:from\s+([\w.]+)\s+import\s+([\w, ]*)|import\s+([\w., ]+))", re.MULTILINE)
 # of a root file system: the interpreter, its library and what these link to
 _PYTHON = r"usr/(?:bin/python{0}|lib/python{0}/.+\.(?:pyc?|so)|{1})"
 _LIBRARIES = (
@@ -30,7 +30,7 @@ _LIBRARIES = (
 
 
 def imported_names(files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """The dotted names in the service's import statements, wherever they are in its files."""
+    """The dotted names in the import statements that the service's files run at once: not in functions."""
     names: set[str] = set()
     for path, content in files.items():
         if path.startswith(f"{APP}/service/") and path.endswith(".py"):
@@ -71,8 +71,6 @@ def write_bytecode(
         "kept": KEPT.pattern,
         "epoch": epoch,
     }
-    own = f"usr/lib/python{python}"
-    texts |= {"library": str(root / own), "library_site": own}
     write_text(job, json.dumps({**texts, "wheels": list(map(str, wheels)), "modules": list(modules)}))
     loader = next(root.rglob("ld-linux*.so.*"), root / "no loader")
     libraries = {str(path.parent) for path in root.rglob("libc.so.*")}

@@ -1,9 +1,8 @@
 """Runs in an image's own Python, with no other module of ours: compiles what modules import at once.
 
 `python3 compile_modules.py JOB OUT`. JOB is JSON: `wheels`, files; `site`, where they are in the image;
-`epoch`, the time of every file there; `left_out` and `kept`, what isn't there by its name; `library`, a copy
-of Python's own modules, and `library_site`, where those are; `modules`, dotted names to begin with. OUT
-becomes a zip of bytecode by its path. No code of the wheels runs.
+`epoch`, the time of every file there; `left_out` and `kept`, what isn't there by its name; `modules`, dotted
+names to begin with. OUT becomes a zip of bytecode by its path. No code of the wheels runs.
 """
 
 import dis
@@ -15,29 +14,18 @@ import struct
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
 
 MARSHAL = 2  # a later format writes down which objects are shared, which depends on what else is in memory
 
 
-class Source(NamedTuple):
-    """A module's file: its path in the image, its time there, and what reads it."""
-
-    path: str
-    time: int
-    read: Callable[[], bytes]
-    compiled: bool = False  # the image has its bytecode already
-
-
 def main(job_path: str, out_path: str) -> None:
-    """Compile the modules, and all that they import at once, as far as the image has them."""
+    """Compile the modules, and all that they import at once, as far as the wheels have them."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     warnings.simplefilter("ignore")  # of old escapes in strings
-    sources = {**library(Path(job["library"]), job["library_site"]), **of_wheels(job)}
+    sources = sources_in(job)
     waiting: list[str] = sorted(job["modules"])
     seen: set[str] = set()
     with zipfile.ZipFile(out_path, "w") as out:
@@ -49,49 +37,30 @@ def main(job_path: str, out_path: str) -> None:
             waiting.append(module.rpartition(".")[0])  # the package, which is imported before it
             if module not in sources:
                 continue
-            path, time, read, compiled = sources[module]
-            source = read()
+            archive, name = sources[module]
+            source, path = archive.read(name), f"{job['site']}/{name}"
             try:
                 code = compile(source, f"/{path}", "exec", dont_inherit=True)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 continue  # an import would fail as well
-            if not compiled:
-                head = struct.pack("<4sIII", importlib.util.MAGIC_NUMBER, 0, time, len(source))
-                place = importlib.util.cache_from_source(path, optimization="")
-                out.writestr(place, head + marshal.dumps(code, MARSHAL))
-            is_package = path.endswith("/__init__.py")
+            head = struct.pack("<4sIII", importlib.util.MAGIC_NUMBER, 0, job["epoch"], len(source))
+            place = importlib.util.cache_from_source(path, optimization="")
+            out.writestr(place, head + marshal.dumps(code, MARSHAL))
+            is_package = name.endswith("/__init__.py")
             waiting += imported_by(code, module if is_package else module.rpartition(".")[0])
 
 
-def of_wheels(job: dict[str, list[str]]) -> dict[str, Source]:
-    """The modules that the image has of wheels; the first wheel wins."""
+def sources_in(job: dict[str, list[str]]) -> dict[str, tuple[zipfile.ZipFile, str]]:
+    """The file of each module that the image has, and its wheel; the first wheel wins."""
     left_out, kept = re.compile(str(job["left_out"])), re.compile(str(job["kept"]))
-    sources: dict[str, Source] = {}
+    sources: dict[str, tuple[zipfile.ZipFile, str]] = {}
     for wheel in job["wheels"]:
         archive = zipfile.ZipFile(wheel)
         for name in archive.namelist():
             if name.endswith(".py") and (kept.match(name) or not left_out.search(name)):
-                path, time = f"{job['site']}/{name}", int(str(job["epoch"]))
-                sources.setdefault(named(name), Source(path, time, partial(archive.read, name)))
+                module = name[: -len(".py")].replace("/", ".").removesuffix(".__init__")
+                sources.setdefault(module, (archive, name))
     return sources
-
-
-def library(folder: Path, site: str) -> dict[str, Source]:
-    """Python's own modules."""
-    sources: dict[str, Source] = {}
-    for file in folder.rglob("*.py"):
-        name, own = (
-            file.relative_to(folder).as_posix(),
-            importlib.util.cache_from_source(file, optimization=""),
-        )
-        time, compiled = int(file.stat().st_mtime), Path(own).exists()
-        sources[named(name)] = Source(f"{site}/{name}", time, file.read_bytes, compiled)
-    return sources
-
-
-def named(path: str) -> str:
-    """The dotted name of a module by its path."""
-    return path[: -len(".py")].replace("/", ".").removesuffix(".__init__")
 
 
 def imported_by(code: CodeType, package: str) -> Iterator[str]:

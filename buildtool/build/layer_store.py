@@ -42,7 +42,7 @@ from buildtool.image.written import (
 )
 from probes.core.codec import decode, encode, load
 
-FORMAT = 2  # part of every key: raise it when the same inputs would give another layer
+FORMAT = 3  # part of every key: raise it when the same inputs would give another layer
 KEPT_LAYERS = 12  # of those that no image has; a layer of torch holds 0.2 to 3 GB
 Make = Callable[[LayerWriter], LayerFile]
 

@@ -112,7 +112,7 @@ def unpack(image: WrittenImage, store: LayerStore, root: Path) -> None:
 
 
 def write_entry(entry: Entry, root: Path) -> None:
-    """Write one member, a file with its time, below `root`.
+    """Write one member below `root`.
 
     No path in the tree leads through a link, so none leads out of `root`. Raises OSError.
     """
@@ -131,4 +131,3 @@ def write_entry(entry: Entry, root: Path) -> None:
             for piece in entry.content:
                 file.write(piece)
         path.chmod(mode_of(info))
-        os.utime(path, (info.mtime, info.mtime))
