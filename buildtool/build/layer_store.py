@@ -41,10 +41,13 @@ from buildtool.image.written import (
     index_of,
 )
 from probes.core.codec import decode, encode, load
+from probes.core.quoting import terminal
 
 FORMAT = 3  # part of every key: raise it when the same inputs would give another layer
 KEPT_LAYERS = 12  # of those that no image has; a layer of torch holds 0.2 to 3 GB
 Make = Callable[[LayerWriter], LayerFile]
+# of a layout; the last two are of `docker save`
+_PARTS = ("oci-layout", "index.json", "blobs", "manifest.json", "repositories")
 
 
 class LayerStore:
@@ -242,6 +245,14 @@ def require_layout_or_nothing(target: Path) -> None:
         target.exists() and not ((target / "oci-layout").is_file() or _is_empty(target))
     ):
         raise DataError(f"{target} is there, and no OCI layout", "name another directory: --layout DIR")
+    others = (
+        sorted(path.name for path in target.iterdir() if path.name not in _PARTS) if target.is_dir() else []
+    )
+    if others:
+        raise DataError(
+            f"{target} holds more than an OCI layout, which would be lost: {terminal(', '.join(others[:4]))}",
+            "name another directory: --layout DIR",
+        )
     if target.resolve() == Path.cwd():
         raise DataError(f"{target} is the current directory", "name another one: --layout DIR")
     index: Any = read_cached(target / "index.json", load)

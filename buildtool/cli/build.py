@@ -32,6 +32,7 @@ from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.image.layer_writer import COMPRESSIONS
 from buildtool.image.written import Referrer, WrittenImage
 from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
+from probes.core.files import sweep_partials
 from probes.core.output import echo, flag, option
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
@@ -318,7 +319,7 @@ class Output:
 def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     """What --layout, --sqsh and --conda ask for. Raises ConfigError, DataError, EnvironmentMissing."""
     outputs: list[Output] = []
-    for name, _, _ in OUTPUTS:
+    for name, metavar, _ in OUTPUTS:
         text = str(getattr(args, _attribute(name)) or "")
         for candidates in options.candidates if text else ():
             variant = candidates[0]
@@ -334,7 +335,8 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
                     f"write {{variant}} in the name: {name} {text}-{{variant}}",
                 )
             outputs.append(Output(name, variant.name, path))
-            require_writable(path.absolute().parent, f"name another place: {name}")
+            require_writable(path.absolute().parent, f"name another place: {name} {metavar}")
+            sweep_partials(path.absolute().parent)
             if name == "--layout":
                 require_layout_or_nothing(path)
     if args.sqsh:
@@ -384,21 +386,21 @@ def _written(output: Output, made: "Made", workplace: Workplace, attached: Seque
     """Write one output, and what is said of it. Raises as its writer does."""
     image = made.written[output.variant]
     planned = next(each for each in made.plan.images if each.variant.name == output.variant)
-    store = workplace.layers
+    store, place = workplace.layers, terminal(str(output.path))
     match output.option:
         case "--layout":
             store.copy(image, output.variant, output.path, attached)
             said = f", with {counted(len(attached), 'attestation manifest')}" if attached else ""
-            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}{said}"
+            return f"{place} is the image {output.variant} as an OCI layout, {image.digest}{said}"
         case "--sqsh":
             squashfs.write_squashfs(
                 image, output.path, store=store, epoch=made.plan.epoch, progress=workplace.progress
             )
             stored = decimal_bytes(output.path.stat().st_size)
-            return f"{output.path} is the image {output.variant} as a squashfs file, {stored}"
+            return f"{place} is the image {output.variant} as a squashfs file, {stored}"
         case _:
             conda.write_environment(planned.variant, planned.resolved, output.path)
-            return f"{output.path} is {output.variant}'s Python environment, for: conda env create -f FILE"
+            return f"{place} is {output.variant}'s Python environment, for: conda env create -f FILE"
 
 
 @dataclass(frozen=True)
