@@ -7,7 +7,7 @@ it, without an engine and without root. It compiles, and runs nothing of a wheel
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from buildtool.core.command import CommandFailed, run
 from buildtool.core.errors import EnvironmentMissing
 from buildtool.core.files import write_text
 from buildtool.image.flatten import flattened
-from buildtool.image.layer_writer import TarMembers, pieces_of
+from buildtool.image.layer_writer import TarMembers, pieces_at
 
 SCRIPT = Path(__file__).parent / "compile_modules.py"
 LIMIT_S = 600
@@ -59,7 +59,7 @@ def write_bytecode(
 
     root, job, out = folder / "root", folder / "job.json", folder / "bytecode.zip"
     wanted = re.compile(_PYTHON.format(re.escape(python), _LIBRARIES))
-    for entry in flattened([partial(_pieces, rootfs)]):
+    for entry in flattened([partial(pieces_at, rootfs)]):
         if wanted.fullmatch(entry.info.name):
             write_entry(entry, root)
     program = root / f"usr/bin/python{python}"
@@ -87,11 +87,6 @@ def write_bytecode(
         for name in sorted(made.namelist()):
             content = made.read(name)
             members.file(name, len(content), [content])
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from pieces_of(file)
 
 
 def _first(text: str) -> str:

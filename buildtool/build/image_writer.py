@@ -22,7 +22,7 @@ from buildtool.core.files import scratch, sha256_of
 from buildtool.core.model import Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.image.archive import member_path
-from buildtool.image.layer_writer import LayerWriter, TarMembers, pieces_of
+from buildtool.image.layer_writer import LayerWriter, TarMembers, pieces_at
 from buildtool.image.reader import host_platform
 from buildtool.image.streams import decompressed, peek, sniff
 from buildtool.image.tar import FILE, TarReader
@@ -126,9 +126,8 @@ class _Job:
         return bring
 
     def _make_base(self, layer: LayerWriter) -> LayerFile:
-        with self._rootfs().open("rb") as file:
-            for piece in pieces_of(file):
-                layer.write(piece)
+        for piece in pieces_at(self._rootfs()):
+            layer.write(piece)
         return layer.finish()
 
     def _rootfs(self) -> Path:
@@ -183,8 +182,7 @@ class _Job:
     def _text_below(self, path: str) -> bytes:
         """A small file of the base; empty where it has none."""
         if self._base is None:
-            with self._rootfs().open("rb") as file:
-                return _text_in(pieces_of(file), path) or b""
+            return _text_in(pieces_at(self._rootfs()), path) or b""
         for layer in reversed(self._base.layers):
             chunks = self._store.content(layer)
             head, chunks = peek(chunks)

@@ -28,7 +28,7 @@ from buildtool.core.files import (
     write_text,
 )
 from buildtool.engine.proof import unproved
-from buildtool.image.layer_writer import ZSTD, Compression, LayerWriter, pieces_of
+from buildtool.image.layer_writer import ZSTD, Compression, LayerWriter, pieces_at
 from buildtool.image.written import (
     BLOBS,
     LAYOUT,
@@ -44,7 +44,8 @@ from probes.core.codec import decode, encode, load
 from probes.core.quoting import terminal
 
 FORMAT = 3  # part of every key: raise it when the same inputs would give another layer
-KEPT_LAYERS = 12  # of those that no image has; a layer of torch holds 0.2 to 3 GB
+# of layers that no image has; the service's have 1 MB, torch's 0.1 to 3 GB
+KEPT_BYTES, KEPT_LAYERS = 6_000_000_000, 200
 Make = Callable[[LayerWriter], LayerFile]
 # of a layout; the last two are of `docker save`
 _PARTS = ("oci-layout", "index.json", "blobs", "manifest.json", "repositories")
@@ -226,12 +227,12 @@ class LayerStore:
         """Remove the blobs that no named image has, but for the newest layers."""
         keep = {digest for row in self._rows().values() for digest in self._blobs_of(row["digest"])}
         keys = sorted(self._keys.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        loose = 0
+        n_loose = n_bytes = 0
         for path in keys:
             layer = read_cached(path, _layer)
             if layer and layer.digest not in keep:
-                loose += 1
-                keep |= {layer.digest} if loose <= KEPT_LAYERS else set()
+                n_loose, n_bytes = n_loose + 1, n_bytes + layer.n_bytes
+                keep |= {layer.digest} if n_loose <= KEPT_LAYERS and n_bytes <= KEPT_BYTES else set()
             if not layer or layer.digest not in keep:
                 discard(path)
         for path in (self.layout / BLOBS).glob("*"):
@@ -289,8 +290,7 @@ def _layer(text: str) -> LayerFile:
 
 def _content(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
-            yield from pieces_of(file)
+        yield from pieces_at(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} is gone, which this build made", "run the same command again to make it anew"

@@ -280,10 +280,11 @@ def test_a_layout_of_its_own_is_whole_and_replaces_only_a_layout(tmp_path: Path)
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize(("limit", "kept"), [("KEPT_LAYERS", 1), ("KEPT_BYTES", 20)])
 def test_what_no_named_image_has_is_evicted_but_for_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buildtool.build.layer_store.KEPT_LAYERS", 1)
+    monkeypatch.setattr(f"buildtool.build.layer_store.{limit}", kept)
     workplace, made = place(tmp_path)
     store = workplace.layers
     image = written(workplace, made)
