@@ -6,18 +6,20 @@ it, without an engine and without root. It compiles, and runs nothing of a wheel
 
 import json
 import re
+import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from buildtool.build.payload import APP
 from buildtool.build.runtimes import write_entry
 from buildtool.core.command import CommandFailed, run
 from buildtool.core.errors import EnvironmentMissing
 from buildtool.core.files import write_text
-from buildtool.image.flatten import flattened
-from buildtool.image.layer_writer import TarMembers, pieces_at
+from buildtool.image.flatten import Entry
+from buildtool.image.layer_writer import TarMembers, pieces_of
+from buildtool.image.tar import normal_path
 
 SCRIPT = Path(__file__).parent / "compile_modules.py"
 LIMIT_S = 600
@@ -58,20 +60,15 @@ def write_bytecode(
     from buildtool.build.wheel_layer import KEPT, SITE, UNNEEDED  # and the library: see image_writer
 
     root, job, out = folder / "root", folder / "job.json", folder / "bytecode.zip"
-    wanted = re.compile(_PYTHON.format(re.escape(python), _LIBRARIES))
-    for entry in flattened([partial(pieces_at, rootfs)]):
-        if wanted.fullmatch(entry.info.name):
-            write_entry(entry, root)
+    _unpack_python(rootfs, python, root)
     program = root / f"usr/bin/python{python}"
     if not program.is_file():
         return
-    texts: dict[str, object] = {
-        "site": SITE,
-        "left_out": UNNEEDED.pattern,
-        "kept": KEPT.pattern,
-        "epoch": epoch,
-    }
-    write_text(job, json.dumps({**texts, "wheels": list(map(str, wheels)), "modules": list(modules)}))
+    said = {
+        "wheels": list(map(str, wheels)), "modules": list(modules), "site": SITE, "epoch": epoch,
+        "left_out": UNNEEDED.pattern, "kept": KEPT.pattern,
+    }  # fmt: skip
+    write_text(job, json.dumps(said))
     loader = next(root.rglob("ld-linux*.so.*"), root / "no loader")
     libraries = {str(path.parent) for path in root.rglob("libc.so.*")}
     words = ["env", "-i", "PYTHONHASHSEED=0", "LC_ALL=C.UTF-8", "timeout", str(LIMIT_S), str(loader)]
@@ -87,6 +84,19 @@ def write_bytecode(
         for name in sorted(made.namelist()):
             content = made.read(name)
             members.file(name, len(content), [content])
+
+
+def _unpack_python(rootfs: Path, version: str, root: Path) -> None:
+    """Write a root file system's Python, and what it links to, below `root`."""
+    wanted = re.compile(_PYTHON.format(re.escape(version), _LIBRARIES))
+    with tarfile.open(rootfs) as tar:
+        for info in tar:
+            info.name = normal_path(info.name)
+            file = tar.extractfile(info) if info.isreg() else None
+            is_link = info.issym() and "/" not in info.linkname  # to what is beside it
+            if wanted.fullmatch(info.name) and (file or is_link):
+                pieces = pieces_of(cast(BinaryIO, file)) if file else iter([b""])
+                write_entry(Entry(info, pieces), root)
 
 
 def _first(text: str) -> str:

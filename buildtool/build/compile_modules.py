@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
+MOST_BYTES = 8 << 20  # of a source; torch's longest has 0.6 MB
 MARSHAL = 2  # a later format writes down which objects are shared, which depends on what else is in memory
 
 
@@ -35,9 +36,9 @@ def main(job_path: str, out_path: str) -> None:
                 continue
             seen.add(module)
             waiting.append(module.rpartition(".")[0])  # the package, which is imported before it
-            if module not in sources:
+            archive, name = sources.get(module, (None, ""))
+            if archive is None or archive.getinfo(name).file_size > MOST_BYTES:
                 continue
-            archive, name = sources[module]
             source, path = archive.read(name), f"{job['site']}/{name}"
             try:
                 code = compile(source, f"/{path}", "exec", dont_inherit=True)
