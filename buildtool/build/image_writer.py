@@ -6,6 +6,7 @@ manifest, whatever the umask, locale, time zone and user.
 
 import hashlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -167,7 +168,9 @@ class _Job:
         resolved = self._planned.resolved
         members = TarMembers(layer, self._epoch)
         wheels = [*self._verified(resolved.wheels).values()]
-        with scratch(self._workplace.state) as folder:
+        state = self._workplace.state
+        may_run = not os.statvfs(state).f_flag & os.ST_NOEXEC  # the image's Python, where it is unpacked
+        with scratch(state if may_run else None) as folder:
             write_bytecode(
                 members,
                 self._rootfs(),
