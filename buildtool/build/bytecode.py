@@ -78,7 +78,7 @@ def write_bytecode(
     except CommandFailed as error:
         raise EnvironmentMissing(
             f"the image's own Python {python} doesn't run on this host: {error.tail or error.message}",
-            "if programs may not run from that disk (noexec), name another place: TMPDIR=DIR or WEIR_STATE=DIR",
+            "if programs may not run from that disk (noexec), name another place: WEIR_STATE=DIR, TMPDIR=DIR",
         ) from error
     with zipfile.ZipFile(out) as made:
         for name in sorted(made.namelist()):
