@@ -79,6 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "REF",
         "for an image: the pruned copy's name (default: the image's own, with the targets as tag)",
     )
+    flag(
+        parser,
+        "--strip",
+        "for a tree or a file: also remove what no running program loads: symbol tables, debug information, "
+        "static libraries",
+    )
     flag(parser, "--dry-run", "show what would be removed and change nothing")
 
 
@@ -119,7 +125,9 @@ def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
     if ARCHIVE_NAME.search(path.name):
         raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
     with prefix_errors(path):
-        plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
+        plan = prune_file(
+            path, targets, out=args.out, compress=args.compress, strip=args.strip, dry_run=args.dry_run
+        )
     echo(_describe(path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
         echo(f"{args.out}: a copy of it")
@@ -152,6 +160,7 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
             path,
             targets,
             compress=args.compress,
+            strip=args.strip,
             dry_run=args.dry_run,
             progress=progress,
             announce=written.announce if written else lambda _changes: None,
@@ -163,7 +172,7 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
 
 
 def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
-    _refuse_options(args, "an image", "out", "manifest", "compress")
+    _refuse_options(args, "an image", "out", "manifest", "compress", "strip")
     if args.dry_run:
         return _preview_image(args.path, targets)
     ref = args.path
@@ -229,7 +238,7 @@ def _by_target(result: TreeResult) -> Iterator[str]:
         in_libraries.update(library.removed_bytes)
     for target in sorted({*in_files, *in_libraries}):
         files, code = (decimal_bytes(totals[target]) for totals in (in_files, in_libraries))
-        yield f"  {target}: {files} in files, {code} of code in libraries"
+        yield f"  {target or 'no card'}: {files} in files, {code} of code in libraries"
 
 
 def _counts(result: TreeResult) -> str:
