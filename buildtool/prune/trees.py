@@ -17,6 +17,7 @@ from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import link_over, replacing
 from buildtool.core.progress import Progress
 from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.loaded import key_of
 from buildtool.gpucode.plan import HOLE_BYTES, Copy, PrunePlan, Zeros, chunks_of
 from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
@@ -29,7 +30,7 @@ from buildtool.gpucode.target import (
     served_targets,
     serves_any,
 )
-from buildtool.gpucode.used import Used
+from buildtool.gpucode.used import Used, machine_code
 from buildtool.gpucode.verify import verify_prune
 from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
@@ -253,6 +254,20 @@ def prune_tree(
         if any(_inspect(path, may_hold_code, otherwise=False) for path in remaining[:1]):
             _prune(job, [*remaining, *going], result)
     return result
+
+
+def keys_below(root: Path) -> set[str]:
+    """The keys of all CUDA machine code below a directory that can be read: `gpucode.loaded`."""
+    listing = _walk(root, sweep=False)
+    nothing: frozenset[str] = frozenset()
+    return {key for names in listing.names.values() for key in _inspect(names[0], _keys_in, nothing)}
+
+
+def _keys_in(source: Source) -> frozenset[str]:
+    try:
+        return frozenset(map(key_of, machine_code(source) if may_hold_code(source) else ()))
+    except GpuCodeError:
+        return frozenset()
 
 
 @dataclass(frozen=True)
