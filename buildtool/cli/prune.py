@@ -84,8 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         parser,
         "--strip",
-        "for a tree or a file: also remove what no running program loads: symbol tables, debug information, "
-        "static libraries",
+        "remove what no running program loads, too: symbol tables, debug information, a tree's static libraries",
     )
     option(
         parser,
