@@ -84,7 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         parser,
         "--strip",
-        "remove what no running program loads, too: symbol tables, debug information, a tree's static libraries",
+        "remove what no running program loads, too: symbol tables, debug information, and a tree's static "
+        "libraries",
     )
     option(
         parser,
