@@ -82,12 +82,17 @@ def prune_file(
         if dry_run:
             return plan
         with replacing(out or path) as partial:
-            _write(plan, partial, source=source, descriptor=descriptor)
-            with open_source(partial) as (written, _):
+            handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                write_plan(plan, source, descriptor, handle)
+                written = window(handle, 0, os.fstat(handle).st_size)
                 if base.changed:
                     verify_prune(source, written if plan is base else base.view(source), targets, used)
                 if plan is not base:
                     verify_stripped(base.view(source), written)
+                _copy_status(descriptor, handle)
+            finally:
+                os.close(handle)
             if plan.changed:
                 announce(plan)
         for link in links if out is None else ():
@@ -106,15 +111,6 @@ def _stripped(plan: PrunePlan, source: Source) -> PrunePlan:
         removed_bytes=plan.removed_bytes,
         zeroed_bytes=plan.zeroed_bytes,
     )
-
-
-def _write(plan: PrunePlan, partial: Path, *, source: Source, descriptor: int) -> None:
-    handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        write_plan(plan, source, descriptor, handle)
-        _copy_status(descriptor, handle)
-    finally:
-        os.close(handle)
 
 
 def sizes_text(plan: PrunePlan) -> str:
