@@ -85,11 +85,12 @@ class Rank:
 
     def run(self) -> int:
         """The whole run. Returns the exit code; never raises for what a run can meet."""
-        if not files.lock_of_process(self.start.folder / f".rank-{self.start.rank}.lock"):
-            error(  # and no report: the other run's stays
-                f"error: rank {self.start.rank}: {self.start.folder} is used by another run, which isn't over\n"
-                "  give each run a folder of its own: --out"
+        rank, folder = self.start.rank, self.start.folder
+        if not files.lock_of_process(folder / f".rank-{rank}.lock"):  # no report: the other run's stays
+            busy = UsageError(
+                f"{folder} is used by another run, which isn't over", "give each run its own --out"
             )
+            error(f"error: rank {rank}: {busy}")
             return int(Exit.USAGE)
         self.guard.start()
         try:
