@@ -5,7 +5,7 @@ take meanwhile, differ from card to card. `measured` runs every distinct call of
 same shapes, strides and dtypes: its time on the device replayed as a graph, the host's time to launch it, and
 the bytes that it takes besides its results. A call takes longer among others than repeated: its kernels'
 instructions aren't at hand. So the whole pass is run in a row as well, and what it takes more is shared out
-equally among its calls.
+equally among its calls; what it takes less, by their times.
 """
 
 import time
@@ -26,7 +26,6 @@ LONG_S: Final = 2e-3  # of repetitions that are timed together
 MOST_REPEATS: Final = 40
 ROUNDS: Final = 3  # of which the quickest counts
 AT_ONCE: Final = 256  # calls that the host launches without waiting for the device to end them
-LEAST: Final = 0.5  # of its time alone that a call takes among others
 ALIGNED: Final = 512  # bytes, as torch's allocator
 STD: Final = 0.02  # of the numbers of weights and activations
 
@@ -161,7 +160,7 @@ class Operands:
         if self._at + n_bytes > self._cold.numel():
             self._at = 0
         stored = self._cold[self._at : self._at + n_bytes].view(like.dtype)
-        self._at += -(-n_bytes // ALIGNED) * ALIGNED
+        self._at += (n_bytes // ALIGNED + 1) * ALIGNED  # apart: neighbours would be a loop's packed weights
         return stored.as_strided(like.shape, like.stride)
 
 
@@ -195,7 +194,7 @@ def _among_others(
     operands: Operands,
     device: torch.device,
 ) -> dict[OperationCall, OperationTime | None]:
-    """The times with what calls take more in a row, shared out equally; as they are if memory runs out."""
+    """The times as they are in a row; as they were if memory runs out."""
     row = [(call, seen) for call in calls if (seen := times[call]) is not None and seen.recordable]
     if not row:
         return times
@@ -205,17 +204,28 @@ def _among_others(
     except RuntimeError:
         torch.cuda.synchronize(device)
         return times
-    more_s = (device_s - sum(seen.device_s for _, seen in row)) / len(row)
-    host_more_s = (host_s - sum(seen.host_s for _, seen in row)) / len(row)
+    on_device, on_host = (
+        _Shared(device_s, [s.device_s for _, s in row]),
+        _Shared(host_s, [s.host_s for _, s in row]),
+    )
     return {
         call: seen
-        and replace(
-            seen,
-            device_s=max(seen.device_s + more_s * seen.recordable, LEAST * seen.device_s),
-            host_s=max(seen.host_s + host_more_s * seen.recordable, LEAST * seen.host_s),
-        )
+        if seen is None or not seen.recordable
+        else replace(seen, device_s=on_device(seen.device_s), host_s=on_host(seen.host_s))
         for call, seen in times.items()
     }
+
+
+class _Shared:
+    """What calls take in a row: each as much more than alone, or each by the same share less."""
+
+    def __init__(self, row_s: float, alone_s: Sequence[float]) -> None:
+        alone = sum(alone_s)
+        self._more_s = max(row_s - alone, 0.0) / len(alone_s)
+        self._share = min(row_s / alone, 1.0) if alone else 1.0
+
+    def __call__(self, alone_s: float) -> float:
+        return alone_s * self._share + self._more_s
 
 
 def _row_s(given: Sequence[tuple[OperationCall, Any, Any]], device: torch.device) -> tuple[float, float]:
@@ -315,7 +325,7 @@ def _recorded(work: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-def _device_s(work: Callable[[], None]) -> float:
+def _device_s(work: Callable[[], object]) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     work()
@@ -350,23 +360,26 @@ def _clocked(work: Callable[[], None], device: torch.device, *, wait: bool) -> f
     return seconds
 
 
-LARGE_COPY, SMALL_COPY = 64 << 20, 256 << 10  # bytes
+SMALL_COPY: Final = 256 << 10  # bytes
+LINK_ROUNDS: Final = 20  # of some 2 ms: others on the same host share its memory and its links
 
 
-def link_times(device: torch.device) -> tuple[float, float]:
-    """Bytes a second of copies of pinned memory to the device, and what each takes beyond its bytes."""
-    host = torch.empty(LARGE_COPY, dtype=torch.uint8, pin_memory=True)
+def link_times(host: torch.Tensor, device: torch.device) -> tuple[float, float]:
+    """Bytes a second of copies to the device, and the seconds that each takes beyond its bytes.
+
+    `host`: 1-D, of bytes, pinned where a model's weights will be; some 64 MiB.
+    """
     there = torch.empty_like(host, device=device)
-    seconds = {}
-    for n_bytes in (SMALL_COPY, LARGE_COPY):
-        copies = 1 if n_bytes == LARGE_COPY else MOST_REPEATS
-        work = partial(_copies, there[:n_bytes], host[:n_bytes], copies)
+
+    def copy_small() -> None:
+        for _ in range(MOST_REPEATS):
+            there[:SMALL_COPY].copy_(host[:SMALL_COPY], non_blocking=True)
+
+    def least_s(work: Callable[[], object]) -> float:
         work()
-        seconds[n_bytes] = min(_device_s(work) for _ in range(ROUNDS)) / copies
-    rate = (LARGE_COPY - SMALL_COPY) / (seconds[LARGE_COPY] - seconds[SMALL_COPY])
-    return rate, max(seconds[SMALL_COPY] - SMALL_COPY / rate, 0.0)
+        return min(_device_s(work) for _ in range(LINK_ROUNDS))
 
-
-def _copies(to: torch.Tensor, given: torch.Tensor, count: int) -> None:
-    for _ in range(count):
-        to.copy_(given, non_blocking=True)
+    large_s = least_s(lambda: there.copy_(host, non_blocking=True))
+    small_s = least_s(copy_small) / MOST_REPEATS
+    rate = (host.numel() - SMALL_COPY) / max(large_s - small_s, 1e-9)
+    return rate, max(small_s - SMALL_COPY / rate, 0.0)

@@ -323,7 +323,8 @@ class Tracer(AliveBytes):
         name = function.overloadpacket.__name__
         if function.namespace == "prim":
             return function(*args, **kwargs)
-        if name not in WHOLE and (parts := self._parts(function, args, kwargs)) is not NotImplemented:
+        whole = name in WHOLE or name.startswith("upsample_")
+        if not whole and (parts := self._parts(function, args, kwargs)) is not NotImplemented:
             return parts
         made = _by_shape(name, args)
         if made is None:

@@ -1,11 +1,12 @@
 """Packed weights on a GPU: the same bits, products compared with float64, and times against the library.
 
-    PYTHONPATH=. OUT=DIR python tests/device/packing_on_gpu.py
+    PYTHONPATH=. OUT=DIR python tests/device/packing_on_gpu.py [--only planes]
 
 Needs torch, Triton and 12 GB of VRAM. Times are device time: the median of replays of a CUDA graph that has a
 different weight for each layer, so that none is in a cache. Writes OUT/bench-device-packing.json.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from board import Board, tell
 
 from probes.placement.packing import launch
-from probes.placement.packing.packed import B11, B12, H14, Packed
+from probes.placement.packing.packed import B10, B11, B12, H14, Packed, form
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
 
@@ -216,7 +217,55 @@ def shapes(board: Board, begun: float) -> None:
             board.figure(f"{n} x {k}, batch {batch}: fused over the library's", fused / library, "x", **more)
 
 
+def planes(board: Board) -> None:
+    """Two planes of codes, in 10.9 bits a weight, beside the other two layouts of bfloat16."""
+    patterns = torch.arange(-32768, 32768, dtype=torch.int32, device="cuda").to(torch.int16)
+    tensors = (torch.cat((gaussian(1 << 20), patterns.view(torch.bfloat16))), gaussian(3001, 1001))
+    other = differing = 0
+    for tensor in tensors:
+        packed, on_host = pack(tensor, layout=B10), pack(tensor.cpu(), layout=B10)
+        differing += sum(not torch.equal(packed.parts[n].cpu(), part) for n, part in on_host.parts.items())
+        for ptx in (True, False):
+            set_ptx(ptx)
+            other += int((words(unpack(packed)) != words(tensor)).sum())
+    set_ptx(torch.version.hip is None)
+    board.bar("planes: weights with other bits", other, 0, "weights")
+    board.bar("planes: parts that differ when packed on GPU and CPU", differing, 0, "parts")
+    for n, k, layers in ((SIZE, SIZE, 8), (11008, 2048, 24), (2048, 2048, 64), (256, 2048, 128)):
+        us, bits = planes_unpacked(n, k, layers)
+        ratio = min(us[name] for name in us if name.startswith("b10")) / us["b12"]
+        name, more = f"planes, {n} x {k}: time to unpack over that of 12-bit codes", {"us": us, "bits": bits}
+        if n == SIZE:
+            board.bar("planes: bits of a Gaussian weight", bits["b10"], 10.9, "bits")
+            board.bar(name, ratio, 1.3, "x", **more)
+        else:
+            board.figure(name, ratio, "x", **more)
+
+
+def planes_unpacked(n: int, k: int, layers: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds and bits of each layout, by name; two planes with each number of warps."""
+    packed: dict[str, list[Packed]] = {"b12": [], "b11": [], "b10": []}
+    for _ in range(layers):
+        tensor = gaussian(n, k)
+        for layout in (B12, B11, B10):
+            packed[layout.name].append(pack(tensor, layout=layout))
+    out = torch.empty(n, k, device="cuda", dtype=torch.bfloat16)
+    took: dict[str, list[float]] = {}
+    for _ in range(3):
+        for name, several in packed.items():
+            for warps in (1, 2, 4, 8) if name == "b10" else (0,):
+                if warps:
+                    launch._PLANES_WARPS = warps
+                time_ = microseconds(lambda several=several: [unpack(each, out) for each in several], layers)
+                took.setdefault(f"{name}, {warps} warps" if warps else name, []).append(time_)
+    us = {name: round(sorted(times)[1], 2) for name, times in took.items()}
+    return us, {name: round(8 * form(several[0]).n_bytes / (n * k), 3) for name, several in packed.items()}
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", choices=["planes"], help="the layout of two planes alone")
+    only = parser.parse_args().only
     begun = time.monotonic()
     torch.manual_seed(0)
     board = Board(
@@ -227,7 +276,11 @@ def main() -> int:
     board.line(
         {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     )
+    if only:
+        planes(board)
+        return board.finish()
     bits(board)
+    planes(board)
     tables(board)
     products(board)
     set_ptx(torch.version.hip is None)

@@ -1,4 +1,7 @@
-"""The two codes for exponents: 4 bits within a window, or 3 bits for the seven most frequent ones."""
+"""The codes for exponents: 4 bits within a window, 3 for the seven most frequent ones, or 2 for the first 3.
+
+Of 2-bit codes one is an escape to a stream of 3-bit codes, for the next eight exponents.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,9 +231,9 @@ _BLOCK: Final = 2048  # what the kernel handles
 _SMALL_BLOCK: Final = 256
 
 
-def block_of(weights: int) -> int:
+def block_of(weights: int, *, large: int = _BLOCK) -> int:
     """Weights in a block: 2,048, or 256 in a small tensor, or all of them made a multiple of 8."""
-    return min(_BLOCK if weights >= DENSE_FROM else _SMALL_BLOCK, -(-weights // 8) * 8)
+    return min(large if weights >= DENSE_FROM else _SMALL_BLOCK, -(-weights // 8) * 8)
 
 
 def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
@@ -339,3 +342,103 @@ def _unpack_bits(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> 
     per_byte = 8 // bits
     byte = plane[span.start // per_byte : span.stop // per_byte].view(-1, 1, block // per_byte)
     return torch.cat([(byte >> (bits * i)) & ((1 << bits) - 1) for i in range(per_byte)], 1).view(-1)
+
+
+PLANES: Final = (3, 8)  # exponents with 2-bit codes, which are 1 to 3; and with 3-bit ones, of their escapes
+PLANES_BLOCK: Final = 8192
+_TOGETHER: Final = 16  # 3-bit codes in three words; a block's are padded to a multiple
+
+
+def best_tables(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
+    """The exponents of the 2-bit codes, then those of the 3-bit ones, and the share that has one of both."""
+    chosen = counts.argsort(descending=True, stable=True)[: sum(PLANES)]
+    share = float(counts[chosen].sum() / counts.sum().clamp(min=1))
+    return tuple(sorted(chosen[: PLANES[0]].tolist()) + sorted(chosen[PLANES[0] :].tolist())), share
+
+
+def planes_parts(n: int) -> dict[str, int]:
+    """The parts whose bytes are known before the `n` words are."""
+    return {"rest": n, "two": n // 4}
+
+
+def encode_planes(
+    layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place | None
+) -> dict[str, torch.Tensor]:
+    """Place the large parts of `n` bfloat16 words, whole blocks, if wanted; the others are returned."""
+    block, device = block_of(n, large=PLANES_BLOCK), words.device
+    three, starts = Grown(torch.int16, device), Grown(torch.int32, device)
+    positions, others = Grown(torch.int16, device), Grown(torch.uint8, device)
+    in_list = Grown(torch.int64, device)
+    code_of = torch.zeros(256, dtype=torch.uint8, device=device)
+    next_of = torch.full((256,), PLANES[1], dtype=torch.uint8, device=device)
+    code_of[list(table[: PLANES[0]])] = torch.arange(1, PLANES[0] + 1, dtype=torch.uint8, device=device)
+    next_of[list(table[PLANES[0] :])] = torch.arange(PLANES[1], dtype=torch.uint8, device=device)
+    used = torch.zeros((), dtype=torch.int64, device=device)
+    shifts = 3 * torch.arange(_TOGETHER, device=device)
+    for span in _block_chunks(n, block, device):
+        piece = words.read(span.start, span.stop)
+        field = exponents(layout, piece)
+        code = code_of.index_select(0, field.to(torch.int32))
+        if place:
+            place("rest", span.start, (piece >> 8 & 0x80) | (piece & 0x7F))
+            place("two", span.start // 4, _pack_bits(code, bits=2, block=block))
+        escapes = (code == 0).nonzero().squeeze(1)
+        escaped = field[escapes]
+        next_code = next_of.index_select(0, escaped.to(torch.int32))
+        in_blocks = (code == 0).view(-1, block).sum(1)
+        padded = (in_blocks + _TOGETHER - 1) // _TOGETHER * _TOGETHER
+        start = padded.cumsum(0) - padded
+        starts.append((used + start) // _TOGETHER)
+        used += padded.sum()
+        codes = torch.zeros(int(padded.sum()), dtype=torch.int64, device=device)
+        to = torch.arange(escapes.numel(), device=device)
+        to += (start - (in_blocks.cumsum(0) - in_blocks)).repeat_interleave(in_blocks)
+        codes[to] = (next_code & 7).to(torch.int64)
+        together = (codes.view(-1, _TOGETHER) << shifts).sum(1)
+        three.append(together.view(torch.int16).view(-1, 4)[:, :3].reshape(-1))
+        others_here = (next_code == PLANES[1]).nonzero().squeeze(1)
+        listed = escapes[others_here]
+        positions.append((listed % block).to(torch.int16))
+        others.append(escaped[others_here])
+        in_list.append(torch.bincount(listed // block, minlength=in_blocks.numel()))
+    ends = in_list.whole().cumsum(0)
+    return {
+        "three": three.whole(),
+        "starts": starts.whole(),
+        "positions": positions.whole(),
+        "exponents": others.whole(),
+        "listed": torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
+    }
+
+
+def decode_planes(
+    parts: dict[str, torch.Tensor], table: tuple[int, ...]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Pieces of the words in order, each with the index that it begins at; listed ones are wrong yet."""
+    n = parts["rest"].numel()
+    block, device = n // parts["starts"].numel(), parts["rest"].device
+    first, second = (
+        torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in exponents])
+        for exponents in ((0, *table[: PLANES[0]]), table[PLANES[0] :])
+    )
+    three = torch.nn.functional.pad(parts["three"].to(torch.int32) & 0xFFFF, (0, 2))
+    for span in _block_chunks(n, block, device):
+        code = _unpack_bits(parts["two"], span, bits=2, block=block)
+        escape = (code == 0).view(-1, block).to(torch.int32)
+        rank = escape.cumsum(1) - escape
+        rank += parts["starts"][span.start // block : span.stop // block, None] * _TOGETHER
+        bit = (3 * rank).view(-1)
+        at = torch.clamp(bit >> 4, max=three.numel() - 2)
+        next_code = ((three[at] | (three[at + 1] << 16)) >> (bit & 15)) & 7
+        field = torch.where(code == 0, second[next_code], first.index_select(0, code.to(torch.int32)))
+        rest = parts["rest"][span].to(torch.int16)
+        yield span.start, (rest & 0x80) << 8 | field << 7 | rest & 0x7F
+
+
+def listed_words(parts: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in the flat tensor the listed weights are, and their words, without waiting for the device."""
+    block = parts["rest"].numel() // parts["starts"].numel()
+    order = torch.arange(parts["positions"].numel(), device=parts["rest"].device, dtype=torch.int32)
+    indices = (torch.searchsorted(parts["listed"], order, right=True) - 1) * block + parts["positions"]
+    rest = parts["rest"][indices].to(torch.int16)
+    return indices, (rest & 0x80) << 8 | parts["exponents"].to(torch.int16) << 7 | rest & 0x7F

@@ -216,18 +216,91 @@ def unpack_ranked(
     while tl.max(escapes, 0) > 0:
         fields, escapes, rank = _escaped(fields, escapes, rank, exponents)
     low = (upper >> 1) & 0x07070707
+    _put_four(top, fields, low, out, block, n, 2048, LOW_BITS, PTX)
+
+
+@triton.jit
+def _put_four(
+    top: tl.tensor,
+    fields: tl.tensor,
+    low: tl.tensor,
+    out: tl.tensor,
+    block: tl.tensor,
+    n: tl.tensor,
+    BLOCK: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    PTX: tl.constexpr,
+) -> None:
+    """Store a block's weights, of n in all, from the bytes of four neighbours' parts."""
     first = _two_words(top, fields, low, False, LOW_BITS, PTX)
     second = _two_words(top, fields, low, True, LOW_BITS, PTX)
-    left = n - block * 2048
-    i = tl.arange(0, 1024)
-    pairs = tl.reshape(tl.join(first, second), [1024])
-    to = out.to(words) + block * 1024 + i
-    if left >= 2048:
+    left = n - block * BLOCK
+    i = tl.arange(0, BLOCK // 2)
+    pairs = tl.reshape(tl.join(first, second), [BLOCK // 2])
+    to = out.to(tl.pointer_type(tl.int32)) + block * (BLOCK // 2) + i
+    if left >= BLOCK:
         tl.store(to, pairs)
     else:
         tl.store(to, pairs, mask=2 * i + 1 < left)
         last = tl.sum(tl.where(2 * i + 1 == left, pairs, 0), 0)  # a weight that has no neighbour
         tl.store(out + n - 1, last.to(tl.int16), mask=left % 2 == 1)
+
+
+@triton.jit
+def unpack_planes(
+    rest: tl.tensor,
+    two: tl.tensor,
+    three: tl.tensor,
+    starts: tl.tensor,
+    positions: tl.tensor,
+    exponents: tl.tensor,
+    listed: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    table: tl.tensor,
+    table_low: tl.tensor,
+    table_high: tl.tensor,
+    BLOCK: tl.constexpr,
+    PTX: tl.constexpr,
+) -> None:
+    """One program unpacks a block of weights with 2-bit codes, and 3-bit ones of escapes.
+
+    Four neighbours' 3-bit codes are within two of the stream's 16-bit words, whatever bit they begin at. They
+    are looked up in the order of the escapes; then all four take their exponents from these and from `table`.
+    Listed weights, which have neither code, are put at the end.
+    """
+    words: tl.constexpr = tl.pointer_type(tl.int32)
+    block = tl.program_id(0).to(tl.int64)
+    begin = tl.load(listed + block)
+    end = tl.load(listed + block + 1)
+    stream = three.to(tl.pointer_type(tl.int16)) + tl.load(starts + block).to(tl.int64) * 3
+    w = tl.arange(0, BLOCK // 4)
+    top = tl.load(rest.to(words) + block * (BLOCK // 4) + w)
+    sixteen: tl.constexpr = BLOCK // 16
+    code = tl.load(two.to(words) + block * sixteen + w % sixteen) >> (2 * (w // sixteen))
+    code &= 0x03030303
+    coded = (code | (code >> 1)) & 0x01010101
+    escaped = coded ^ 0x01010101
+    counts = escaped * 0x01010101  # in each byte, the escapes up to it
+    count = counts >> 24
+    bit = 3 * (tl.cumsum(count, 0) - count)
+    low = tl.load(stream + (bit >> 4), mask=count > 0, other=0).to(tl.int32) & 0xFFFF
+    high = tl.load(stream + (bit >> 4) + 1, mask=(bit & 15) + 3 * count > 16, other=0).to(tl.int32)
+    next_codes = ((high << 16) | low) >> (bit & 15)
+    next_codes = (next_codes & 0x3F) | ((next_codes & 0xFC0) << 10)
+    next_codes = (next_codes & 0x00070007) | ((next_codes & 0x00380038) << 5)
+    of_escapes = _looked_up(next_codes, table_low, table_high, PTX)
+    chosen = code | (coded << 2) | ((counts << 8) & (escaped * 3))
+    fields = _looked_up(chosen, of_escapes, table, PTX)
+    _put_four(top, fields, top, out, block, n, BLOCK, 0, PTX)
+    tl.debug_barrier()
+    for first in range(begin, end, 32):
+        i = first + tl.arange(0, 32)
+        at = block * BLOCK + tl.load(positions + i, mask=i < end, other=0)
+        exponent = tl.load(exponents + i, mask=i < end, other=0).to(tl.int16)
+        word = tl.load(rest + at, mask=i < end, other=0).to(tl.int16)
+        word = ((word & 0x80) << 8) | (exponent << 7) | (word & 0x7F)
+        tl.store(out + at, word, mask=i < end)
 
 
 @triton.jit

@@ -68,6 +68,8 @@ _AMD: Final = re.compile(
 _INPUT_EXPONENT: Final = 60  # see `multiplying`
 _WEIGHT_EXPONENT: Final = 64
 _BLOCK: Final = 2048
+_PLANES_BLOCK: Final = 8192
+_PLANES_WARPS = 4
 _OF_PRODUCTS: Final = ("rest0", "codes", "values", "positions", "starts")
 
 Parts = Mapping[str, torch.Tensor]
@@ -179,6 +181,32 @@ def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], lo
             LOW_BITS=low_bits,
             PTX=_has_ptx(out.device),
             num_warps=1,
+        )
+    return True
+
+
+def unpack_planes(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...]) -> bool:
+    """Unpack 2-bit codes and 3-bit ones of their escapes into contiguous bfloat16 `out`; False as above."""
+    from probes.placement.packing.kernels import unpack_planes as kernel
+
+    blocks = parts["starts"].numel()
+    in_words = (parts["rest"], parts["two"], out)
+    if parts["rest"].numel() != blocks * _PLANES_BLOCK or any(one.data_ptr() % 4 for one in in_words):
+        return False
+    codes = ((0, *table[:3]), table[3:7], table[7:])
+    first, low, high = (int.from_bytes(bytes(four), "little", signed=True) for four in codes)
+    named = {name: part if part.numel() else parts["rest"] for name, part in parts.items()}  # no null pointer
+    with _on(out.device):
+        kernel[(blocks,)](
+            *(named[name] for name in ("rest", "two", "three", "starts", "positions", "exponents", "listed")),
+            out.view(torch.int16),
+            out.numel(),
+            first,
+            low,
+            high,
+            BLOCK=_PLANES_BLOCK,
+            PTX=_has_ptx(out.device),
+            num_warps=_PLANES_WARPS,
         )
     return True
 

@@ -13,6 +13,7 @@ layout      dtype               bits  exponent
 ``f28``     float32             28    the same, with 24 bits of sign and mantissa
 ``b11``     bfloat16            11    3-bit code of a table; code 0 is an escape, whose exponent is elsewhere
 ``h14``     float16             14    the same, with 11 bits of sign and mantissa
+``b10``     bfloat16            10    2-bit code of a table; code 0 is an escape to a stream of 3-bit codes
 ``b12f32``  float32             12    `b12`, for weights whose low 16 bits are all zero
 ``h14f32``  float32             14    `h14`, for weights that were float16 once
 ``bf16``    bfloat16            16    as it is, for weights that are converted before each call
@@ -37,7 +38,7 @@ class Layout:
     name: str
     dtype: torch.dtype
     via: torch.dtype
-    coded_bits: int  # of an exponent's code: 4 with a list of escapes, 3 with a table, 8 as it is
+    coded_bits: int  # of an exponent's code: 4 with a list of escapes, 2 and 3 with a table, 8 as it is
 
     @property
     def word(self) -> torch.dtype:
@@ -69,6 +70,9 @@ F28: Final = Layout("f28", torch.float32, torch.float32, 4)
 B11: Final = Layout("b11", torch.bfloat16, torch.bfloat16, 3)
 
 
+B10: Final = Layout("b10", torch.bfloat16, torch.bfloat16, 2)
+
+
 H14: Final = Layout("h14", torch.float16, torch.float16, 3)
 
 
@@ -81,7 +85,7 @@ H14F32: Final = Layout("h14f32", torch.float32, torch.float16, 3)
 BF16: Final = Layout("bf16", torch.bfloat16, torch.bfloat16, 8)
 
 
-LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B11, H14, B12F32, H14F32, BF16)}
+LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B11, B10, H14, B12F32, H14F32, BF16)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Packed:
     """One packed tensor. `parts` are flat tensors on one device; their dtypes and order are the layout's.
 
     With 4-bit codes, an exponent is `base` + code. With 3-bit codes, `table` has the exponents of codes
-    1 to 7.
+    1 to 7; with 2-bit codes, those of codes 1 to 3 and then those of the eight 3-bit codes of their escapes.
     """
 
     layout: Layout

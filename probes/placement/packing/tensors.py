@@ -23,6 +23,7 @@ from probes.placement.packing.codecs import (
 )
 from probes.placement.packing.format import PackedForm, PartForm, aligned, grid, worth_it
 from probes.placement.packing.packed import (
+    B10,
     B11,
     B12,
     B12F32,
@@ -161,7 +162,9 @@ def unpack_by_operations(packed: Packed, out: torch.Tensor) -> None:
             out.copy_(flat.view(packed.shape))
         return
     pieces: Iterator[tuple[int, torch.Tensor]]
-    if packed.table:
+    if packed.layout is B10:
+        pieces = codecs.decode_planes(parts, packed.table)
+    elif packed.table:
         pieces = decode_ranked(packed.layout, parts, packed.table)
     else:
         pieces = codecs.decode_window(packed.layout, parts, cut, packed.base)
@@ -171,6 +174,9 @@ def unpack_by_operations(packed: Packed, out: torch.Tensor) -> None:
     if not packed.table and parts["values"].numel():
         indices = codecs.escape_indices(parts, cut)
         flat[indices] = _floats(packed.layout, parts["values"]).to(flat.dtype)
+    if packed.layout is B10:
+        indices, words = codecs.listed_words(parts)
+        flat[indices] = _floats(packed.layout, words).to(flat.dtype)
     if not out.is_contiguous():
         out.copy_(flat.view(packed.shape))
 
@@ -181,6 +187,8 @@ def _unpack_by_kernel(packed: Packed, out: torch.Tensor) -> bool:
     fits = out.is_contiguous() and out.dtype is layout.dtype is layout.via
     if not fits or layout is BF16 or not launch.usable(packed.device):
         return False
+    if layout is B10:
+        return launch.unpack_planes(packed.parts, out, table=packed.table)
     if packed.table:
         return launch.unpack_ranked(packed.parts, out, table=packed.table, low_bits=layout.mantissa_bits - 7)
     launch.unpack_window(
@@ -213,7 +221,11 @@ def _encode(
         return torch.nn.functional.pad(piece, (0, last - n), value=padding) if last > n else piece
 
     words = codecs.Words(values.device, read)
-    if table:
+    if layout is B10:
+        padded = n + -n % block_of(n, large=codecs.PLANES_BLOCK)
+        sizes = codecs.planes_parts(padded)
+        others = codecs.encode_planes(layout, words, padded, table=table, place=allocate(sizes))
+    elif table:
         padded = n + -n % block_of(n)
         sizes = ranked_parts(layout, padded)
         others = encode_ranked(layout, words, padded, table=table, place=allocate(sizes))
@@ -257,6 +269,8 @@ def _code(layout: Layout, values: Values, *, least: float) -> tuple[int, tuple[i
         counts, zeros = _counts(layout, values, step)
         if layout.coded_bits == 3:
             base, (table, share) = 0, best_table(counts)
+        elif layout is B10:
+            base, (table, share) = 0, codecs.best_tables(counts)
         else:
             table, (base, share) = (), codecs.best_base(counts)
             share += zeros

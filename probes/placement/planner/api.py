@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from probes.placement.models.tracing import PassInputs
 
 
+LINK_BYTES = 64 << 20  # copied to measure the link
 Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
 
 
@@ -195,8 +196,15 @@ def with_measured_link(machine: Constants) -> Constants:
     if machine.unified:
         return machine
     from probes.placement.operation_times import link_times
+    from probes.placement.runtime.host_memory import HostArena, node_of_gpu
 
-    rate, alpha_s = link_times(device)
+    arena = HostArena(LINK_BYTES, node_of_gpu(device))
+    host = arena.take(LINK_BYTES)
+    arena.pin(lambda: None)
+    try:
+        rate, alpha_s = link_times(host, device)
+    finally:
+        arena.release()
     in_place = machine.zero_copy_rate * rate / machine.link_rate
     return replace(machine, link_rate=rate, link_alpha_s=alpha_s, zero_copy_rate=in_place)
 

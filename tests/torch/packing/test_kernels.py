@@ -13,7 +13,7 @@ from test_round_trip import forced, gaussian, same
 
 from probes.placement.packing import codecs, launch, products, tensors
 from probes.placement.packing.format import fused
-from probes.placement.packing.packed import B11, Packed
+from probes.placement.packing.packed import B10, B11, Packed
 from probes.placement.packing.products import linear
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.planner.machine import profile, profile_names, table
@@ -52,6 +52,14 @@ def test_window_kernels_give_the_same_bits(shape, dtype):
     if dtype is torch.float32:
         tensor += torch.randn(shape, generator=torch.Generator().manual_seed(9)) * 1e-4
     assert same(unpack(forced(tensor)), tensor)
+
+
+@pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize("n", [8192, 8193, 20_000])
+def test_kernel_of_two_planes_gives_the_same_bits(n):
+    every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    tensor = torch.cat((odd_weights(n), every))
+    assert same(unpack(forced(tensor, B10)), tensor)
 
 
 @pytest.mark.usefixtures("_interpreted")
