@@ -60,7 +60,7 @@ packing-tests: $(TORCH_READY)
 
 # the service, scans and fits with torch: about as long as placement
 MODELS := $(addprefix tests/torch/test_,fit_predictions.py fit_trials.py fit_without_rules.py loading_memory.py \
-  scan_onnx.py scan_torch.py scenario_ways.py training.py tutorial_fine_tune.py service_captured.py service_compiled.py service_model.py)
+  scan_onnx.py scan_torch.py scenario_ways.py step_time.py training.py tutorial_fine_tune.py service_captured.py service_compiled.py service_model.py)
 
 model-tests: $(TORCH_READY)
 	$(call group,$(TORCH_PY),$(MODELS))
