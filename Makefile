@@ -97,7 +97,7 @@ unit-probes: $(READY)
 unit-others: $(READY)
 	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits -m "not thorough")
 
-# simulations, fuzzing and limits at full size, which `check` leaves out
+# simulations, fuzzing, limits at full size and whatever takes a tenth of a second, which `check` leaves out
 unit-thorough: $(READY)
 	$(call group,$(PY),$(UNIT) -m thorough)
 
