@@ -127,7 +127,7 @@ GROUPS := build-tests image-tests service-tests loopback-tests placing-tests mod
 test: ## everything that needs no GPU, seven things at a time; makes the images meanwhile
 	@rm -rf .weir/tests
 	@$(MAKE) --no-print-directory --output-sync --keep-going -j 7 all-of-it; \
-	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
+	  $(PYTHON) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
 
 # images are what most wait for, so they are begun first: they wait for a mirror, a disk and the engine themselves;
 # torch is installed meanwhile
