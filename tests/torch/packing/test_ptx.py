@@ -9,7 +9,7 @@ import pytest
 from children import lines
 
 CHILD = Path(__file__).with_name("ptx_child.py")
-KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_ranked", "one_row", "few_rows"}
+KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_planes", "one_row", "few_rows"}
 KERNELS |= {"gather", "unpack_expert", "gate_up", "down"}
 
 
