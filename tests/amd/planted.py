@@ -49,7 +49,20 @@ SHAPES = {  # by the kernel's name in `proof`
     "gate_up, down packed": "2 x 516 x 514",
 }
 RANDOM = 2
-_DATA = ("rest", "rest0", "rest1", "rest2", "low", "codes", "values", "exponents", "x", "bias", "hidden", "matrices")
+_DATA = (
+    "rest",
+    "rest0",
+    "rest1",
+    "rest2",
+    "low",
+    "codes",
+    "values",
+    "exponents",
+    "x",
+    "bias",
+    "hidden",
+    "matrices",
+)
 _ANY_BITS = ("rest", "rest0", "rest1", "rest2", "codes")
 _READ = ("src0", "src1", "src2", "vsrc0", "vsrc1", "srcx0", "srcy0", "vsrcx1", "vsrcy1", "addr", "vaddr")
 _STORED = ("data0", "data", "vdata", "vsrc")

@@ -192,6 +192,7 @@ def unpack_planes(
     exponents: tl.tensor,
     out: tl.tensor,
     n: tl.tensor,
+    blocks: tl.tensor,
     table: tl.tensor,
     table_low: tl.tensor,
     table_high: tl.tensor,
@@ -207,11 +208,13 @@ def unpack_planes(
     `table`. Listed weights, which have neither code, are put at the end.
     """
     words: tl.constexpr = tl.pointer_type(tl.int32)
-    half: tl.constexpr = BLOCK // 2
     block = tl.program_id(0).to(tl.int64)
-    listed = starts + tl.num_programs(0) + 1 + block
-    begin = tl.load(listed)
-    end = tl.load(listed + 1)
+    begin = tl.load(starts + blocks + 1 + block)
+    end = tl.load(starts + blocks + 2 + block)
+    weights_before = block * BLOCK
+    # most blocks have no more: nobody waits for these at the end
+    i = begin + tl.arange(0, 128)
+    place, listed = _listed(rest, lower, positions, exponents, weights_before, i, end, BLOCK, LOW_BITS)
     at = stream + tl.load(starts + block).to(tl.int64) * 3
     w = tl.arange(0, BLOCK // 4)
     top = tl.load(rest.to(words) + block * (BLOCK // 4) + w)
@@ -239,16 +242,36 @@ def unpack_planes(
     fields = _looked_up(chosen, of_escapes, table, PTX)
     _put_four(top, fields, low, out, block, n, BLOCK, LOW_BITS, PTX)
     tl.debug_barrier()
-    for some in range(begin, end, 32):
-        i = some + tl.arange(0, 32)
-        position = tl.load(positions + i, mask=i < end, other=0).to(tl.int32)
-        word = tl.load(rest + block * BLOCK + position, mask=i < end, other=0).to(tl.int16)
-        exponent = tl.load(exponents + i, mask=i < end, other=0).to(tl.int16)
-        word = ((word & 0x80) << 8) | (exponent << (7 + LOW_BITS)) | ((word & 0x7F) << LOW_BITS)
-        if LOW_BITS:
-            byte = tl.load(lower + block * half + position % half, mask=i < end, other=0).to(tl.int32)
-            word |= ((byte >> (4 * (position // half) + 1)) & 7).to(tl.int16)
-        tl.store(out + block * BLOCK + position, word.to(tl.int16), mask=i < end)
+    tl.store(out + weights_before + place, listed, mask=i < end)
+    for first_one in range(begin + 128, end, 128):
+        i = first_one + tl.arange(0, 128)
+        place, listed = _listed(rest, lower, positions, exponents, weights_before, i, end, BLOCK, LOW_BITS)
+        tl.store(out + weights_before + place, listed, mask=i < end)
+
+
+@triton.jit
+def _listed(
+    rest: tl.tensor,
+    lower: tl.tensor,
+    positions: tl.tensor,
+    exponents: tl.tensor,
+    weights_before: tl.tensor,
+    i: tl.tensor,
+    end: tl.tensor,
+    BLOCK: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where in their block the listed weights `i`, as far as before `end`, are; and their words."""
+    half: tl.constexpr = BLOCK // 2
+    there = i < end
+    place = tl.load(positions + i, mask=there, other=0).to(tl.int32)
+    exponent = tl.load(exponents + i, mask=there, other=0).to(tl.int32)
+    word = tl.load(rest + weights_before + place, mask=there, other=0).to(tl.int32)
+    word = ((word & 0x80) << 8) | (exponent << (7 + LOW_BITS)) | ((word & 0x7F) << LOW_BITS)
+    if LOW_BITS:
+        byte = tl.load(lower + weights_before // 2 + (place & (half - 1)), mask=there, other=0).to(tl.int32)
+        word |= (byte >> tl.where(place < half, 1, 5)) & 7
+    return place, word.to(tl.int16)
 
 
 @triton.jit

@@ -172,6 +172,7 @@ def unpack_planes(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], lo
             *there,  # no null pointer
             out.view(torch.int16),
             out.numel(),
+            blocks,
             *words,
             BLOCK=_BLOCK,
             LOW_BITS=low_bits,

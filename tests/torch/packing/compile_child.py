@@ -39,7 +39,7 @@ def cases(target, ptx: bool):
     yield kernels.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4
     planes = dict.fromkeys(("rest", "lower", "two"), BYTES) | {"stream": SHORTS, "starts": WORDS}
     planes |= {"positions": SHORTS, "exponents": BYTES, "out": SHORTS}
-    planes |= dict.fromkeys(("n", "table", "table_low", "table_high"), "i32")
+    planes |= dict.fromkeys(("n", "blocks", "table", "table_low", "table_high"), "i32")
     yield kernels.unpack_planes, planes, {"BLOCK": 8192, "LOW_BITS": 3, "PTX": ptx}, 4
     product = {"x": WEIGHTS, **MATRIX, "bias": WEIGHTS, "y": WEIGHTS, "n": "i32", "scale": "fp32"}
     for rows, k in ((1, K), (16, K), (1, UNEVEN), (16, UNEVEN)):
