@@ -12,8 +12,16 @@ from buildtool.doctor import gather
 from buildtool.doctor.prove import devices_of
 from buildtool.engine import host as engine_host
 from buildtool.engine.client import Devices, Engine
-from buildtool.keep.keep_list import is_line, merge_into, read_keep_list
-from buildtool.observe.runs import FANOTIFY, INOTIFY, Workload, environments, observe
+from buildtool.keep.keep_list import GPU_CODE, is_line, merge_into, read_keep_list
+from buildtool.observe.runs import (
+    FANOTIFY,
+    INOTIFY,
+    Workload,
+    environments,
+    loaded_code,
+    observe,
+    watching_gpu_code,
+)
 from probes.core.output import echo, flag, option
 from probes.core.quoting import terminal
 from probes.core.units import counted
@@ -38,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_container_arguments(parser)
     flag(parser, "--gpus", "give the container this host's GPUs")
+    flag(
+        parser,
+        "--gpu-code",
+        "also see which GPU code its Python processes load, by CUPTI or by ROCr's list; the latter was never "
+        "tried (default: files alone)",
+    )
     parser.add_argument(
         "--method",
         choices=(FANOTIFY, INOTIFY),
@@ -65,16 +79,26 @@ def run(args: argparse.Namespace) -> int:
         require_writable(args.keep.absolute().parent, "name another file: --keep FILE")
         if args.keep.exists():
             read_keep_list(args.keep)
+    gpu_code: frozenset[str] = frozenset()
     with ProgressLog() as log:
-        seen = observe(Engine(), args.image, workload, method=args.method or "", progress=log.line)
+        engine, method = Engine(), args.method or ""
+        if args.gpu_code:
+            with watching_gpu_code(engine, args.image, workload) as (watched, rows):
+                seen = observe(engine, args.image, watched, method=method, progress=log.line)
+                gpu_code = loaded_code(rows, log.line)
+        else:
+            seen = observe(engine, args.image, workload, method=method, progress=log.line)
     lines = sorted(filter(is_line, seen.paths))
     odd = len(seen.paths) - len(lines)
     if odd:
         raise DataError(f"{counted(odd, 'opened file')} have names that no line can hold", "rename them")
+    lines += sorted(f"{GPU_CODE}{key}" for key in gpu_code)
     if args.keep:
         keep, n_new = merge_into(args.keep, lines)
+        loaded = f", {len(gpu_code):,} pieces of GPU code loaded" if args.gpu_code else ""
         echo(
-            f"{len(lines):,} files were opened; {terminal(str(args.keep))} has {len(keep.lines):,} lines, "
+            f"{len(lines) - len(gpu_code):,} files were opened{loaded}; "
+            f"{terminal(str(args.keep))} has {len(keep.lines):,} lines, "
             f"{n_new:,} of them new"
         )
     else:

@@ -45,6 +45,7 @@ from buildtool.gpucode.forward import BUNDLE_MAGIC, COMPRESSED_MAGIC
 from buildtool.gpucode.plan import Copy, Literal, Patch, Piece, PrunePlan, Zeros
 from buildtool.gpucode.scan import (
     UNKNOWN,
+    Code,
     Container,
     FoundCode,
     find_code,
@@ -56,6 +57,7 @@ from buildtool.gpucode.scan import (
 )
 from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import TargetId, known_targets, served_targets, serves_any
+from buildtool.gpucode.used import Used
 
 # The plan.
 
@@ -66,13 +68,15 @@ def plan_prune(
     *,
     compress: int | None = None,
     strict: bool = True,
+    used: Used | None = None,
 ) -> PrunePlan:
     """Plan to keep what `targets` can run: their code with all feature variants, generic ISAs, SPIR-V.
 
     `compress` writes raw bundles as CCOB of that version (1 to 3). With `strict` every target must
     be in the file and every HIP bundle must have code for one; without, one target suffices, a
     bundle that never served any is left whole, and so is a file for other vendors' cards. A file
-    without GPU code, or where no page would be saved, gives a plan that changes nothing.
+    without GPU code, or where no page would be saved, gives a plan that changes nothing. With `used`, CUDA
+    code that runs didn't load goes as well.
     Raises TargetMissing, PruneRefused when a cut might break the file; BadElf or BadBundle when it
     is damaged.
     """
@@ -81,7 +85,7 @@ def plan_prune(
     head = head_of(source)
     plan = PrunePlan.unchanged(source.size)
     if is_elf64(head):
-        plan = _plan_library(source, targets, compress=compress, strict=strict)
+        plan = _plan_library(source, targets, compress=compress, strict=strict, used=used)
     elif head.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
         plan = _plan_bundle(source, targets, compress=compress, strict=strict)
     if not (plan.changed or plan.kept_bytes) and strict:
@@ -121,7 +125,12 @@ def _unchanged(source: Source, cut: Cut) -> PrunePlan:
 
 
 def _plan_library(
-    source: Source, targets: Sequence[TargetId], *, compress: int | None, strict: bool
+    source: Source,
+    targets: Sequence[TargetId],
+    *,
+    compress: int | None,
+    strict: bool,
+    used: Used | None,
 ) -> PrunePlan:
     """Plan a library or program: zeros for code outside of the known sections, then these get shorter."""
     elf = read_elf(source)
@@ -137,7 +146,8 @@ def _plan_library(
             served_targets((), own, strict=True)
         return PrunePlan.unchanged(source.size)
     served_targets(codes, own, strict=strict)
-    plan = _plan_zeros(source, elf, [place for place in places if not is_inside(place, sections)], own)
+    elsewhere = [place for place in places if not is_inside(place, sections)]
+    plan = _plan_zeros(source, elf, elsewhere, own, used)
     if match is None:
         return plan
     if elf.machine != EM_X86_64:
@@ -145,7 +155,9 @@ def _plan_library(
     elf.check_loading(source.size)
     kept, removed, zeroed_bytes = Counter(plan.kept_bytes), Counter(plan.removed_bytes), plan.zeroed_bytes
     for section in sections:
-        cutter = cut_fatbins if match[0].is_cuda else partial(cut_bundles, compress=compress, strict=strict)
+        cutter: Callable[..., Cut] = partial(cut_bundles, compress=compress, strict=strict)
+        if match[0].is_cuda:
+            cutter = partial(cut_fatbins, used=used)
         step = _plan_section(plan.view(source), match[0], section.name, partial(cutter, targets=own))
         kept, removed = kept + Counter(step.kept_bytes), removed + Counter(step.removed_bytes)
         plan = plan.then(step)
@@ -153,7 +165,7 @@ def _plan_library(
 
 
 def _plan_zeros(
-    source: Source, elf: Elf, places: Sequence[FoundCode], targets: Sequence[TargetId]
+    source: Source, elf: Elf, places: Sequence[FoundCode], targets: Sequence[TargetId], used: Used | None
 ) -> PrunePlan:
     """Zeros in place of foreign code: nothing moves, so that tables of any kind may point to it.
 
@@ -164,7 +176,7 @@ def _plan_zeros(
     pieces: list[Piece] = []
     end = 0
     for place in places:
-        foreign = frozenset(foreign_in_place(place, targets) if is_loaded(elf, place) else ())
+        foreign = zeroed_in_place(source, elf, place, targets, used)
         for code in place.codes:
             if not code.is_blank:
                 (removed if code in foreign else kept)[code.name] += code.n_bytes or code.stored_bytes
@@ -178,6 +190,15 @@ def _plan_zeros(
     whole = tuple(piece for piece in pieces if piece.n_bytes)
     zeroed_bytes = sum(piece.n_bytes for piece in whole if isinstance(piece, Zeros))
     return PrunePlan(source.size, source.size, whole, (), dict(kept), dict(removed), zeroed_bytes)
+
+
+def zeroed_in_place(
+    source: Source, elf: Elf, place: FoundCode, targets: Sequence[TargetId], used: Used | None
+) -> frozenset[Code]:
+    """The codes of a place outside of the known sections that become zeros."""
+    if not is_loaded(elf, place):
+        return frozenset()
+    return frozenset((*foreign_in_place(place, targets), *(used.unused(source, place) if used else ())))
 
 
 def _plan_section(source: Source, container: Container, name: str, cutter: Callable[..., Cut]) -> PrunePlan:

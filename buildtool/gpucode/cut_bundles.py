@@ -11,6 +11,7 @@ from buildtool.gpucode.plan import Copy, Literal, Piece, Zeros, chunks_of, total
 from buildtool.gpucode.scan import UNKNOWN, BundlePlace, iter_bundles
 from buildtool.gpucode.source import PruneRefused, Source
 from buildtool.gpucode.target import TargetId, served_targets, serves_any
+from buildtool.gpucode.used import Used
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,15 @@ def _selected(
 ALIGN_BYTES = 8  # of fat binaries and their entries, as nvcc writes them
 
 
-def cut_fatbins(source: Source, start: int, end: int, *, address: int, targets: Sequence[TargetId]) -> Cut:
+def cut_fatbins(
+    source: Source,
+    start: int,
+    end: int,
+    *,
+    address: int,
+    targets: Sequence[TargetId],
+    used: Used | None = None,
+) -> Cut:
     """Plan the run of fat binaries between two file positions, loaded at `address`.
 
     One without any code for the targets keeps one entry, as zeros: the driver, which chooses by the entries'
@@ -162,7 +171,7 @@ def cut_fatbins(source: Source, start: int, end: int, *, address: int, targets: 
     kept_bytes, removed_bytes = Counter[str](), Counter[str]()
     row: list[tuple[int, list[Piece]]] = []
     for fatbin in fatbins:
-        kept = kept_fatbin_entries(fatbin, targets)
+        kept = kept_fatbin_entries(source, fatbin, targets, used)
         staying = frozenset(kept)
         for entry in fatbin.entries:
             if not entry.is_blank:
@@ -173,18 +182,21 @@ def cut_fatbins(source: Source, start: int, end: int, *, address: int, targets: 
     return Cut(pieces, moved, dict(kept_bytes), dict(removed_bytes), bool(removed_bytes))
 
 
-def kept_fatbin_entries(fatbin: NvFatbin, targets: Sequence[TargetId]) -> tuple[NvEntry, ...]:
+def kept_fatbin_entries(
+    source: Source, fatbin: NvFatbin, targets: Sequence[TargetId], used: Used | None
+) -> tuple[NvEntry, ...]:
     """Machine code and LTO-IR that serve a target, PTX for targets without their own machine code.
 
-    What kind of entry isn't known stays.
+    Of these, what may have been loaded, where `used` says so. What kind of entry isn't known stays.
     """
     own = {entry.code.processor for entry in fatbin.entries if entry.code and not entry.is_blank}
     compiled = [target for target in targets if target.processor not in own]
-    return tuple(
+    kept = tuple(
         entry
         for entry in fatbin.entries
         if entry.code is None or serves_any(entry.code, compiled if entry.code.is_ptx else targets)
     )
+    return used.entries(source, kept) if used else kept
 
 
 def emptied_entry(fatbin: NvFatbin) -> NvEntry | None:

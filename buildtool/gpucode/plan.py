@@ -39,7 +39,7 @@ class Zeros:
 
 
 Piece = Copy | Literal | Zeros
-HOLE_BYTES = 1 << 16  # from this length on zeros are a hole in the file that is written
+HOLE_BYTES = 1 << 13  # from this length on zeros are a hole in the file that is written
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from buildtool.gpucode import bundle
 from buildtool.gpucode.bundle import Entry
-from buildtool.gpucode.cut import read_wrappers, relr_addresses
+from buildtool.gpucode.cut import read_wrappers, relr_addresses, zeroed_in_place
 from buildtool.gpucode.cut_bundles import emptied_entry, kept_fatbin_entries
 from buildtool.gpucode.elf import (
     DT_JMPREL,
@@ -21,6 +21,7 @@ from buildtool.gpucode.elf import (
     DT_RELRSZ,
     PT_LOAD,
     PT_PHDR,
+    SECTION_BYTES,
     SEGMENT_BYTES,
     SHF_ALLOC,
     SHT_SYMTAB,
@@ -39,17 +40,17 @@ from buildtool.gpucode.scan import (
     Container,
     find_code,
     find_container,
-    foreign_in_place,
     is_inside,
-    is_loaded,
     iter_bundles,
 )
 from buildtool.gpucode.source import CHUNK_BYTES, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, serves_any
+from buildtool.gpucode.used import Used
 
 _WORD_BYTES = 8
 _POINTER_AT = 8  # in a wrapper
 _ADDEND_AT = 16  # in a RELA record
+_PLACE_AND_LENGTH = (24, 16)  # of sh_offset and sh_size in a section header
 _HEADER_FIELDS = ((32, 8), (40, 8), (56, 2))  # e_phoff, e_shoff, e_phnum may differ
 
 
@@ -79,7 +80,9 @@ class _File:
         container: Container | None,
         names: Sequence[str],
         targets: Sequence[TargetId] | None,
+        *,
         whole: frozenset[str] = frozenset(),
+        used: Used | None = None,
     ) -> "_File":
         """`targets` are those whose code counts, None for all; in sections called `whole` all counts."""
         elf = read_elf(source)
@@ -91,9 +94,11 @@ class _File:
             sections.append(section)
         inventory: list[tuple[int, Sequence[tuple[str, bytes]]]] = []
         for section in sections:
-            inventory_of = _cuda_inventory if container and container.is_cuda else _hip_inventory
             wanted = None if section.name in whole else targets
-            inventory += inventory_of(source, section.offset, section.file_end, wanted)
+            if container and container.is_cuda:
+                inventory += _cuda_inventory(source, section.offset, section.file_end, wanted, used)
+            else:
+                inventory += _hip_inventory(source, section.offset, section.file_end, wanted)
         file = cls(source, elf, container, tuple(sections), inventory, {})
         if container:
             relocated = _relocated(source, elf)
@@ -115,7 +120,7 @@ class _File:
         return {address: index_of.get(value) for address, (value, _) in self.pointers.items()}
 
 
-def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
+def verify_prune(old: Source, new: Source, targets: Sequence[TargetId], used: Used | None = None) -> int:
     """Compare a pruned file with its original; returns the number of code objects found identical.
 
     Raises VerifyFailed for the first difference that pruning to `targets` doesn't explain.
@@ -126,7 +131,7 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     elf = read_elf(old)
     match = find_container(elf, targets)
     container, sections, own = match or (None, (), tuple(targets))
-    zeroed, n_elsewhere = _zeroed_ranges(old, elf, sections, own)
+    zeroed, n_elsewhere = _zeroed_ranges(old, elf, sections, own, used)
     if not (match or zeroed):
         raise VerifyFailed("the original holds no code that could be pruned")
     names = [section.name for section in sections]
@@ -135,7 +140,7 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId]) -> int:
     whole = frozenset(
         s.name for s, t in zip(sections, after.sections, strict=True) if _is_same(old, s, new, t)
     )
-    before = _File.read(old, container, names, own, whole)
+    before = _File.read(old, container, names, own, whole=whole, used=used)
     _check_headers(before, after)
     if container:
         _check_pointers(before, after, container)
@@ -154,14 +159,18 @@ def _is_same(old: Source, section: Section, new: Source, present: Section) -> bo
 
 
 def _zeroed_ranges(
-    source: Source, elf: Elf, sections: Sequence[Section], targets: Sequence[TargetId]
+    source: Source,
+    elf: Elf,
+    sections: Sequence[Section],
+    targets: Sequence[TargetId],
+    used: Used | None,
 ) -> tuple[list[tuple[int, int]], int]:
     """File ranges outside of the sections that may have become zeros, and how many codes are kept there."""
     ranges: list[tuple[int, int]] = []
     n_kept = 0
     for place in find_code(source):
         if not is_inside(place, sections):
-            foreign = foreign_in_place(place, targets) if is_loaded(elf, place) else ()
+            foreign = zeroed_in_place(source, elf, place, targets, used)
             ranges += [(code.start, code.n_bytes) for code in foreign]
             n_kept += sum(not code.is_blank for code in place.codes) - len(foreign)
     return ranges, n_kept
@@ -199,10 +208,10 @@ def _hip_inventory(
 
 
 def _cuda_inventory(
-    source: Source, start: int, end: int, targets: Sequence[TargetId] | None
+    source: Source, start: int, end: int, targets: Sequence[TargetId] | None, used: Used | None
 ) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
     for fatbin in iter_fatbins(source, start, end):
-        entries = fatbin.entries if targets is None else kept_fatbin_entries(fatbin, targets)
+        entries = fatbin.entries if targets is None else kept_fatbin_entries(source, fatbin, targets, used)
         emptied = None if entries else emptied_entry(fatbin)
         rows = [
             (e.code, _EMPTIED if e.is_blank else _digest(source, e.start, e.stored_bytes)) for e in entries
@@ -281,6 +290,9 @@ def _check_memory(before: _File, after: _File, zeroed: Sequence[tuple[int, int]]
     excused = {(place, _WORD_BYTES) for _, place in before.pointers.values()}
     excused |= {(before.elf.offset_of(at, _WORD_BYTES), _WORD_BYTES) for at in before.pointers}
     excused |= set(_HEADER_FIELDS)
+    # patchelf leaves the section headers in a loaded segment, where their places and lengths change
+    headers = (before.elf.sections_offset + n * SECTION_BYTES for n in range(len(before.elf.sections)))
+    excused |= {(at + _PLACE_AND_LENGTH[0], _PLACE_AND_LENGTH[1]) for at in headers}
     if before.elf.segments_offset == after.elf.segments_offset:
         excused.add((before.elf.segments_offset, len(before.elf.segments) * SEGMENT_BYTES))
     ordered = sorted(excused)

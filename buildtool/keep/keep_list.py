@@ -1,13 +1,14 @@
 """Keep-lists: which files of an image observed runs opened, as a text file beside the catalog.
 
 A line each, sorted, each once: the same runs give the same bytes, and runs merge. `weir observe` writes
-paths. By hand, a line may also be a directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or
-the dotted name of a Python module.
+paths, and `gpu-code:` with the key of code that was loaded. By hand, a line may also be a directory, a
+pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted name of a Python module.
 """
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,9 @@ _HEADER = (
 )
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WILD = re.compile(r"[*?\[]")
+GPU_CODE = "gpu-code:"
+_GPU_CODE = re.compile(r"gpu-code:([0-9a-f]{64})")
+MOST_PATTERNS = 1000  # each is tried on all paths with its beginning
 
 
 @dataclass(frozen=True)
@@ -43,33 +47,53 @@ class KeepList:
     @property
     def modules(self) -> tuple[str, ...]:
         """The lines that name modules."""
-        return tuple(sorted(line for line in self.lines if not line.startswith("/")))
+        return tuple(sorted(line for line in self.lines if not line.startswith(("/", GPU_CODE))))
+
+    @property
+    def gpu_code(self) -> frozenset[str]:
+        """The keys of GPU code that was loaded: `gpucode.loaded`. None where no run looked."""
+        return frozenset(line.removeprefix(GPU_CODE) for line in self.lines if line.startswith(GPU_CODE))
 
     def select(self, files_there: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-        """The files that paths and patterns name, without leading slashes, and the lines that name none."""
+        """The files that paths and patterns name, without leading slashes, and the lines that name none.
+
+        Raises DataError for more than MOST_PATTERNS patterns.
+        """
+        absent = [line for line in self.lines if line.startswith("/") and line[1:] not in files_there]
+        n_patterns = sum(_WILD.search(line) is not None for line in absent)
+        if n_patterns > MOST_PATTERNS:
+            raise DataError(
+                f"the keep-list has {n_patterns:,} patterns; the limit is {MOST_PATTERNS:,}",
+                "name directories instead",
+            )
         chosen: set[str] = set()
         unused: list[str] = []
         ordered = sorted(files_there)
         for line in sorted(line[1:] for line in self.lines if line.startswith("/")):
-            if line in files_there:
-                chosen.add(line)
-                continue
-            wild = re.compile(fnmatch.translate(line if _WILD.search(line) else f"{line.rstrip('/')}/*"))
-            named = [path for path in ordered if wild.match(path)] if len(unused) < _MOST_UNUSED else []
+            named = [line] if line in files_there else list(_named(line, ordered))
             chosen.update(named)
             if not named:
                 unused.append(f"/{line}")
         return frozenset(chosen), tuple(unused)
 
 
-_MOST_UNUSED = (
-    1000  # lines that name nothing: the list is of another image, and each is looked for in all paths
-)
+def _named(line: str, ordered: Sequence[str]) -> Iterator[str]:
+    """The paths below a directory or of a pattern: only those with its beginning are looked at."""
+    wild = _WILD.search(line)
+    beginning = line[: wild.start()] if wild else f"{line.rstrip('/')}/"
+    is_named = re.compile(fnmatch.translate(line)).match if wild else lambda _path: True
+    for at in range(bisect_left(ordered, beginning), len(ordered)):
+        if not ordered[at].startswith(beginning):
+            return
+        if is_named(ordered[at]):
+            yield ordered[at]
 
 
 def is_line(text: str) -> bool:
-    """Whether a text can be a line: a path or pattern from the root that prints, or a module's name."""
-    return terminal(text) == text and (text.startswith("/") or _MODULE.fullmatch(text) is not None)
+    """Whether a text can be a line: a path or pattern that prints, a module, a key of GPU code."""
+    return terminal(text) == text and (
+        text.startswith("/") or _MODULE.fullmatch(text) is not None or _GPU_CODE.fullmatch(text) is not None
+    )
 
 
 def read_keep_list(path: Path) -> KeepList:

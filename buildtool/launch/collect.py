@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from buildtool.launch.job import Job
+from probes.cli.reports import is_report
 
 MOST_FILES = 100_000
+MOST_REPORTS = 1000
 _RANK = "rank-"  # of a training run, one file for each rank
 PAGE, JOINED = "report.html", "report.json"
 
@@ -16,7 +18,10 @@ def commands(job: Job) -> list[list[str]]:
     ranks: list[Path] = []
     reports: list[Path] = []
     for path in _json_files(Path(job.out)):
-        (ranks if path.name.startswith(_RANK) else reports).append(path)
+        if path.name.startswith(_RANK):
+            ranks.append(path)
+        elif len(reports) < MOST_REPORTS and is_report(path):  # a job may write other JSON
+            reports.append(path)
     page, joined = (str(Path(job.out) / name) for name in (PAGE, JOINED))
     if ranks:
         return [["epochs", "--from", job.out, "--json", joined], ["html", joined, "--out", page]]

@@ -9,6 +9,7 @@ from buildtool.core.progress import Progress
 from buildtool.launch.job import Job
 
 POLL_S = 5.0  # a site's controller answers many users
+MOST_FAILURES = 20  # of a question to the controller, one after another
 
 
 LAST_LINES = 20

@@ -1,5 +1,6 @@
 """Kubernetes: Kubeflow's TrainJob, a JobSet, or an indexed Job; each node is a pod that starts torchrun."""
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from buildtool.core.command import CommandFailed, run, run_streaming
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.progress import Progress
 from buildtool.core.yaml_text import dump
-from buildtool.launch.engine import LAST_LINES, POLL_S, Ended, Engine, Output, Text
+from buildtool.launch.engine import LAST_LINES, MOST_FAILURES, POLL_S, Ended, Engine, Output, Text
 from buildtool.launch.job import Job, Run
 from buildtool.launch.words import torchrun_line
 from probes.core.codec import Json, load
@@ -188,7 +189,7 @@ def follow(job: Job, _job_id: str, progress: Progress, *, kind: str, label: str)
 def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> Ended:
     shown = ""
     while True:
-        answer = run(["kubectl", *job.options, "get", f"{kind}/{each.name}", "--output=json"]).stdout
+        answer = _object_text(job, f"{kind}/{each.name}", progress)
         try:
             state, ok = state_of(load(answer))
         except ValueError as error:
@@ -217,6 +218,19 @@ def _follow(job: Job, each: Run, progress: Progress, kind: str, label: str) -> E
     except CommandFailed as error:
         progress(f"{each.name}: the pods' logs are gone: {error.tail[:200]}")
     return Ended(each.name, ok, state, () if ok else output.cause)
+
+
+def _object_text(job: Job, what: str, progress: Progress) -> str:
+    """What the cluster says of an object. Raises CommandFailed for none, and for long silence."""
+    for failures in itertools.count(1):
+        try:
+            return run(["kubectl", *job.options, "get", what, "--output=json"]).stdout
+        except CommandFailed as error:  # its API server may be restarting
+            if failures > MOST_FAILURES or "(NotFound)" in error.tail:
+                raise
+            progress(terminal(error.tail[:200]))
+            time.sleep(POLL_S)
+    raise AssertionError
 
 
 def state_of(answer: object) -> tuple[str, bool | None]:

@@ -12,7 +12,7 @@ from buildtool.core.command import CommandFailed, run, run_streaming
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.files import write_text
 from buildtool.core.progress import Progress
-from buildtool.launch.engine import POLL_S, Ended, Engine, Output, Text
+from buildtool.launch.engine import MOST_FAILURES, POLL_S, Ended, Engine, Output, Text
 from buildtool.launch.job import BATCH, NODE, OUT, RANK, Job
 from buildtool.launch.words import NODE_NAME, in_image, rank_line
 from probes.core.quoting import Unquotable, shell
@@ -20,7 +20,6 @@ from probes.core.quoting import Unquotable, shell
 CHECKPOINTED = 75  # <sysexits.h> EX_TEMPFAIL, as probes/training exits
 PORTS = 1000  # jobs on one node differ in their ids, and so in their ports
 MOST_LOG_BYTES = 64 << 20
-MOST_FAILURES = 20  # of squeue, one after another
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # of squeue: the job is over, and so is its log

@@ -41,11 +41,13 @@ class Fanotify:
         if self._descriptor < 0:
             raise _error("fanotify_init")
         root = f"/proc/{pid}/root".encode()
-        self._files = frozenset(_files_below(root))
-        if libc.fanotify_mark(self._descriptor, _MARK, _OPENED, _AT_FDCWD, root):
-            error = _error("fanotify_mark")
+        try:
+            self._files = frozenset(_files_below(root))
+            if libc.fanotify_mark(self._descriptor, _MARK, _OPENED, _AT_FDCWD, root):
+                raise _error("fanotify_mark")
+        except OSError:
             os.close(self._descriptor)
-            raise error
+            raise
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
@@ -72,14 +74,21 @@ class Fanotify:
                 continue
             try:
                 self._paths.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+            except OSError as error:  # the others of the buffer have descriptors, too
+                self._fault = str(error)
             finally:
                 os.close(descriptor)
 
+    def close(self) -> None:
+        """Watch no longer; again, it does nothing."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            os.close(self._descriptor)
+
     def finish(self) -> frozenset[str]:
         """The paths, from the container's root. Raises OSError if events were lost."""
-        self._ended.set()
-        self._thread.join()
-        os.close(self._descriptor)
+        self.close()
         if self._fault:
             raise OSError(f"events were lost: {self._fault}")
         return self._files & self._paths

@@ -4,16 +4,20 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildtool.core.command import CommandFailed, run_streaming
 from buildtool.core.errors import ConfigError, EnvironmentMissing, ProofFailed
+from buildtool.core.files import scratch, write_text
 from buildtool.core.progress import Progress
 from buildtool.engine.client import Devices, Engine
 from buildtool.engine.served import GATE, GATE_THAT_STAYS, Served, Started, served
+from buildtool.gpucode import loaded
 from buildtool.observe.fanotify import Fanotify, is_local
 from probes.core.quoting import terminal
 
@@ -96,17 +100,19 @@ def _observed(
 ) -> frozenset[str]:
     """The files that one run opened and its image has. Raises _Refused before the run has begun."""
     gate = GATE if method == FANOTIFY else GATE_THAT_STAYS
-    with served(engine, ref, _started(workload, env, gate)) as container:
-        watch: Callable[[], frozenset[str]]
+    with ExitStack() as stack:
+        container = stack.enter_context(served(engine, ref, _started(workload, env, gate)))
+        watch: Fanotify | _Inside
         if method == FANOTIFY:
             if not is_local(container.pid, gate):
                 raise _Refused("the engine is on another machine")
             try:
-                watch = Fanotify(container.pid).finish
+                watch = Fanotify(container.pid)
             except OSError as error:
                 raise _Refused(str(error)) from error
+            stack.callback(watch.close)
         else:
-            watch = _Inside(container).finish
+            watch = _Inside(container)
         shown = " ".join(f"{name}={value}" for name, value in env)
         progress(f"{terminal(ref)}: watching by {method}{' with ' if shown else ''}{terminal(shown)}")
         container.let_through()
@@ -116,7 +122,7 @@ def _observed(
         if method == FANOTIFY:
             code = container.exit_code()
         try:
-            paths = watch()
+            paths = watch.finish()
         except OSError as error:
             raise ProofFailed(f"the run was not seen whole: {error}", "run the same command again") from error
         if method == INOTIFY:
@@ -124,6 +130,51 @@ def _observed(
             code = container.exit_code()
         _require_success(container, workload, code)
         return paths
+
+
+_INSIDE = "/run/weir-gpu-code"  # where the container has what watches its GPU code
+
+
+@contextmanager
+def watching_gpu_code(engine: Engine, ref: str, workload: Workload) -> Iterator[tuple[Workload, Path]]:
+    """A workload whose Python processes write which GPU code they load, and the file that they write to.
+
+    Others aren't seen, nor those that are started with -S, -E or -I.
+    """
+    record = engine.inspect(ref) or {}
+    own = dict(text.partition("=")[::2] for text in (record.get("Config") or {}).get("Env") or ())
+    with scratch() as folder:
+        folder.chmod(0o755)
+        shutil.copyfile(loaded.__file__, folder / "sitecustomize.py")
+        lines = folder / "lines"
+        write_text(lines, "")
+        lines.chmod(0o666)  # whoever runs in the container
+        runs = []
+        for env in workload.environments:
+            before = {**own, **dict(env)}.get("PYTHONPATH", "")
+            more = (("PYTHONPATH", f"{_INSIDE}:{before}".rstrip(":")), (loaded.FILE, f"{_INSIDE}/lines"))
+            runs.append((*(pair for pair in env if pair[0] != "PYTHONPATH"), *more))
+        volumes = (*workload.volumes, f"{folder}:{_INSIDE}")
+        yield replace(workload, environments=tuple(runs), volumes=volumes), lines
+
+
+def loaded_code(lines: Path, progress: Progress) -> frozenset[str]:
+    """The keys that processes wrote. Raises ProofFailed where none could be watched."""
+    rows = []
+    for line in lines.read_text(encoding="utf-8").splitlines():
+        value = _value(line)
+        rows.append(value if isinstance(value, dict) else {"error": line})
+    faults = sorted({str(row["error"])[:200] for row in rows if "error" in row})
+    watched = sum("by" in row for row in rows)
+    if not watched:
+        why = terminal("; ".join(faults[:3]) or "none ran")
+        raise ProofFailed(
+            f"no Python of the run could be watched for GPU code: {why}",
+            "run it in an image with CUPTI, which PyTorch's CUDA wheels bring, and with --gpus",
+        )
+    for fault in faults:
+        progress(f"a process wasn't watched for GPU code: {terminal(fault)}")
+    return frozenset(str(row["key"]) for row in rows if "key" in row)
 
 
 def _started(workload: Workload, env: tuple[tuple[str, str], ...], gate: str) -> Started:
@@ -238,7 +289,9 @@ __all__ = [
     "Observation",
     "Workload",
     "environments",
+    "loaded_code",
     "observe",
     "prove",
     "run_program",
+    "watching_gpu_code",
 ]

@@ -21,6 +21,7 @@ from buildtool.gpucode.plan import HOLE_BYTES, Copy, PrunePlan, Zeros, chunks_of
 from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served_targets, serves_any
+from buildtool.gpucode.used import Used
 from buildtool.gpucode.verify import verify_prune
 from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
@@ -39,6 +40,7 @@ def prune_file(
     out: Path | None = None,
     compress: int | None = None,
     strict: bool = True,
+    used: Used | None = None,
     links: Sequence[Path] = (),
     dry_run: bool = False,
     announce: Callable[[PrunePlan], None] = lambda _plan: None,
@@ -55,7 +57,7 @@ def prune_file(
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
-        plan = plan_prune(source, targets, compress=compress, strict=strict)
+        plan = plan_prune(source, targets, compress=compress, strict=strict, used=used)
         if not plan.changed and out is None:
             return plan
         status = os.fstat(descriptor)
@@ -67,7 +69,7 @@ def prune_file(
         if dry_run:
             return plan
         with replacing(out or path) as partial:
-            _write_checked(plan, partial, source=source, descriptor=descriptor, targets=targets)
+            _write_checked(plan, partial, source=source, descriptor=descriptor, targets=targets, used=used)
             if plan.changed:
                 announce(plan)
         for link in links if out is None else ():
@@ -76,14 +78,20 @@ def prune_file(
 
 
 def _write_checked(
-    plan: PrunePlan, partial: Path, *, source: Source, descriptor: int, targets: Sequence[TargetId]
+    plan: PrunePlan,
+    partial: Path,
+    *,
+    source: Source,
+    descriptor: int,
+    targets: Sequence[TargetId],
+    used: Used | None,
 ) -> None:
     handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         write_plan(plan, source, descriptor, handle)
         written = window(handle, 0, os.fstat(handle).st_size)
         if plan.changed:
-            verify_prune(source, written, targets)
+            verify_prune(source, written, targets, used)
         _copy_status(descriptor, handle)
     finally:
         os.close(handle)
@@ -103,8 +111,7 @@ def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *,
         if isinstance(piece, Copy):
             copy_range(descriptor, handle, origin + piece.offset, n_bytes=piece.n_bytes)
         elif isinstance(piece, Zeros) and piece.n_bytes >= HOLE_BYTES:
-            os.lseek(handle, piece.n_bytes - 1, os.SEEK_CUR)  # a hole
-            write_all(handle, b"\0")
+            _skip(handle, piece.n_bytes)
         else:
             for chunk in chunks_of(piece, source):
                 write_all(handle, chunk)
@@ -113,13 +120,35 @@ def write_plan(plan: PrunePlan, source: Source, descriptor: int, handle: int, *,
 
 
 def copy_range(descriptor: int, handle: int, offset: int, *, n_bytes: int) -> None:
-    """Copy bytes within the kernel: it needs no memory of ours, and on some file systems copies nothing."""
-    left = n_bytes
-    while left:
-        copied = os.sendfile(handle, descriptor, offset, left)
-        if not copied:
-            raise PruneRefused("the file got shorter while it was copied")
-        offset, left = offset + copied, left - copied
+    """Copy bytes within the kernel: it needs no memory of ours, and on some file systems copies nothing.
+
+    Holes stay holes.
+    """
+    end = offset + n_bytes
+    while offset < end:
+        try:
+            begin = min(os.lseek(descriptor, offset, os.SEEK_DATA), end)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nothing but a hole from there on, or the file's end
+                raise
+            if os.fstat(descriptor).st_size < end:
+                raise PruneRefused("the file got shorter while it was copied") from error
+            begin = end
+        if begin > offset:
+            _skip(handle, begin - offset)
+        offset = begin
+        stop = min(os.lseek(descriptor, offset, os.SEEK_HOLE), end) if offset < end else end
+        while offset < stop:
+            copied = os.sendfile(handle, descriptor, offset, stop - offset)
+            if not copied:
+                raise PruneRefused("the file got shorter while it was copied")
+            offset += copied
+
+
+def _skip(handle: int, n_bytes: int) -> None:
+    """Leave a hole; its last byte is written, for where the file would end with it."""
+    os.lseek(handle, n_bytes - 1, os.SEEK_CUR)
+    write_all(handle, b"\0")
 
 
 @contextmanager
@@ -175,12 +204,14 @@ def prune_tree(
     targets: Sequence[TargetId],
     *,
     compress: int | None = None,
+    used: Used | None = None,
     dry_run: bool = False,
     progress: Progress = lambda _line: None,
     announce: Announce = lambda _changes: None,
 ) -> TreeResult:
     """Prune everything below `root` to what `targets` can run; `progress` receives a line for each change.
 
+    With `used`, CUDA code that runs didn't load goes as well.
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` isn't a directory; TargetMissing when there
@@ -189,7 +220,7 @@ def prune_tree(
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a directory", "give the directory that holds the libraries")
-    job = _Job(root, tuple(targets), compress, dry_run, progress, announce)
+    job = _Job(root, tuple(targets), compress, used, dry_run, progress, announce)
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
@@ -210,6 +241,7 @@ class _Job:
     root: Path
     targets: tuple[TargetId, ...]
     compress: int | None
+    used: Used | None
     dry_run: bool
     progress: Progress
     announce: Announce
@@ -342,6 +374,7 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
             job.targets,
             compress=job.compress,
             strict=False,
+            used=job.used,
             links=names[1:],
             dry_run=job.dry_run,
             announce=lambda plan: job.announce([Pruned.by(plan, relative)]),

@@ -5,6 +5,8 @@ is the only module that imports `cryptography`, which the extra `sign` installs.
 """
 
 import hashlib
+import os
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
 _MOST_BYTES = 64 << 10
+_WAIT_S = 10.0  # for the next bytes of a key that comes through a pipe
 _MAKE = (
     "make one: openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
 )
@@ -91,8 +94,19 @@ class PrivateKey:
 
 
 def _text(path: Path) -> bytes:
-    with reading(path, "name the key's file, in PEM"), path.open("rb") as file:
-        text = file.read(_MOST_BYTES + 1)
+    text = b""
+    with reading(path, "name the key's file, in PEM"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer
+        try:
+            while len(text) <= _MOST_BYTES:
+                if not select.select([descriptor], [], [], _WAIT_S)[0]:
+                    raise ConfigError(f"{path} is a pipe that nothing comes from", _MAKE)
+                piece = os.read(descriptor, _MOST_BYTES + 1)
+                if not piece:
+                    break
+                text += piece
+        finally:
+            os.close(descriptor)
     if len(text) > _MOST_BYTES:
         raise ConfigError(f"{path} is no key: it is longer than {_MOST_BYTES:,} bytes", _MAKE)
     return text

@@ -125,13 +125,13 @@ Shown = tuple[str, Callable[[], str], Callable[[], str]]
 def _one_card(args: argparse.Namespace) -> Shown:
     """The plan as text, and what makes JSON and a picture of it."""
     from probes.core.codec import to_json
-    from probes.placement.planner.api import resolve_model
+    from probes.placement.planner.api import resolve_model, with_measured_link
     from probes.placement.planner.plan import make_plan
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model = resolve_model(args.model, _workload(args), measure=args.measure)
-    machine = _machine(args)
+    model = resolve_model(args.model, _workload(args), measure=args.measure, captured=args.captured)
+    machine = with_measured_link(_machine(args)) if args.measure else _machine(args)
     made = make_plan(model, machine, **_plan_options(args, model, machine))
     text = paragraphs(lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
@@ -145,7 +145,8 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import cards_lines
 
-    model, machine = resolve_model(args.model, _workload(args)), _machine(args)
+    model = resolve_model(args.model, _workload(args), captured=args.captured)
+    machine = _machine(args)
     made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
     text = paragraphs(cards_lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)

@@ -57,6 +57,18 @@ def add_verbs(verbs: Verbs) -> None:
     schema.set_defaults(do=_schema)
 
 
+def is_report(path: Path) -> bool:
+    """Whether a file holds a report that the verbs here can read."""
+    from probes.core.errors import ReportError
+    from probes.reports.kinds import load_report
+
+    try:
+        load_report(path)
+    except (ReportError, OSError):
+        return False
+    return True
+
+
 def _show(args: argparse.Namespace) -> Exit:
     from probes.reports.kinds import load_report
 

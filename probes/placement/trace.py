@@ -106,6 +106,17 @@ def no_packed_sequences() -> Iterator[None]:
         masks.find_packed_sequence_indices = before  # type: ignore[attr-defined]
 
 
+@contextmanager
+def as_if_recording() -> Iterator[None]:
+    """Let models find that a graph is being recorded: some then make masks that other passes do without."""
+    before = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = before
+
+
 def fill(module: nn.Module, device: str) -> None:
     """Replace every parameter and buffer by one of the same size on a device; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
@@ -312,7 +323,8 @@ class Tracer(AliveBytes):
         name = function.overloadpacket.__name__
         if function.namespace == "prim":
             return function(*args, **kwargs)
-        if name not in WHOLE and (parts := self._parts(function, args, kwargs)) is not NotImplemented:
+        whole = name in WHOLE or name.startswith("upsample_")
+        if not whole and (parts := self._parts(function, args, kwargs)) is not NotImplemented:
             return parts
         made = _by_shape(name, args)
         if made is None:
@@ -339,11 +351,17 @@ class Tracer(AliveBytes):
 
         Of a call that is several operations here, the first has it all.
         """
-        runs: dict[OperationCall, bool] = {}
-        for call, operation in zip(self._made_by, self.operations, strict=True):
+        launches: dict[OperationCall, bool] = {}
+        made_by = list(zip(self._made_by, self.operations, strict=True))
+        for call, operation in made_by:
             if call is not None and operation.name not in EXPERTS:  # which are chosen isn't known
-                runs[call] = runs.get(call, False) or operation.kind != "view"
-        times = measured(runs, device)
+                launches[call] = launches.get(call, False) or operation.kind != "view"
+        row = [
+            call
+            for place, (call, _) in enumerate(made_by)
+            if call is not None and launches.get(call) and (not place or made_by[place - 1][0] is not call)
+        ]
+        times = measured(row, device)
         before: OperationCall | None = None
         for place, (call, operation) in enumerate(zip(self._made_by, self.operations, strict=True)):
             if call is not None and (seen := times.get(call)) is not None:
@@ -382,6 +400,7 @@ class Tracer(AliveBytes):
         name = name.rstrip("_") if not name.startswith("_") else name
         given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
         results = [value for value in tree_iter(made) if isinstance(value, torch.Tensor)]
+        results = results or _changed(function, args)  # as those of an optimizer, which return nothing
         for tensor in given:  # what was there before the pass belongs to the module that uses it first
             if n_bytes := self._there.pop(tensor.untyped_storage(), 0):
                 self.kept[self._stack[-1]] = self.kept.get(self._stack[-1], 0) + n_bytes
@@ -473,6 +492,13 @@ class Tracer(AliveBytes):
             yield Operation(kind, name, at, dtype, read=n_bytes, written=n_bytes, weights=used)
 
 
+def _changed(function: Any, args: Sequence[Any]) -> list[torch.Tensor]:  # noqa: ANN401  # torch's OpOverload
+    """The tensors that an operation writes to."""
+    written = zip(function._schema.arguments, args, strict=False)
+    values = [value for of, value in written if of.alias_info is not None and of.alias_info.is_write]
+    return [value for value in tree_iter(values) if isinstance(value, torch.Tensor)]
+
+
 def _numbers_bytes(tensor: torch.Tensor) -> int:
     """Bytes that reading a tensor takes: of numbers that are repeated by a stride of 0, each once."""
     numbers = math.prod(
@@ -512,6 +538,7 @@ def _recurrent_result(name: str, args: Sequence[Any]) -> Any:  # noqa: ANN401  #
 
 
 Facts = dict[str, Any]
+FOREACH_TENSORS: Final = 32  # that one kernel of a whole list goes over: torch's own has room for 30 to 110
 
 
 def _facts(  # noqa: PLR0911  # one for each kind
@@ -528,6 +555,15 @@ def _facts(  # noqa: PLR0911  # one for each kind
         return _convolution(name, args, kwargs, results[0])
     if name == "scaled_dot_product_attention":
         return _attention(args, kwargs)
+    if name.startswith("_scaled_dot_product"):  # as a training step calls it
+        return _fused_attention(name, args)
+    if name == "convolution_backward":
+        forward = _convolution(name, args[1:3], {"transposed": args[7]}, args[0])
+        return {**forward, "flops": 2 * forward["flops"], "launches": 2 * forward["launches"]}
+    if name.removesuffix("_data").removesuffix("_backward") in NORMS and "backward" in name:
+        return {"kind": "norm", "launches": 2}
+    if name.startswith(("_foreach", "_fused_ad", "_fused_sgd")):
+        return {"kind": "plain", "launches": 1 + len(given) // FOREACH_TENSORS}
     if name in RECURRENT:
         return _loop(name, args)
     if name in LOOKUPS or (name == "index_select" and given[0].dim() == 2):
@@ -625,6 +661,23 @@ def _attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
     }
 
 
+def _fused_attention(name: str, args: Sequence[Any]) -> Facts:
+    """Attention that keeps no scores. Backward it computes them again, and four products with them."""
+    backward = "backward" in name
+    q, k, v = args[1:4] if backward else args[:3]
+    width = 3 * q.shape[-1] + 2 * v.shape[-1] if backward else q.shape[-1] + v.shape[-1]
+    return {
+        "kind": "attention",
+        "flops": 2 * math.prod(q.shape[:-1]) * k.shape[-2] * width,
+        "rows": q.shape[-2],
+        "outputs": v.shape[-1],
+        "inputs": k.shape[-2],
+        "groups": math.prod(q.shape[:-2]),
+        "launches": 4 if backward else 2,
+        "dtype": _dtype(q),
+    }
+
+
 def _loop(name: str, args: Sequence[Any]) -> Facts:
     """A loop over time, as cuDNN computes it: inputs of all steps as one product, then step by step."""
     x, hidden, parameters, _, layers, _, _, both_ways, batch_first = args[:9]
@@ -663,16 +716,19 @@ def trace_pass(
     *,
     prepare: Prepare | None = None,
     measure: torch.device | None = None,
+    captured: bool = False,
 ) -> Trace:
     """The operations and the bytes of one pass of a module, called with tensors of any device or none.
 
     The module may be on meta; it is as it was before afterwards. `prepare` is called first, with the module
     and the inputs as they are traced; it gives other inputs, and tensors that are there before the pass.
-    `measure`: the device on which each distinct operation is run, and timed, afterwards.
+    `measure`: the device on which each distinct operation is run, and timed, afterwards. `captured`: the pass
+    as it is while a graph records it.
     Raises PlacementError, naming what fake tensors can't follow: a value that decides what is computed, an
     operation that isn't known without data.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), as_it_was(module), no_packed_sequences(), _quietly():
+    recorded = as_if_recording() if captured else no_packed_sequences()
+    with FakeTensorMode(allow_non_fake_inputs=True), as_it_was(module), recorded, _quietly():
         fill(module, "cpu")
         given, named = tree_map(_without_numbers, (tuple(args), dict(kwargs or {})))
         there: Iterable[torch.Tensor] = ()

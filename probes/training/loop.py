@@ -79,18 +79,20 @@ class Clock:
         self._on_gpu = on_gpu
         self._phases: list[tuple[Phase, int]] = []  # of the marks after the first
         self._marks: list[Any] = []
+        self._spare: list[Any] = []  # events that were read
         self.times: dict[Phase, float] = defaultdict(float)
         self.exposed: dict[int, float] = defaultdict(float)  # by step
 
     def _now(self) -> Any:  # a time, or an event
         if not self._on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def begin(self) -> None:
         """The first mark."""
+        self._spare += self._marks if self._on_gpu else []
         self._marks = [self._now()]
 
     def ends(self, phase: Phase, step: int) -> None:
@@ -106,6 +108,7 @@ class Clock:
             self.times[phase] += took_s
             if phase == "exchange":
                 self.exposed[step] += took_s
+        self._spare += self._marks[:-1] if self._on_gpu else []
         self._phases, self._marks = [], self._marks[-1:]
 
 

@@ -289,7 +289,10 @@ def main() -> int:
     args = parser.parse_args()
     results = args.out / "bars"
     results.mkdir(parents=True, exist_ok=True)
-    part = os.environ.get("ANY_MODELS", "").replace(":", "-") if args.only == "any" else ""
+    part = ""
+    if args.only == "any":
+        asked = (os.environ.get("ANY_WAYS", ""), os.environ.get("ANY_MODELS", "").replace(":", "-"))
+        part = "-".join(filter(None, asked))
     board = Board(
         f"placement-{args.only}{part and '-' + part}",
         command=f"tests/device/run_placement.sh --only {args.only}",

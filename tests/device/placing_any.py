@@ -25,10 +25,12 @@ from placing_models import Model
 from probes.core.errors import PlacementError, PlanImpossible
 from probes.placement import Plan, plan
 from probes.placement.models.description import ModelDescription
-from probes.placement.planner.api import resolve_model
+from probes.placement.planner.api import resolve_machine, resolve_model
+from probes.placement.planner.machine import Constants
 from probes.placement.types import Workload
 
 MEASURE = os.environ.get("ANY_MEASURE", "1") == "1"  # plans with each operation's time on this card
+WAYS = os.environ.get("ANY_WAYS", "captured,eager").split(",")  # a part, as a lent machine has time for
 ROOMY = 16 << 30  # beside the weights: everything is resident
 LIMITS = {"captured": (0.20, 0.10), "eager": (0.30, 0.15)}  # the worst, and what 90 % of cases are within
 EAGER_OVER = 1.3  # x the larger of eager resident and captured placed
@@ -38,7 +40,8 @@ HELD = (0.85, 0.97)  # share of cases that intervals are to hold
 def any_architecture(group: Any) -> None:
     """Every case of these models, then the bars over what has been measured so far, by this run.
 
-    ANY_MODELS=FIRST:LAST runs a part of the list, as a call on a lent machine has time for.
+    ANY_MODELS=FIRST:LAST runs a part of the list, and ANY_WAYS=captured or eager one way, as a call on a lent
+    machine has time for.
     """
     first, _, last = os.environ.get("ANY_MODELS", "").partition(":")
     part = slice(int(first or 0), int(last) if last else None)
@@ -80,22 +83,23 @@ def judge(board: Any, rows: list[dict[str, Any]]) -> None:
 def _model(group: Any, model: Model) -> None:
     bench: Bench = group.bench(model)
     resident = {batch: _resident(bench, batch) for batch in BATCHES}
+    machine = resolve_machine(group.machine, measure=MEASURE)
     bench.module.to("cpu")
     free()
     weights = sum(p.nbytes for p in bench.module.parameters())
     for batch in BATCHES:
-        described = _described(bench, batch)
-        needs = {how: _needed(described, bench, weights, captured=how == "captured") for how in LIMITS}
+        described = {how: _described(bench, batch, captured=how == "captured") for how in WAYS}
+        needs = {how: _needed(made, machine, weights) for how, made in described.items()}
         for share in SHARES:
             placed: dict[str, float | None] = {}
-            for how in LIMITS:
+            for how in WAYS:
                 begun = time.monotonic()
                 asked = int(weights * share) + needs[how]
-                made = _planned(described, bench, asked, captured=how == "captured")
+                made = _planned(described[how], machine, asked)
                 row = _measured(bench, made, resident[batch]["output"], how)
                 placed[how] = row["measured_s"]
                 if how == "eager" and row["measured_s"] is not None:
-                    larger = max(resident[batch]["eager_s"], placed["captured"] or 0.0)
+                    larger = max(resident[batch]["eager_s"], placed.get("captured") or 0.0)
                     row["over"] = row["measured_s"] / larger
                 name = f"{model.name}, batch {batch}, {share} of its weights, {how}"
                 row |= {"budget_asked": asked, "how": how, "took_s": round(time.monotonic() - begun, 1)}
@@ -130,35 +134,42 @@ class Described:
 
     model: ModelDescription
     batch: int
+    captured: bool
 
 
-def _described(bench: Bench, batch: int) -> Described:
+def _described(bench: Bench, batch: int, *, captured: bool) -> Described:
     given = bench.model.inputs(batch, torch.device("cpu"))
     begun = time.monotonic()
-    made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE)
+    made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE, captured=captured)
     print(f"{bench.model.name}, batch {batch}: described in {time.monotonic() - begun:.1f} s", flush=True)
-    return Described(made, batch)
+    return Described(made, batch, captured)
 
 
-def _needed(described: Described, bench: Bench, weights: int, *, captured: bool) -> int:
+def _needed(described: Described, machine: Constants, weights: int) -> int:
     """Bytes that a plan counts besides weights and their buffers."""
-    roomy = _plan(described, bench, weights + ROOMY, captured=captured).vram
+    roomy = _plan(described, machine, weights + ROOMY).vram
     return roomy.activations + roomy.workspace + roomy.rounding
 
 
-def _planned(described: Described, bench: Bench, asked: int, *, captured: bool) -> Plan:
+def _planned(described: Described, machine: Constants, asked: int) -> Plan:
     """The plan in this budget, or in the smallest that works."""
     try:
-        return _plan(described, bench, asked, captured=captured)
+        return _plan(described, machine, asked)
     except PlanImpossible as error:
         smallest = re.search(r"--vram (\d+)MiB", error.hint)
         if smallest is None:
             raise
-        return _plan(described, bench, int(smallest[1]) << 20, captured=captured)
+        return _plan(described, machine, int(smallest[1]) << 20)
 
 
-def _plan(described: Described, bench: Bench, budget: int, *, captured: bool) -> Plan:
-    return plan(described.model, vram=budget, machine=bench.machine, batch=described.batch, captured=captured)
+def _plan(described: Described, machine: Constants, budget: int) -> Plan:
+    return plan(
+        described.model,
+        vram=budget,
+        machine=machine,
+        batch=described.batch,
+        captured=described.captured,
+    )
 
 
 def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> dict[str, Any]:

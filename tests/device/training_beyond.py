@@ -9,6 +9,7 @@ tokens.
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import time
@@ -24,6 +25,8 @@ from torch import nn
 from training_models import Case, qwen, vit, with_lora
 
 from probes.placement import PlanImpossible, Training, TrainingPlan, plan_training, train
+from probes.placement.planner.machine import nearest_profile, profile
+from probes.placement.training.step_time import Begins, StepTime, step_time, traced_step
 
 DEVICE = (
     "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,7 +34,7 @@ DEVICE = (
 SHARE = 0.40
 AMP = torch.bfloat16
 GIB = 1 << 30
-PARTS = ("vit", "qwen", "half", "losses", "peers", "lora")
+PARTS = ("vit", "qwen", "half", "losses", "peers", "lora", "predict")
 
 
 def _finish() -> None:
@@ -141,6 +144,27 @@ class Bench:
         free()
         return found
 
+    def predicted(self, case: Case, size: int, *, measure: bool) -> StepTime:
+        """A plain step by the card's profile, or with each of its operations as measured here."""
+        given = case.batch(size, 0)
+
+        def step(begins: Begins) -> None:
+            optimizer = adamw(case.model, fused=True)
+            for _ in range(2):
+                begins("forward")
+                with torch.autocast(DEVICE, dtype=AMP):
+                    loss = case.loss(case.model, given)
+                begins("backward")
+                loss.backward()
+                begins("optimizer")
+                optimizer.step()
+                optimizer.zero_grad()
+
+        name = torch.cuda.get_device_name(0) if DEVICE == "cuda" else "NVIDIA H200"
+        device = torch.device("cuda", 0) if DEVICE == "cuda" else torch.device("cpu")
+        work = traced_step(case.model, step, DEVICE, measure=device if measure else None)
+        return step_time(work, profile(nearest_profile(name, "sm_90")))
+
     @contextmanager
     def ours(self, case: Case, size: int, vram: int, **more: Any) -> Iterator[tuple[Training, Loop]]:
         free()
@@ -176,11 +200,16 @@ class Bench:
         if half:
             case.model.checkpointing = True  # plain fits the card with it only; our plan chooses by itself
         plain = self.plain(case, size)
+        vram = int(SHARE * plain["allocated"])
+        time_ = self.predicted(case, size, measure=False)
+        busy = time_.forward_s + time_.backward_s
+        rate = time_.flops / (
+            plain["step_s"] * busy / (busy + time_.optimizer_s)
+        )  # of this card, in this model
         if half:
             case.model.checkpointing = False
-        vram = int(SHARE * plain["allocated"])
         try:
-            with self.ours(case, size, vram) as (training, loop):
+            with self.ours(case, size, vram, rate=rate) as (training, loop):
                 seconds = loop.seconds(**self.quick)
                 use = training.plan
                 peak = _vram()["allocated"]
@@ -331,6 +360,8 @@ class Bench:
         import torch.distributed as dist
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # a host's name may lead nowhere
+            os.environ.setdefault(name, "lo")
         store = dist.HashStore()
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if DEVICE == "cuda" else "gloo", store=store, rank=0, world_size=1
@@ -348,6 +379,23 @@ class Bench:
             return {"step_s": Loop(case, size, adamw(case.model, fused=True)).seconds(**self.quick)} | _vram()
         finally:
             dist.destroy_process_group()
+
+    def predict(self) -> None:
+        """Plain steps beside their predictions, by the card's profile and by their operations."""
+        for make, sizes in ((vit, (8, 16, 32)), (qwen, (1, 2, 4))):
+            case = make(DEVICE, small=self.smoke)
+            for size in (2,) if self.smoke else sizes:
+                taken = self.plain(case, size)["step_s"]
+                facts: dict[str, float] = {}
+                for how in ("profile", "operations"):
+                    time_ = self.predicted(case, size, measure=how == "operations")
+                    facts[f"off_by_{how}"] = round(time_.step_s / taken - 1, 3)
+                    for part in ("step", "forward", "backward", "optimizer", "host"):
+                        facts[f"predicted_by_{how}_{part}_ms"] = round(getattr(time_, f"{part}_s") * 1e3, 2)
+                    free()
+                what = f"{case.name}, batch {size}: plain step, measured"
+                self.board.figure(what, taken * 1e3, "ms", **facts)
+            del case
 
     def lora(self) -> None:
         """Qwen2.5-3B in bfloat16, adapters of rank 16 in float32, 1,024 tokens, batch 1, in 4 GiB."""

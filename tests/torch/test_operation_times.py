@@ -28,8 +28,8 @@ def inputs() -> torch.Tensor:
 
 
 def alike(time: OperationTime):
-    """Measures nothing: every call that launches anything takes this."""
-    return lambda calls, device: {call: time if runs else None for call, runs in calls.items()}
+    """Measures nothing: every call takes this."""
+    return lambda calls, device: dict.fromkeys(calls, time)
 
 
 def test_each_operation_that_computes_has_its_time_and_views_have_none():
@@ -44,7 +44,7 @@ def test_like_operations_are_run_once_and_random_numbers_come_again(monkeypatch)
     ran = []
 
     def seen(calls, device):
-        ran.extend(call for call, runs in calls.items() if runs)
+        ran.extend(dict.fromkeys(calls))
         return alike(OperationTime(1e-3, 1e-6, 0))(calls, device)
 
     monkeypatch.setattr(tracing, "measured", seen)

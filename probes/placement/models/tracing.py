@@ -50,7 +50,9 @@ def called_with(inputs: PassInputs) -> Called:
     return Called(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {})
 
 
-def traced_config(model: str, workload: Workload, *, measure: torch.device | None = None) -> ModelDescription:
+def traced_config(
+    model: str, workload: Workload, *, measure: torch.device | None = None, captured: bool = False
+) -> ModelDescription:
     """The description of what `describe` takes, its model built on meta and traced.
 
     As `describe` gives it, with a note, where transformers can't build the model, or not the same one.
@@ -72,7 +74,7 @@ def traced_config(model: str, workload: Workload, *, measure: torch.device | Non
     if described is None:
         described = replace(describe_module(module), in_memory=False)
     with silently():
-        return traced_module(module, described, workload, None, measure=measure)
+        return traced_module(module, described, workload, None, measure=measure, captured=captured)
 
 
 def main_dtype(model: ModelDescription) -> str:
@@ -91,10 +93,12 @@ def traced_module(
     inputs: PassInputs | None,
     *,
     measure: torch.device | None = None,
+    captured: bool = False,
 ) -> ModelDescription:
     """`described` with a trace of the module; without one, and a note, where that can't be made.
 
-    `measure`: the device on which each distinct operation of the trace is run and timed.
+    `measure`: the device on which each distinct operation of the trace is run and timed. `captured`: passes
+    are recorded as graphs.
     """
     blocks = find_blocks(model, [block.name for block in described.blocks])
     if len(blocks) > MOST_BLOCKS:
@@ -102,7 +106,7 @@ def traced_module(
     if {block.name for block in blocks} != {block.name for block in described.blocks}:
         return _untraced(described, "nothing was traced: transformers builds other blocks")
     try:
-        traces = _traces(model, workload, inputs, measure)
+        traces = _traces(model, workload, inputs, measure, captured=captured)
     except ModelUnknown:
         return _untraced(described, NO_INPUTS)
     except PlacementError as error:
@@ -163,27 +167,33 @@ def _untraced(described: ModelDescription, note: str) -> ModelDescription:
 
 
 def _traces(
-    model: nn.Module, workload: Workload, inputs: PassInputs | None, measure: torch.device | None
+    model: nn.Module,
+    workload: Workload,
+    inputs: PassInputs | None,
+    measure: torch.device | None,
+    *,
+    captured: bool,
 ) -> list[Trace]:
     """The pass that is timed, and others whose activations need room as well."""
     if inputs is None:
         if not is_of_transformers(model):
             raise ModelUnknown(NO_INPUTS)
-        return _of_transformers(model, workload, measure)
+        return _of_transformers(model, workload, measure, captured=captured)
     called = called_with(inputs)
     if not all(isinstance(value, _SAFE) for value in tree_iter((called.args, called.kwargs))):
         raise PlacementError("its inputs hold objects, such as caches, which a trace would write to")
     generated = (
-        _of_transformers(model, workload, None)
+        _of_transformers(model, workload, None, captured=captured)
         if workload.context_tokens and is_of_transformers(model)
         else []
     )
     try:
-        return [trace_pass(model, called.args, called.kwargs, measure=measure), *generated]
+        whole = trace_pass(model, called.args, called.kwargs, measure=measure, captured=captured)
     except PlacementError:
         if not _can_run(model, called):
             raise
-        return [trace_real_pass(model, called.args, called.kwargs, measure=measure), *generated]
+        whole = trace_real_pass(model, called.args, called.kwargs, measure=measure)
+    return [whole, *generated]
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -202,6 +212,8 @@ def _of_transformers(
     model: Any,  # noqa: ANN401
     workload: Workload,
     measure: torch.device | None,
+    *,
+    captured: bool,
 ) -> list[Trace]:
     """Of a model of transformers, with inputs by its config. Generation: one token, and the prompt."""
     takes = inputs_of(model)
@@ -212,7 +224,7 @@ def _of_transformers(
 
     generates = bool(takes.vocabulary) and not takes.decodes and hasattr(model, "lm_head")
     no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache}, measure=measure)
+    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache}, measure=measure, captured=captured)
     if not workload.context_tokens:
         return [whole]
     if not generates:
@@ -227,7 +239,8 @@ def _of_transformers(
         held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         return {**named, **more}, held
 
-    return [trace_pass(model, (), given(1), prepare=prepared, measure=measure), whole]
+    one = trace_pass(model, (), given(1), prepare=prepared, measure=measure, captured=captured)
+    return [one, whole]
 
 
 def with_trace(

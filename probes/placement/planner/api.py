@@ -6,6 +6,7 @@ Whatever names a model becomes a `ModelDescription`, whatever names a machine it
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from probes.placement.models.tracing import PassInputs
 
 
+LINK_BYTES = 64 << 20  # copied to measure the link
 Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
 
 
@@ -70,8 +72,8 @@ def plan(
     float16 can't hold where that is asked for.
     """
     workload = Workload(batch, tokens, context)
-    description = resolve_model(model, workload, inputs, measure=measure)
-    constants = resolve_machine(machine)
+    description = resolve_model(model, workload, inputs, measure=measure, captured=captured)
+    constants = resolve_machine(machine, measure=measure)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
     return make_plan(
         description,
@@ -127,6 +129,7 @@ def resolve_model(
     inputs: "PassInputs | None" = None,
     *,
     measure: bool = False,
+    captured: bool = False,
 ) -> ModelDescription:
     """The description of whatever names a model, or is one. Raises as `describe` does.
 
@@ -146,7 +149,7 @@ def resolve_model(
         check_workload(workload)
         from probes.placement.models import tracing
 
-        return tracing.traced_config(path, workload, measure=_gpu() if measure else None)
+        return tracing.traced_config(path, workload, measure=_gpu() if measure else None, captured=captured)
     torch = sys.modules.get("torch")  # imported by then, if it is a module
     if torch is None or not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -159,7 +162,9 @@ def resolve_model(
     if workload is None:
         return described
     check_workload(workload)
-    return tracing.traced_module(model, described, workload, inputs, measure=_gpu() if measure else None)
+    return tracing.traced_module(
+        model, described, workload, inputs, measure=_gpu() if measure else None, captured=captured
+    )
 
 
 def _gpu() -> "torch.device":
@@ -174,10 +179,35 @@ def _gpu() -> "torch.device":
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def resolve_machine(machine: Constants | str | Path) -> Constants:
-    """The constants of a card by its name, or of a probe report's file. Raises UsageError and ReportError."""
-    if isinstance(machine, Constants):
+def resolve_machine(machine: Constants | str | Path, *, measure: bool = False) -> Constants:
+    """The constants of a card by its name, or of a probe report's file. Raises UsageError and ReportError.
+
+    `measure`: it is this machine, and its link is measured anew.
+    """
+    constants = machine if isinstance(machine, Constants) else _named_machine(machine)
+    return with_measured_link(constants) if measure else constants
+
+
+def with_measured_link(machine: Constants) -> Constants:
+    """The machine with the rate of its link as measured here: slots and their neighbours differ."""
+    device = _gpu()
+    if machine.unified:
         return machine
+    from probes.placement.operation_times import link_times
+    from probes.placement.runtime.host_memory import HostArena, node_of_gpu
+
+    arena = HostArena(LINK_BYTES, node_of_gpu(device))
+    host = arena.take(LINK_BYTES)
+    arena.pin(lambda: None)
+    try:
+        rate, alpha_s = link_times(host, device)
+    finally:
+        arena.release()
+    in_place = machine.zero_copy_rate * rate / machine.link_rate
+    return replace(machine, link_rate=rate, link_alpha_s=alpha_s, zero_copy_rate=in_place)
+
+
+def _named_machine(machine: str | Path) -> Constants:
     path = named_path(machine, "machine")
     if path.suffix != ".json":
         return machine_named(str(machine))

@@ -113,9 +113,15 @@ def host_operations(block: BlockDescription, machine: Constants, work: Pass) -> 
     around = block.around + GENERATING * (work.generating and block.around > 0)
     if block.work is None:
         return count_rule(block).operations * block.calls + around
-    launched = sum(OF_TORCH * _host_units(o, machine) for o in block.work if o.host_s is None)
-    beside_measured = sum((OF_TORCH - 1) * host_units(o) for o in block.work if o.host_s is not None)
-    return launched + beside_measured + BESIDE_CALLS * block.modules_called + around
+    launched = sum(beside_measured(o, machine) for o in block.work)
+    return launched + BESIDE_CALLS * block.modules_called + around
+
+
+def beside_measured(operation: Operation, machine: Constants) -> float:
+    """Python's time for an operation, in operations of a plain layer; of a measured one, what is beside."""
+    if operation.host_s is None:
+        return OF_TORCH * _host_units(operation, machine)
+    return (OF_TORCH - 1) * host_units(operation)
 
 
 def _host_units(operation: Operation, machine: Constants) -> float:
@@ -280,6 +286,10 @@ class GpuTime:
         """With weights that take `share` of their bytes and are read at `rate`."""
         weighted = (o for o in self._operations if o.weights)
         return self.without_weights + sum(self._seconds(o, rate, share=share, step=step) for o in weighted)
+
+    def of(self, operation: Operation) -> float:
+        """Seconds of one operation, its weights in VRAM."""
+        return self._seconds(operation, self._machine.vram_rate)
 
     def _seconds(self, operation: Operation, rate: float, *, share: float = 1.0, step: float = 1.0) -> float:
         """Seconds of one operation, its weights read at `rate`: as measured, else by its kind.

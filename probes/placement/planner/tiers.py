@@ -10,6 +10,7 @@ from typing import Final
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, TensorDescription, TracedFacts
 from probes.placement.packing.format import aligned, is_table, piece_bytes, piece_rows
 from probes.placement.planner.costs import (
+    ALIGNED,
     COPY,
     PACKED_PRODUCT,
     UNPACK,
@@ -135,7 +136,11 @@ def as_table(costs: BlockCosts) -> Option | None:
         vram_bytes=costs.packed_bytes,
         table=True,
     )
-    return lookup if costs.block.lookups_only else _tied_table(costs, lookup, tensor)
+    if costs.block.lookups_only:
+        return lookup
+    # of another number of rows a library multiplies the whole and pieces by kernels that round otherwise
+    alike = tensor.shape[0] % ALIGNED == 0 or costs.work.objective == "fast"
+    return _tied_table(costs, lookup, tensor) if alike else None
 
 
 def _tied_table(costs: BlockCosts, lookup: Option, tensor: TensorDescription) -> Option:

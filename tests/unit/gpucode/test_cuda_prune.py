@@ -1,5 +1,7 @@
 """CUDA libraries cut to some cards: what the driver would choose for them stays."""
 
+import struct
+
 import pytest
 
 from buildtool.gpucode.cut import plan_prune
@@ -146,3 +148,15 @@ def test_a_fat_binary_of_very_many_entries_is_cut_in_linear_time(
     monkeypatch.setattr(NvEntry, "__eq__", counted)
     assert plan_prune(Source.of_bytes(many), parse_targets("sm_90")).changed
     assert compared <= 2 * count
+
+
+def test_library_whose_section_headers_are_loaded_as_patchelf_leaves_them_is_cut() -> None:
+    """libcutensor and libcuml were planned, and then refused as wrong results."""
+    data = bytearray(cuda([nv_fatbin(ALL), nv_fatbin(ALL)], data=bytes(4096)))
+    (shoff,), (count,) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<H", data, 60)
+    rows = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + 64 * n) for n in range(count)]
+    place = next(row[4] for row in rows if row[5] == 4096) + 8
+    place += -place % 8
+    data[place : place + 64 * count] = data[shoff : shoff + 64 * count]
+    struct.pack_into("<Q", data, 40, place)
+    assert targets_in(pruned(bytes(data), "sm_90")) == {"sm_90"}

@@ -54,6 +54,24 @@ def test_lines_name_files_directories_and_patterns() -> None:
     assert keep.modules == ("torch",)
 
 
+def test_a_long_list_of_another_image_is_not_compared_with_every_path() -> None:
+    files = frozenset(f"lib/{number}/x" for number in range(20_000))
+    keep = KeepList(frozenset(f"/gone/{number}" for number in range(50_000)) | {"/lib/77"})
+    chosen, unused = keep.select(files)
+    assert chosen == {"lib/77/x"}
+    assert len(unused) == 50_000
+    with pytest.raises(DataError, match="1,001 patterns"):
+        KeepList(frozenset(f"/*{number}" for number in range(1001))).select(files)
+
+
+def test_keys_of_gpu_code_are_lines_and_no_modules() -> None:
+    line = "gpu-code:" + "a" * 64
+    assert is_line(line)
+    assert not is_line(line[:-1])
+    keep = KeepList(frozenset({line, "torch"}))
+    assert (keep.modules, keep.gpu_code) == (("torch",), frozenset({"a" * 64}))
+
+
 @pytest.mark.parametrize("text", ["a/b", "", "/a\nb", "a..b", "1a", "--x", "/\u202e"])
 def test_what_no_line_can_hold_is_none(text: str) -> None:
     assert not is_line(text)

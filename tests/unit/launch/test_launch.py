@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildtool.cli.program import main
-from buildtool.core.command import Completed
+from buildtool.core.command import CommandFailed, Completed
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.yaml_text import Limits, dump, parse
 from buildtool.launch import kubernetes
@@ -24,6 +25,7 @@ from buildtool.launch.kubernetes import literal, state_of
 from buildtool.launch.slurm import directive
 
 SCHEMAS = Path(__file__).parent / "schemas"
+REPORT = Path(__file__).parents[3] / "docs/results/h200-quick.json"
 CLUSTERS = ("trainjob", "jobset", "job", "skypilot")
 HOSTILE = (
     "$(touch /tmp/x)",
@@ -267,6 +269,37 @@ def test_odd_answers_of_kubernetes_are_no_tracebacks(answer: str) -> None:
     assert state_of(json.loads(answer))[1] is None
 
 
+def test_a_cluster_that_does_not_answer_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: Iterator[str | None] = iter(
+        [None, None, '{"status": {"conditions": [{"type": "Complete", "status": "True"}]}}']
+    )
+    told: list[str] = []
+
+    def run(words: list[str]) -> Completed:
+        if "logs" in words:
+            return Completed("", "")
+        if (answer := next(answers)) is None:
+            raise CommandFailed(words, 1, "connection refused")
+        return Completed(answer, "")
+
+    monkeypatch.setattr(kubernetes, "run", run)
+    monkeypatch.setattr(kubernetes, "POLL_S", 0)
+    (ended,) = ENGINES["job"].follow(job("job"), "x", told.append)
+    assert ended.ok
+    assert told[:2] == ["connection refused"] * 2
+    gone = CommandFailed(["kubectl"], 1, 'Error from server (NotFound): jobs.batch "x" not found')
+    monkeypatch.setattr(kubernetes, "run", raising(gone))
+    with pytest.raises(CommandFailed):
+        ENGINES["job"].follow(job("job"), "x", told.append)
+
+
+def raising(error: Exception) -> Callable[[list[str]], Completed]:
+    def run(_words: list[str]) -> Completed:
+        raise error
+
+    return run
+
+
 def test_a_kubectl_that_gives_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes, "run", lambda _words: Completed("\x1b[31mno", ""))
     with pytest.raises(DataError, match=r"\\x1b\[31mno"):
@@ -289,7 +322,8 @@ def test_reports_of_training_and_of_probes_are_found(tmp_path: Path) -> None:
     assert commands(run) == []
     for name in ("n1", "n2", "n3"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "probe.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"model": "of the job\'s own"}')
+        (tmp_path / name / "probe.json").write_bytes(REPORT.read_bytes())
     ((verb, *files),) = commands(run)
     assert (verb, files[-2], len(files)) == ("compare", "--html", 5)
     (tmp_path / "n1" / "rank-0.json").write_text("{}")

@@ -7,6 +7,7 @@ changes has a digest, he corrects the digests that lead to it.
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -664,3 +665,21 @@ def test_a_signature_is_one_that_openssl_would_make(keys: Path) -> None:
     )
     encoded = attest.pre_authentication_encoding("http://example.com/HelloWorld", b"hello world")
     assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+
+
+def test_a_key_through_a_pipe_is_read_and_a_pipe_without_one_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buildtool.sbom.keys._WAIT_S", 0.01)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="nothing comes"):
+        PrivateKey.read(pipe)
+    reader, writer = os.pipe()
+    os.write(writer, pem(1))
+    os.close(writer)
+    monkeypatch.setattr("buildtool.sbom.keys._WAIT_S", 10)
+    try:
+        assert PrivateKey.read(Path(f"/dev/fd/{reader}")).key_id
+    finally:
+        os.close(reader)

@@ -1,0 +1,137 @@
+"""GPU code that a process loaded: it is recognised in a library, and the rest can be cut."""
+
+import ctypes
+import json
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from buildtool.core.compression import zstd
+from buildtool.gpucode import loaded
+from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.loaded import Watch, functions_of, key_of
+from buildtool.gpucode.source import Source
+from buildtool.gpucode.target import parse_targets
+from buildtool.gpucode.used import Used, machine_code
+from buildtool.gpucode.verify import verify_prune
+from gpucode.cutting import CUBIN, PTX, carried_out, cuda
+
+
+def cubin(*names: str, n_bytes: int = 400, stuff: bytes = b"code") -> bytes:
+    """An ELF file with a function of `n_bytes` for each name."""
+    strings = b"\0.shstrtab\0" + b"".join(f".text.{name}\0".encode() for name in names)
+    text = (stuff * n_bytes)[:n_bytes]
+    body, at = strings + text * len(names), 64
+    shoff = at + len(body) + -len(body) % 8
+    rows = [bytes(64), struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, at, len(strings), 0, 0, 1, 0)]
+    for number, name in enumerate(names):
+        place = strings.index(f".text.{name}\0".encode())
+        start = at + len(strings) + n_bytes * number
+        rows.append(struct.pack("<IIQQQQIIQQ", place, 1, 6, 0, start, n_bytes, 0, 0, 1, 0))
+    head = struct.pack(
+        "<4sBBBB8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0x41, 2, 190, 1, 0, 0, shoff, 90 << 8, 64, 56, 0, 64,
+        len(rows), 1,
+    )  # fmt: skip
+    return head + body.ljust(shoff - 64, b"\0") + b"".join(rows)
+
+
+def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
+    """A fat binary of (kind, architecture, code), machine code compressed as by nvcc 13."""
+    body = b""
+    for kind, architecture, code in entries:
+        stored = zstd.compress(code) if kind == CUBIN else code
+        stored += bytes(-len(stored) % 8)
+        flags = 0x8000 if kind == CUBIN else 0
+        body += struct.pack(
+            "<HHIQI8xI8xQ8xQ", kind, 0x101, 64, len(stored), len(stored), architecture, flags, len(code)
+        )
+        body += stored
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+NOISE = random.Random(1).randbytes(9000)
+ONE, TWO = cubin("_Z3onev", stuff=b"1"), cubin("_Z3twov", n_bytes=9000, stuff=NOISE)
+JIT = b".version 8.0 .entry _Z5threev".ljust(9000, b" ")
+
+
+def cut(data: bytes, used: Used) -> bytes:
+    source, targets = Source.of_bytes(data), parse_targets("sm_90")
+    plan = plan_prune(source, targets, strict=False, used=used)
+    out = carried_out(plan, data)
+    if plan.changed:
+        verify_prune(source, Source.of_bytes(out), targets, used)
+        again = plan_prune(Source.of_bytes(out), targets, strict=False, used=used)
+        assert not again.changed
+    return out
+
+
+def keys(data: bytes) -> set[str]:
+    return {key_of(code) for code in machine_code(Source.of_bytes(data))}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_runs_loaded_stays_and_the_rest_goes(elsewhere: bool) -> None:
+    code = [fatbin((CUBIN, 90, ONE)), fatbin((CUBIN, 90, TWO), (PTX, 75, JIT)), fatbin((PTX, 75, JIT))]
+    data = cuda([fatbin((CUBIN, 90, ONE))], data=b"".join(code)) if elsewhere else cuda(code)
+    assert keys(data) == {key_of(ONE), key_of(TWO)}
+    patched = ONE[:24] + b"driver" + ONE[30:]  # the bytes that a driver hands out may be others
+    used = Used.of({key_of(patched)}, keys(data))
+    out = cut(data, used)
+    assert keys(out) == {key_of(ONE)}
+    assert JIT not in out
+    assert len(out) == len(data) if elsewhere else len(out) < len(data)
+
+
+def test_code_that_cannot_be_read_stays_where_something_loaded_was_not_found() -> None:
+    data = cuda([fatbin((CUBIN, 90, TWO)), fatbin((PTX, 75, JIT))])
+    out = cut(data, Used.of({key_of(ONE)}, keys(data)))
+    assert keys(out) == set()
+    assert JIT in out
+
+
+def test_code_that_unpacks_without_bound_is_not_read() -> None:
+    bomb = zstd.compress(bytes(1 << 26))
+    data = cuda([fatbin((CUBIN, 90, ONE)), fatbin((PTX, 90, bomb))])
+    assert keys(data) == {key_of(ONE)}
+
+
+@pytest.mark.parametrize(
+    "code", [b"", b"\x7fELF\x02\x01\x01", ONE[:100], ONE[:60] + b"\xff\xff\xff\xff" + ONE[64:], TWO[:-1]]
+)
+def test_damaged_cubins_have_keys_of_their_own(code: bytes) -> None:
+    assert key_of(code) not in {key_of(ONE), key_of(TWO)} or functions_of(code)
+
+
+def test_what_cupti_tells_is_written_once_for_each_module(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.touch()
+    watch = Watch(str(lines))
+    for code in (ONE, TWO, ONE):
+        place = ctypes.create_string_buffer(code, len(code))
+        module = loaded._Module(7, len(code), ctypes.addressof(place))
+        about = loaded._Resource(1, 0, ctypes.addressof(module))
+        for event in (5, 6):  # the driver is ready, a module was loaded
+            watch._callback(None, 3, event, ctypes.addressof(about))
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [row["key"] for row in rows] == [key_of(ONE), key_of(TWO)]
+    assert [row["bytes"] for row in rows] == [len(ONE), len(TWO)]
+
+
+def test_code_objects_in_rocrs_list_are_read_from_files_and_from_memory(tmp_path: Path) -> None:
+    library, lines = tmp_path / "librocblas.so", tmp_path / "lines"
+    library.write_bytes(b"host " + ONE + b" host")
+    lines.touch()
+    place = ctypes.create_string_buffer(TWO, len(TWO))
+    names = [
+        f"file://{library}#offset=5&size={len(ONE)}",
+        f"memory://77#offset={ctypes.addressof(place):#x}&size={len(TWO)}",
+        "of another kind",
+    ]
+    objects = [loaded._Object(0, name.encode()) for name in names]
+    for each, following in zip(objects, [*objects[1:], objects[0]], strict=True):  # a list without an end
+        each.next = ctypes.addressof(following)
+    Watch(str(lines)).objects(loaded._Objects(9, ctypes.addressof(objects[0])))
+    rows = [json.loads(line)["key"] for line in lines.read_text().splitlines()]
+    assert rows == [key_of(ONE), key_of(TWO)]
