@@ -17,7 +17,7 @@ from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -104,7 +104,7 @@ def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
     plan = plan_of(model, {"0": "streamed_packed"})
     rings = PrefetchPool(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
     plan = replace(plan, rings=rings, blocks=(replace(plan.blocks[0], dense=dense),))
-    handle = place_model(model, plan, ModuleWeights(), HostStreams())
+    handle = place_model(model, plan, ModuleWeights(), Streams())
     made = handle._engine.moving[0].pieces
     want = [machine.link_alpha_s + piece.target.numel() / machine.link_rate for piece in made]
     assert [copy_s for copy_s, _ in cut.parts] == pytest.approx(want, rel=0.02)
@@ -133,6 +133,6 @@ def test_a_weight_that_is_read_outside_its_call_is_put_together():
     model = layers(torch.bfloat16)
     own = model[1].weight.detach().clone()
     with torch.no_grad():
-        handle = place_model(model, plan_in_pieces(model, slots=2), ModuleWeights(), HostStreams())
+        handle = place_model(model, plan_in_pieces(model, slots=2), ModuleWeights(), Streams())
         assert torch.equal(model[1].weight + 0, own)
         handle.remove()
