@@ -5,7 +5,7 @@ PROBE ?= probe
 # the mark of a whole install, named after what it was made from: pyproject.toml, and PYTHON where somebody chose one
 CHOSEN := $(if $(filter-out file,$(origin PYTHON)),$(PYTHON))
 READY := .venv/.ready-$(shell { cat pyproject.toml; printf %s "$(CHOSEN)"; } | sha256sum | cut -c 1-16)
-DOCS_READY := $(READY:.venv/.ready-%=.venv/.docs-%)
+comma := ,
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_PY := .venv-torch/bin/python
@@ -13,7 +13,7 @@ TORCH_READY := $(READY:.venv/.ready-%=.venv-torch/.ready-%)
 unexport PYTHONDONTWRITEBYTECODE # the second start of anything here reads bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe bench-sbom
+.PHONY: no-python help clean all-of-it thorough thorough-units thorough-torch thorough-engine thorough-launch torch-tests packing-tests model-tests placing-tests engine-tests build-tests image-tests service-tests loopback-tests page-tests images engine probe docs check types unit unit-probes unit-others unit-thorough test bench-audit bench-build bench-digest bench-doctor bench-fit bench-front bench-images bench-launch bench-placement bench-prune bench-probes bench-scan bench-service bench-train bench-trouble bench-watch keep-results readme-figures mutants bench-layout bench-gpucode bench-amd bench-observe bench-sbom
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -21,13 +21,13 @@ help: ## what can be done here
 # $(call alone,FOLDER,COMMANDS): unless another make has done it meanwhile, and never two at a time; the mark comes last
 alone = @mkdir -p $(1); exec 9<$(1); flock 9; test -e $@ -a -x $(1)/bin/python || { $(2) && touch $@; }
 # $(call venv,FOLDER): anew if a different Python made it; the mark of a whole install goes before installing
-venv = rm -f $(1)/.ready-* $(1)/.docs-* && \
+venv = rm -f $(1)/.ready-* && \
   $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1)
 # without bytecode: most modules of torch, transformers and others are never imported; those that are get it then
 pip = $(1) -m pip install -q --disable-pip-version-check --no-compile $(2)
 
 $(READY): $(if $(shell test -x $(PY) || echo no),no-python)
-	$(call alone,.venv,$(call venv,.venv) && $(call pip,$(PY),-e '.[dev]'))
+	$(call alone,.venv,$(call venv,.venv) && $(call pip,$(PY),-e '.[dev$(comma)docs]'))
 
 no-python: # .venv isn't there, or the Python that made it is gone
 
@@ -41,18 +41,16 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 	docker compose run --rm $(PROBE)
 	@.venv/bin/weir probe show "$$(ls -t reports/probes/*.json | head -n 1)"
 
-$(DOCS_READY): $(READY)
-	$(call alone,.venv,$(call pip,$(PY),-e '.[docs]'))
-
-# the CPU build from where this machine's pip looks, else from the index of PyTorch itself
-$(TORCH_READY): $(READY)
+# the CPU build from where this machine's pip looks, else from the index of PyTorch itself; our own package is
+# built in the checkout, so never for two environments at a time
+$(TORCH_READY): $(if $(shell test -x $(TORCH_PY) || echo no),no-python)
 	$(call alone,.venv-torch,$(call venv,.venv-torch) && \
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
-	  $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
+	  mkdir -p .venv && flock .venv $(call pip,$(TORCH_PY),-e '.[torch-tests]'))
 
-# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what needs
-# no image has what is left of the processors by images and by tests that wait for these
-group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests loopback-tests page-tests unit-thorough,$@),nice)) \
+# $(call group,PYTHON,ARGUMENTS): the tests of this goal, what failed in the last lines; in `make test` what computes
+# has what is left of the processors by images, by tests that wait for these, and by those that mostly wait
+group = @$(if $(filter all-of-it,$(MAKECMDGOALS)),$(if $(filter placing-tests model-tests packing-tests page-tests unit-thorough,$@),nice)) \
   $(1) tests/groups.py $@ $(2)
 
 torch-tests: packing-tests model-tests placing-tests ## the tests that need torch, on the CPU and in Triton's interpreter
@@ -62,7 +60,7 @@ packing-tests: $(TORCH_READY)
 
 # the service, scans and fits with torch: about as long as placement
 MODELS := $(addprefix tests/torch/test_,fit_predictions.py fit_trials.py fit_without_rules.py loading_memory.py \
-  scan_onnx.py scan_torch.py scenario_ways.py training.py tutorial_fine_tune.py service_captured.py service_compiled.py service_model.py)
+  scan_onnx.py scan_torch.py scenario_ways.py step_time.py training.py tutorial_fine_tune.py service_captured.py service_compiled.py service_model.py)
 
 model-tests: $(TORCH_READY)
 	$(call group,$(TORCH_PY),$(MODELS))
@@ -70,7 +68,7 @@ model-tests: $(TORCH_READY)
 placing-tests: $(TORCH_READY)
 	$(call group,$(TORCH_PY),tests/torch --ignore=tests/torch/packing $(addprefix --ignore=,$(MODELS)))
 
-docs: $(DOCS_READY) ## the documentation as a site, to read without a network: .weir/site/index.html
+docs: $(READY) ## the documentation as a site, to read without a network: .weir/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -q build
 	@.venv/bin/weir completion man > .weir/site/weir.1
 	@echo "site: .weir/site/index.html"
@@ -94,10 +92,10 @@ $(UNITS): export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 $(UNITS): export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-probes: $(READY)
-	$(call group,$(PY),$(UNIT)/probes -m "not thorough")
+	$(call group,$(PY),$(UNIT)/probes tests/unit/fits -m "not thorough")
 
 unit-others: $(READY)
-	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes -m "not thorough")
+	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits -m "not thorough")
 
 # simulations, fuzzing and limits at full size, which `check` leaves out
 unit-thorough: $(READY)
@@ -124,18 +122,19 @@ thorough-engine: images
 	$(call group,$(PY),$(WHOLE))
 
 # the longest first
-GROUPS := placing-tests build-tests service-tests loopback-tests model-tests page-tests unit-thorough packing-tests
+GROUPS := build-tests image-tests service-tests loopback-tests placing-tests model-tests packing-tests page-tests unit-thorough
 
-test: $(DOCS_READY) ## everything that needs no GPU, five things at a time; makes the images first
+test: ## everything that needs no GPU, seven things at a time; makes the images meanwhile
 	@rm -rf .weir/tests
-	@$(MAKE) --no-print-directory --output-sync --keep-going -j 5 all-of-it; \
+	@$(MAKE) --no-print-directory --output-sync --keep-going -j 7 all-of-it; \
 	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
 
-# torch is installed meanwhile, which takes longest where an index is slow; nothing is installed into .venv while tests start programs from it
-all-of-it: $(TORCH_READY) $(GROUPS)
+# images are what most wait for, so they are begun first: they wait for a mirror, a disk and the engine themselves;
+# torch is installed meanwhile
+all-of-it: images $(TORCH_READY) $(GROUPS)
 ifneq ($(filter all-of-it,$(MAKECMDGOALS)),)
-images $(GROUPS): check
-build-tests service-tests: images
+$(GROUPS): check
+build-tests image-tests service-tests: images
 endif
 
 clean: ## remove what was made here: caches, reports, environments (images stay: weir clean --images)
@@ -144,15 +143,21 @@ clean: ## remove what was made here: caches, reports, environments (images stay:
 	@rm -rf .venv .venv-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 	@find buildtool probes images docs tests -name __pycache__ -prune -exec rm -rf {} +
 
-# two processes with one engine: these only start what `make images` made, and build what others don't
+# three processes with one engine: some start what `make images` made and build what others don't,
 SERVED := $(addprefix tests/docker/test_,compose.py docs_run.py doctor.py service_extras.py tls.py)
+
+# some make images by `weir build`, from stand-ins for torch, and the rest prune, push, audit and observe
+BUILT := $(addprefix tests/docker/test_,build_sources.py build_tags.py build_trouble.py installed.py)
 
 WHOLE := tests/docker/test_whole_images.py
 
-engine-tests: build-tests service-tests ## the tests that need the engine
+engine-tests: build-tests image-tests service-tests ## the tests that need the engine
 
 build-tests: $(READY)
-	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(SERVED) $(WHOLE)))
+	$(call group,$(PY),$(BUILT))
+
+image-tests: $(READY)
+	$(call group,$(PY),tests/docker $(addprefix --ignore=,$(BUILT) $(SERVED) $(WHOLE)))
 
 service-tests: $(READY)
 	$(call group,$(PY),$(SERVED))

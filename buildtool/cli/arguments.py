@@ -1,6 +1,7 @@
-"""The arguments that `weir build` and `weir plan` share, and what the catalog makes of them.
+"""The arguments that several verbs share, and what the catalog makes of them.
 
-Variants by name, the cards that they are for, the names that finished images get, the platform.
+Which image a source is; variants by name, the cards that they are for, the names that finished images get,
+the platform.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from buildtool.engine import host
 from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.gpucode.target import parse_targets
 from buildtool.image.reader import host_platform, parse_platform
-from probes.core.output import option
+from probes.core.output import flag, option
 
 _VARIANT = "{variant}"  # in a --tag: the variant's name
 _BASELINE = {"amd64": "v1", "arm64": "v8"}  # the CPU variants that every processor of an architecture runs
@@ -32,6 +33,13 @@ class BuildOptions:
     candidates: list[list[Variant]]  # for each image: the same variant for different cards, best first
     epoch: int  # the catalog's SOURCE_DATE_EPOCH
     all_variants: tuple[Variant, ...]  # of the catalog, also those that aren't built
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add which image a source is: --no-pull, --image and --platform."""
+    flag(parser, "--no-pull", "fail if the engine doesn't have the image, instead of pulling it")
+    option(parser, "--image", "REF", "which image of an archive that holds several")
+    option(parser, "--platform", "OS/ARCH", "which platform of an image for several (default: this host's)")
 
 
 def add_variant_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from buildtool.audit.formats import FILE_FORMATS, STDOUT_FORMATS, render
 from buildtool.audit.options import AuditOptions, RenderOptions
 from buildtool.audit.report import Verdict, read_report
 from buildtool.audit.text import verdict_lines
+from buildtool.cli.arguments import add_source_arguments
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
@@ -53,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(parser, "--all", "print every section of the report, not only the five lines of the answer")
     option(parser, "--top", "N", "rows of each list; implies --all (default: 10)", int)
-    flag(parser, "--no-pull", "fail if the engine doesn't have the image, instead of pulling it")
-    option(parser, "--image", "REF", "which image of an archive that holds several")
-    option(parser, "--platform", "OS/ARCH", "which platform of an image for several (default: this host's)")
+    add_source_arguments(parser)
     option(
         parser,
         "--keep",

@@ -6,13 +6,14 @@ from pathlib import Path
 from buildtool.audit.audit import read_source
 from buildtool.audit.options import AuditOptions
 from buildtool.build.lockfile import Lock
+from buildtool.cli.arguments import add_source_arguments
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.image.reader import parse_platform
 from buildtool.sbom.binaries import inspect
 from buildtool.sbom.documents import DOCUMENTS, render
 from buildtool.sbom.inventory import image_name, locked_wheels, take_inventory
-from probes.core.output import error, flag, option, write
+from probes.core.output import error, option, write
 from probes.core.units import counted
 
 
@@ -38,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "lock file of the build that made the image: adds the digests of its wheels (default: none)",
         Path,
     )
-    flag(parser, "--no-pull", "fail if the engine doesn't have the image, instead of pulling it")
-    option(parser, "--image", "REF", "which image of an archive that holds several")
-    option(parser, "--platform", "OS/ARCH", "which platform of an image for several (default: this host's)")
+    add_source_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

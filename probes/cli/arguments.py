@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from probes.core import files
 from probes.core.errors import ReportError, UsageError
-from probes.core.output import Parser, option, progress
+from probes.core.output import Parser, flag, option, progress, whole
 from probes.core.quoting import command
 from probes.core.units import binary_bytes, parse_bytes, typed_bytes
+from probes.fit.report import OPTIMIZERS, PRECISIONS
 from probes.records.files import word_under, writing
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ VRAM = "VRAM that the program may use beside the driver's context, e.g. 4GiB"  #
 LEAST_BARE = 1 << 20  # of a size without a unit, in bytes
 FEW_GIB = 256  # below it, a number without a unit is rather GiB than MiB
 MOST_WRITTEN = 64 << 20  # bytes of a plan or an answer
+EIGHT_BITS = "adamw8bit"
 PLACE = "check the path, its permissions and the disk"  # where a file can't be written
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -196,6 +198,56 @@ def machine_of(named: str | None) -> "Constants":
     from probes.placement.planner.this_host import this_hosts_machine
 
     return this_hosts_machine() if named is None else resolve_machine(named)
+
+
+def add_step(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how numbers are kept, and how a training step is made."""
+    verb.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="number format of weights; amp: float32 weights, products in 16 bits (default: the model's own, "
+        "or float32 where that is bfloat16 and the card has no units for it; for training without --lora, "
+        "amp-bf16, or amp-fp16 on such a card)",
+    )
+    verb.add_argument(
+        "--optimizer",
+        choices=(*OPTIMIZERS, EIGHT_BITS),
+        help="optimizer of a training step (default: adamw)",
+    )
+    flag(verb, "--checkpointing", "use gradient checkpointing")
+    verb.add_argument(
+        "--lora",
+        type=whole(1, 10**9),
+        default=0,
+        metavar="RANK",
+        help="train only LoRA adapters of this rank",
+    )
+    option(verb, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
+    option(
+        verb,
+        "--accumulate",
+        "N",
+        "batches whose gradients are added up for one step (default: 1)",
+        whole(1, 10**9),
+    )
+
+
+def step_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What these arguments say of a question but for its precision. Raises UsageError."""
+    if args.optimizer == EIGHT_BITS:
+        raise UsageError(
+            "what 8-bit optimizers keep isn't known here: each library has a format of its own",
+            "ask for an upper bound: --optimizer adamw",
+        )
+    if args.targets and not args.lora:
+        raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
+    return {
+        "optimizer": args.optimizer or "adamw",
+        "checkpointing": args.checkpointing,
+        "lora_rank": args.lora,
+        "lora_targets": tuple(word.strip() for word in (args.targets or "").split(",") if word.strip()),
+        "accumulate": args.accumulate or 1,
+    }
 
 
 def add_model(verb: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from probes.cli.arguments import (
     VRAM,
     Verbs,
     add_model,
+    add_step,
     add_verb,
     machine_of,
     paragraphs,
@@ -19,13 +20,14 @@ from probes.cli.arguments import (
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    step_of,
     torch_note,
     write_file,
 )
 from probes.core.codec import to_json
 from probes.core.errors import Exit, ModelUnknown, ProbeError, UsageError
-from probes.core.output import echo, flag, option, progress, whole, write
-from probes.fit.report import CAPS, OPTIMIZERS, PRECISIONS, TASKS, Question
+from probes.core.output import echo, option, progress, whole, write
+from probes.fit.report import CAPS, TASKS, Question
 from probes.records.files import reserving
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ FIT_EXITS = (
     "or memory for --measure, 4 the trials don't say whether it fits, 5 unreadable model or "
     "report, 130 interrupted (what was found is shown)."
 )
-EIGHT_BITS = "adamw8bit"
 TOKENS = 1024  # of a sequence
 LIMIT_S = 120  # of all trials together
 MOST_TRIED = 10**6  # of a size
@@ -127,24 +128,7 @@ def _add_what_is_run(fit: argparse.ArgumentParser) -> None:
     option(fit, "--batch", "N", "sequences at once", _count, default=1)
     positions = "tokens of each sequence (default: 1024, or as many as the model has positions for)"
     option(fit, "--tokens", "N", positions, _count)
-    fit.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        help="number format of weights; amp: float32 weights, products in 16 bits (default: the model's own, "
-        "or float32 where that is bfloat16 and the card has no units for it; for training without --lora, "
-        "amp-bf16, or amp-fp16 on such a card)",
-    )
-    fit.add_argument(
-        "--optimizer",
-        choices=(*OPTIMIZERS, EIGHT_BITS),
-        help="optimizer of a training step (default: adamw)",
-    )
-    flag(fit, "--checkpointing", "use gradient checkpointing")
-    fit.add_argument(
-        "--lora", type=_count, default=0, metavar="RANK", help="train only LoRA adapters of this rank"
-    )
-    option(fit, "--targets", "NAME,NAME", "linear layers that get adapters (default: those of attention)")
-    option(fit, "--accumulate", "N", "batches whose gradients are added up for one step (default: 1)", _count)
+    add_step(fit)
 
 
 def _fit(args: argparse.Namespace) -> Exit:
@@ -178,10 +162,9 @@ def _say(report: "FitReport", *, as_json: bool) -> None:
 
 def _report(args: argparse.Namespace, question: Question) -> "FitReport":
     """The answer by rules, and by trials with --measure; by trials alone where there are no rules."""
-    from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants
-    from probes.fit.forecast import CPU, most_of
+    from probes.fit.answer import answer, budget_for_torch, by_trials, compared, cpu_constants, with_defaults
+    from probes.fit.forecast import CPU
     from probes.fit.placed import with_placement
-    from probes.fit.precision import default_precision
     from probes.placement.models.reading import config_of
     from probes.placement.planner.api import resolve_model
 
@@ -189,10 +172,7 @@ def _report(args: argparse.Namespace, question: Question) -> "FitReport":
     refuse_more_than_the_card(args.budget_option, args.budget, machine)
     try:
         model = resolve_model(args.model)
-        if args.tokens is None:
-            question = replace(question, tokens=min(TOKENS, most_of(model, "tokens")))
-        if args.precision is None:
-            question = replace(question, precision=default_precision(model, machine, question))
+        question = with_defaults(question, model, machine, tokens=args.tokens, precision=args.precision)
         report = answer(model, question, machine, budget=args.budget)
     except ModelUnknown as unknown:
         if not args.measure:
@@ -279,31 +259,19 @@ def _exit(report: "FitReport") -> Exit:
 def _question(args: argparse.Namespace) -> Question:
     """The question that the arguments ask. Raises UsageError for what contradicts itself."""
     training = args.task == "training"
-    if args.optimizer == EIGHT_BITS:
-        raise UsageError(
-            "what 8-bit optimizers keep isn't known here: each library has a format of its own",
-            "ask for an upper bound: --optimizer adamw",
-        )
     _refuse_what_does_not_apply(args)
-    if args.targets and not args.lora:
-        raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
     if args.measure and args.budget is None:
         raise UsageError("trials need a limit", "say what they may take: --vram 4GiB")
     precision: Precision = args.precision or ("amp-bf16" if training and not args.lora else "bf16")
     if precision.startswith("amp") and not training:
         raise UsageError(f"{precision} is a precision of training", "for inference: --precision bf16")
-    targets = tuple(word.strip() for word in (args.targets or "").split(",") if word.strip())
     return Question(
         model=args.model,
         task=args.task,
         batch=args.batch,
         tokens=args.tokens or TOKENS,
-        optimizer=args.optimizer or "adamw",
         precision=precision,
-        checkpointing=args.checkpointing,
-        lora_rank=args.lora,
-        lora_targets=targets,
-        accumulate=args.accumulate or 1,
+        **step_of(args),
     )
 
 

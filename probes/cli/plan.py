@@ -12,6 +12,7 @@ from probes.cli.arguments import (
     Verbs,
     add_compute,
     add_model,
+    add_step,
     add_verb,
     machine_of,
     paragraphs,
@@ -19,12 +20,14 @@ from probes.cli.arguments import (
     refuse_more_than_the_card,
     refuse_overwriting,
     size,
+    step_of,
     torch_note,
     write_file,
 )
 from probes.core.errors import Exit, UsageError
 from probes.core.output import echo, flag, option, whole, write
 from probes.core.units import binary_bytes
+from probes.measure.worker import require_torch
 
 if TYPE_CHECKING:
     from probes.placement.models.description import ModelDescription
@@ -33,11 +36,12 @@ if TYPE_CHECKING:
 
 
 PLAN_EXITS = (
-    "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, "
-    "5 unreadable model or report."
+    "Exit codes: 0 planned, 1 impossible (the smallest budget that works is named), 2 usage, 3 no "
+    "torch or no trace for --train, 5 unreadable model or report."
 )
 
 _count = whole(0, 10**9)
+STEP = ("precision", "optimizer", "checkpointing", "lora", "targets", "accumulate")
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -62,9 +66,8 @@ def add_verbs(verbs: Verbs) -> None:
         plan,
         "--tokens",
         "N",
-        "tokens of each sequence in a pass; with --context, of the prompt",
+        "tokens of each sequence in a pass; with --context, of the prompt (default: 1; 1024 with --train)",
         _count,
-        default=1,
     )
     plan.add_argument(
         "--context",
@@ -95,6 +98,13 @@ def add_verbs(verbs: Verbs) -> None:
         "--measure",
         "run each distinct operation of the model on this machine's GPU, and plan with that",
     )
+    flag(
+        plan,
+        "--train",
+        "predict a training step instead: its time by tracing it, its bytes as fit does; needs torch and "
+        "transformers, but neither GPU nor weights",
+    )
+    add_step(plan)
     option(plan, "--json", "FILE", "write the plan as JSON; - prints it", Path)
     option(plan, "--picture", "FILE.svg", "draw where each layer is kept, and a pass over time", picture)
     plan.set_defaults(do=_plan)
@@ -106,6 +116,12 @@ def _plan(args: argparse.Namespace) -> Exit:
     )
     if args.measure and args.cards > 1:
         raise UsageError("--measure is for a plan for one card", "leave out --measure or --cards")
+    if args.train:
+        return _train(args)
+    for name in STEP:
+        if getattr(args, name):
+            raise UsageError(f"--{name} is of a training step", "add --train, or leave it out")
+    args.tokens = 1 if args.tokens is None else args.tokens
     text, document, drawn = _one_card(args) if args.cards == 1 else _several_cards(args)
     printed = args.json == Path("-")
     if printed:
@@ -117,6 +133,46 @@ def _plan(args: argparse.Namespace) -> Exit:
     if args.picture:
         write_file(args.picture, drawn())
     return Exit.OK
+
+
+def _train(args: argparse.Namespace) -> Exit:
+    """The plan of a training step."""
+    require_torch("run it where torch is; for its bytes alone, which need none: fit --task training")
+    from probes.core.codec import to_json
+    from probes.fit.answer import answer, with_defaults
+    from probes.fit.report import Question
+    from probes.fit.step_plan import plan_step
+    from probes.placement.models.reading import config_of
+    from probes.placement.planner.api import gpu_here, resolve_model
+    from probes.placement.planner.plan import check_workload
+    from probes.placement.types import Workload
+    from probes.reports.fit import step_lines
+
+    for name, default in (("host", None), ("context", 0), ("objective", "exact"), ("captured", False)):
+        if getattr(args, name) != default:
+            raise UsageError(
+                f"--{name} is of a pass, not of a training step", "leave it out, or leave out --train"
+            )
+    if args.cards > 1 or args.picture:
+        raise UsageError(
+            "--train predicts one card's step, as text or JSON", "leave out --cards and --picture"
+        )
+    check_workload(Workload(args.batch, 1 if args.tokens is None else args.tokens))
+    machine = machine_of(args.machine)
+    refuse_more_than_the_card("--vram", args.vram, machine)
+    model = resolve_model(args.model)
+    asked = Question(args.model, "training", batch=args.batch, **step_of(args))
+    question = with_defaults(asked, model, machine, tokens=args.tokens, precision=args.precision)
+    memory = answer(model, question, machine, budget=args.vram)
+    measure = gpu_here() if args.measure else None
+    made = plan_step(config_of(args.model), memory, machine, measure=measure)
+    if args.json == Path("-"):
+        write(to_json(made))
+    else:
+        echo(paragraphs(step_lines(made), torch_note(memory.constants)))
+        if args.json:
+            write_file(args.json, to_json(made))
+    return Exit.OK if memory.fits else Exit.REQUIRED
 
 
 Shown = tuple[str, Callable[[], str], Callable[[], str]]

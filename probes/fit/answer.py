@@ -9,7 +9,7 @@ from probes.core.errors import DoesNotFit, ModelUnknown, ProbeError, UsageError
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.forecast import MOST, Forecast, Place, forecast, largest, most_of, place_of, with_size
-from probes.fit.precision import halves, precision_note
+from probes.fit.precision import default_precision, halves, precision_note
 from probes.fit.report import (
     SHORT_OF_MEMORY,
     STATES,
@@ -128,6 +128,22 @@ def knobs(question: Question, predict: Predict, budget: int, *, half: Half = "bf
 
 MOST_BLOCKS: Final = 256  # twice those of the deepest published model; each is gone through for every size
 NOT_ASKED = Unknown("no trial was asked for: add --measure cpu or --measure gpu")
+
+
+def with_defaults(
+    question: Question,
+    model: ModelDescription,
+    machine: Constants,
+    *,
+    tokens: int | None,
+    precision: Precision | None,
+) -> Question:
+    """The question with these; where they are None, with its tokens or as many as the model has positions
+    for, and in the precision that `plan` computes in.
+    """
+    longest = min(question.tokens, most_of(model, "tokens"))
+    question = replace(question, tokens=longest if tokens is None else tokens)
+    return replace(question, precision=precision or default_precision(model, machine, question))
 
 
 def answer(

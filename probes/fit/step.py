@@ -84,14 +84,11 @@ def checkpoint(module: Any) -> None:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
-def ready(made: Made, question: Question, device: str) -> Prepared:
-    """A model with the optimizer that trains it, if it is trained."""
+def ready(made: Made, question: Question, device: str, *, foreach: bool | None = None) -> Prepared:
+    """A model with the optimizer that trains it, if it is trained; `foreach` as torch has it on a device."""
     trained = [p for p in made.module.parameters() if p.requires_grad]
-    optimizer = (
-        _optimizer(trained, question, foreach=device.startswith("cuda"))
-        if question.task == "training"
-        else None
-    )
+    all_at_once = device.startswith("cuda") if foreach is None else foreach
+    optimizer = _optimizer(trained, question, foreach=all_at_once) if question.task == "training" else None
     return Prepared(made.module, optimizer, device, made.takes, made.has_head)
 
 

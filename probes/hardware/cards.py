@@ -460,7 +460,8 @@ def cards_like(text: str) -> tuple[Card, ...]:
     names = {"".join(words) for words in _Asked.read(text).names}
     close: dict[Card, float] = {}
     for key, cards in _names().short.items():
-        score = max((difflib.SequenceMatcher(None, name, key).ratio() for name in names), default=0.0)
+        alike = (difflib.SequenceMatcher(None, name, key) for name in names)
+        score = max((m.ratio() for m in alike if m.real_quick_ratio() >= _ALIKE), default=0.0)
         for card in cards if score >= _ALIKE else ():
             close[card] = max(score, close.get(card, 0.0))
     return tuple(sorted(close, key=lambda card: -close[card])[:3])

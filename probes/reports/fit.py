@@ -1,7 +1,7 @@
 """The answer of `fit`: as text, as a document for a page, and as a picture of what takes the bytes. Pure."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from probes.core.quoting import terminal
 from probes.core.units import binary_bytes, duration
@@ -9,6 +9,9 @@ from probes.core.unknown import Unknown
 from probes.fit.report import VERDICTS, FitReport, Largest, Measured, Parts, Taken
 from probes.reports.document import Document, PageSection, Table
 from probes.reports.text import draw_grid
+
+if TYPE_CHECKING:
+    from probes.fit.step_plan import StepPlan
 
 BAR: Final = 32  # characters of the longest bar
 MOST_WORDS: Final = 100  # characters of an error in the table; the JSON has more
@@ -35,6 +38,37 @@ def lines(report: FitReport) -> str:
         parts.append(f"not measured: {terminal(report.measured.reason)}")
     parts += [f"note: {terminal(note)}" for note in report.notes]
     return "\n\n".join(part for part in parts if part)
+
+
+def step_lines(plan: "StepPlan") -> str:
+    """A training step's time, then the bytes that it takes."""
+    memory, time = plan.memory, plan.time
+    question = memory.question
+    bound = "launching operations, which the host does" if time.waits_for_host else "computing on the GPU"
+    how = (
+        f"as measured one by one on {plan.measured}"
+        if plan.measured
+        else "by their classes and the card's rates"
+    )
+    rates = f"{plan.samples_per_s:.3g} samples/s, {plan.samples_per_s * question.tokens:.3g} tokens/s"
+    interval = f"{duration(time.low_s)} to {duration(time.high_s)} in 9 of 10 cases, predicted"
+    parts = [
+        f"{terminal(verdict(memory))}\n"
+        f"Takes {duration(time.step_s)} a step ({interval}): {rates}. Most of that is {bound}.\n"
+        f"traced: {time.operations:,} operations, {time.flops / 1e12:.3g} TFLOP, {how}",
+        draw_grid(
+            ["a step", "predicted"],
+            [
+                ["forward, on the GPU", duration(time.forward_s)],
+                ["backward, on the GPU", duration(time.backward_s)],
+                ["optimizer, on the GPU", duration(time.optimizer_s)],
+                ["launching all of it, on the host", duration(time.host_s)],
+            ],
+        ),
+        bars(memory),
+        *(f"note: {terminal(note)}" for note in memory.notes),
+    ]
+    return "\n\n".join(parts)
 
 
 def verdict(report: FitReport) -> str:

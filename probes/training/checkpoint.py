@@ -5,6 +5,9 @@ holds the adapters alone: the other weights come from the same seed, or from the
 """
 
 import pickle
+import random
+import sys
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +24,7 @@ from probes.training.loop import Place, Trainer
 from probes.training.report import Epoch
 
 NAME: Final = "checkpoint.pt"
-FORM: Final = "weir training checkpoint 1"
+FORM: Final = "weir training checkpoint 2"
 PARTS: Final = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
 
@@ -33,8 +36,7 @@ def save(trainer: Trainer, folder: Path) -> None:
     trainer.look(trainer.place.step)  # so that all losses are in it
     weights, states = get_state_dict(trainer.module, trainer.optimizer, options=PARTS)
     own = {
-        "cpu": torch.get_rng_state(),
-        "gpu": torch.cuda.get_rng_state(trainer.device) if trainer.on_gpu else None,
+        "generators": _generators(trainer),
         "losses": trainer.losses,
         "epochs": [encode(epoch) for epoch in trainer.epochs],
     }
@@ -81,6 +83,9 @@ def resume(trainer: Trainer, folder: Path) -> bool:
         return False
     again = f"remove it, or choose another folder: {path}"
     try:
+        with zipfile.ZipFile(path) as archive:  # torch compares no checksums
+            if (name := archive.testzip()) is not None:
+                raise ReportError(f"{path} is broken: the checksum of {name} differs", again)
         content = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(content, dict) or content.get("form") != FORM:
             raise ReportError(f"{path} is no checkpoint of this program", again)
@@ -93,8 +98,10 @@ def resume(trainer: Trainer, folder: Path) -> bool:
         _restore(trainer, content)
     except OSError as error:
         raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
+    except zipfile.BadZipFile as error:
+        raise ReportError(f"{path} is broken: it isn't a whole file as torch writes it", again) from error
     except (RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError, EOFError) as error:
-        raise ReportError(f"{path} is broken: {str(error)[:120]}", again) from error
+        raise ReportError(f"{path} is broken: {str(error)[:120] or type(error).__name__}", again) from error
     return True
 
 
@@ -112,6 +119,35 @@ def _restore(trainer: Trainer, content: dict[str, Any]) -> None:
     trainer.begin_next()
     trainer.losses = list(own["losses"])
     trainer.epochs = [decode(Epoch, epoch, "epoch") for epoch in own["epochs"]]
-    torch.set_rng_state(own["cpu"])
+    kept = own["generators"]
+    torch.set_rng_state(kept["torch"])
     if trainer.on_gpu:
-        torch.cuda.set_rng_state(own["gpu"], trainer.device)
+        torch.cuda.set_rng_state(kept["gpu"], trainer.device)
+    version, numbers, gauss = kept["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if kept["numpy"] is not None and "numpy" in sys.modules:
+        name, words, *rest = kept["numpy"]
+        numpy = sys.modules["numpy"]
+        numpy.random.set_state((name, numpy.array(words, dtype="uint32"), *rest))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed what dropout, a dataset and a model may draw from: torch's, Python's and NumPy's generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % (1 << 32))
+
+
+def _generators(trainer: Trainer) -> dict[str, Any]:
+    """Their states, in what `torch.load(weights_only=True)` reads."""
+    drawn: Any = None
+    if "numpy" in sys.modules:
+        name, words, *rest = sys.modules["numpy"].random.get_state()
+        drawn = (name, words.tolist(), *rest)
+    return {
+        "torch": torch.get_rng_state(),
+        "gpu": torch.cuda.get_rng_state(trainer.device) if trainer.on_gpu else None,
+        "python": random.getstate(),
+        "numpy": drawn,
+    }

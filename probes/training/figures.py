@@ -295,7 +295,8 @@ def cause_of(run: Run) -> str:
             f"rank {who} left no report, in step {step} or later: killed, perhaps for memory, or out of reach"
         )
     hanging = [(rank, fault) for rank, fault in own if not fault.cause.startswith(VICTIM)]
-    for rank, fault in hanging or own or faults:
+    told_to = [(rank, fault) for rank, fault in faults if fault.cause.startswith("ended by")]
+    for rank, fault in hanging or own or told_to or faults:
         return f"rank {rank}, step {fault.step}: {fault.cause}"
     return "it was checkpointed, and goes on with --resume" if run.state == "checkpointed" else ""
 

@@ -10,13 +10,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Final, Protocol
 
 from probes.core.errors import Exit
 
 LOOK_S: Final = 1.0  # between two looks at the clock
-OTHERS_S: Final = 2.0  # that a rank which gives up waits for the others to say where they are
+OTHERS_S: Final = 5.0  # that a rank which gives up waits for the others to say where they are
+STUCK: Final = "stuck"  # in the store: a rank has given up; below it, where each rank is
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALLED: Final = 128
 
@@ -56,6 +58,7 @@ class Guard:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays
                 signal.signal(number, self._note)
         threading.Thread(target=self._watch, name="weir-guard", daemon=True).start()
+        threading.Thread(target=self._answer, name="weir-guard-answers", daemon=True).start()
 
     def moved(self, phase: str, step: int | None = None) -> None:
         """The rank goes on with this phase: the time-out begins anew."""
@@ -80,25 +83,40 @@ class Guard:
                     self.step, f"no progress in {self.phase} for {still_s:.0f} s{others}", int(Exit.BROKEN)
                 )
 
+    def _answer(self) -> None:
+        """Say where this rank is as soon as another one gives up, whether its own time is over or not.
+
+        A thread of its own: a store that doesn't answer holds up nothing else.
+        """
+        with suppress(Exception):  # the store is gone, with the rank that has it
+            while self.store is None or self.world == 1 or not self.store.check([STUCK]):
+                time.sleep(LOOK_S)
+            self._say_where()
+
+    def _say_where(self) -> None:
+        assert self.store is not None
+        self.store.set(f"{STUCK}/{self.rank}", f"{self.phase} of step {self.step}")
+
     def _others(self) -> str:
         """What the other ranks say; a store that doesn't answer isn't waited for."""
         found: list[str] = []
         asking = threading.Thread(target=self._ask, args=(found,), daemon=True)
         asking.start()
-        asking.join(2 * OTHERS_S)
+        asking.join(OTHERS_S + LOOK_S)
         return found[0] if found else "; rank 0, which knows of the others, doesn't answer"
 
     def _ask(self, found: list[str]) -> None:
         if self.store is None or self.world == 1:
             found.append("")
             return
-        self.store.set(f"stuck/{self.rank}", f"{self.phase} of step {self.step}")
+        self._say_where()
+        self.store.set(STUCK, str(self.rank))
         others = {rank: "" for rank in range(self.world) if rank != self.rank}
         until_s = time.monotonic() + OTHERS_S
         while time.monotonic() < until_s and not all(others.values()):
             for rank in (rank for rank, place in others.items() if not place):
-                if self.store.check([f"stuck/{rank}"]):
-                    others[rank] = self.store.get(f"stuck/{rank}").decode()
+                if self.store.check([f"{STUCK}/{rank}"]):
+                    others[rank] = self.store.get(f"{STUCK}/{rank}").decode()
             time.sleep(0.05)
         elsewhere = [
             f"rank {rank} is in {place}" if place else f"rank {rank} doesn't say where it is"

@@ -7,6 +7,7 @@ over was hidden behind nothing. The rank whose gradients are ready last waits fo
 rest of all ranks is the exchange of a step, and what others have beyond it they waited.
 """
 
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ from probes.training.report import Epoch, Settings
 Phase: TypeAlias = Literal["data", "compute", "exchange", "checkpoint"]
 
 HALVES: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+LOADING: Final = "data loading"
+ENDS_S: Final = 0.2  # until a process whose end was noticed has ended
 RATE: Final = 1e-4  # of learning: any that trains
 CHECKED: Final = 64  # steps between two looks at the losses of a GPU, each of which waits for it
 NOT_APART: Final = Unknown("FSDP exchanges while it computes: the two can't be told apart by marks")
@@ -202,6 +205,7 @@ class Trainer:
         first, began, begun_s = place.done, time.perf_counter(), time.time()
         clock.begin()
         stops = self._steps(iter(self._loader), after_step)
+        clock.ends("compute", place.step)  # what came after the last step, such as a look into the store
         self._finish()
         wall_s = time.perf_counter() - began
         clock.read()
@@ -226,7 +230,7 @@ class Trainer:
         half = HALVES.get(self.settings.precision)
         while place.done < self.batches.steps:
             for part in range(accumulate):
-                guard.moved("data loading", place.step + 1)
+                guard.moved(LOADING, place.step + 1)
                 batch = _moved(next(batches), self.device, self._dtype)
                 clock.ends("data", place.step)
                 guard.moved("compute")
@@ -252,6 +256,16 @@ class Trainer:
             if after_step():
                 return True
         return False
+
+    def ended_loader(self) -> str:
+        """How a process of the loader ended that should be there; empty where all are."""
+        if self.guard.phase != LOADING:
+            return ""
+        for process in getattr(getattr(self._loader, "_iterator", None), "_workers", ()):
+            process.join(ENDS_S)
+            if (code := process.exitcode) is not None:
+                return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ""
 
     def look(self, step: int) -> None:
         """Keep the losses since the last look. Raises NotFinite for the first that is no number."""
@@ -327,8 +341,6 @@ def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
 
 def _of_loader(_number: int) -> None:
     """In a process of the loader: the rank's own signals aren't for it."""
-    import signal
-
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

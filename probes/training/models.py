@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ PIXELS: Final = 224  # of an image's side, where a config doesn't say
 CLASSES: Final = {"tokens": 2, "images": 1000}
 POOL: Final = {"tokens": 512, "images": 64}  # samples that are made; the others repeat them
 MOST_WORDS: Final = 200
+_HANDED_ON: Final = "Original Traceback (most recent call last):"
+_PLACE: Final = re.compile(r' {2}File "([^"]{1,4096})", line ([0-9]{1,9})')
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,24 @@ def _called(name: str) -> Any:  # the user's
 
 
 def described(error: BaseException) -> str:
-    """An error in a line: its class, its message, and the last place in a file where it was raised."""
+    """An error in a line: its class, its message, and the last place in a file where it was raised.
+
+    One that a process of the loader met has that process's own; torch hands them on as a text.
+    """
     places = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
-    words = " ".join(str(error).split())[:MOST_WORDS]
-    return f"{type(error).__name__}: {words}{where}" if words else f"{type(error).__name__}{where}"
+    where = f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+    kind, text = type(error).__name__, str(error)
+    if _HANDED_ON in text:
+        there = text.partition(_HANDED_ON)[2].splitlines()
+        files = [found for line in there if (found := _PLACE.match(line))]
+        after = there.index(files[-1].string) + 1 if files else 0
+        said = [line for line in there[after:] if line and not line.startswith(" ")]
+        if files and said:
+            where = f"{Path(files[-1][1]).name}:{files[-1][2]}"
+            kind, _, text = " ".join(said).partition(": ")
+    words = " ".join(text.split())[:MOST_WORDS]
+    place = f" ({where})" if where else ""
+    return f"{kind}: {words}{place}" if words else f"{kind}{place}"
 
 
 def _resnet() -> tuple[torch.nn.Module, str]:

@@ -3,15 +3,18 @@
 Environment, signals, exit codes and files are a contract: docs/decisions/0122.
 """
 
+import fcntl
 import os
 import platform
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, UsageError
@@ -20,7 +23,7 @@ from probes.core.unknown import Unknown
 from probes.fit.limits import verdict_of
 from probes.fit.report import SHORT_OF_MEMORY, VERDICTS
 from probes.measure.worker import exit_now, require_torch
-from probes.training.guard import Guard, StopAgreement
+from probes.training.guard import OTHERS_S, Guard, StopAgreement
 from probes.training.options import Start, start_of
 from probes.training.report import SYNTHETIC, TEMPFAIL, Device, Fault, RankReport, State, write_rank
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from probes.training.loop import Trainer
 
+MEETING: Final = "meeting the other ranks"
 COLLECTIVES: Final = 2.0  # times the time-out: torch's own comes after the guard's, which says more
 
 
@@ -82,10 +86,16 @@ class Rank:
 
     def run(self) -> int:
         """The whole run. Returns the exit code; never raises for what a run can meet."""
+        try:
+            self._lock = locked(self.start.folder / f".rank-{self.start.rank}.lock")
+        except UsageError as failure:  # the other run's report stays
+            error(f"error: rank {self.start.rank}: {failure}")
+            return int(failure.exit_code)
         self.guard.start()
         try:
             return self._run()
         except BaseException as fault:  # a user's code may raise anything
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a loader's process
             step, cause, code = self._judged(fault)
             self.report("failed", Fault(step, cause, code))
             return code
@@ -93,25 +103,26 @@ class Rank:
     def _judged(self, fault: BaseException) -> tuple[int, str, int]:
         from probes.training.models import described
 
-        step = getattr(fault, "step", self.guard.step)
+        step, phase = getattr(fault, "step", self.guard.step), self.guard.phase
+        ended = self.trainer.ended_loader() if self.trainer else ""
         if isinstance(fault, Failure):
-            return (
-                step,
-                f"{fault.message}; {fault.hint}" if fault.hint else fault.message,
-                int(fault.exit_code),
-            )
-        verdict = verdict_of(type(fault).__name__, str(fault))
-        if verdict in SHORT_OF_MEMORY:
+            cause, code = f"{fault.message}; {fault.hint}" if fault.hint else fault.message, fault.exit_code
+        elif (verdict := verdict_of(type(fault).__name__, str(fault))) in SHORT_OF_MEMORY:
             hint = "a smaller --batch with --accumulate, --checkpointing or --lora takes less"
-            return step, f"out of memory in {self.guard.phase}: {VERDICTS[verdict]}; {hint}", int(Exit.DEVICE)
-        if isinstance(fault, OSError):
-            return step, f"{fault.filename or 'a file'}: {fault.strerror or fault}", int(Exit.DATA)
-        if isinstance(fault, KeyboardInterrupt):
-            return step, f"interrupted in {self.guard.phase}", int(Exit.INTERRUPTED)
-        if self.start.world > 1 and _lost(fault):
-            cause = f"another rank is gone: {described(fault)}"
-            return step, f"{cause} (in {self.guard.phase})", int(Exit.BROKEN)
-        return step, f"{described(fault)} (in {self.guard.phase})", int(Exit.BROKEN)
+            cause, code = f"out of memory in {phase}: {VERDICTS[verdict]}; {hint}", Exit.DEVICE
+        elif ended:
+            cause, code = f"a process of the loader ended by {ended} (in {phase})", Exit.BROKEN
+        elif isinstance(fault, OSError) and fault.filename:
+            cause, code = f"{fault.filename}: {fault.strerror or fault}", Exit.DATA
+        elif isinstance(fault, KeyboardInterrupt):
+            cause, code = f"interrupted in {phase}", Exit.INTERRUPTED
+        elif (
+            self.start.world > 1 and _lost(fault) and not (phase.startswith(MEETING) and not self.start.rank)
+        ):
+            cause, code = f"another rank is gone: {described(fault)} (in {phase})", Exit.BROKEN
+        else:
+            cause, code = f"{described(fault)} (in {phase})", Exit.BROKEN
+        return step, cause, int(code)
 
     def _run(self) -> int:
         require_torch("install torch: a build for this machine's cards")
@@ -147,7 +158,7 @@ class Rank:
                 "give more --samples, or smaller batches",
             )
         self.trainer = trainer
-        torch.manual_seed(settings.seed * 1_000_003 + start.rank + 1)  # of dropout
+        checkpoint.seed_generators(settings.seed * 1_000_003 + start.rank + 1)
         if start.resumes:
             guard.moved("reading the checkpoint")
             checkpoint.resume(trainer, start.folder)
@@ -198,10 +209,11 @@ class Rank:
         """Meet the other ranks; returns the store that all share. Raises RuntimeError, also without them."""
         from torch import distributed
 
-        self.guard.moved("meeting the other ranks")
+        at = ":".join(os.environ.get(name, "not set")[:80] for name in ("MASTER_ADDR", "MASTER_PORT"))
+        self.guard.moved(f"{MEETING} at {at}")
         if self.start.world == 1:
             return distributed.HashStore()
-        limit = timedelta(seconds=COLLECTIVES * self.start.timeout_s)
+        limit = timedelta(seconds=COLLECTIVES * (self.start.timeout_s + OTHERS_S))
         store, rank, world = next(distributed.rendezvous("env://", timeout=limit))
         on_gpu = self.start.settings.device == "gpu"
         self.backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
@@ -222,6 +234,30 @@ class Rank:
         if distributed.is_initialized():
             with suppress(RuntimeError):
                 distributed.barrier()  # rank 0 has the store: it leaves with the others
+
+
+def locked(path: Path) -> int | None:
+    """Lock a file for as long as this process lives; None where its file system has no locks.
+
+    A lock of the process: processes of a loader, which may outlive it, don't have it. Raises UsageError where
+    another process has it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:  # the report will say so
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise UsageError(
+            f"{path.parent} is used by another run, which isn't over",
+            "give each run a folder of its own: --out",
+        ) from None
+    except OSError:
+        os.close(file)
+        return None
+    return file
 
 
 def _lost(fault: BaseException) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+CREATED = "2026-01-01T00:00:00Z"
 SHELL_FROM = "weir/cpu:latest"  # its shell and C library let a handmade image run something
 SHELL_FILES = {
     "bin/sh": "/usr/bin/dash",
@@ -34,7 +35,7 @@ def load_image(name: str, run: Mapping[str, Any], files: Mapping[str, bytes], **
     config = json.dumps({
         "architecture": "amd64",
         "os": "linux",
-        "created": "2026-01-01T00:00:00Z",
+        "created": CREATED,
         "config": run,
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
         "history": [{"created_by": "by hand"}],

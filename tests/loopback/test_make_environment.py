@@ -20,8 +20,8 @@ case "$*" in
     [[ "$*" != *--clear* ]] || find "$folder" -mindepth 1 -delete
     mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && echo "venv {version}" >> log ;;
   "-m pip "*)
-    echo begin >> log; sleep 0.1; while [ -e hangs ]; do sleep 0.05; done
-    [ ! -e fails ] || exit 1; echo end >> log ;;
+    echo "begin ${{@: -1}}" >> log; sleep 0.1; while grep -qsxF -- "${{@: -1}}" hangs; do sleep 0.05; done
+    [ ! -e fails ] || exit 1; echo "end ${{@: -1}}" >> log ;;
   *) echo "ran {version}" >> log ;;
 esac
 """
@@ -33,11 +33,11 @@ class Checkout:
 
     folder: Path
 
-    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+    def start(self, *words: str, goals: tuple[str, ...] = ("types",)) -> "subprocess.Popen[bytes]":
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         path = f"{self.folder / 'programs'}:{os.environ['PATH']}"
         return subprocess.Popen(
-            ["make", "types", *words], cwd=self.folder, env=kept | {"PATH": path}, start_new_session=True
+            ["make", *goals, *words], cwd=self.folder, env=kept | {"PATH": path}, start_new_session=True
         )
 
     def make(self, *words: str) -> int:
@@ -65,7 +65,8 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(folder)
 
 
-ONCE = ["venv 3.11.7", "begin", "end"]
+OURS = ["begin .[dev,docs]", "end .[dev,docs]"]
+ONCE = ["venv 3.11.7", *OURS]
 
 
 def test_two_makes_at_once_install_once(checkout: Checkout) -> None:
@@ -80,7 +81,7 @@ def test_an_install_that_was_cut_short_is_done_again(checkout: Checkout) -> None
     (checkout.folder / "fails").touch()
     assert checkout.make() != 0
     (checkout.folder / "fails").unlink()
-    (checkout.folder / "hangs").touch()
+    (checkout.folder / "hangs").write_text(".[dev,docs]\n")
     process = checkout.start()
     while not (checkout.folder / "log").exists() or "begin" not in (checkout.folder / "log").read_text():
         assert process.poll() is None
@@ -102,7 +103,7 @@ def test_no_mark_of_before_vouches_for_what_another_install_left_half_done(check
     assert checkout.make() != 0
     (checkout.folder / "fails").unlink()
     wanted.write_text(before)
-    assert checkout.log[-3:] == ["ran 3.11.7", "venv 3.11.7", "begin"]
+    assert checkout.log[-3:] == ["ran 3.11.7", "venv 3.11.7", OURS[0]]
     assert checkout.make() == 0
     assert checkout.log == [*ONCE, "ran 3.11.7"]
 
@@ -116,7 +117,7 @@ def test_another_python_that_was_asked_for_makes_the_environment_from_nothing(ch
     for _ in range(2):
         assert checkout.make("PYTHON=python3.12") == 0
     assert not left.exists()
-    assert checkout.log[-5:] == ["venv 3.12.1", "begin", "end", "ran 3.12.1", "ran 3.12.1"]
+    assert checkout.log[-5:] == ["venv 3.12.1", *OURS, "ran 3.12.1", "ran 3.12.1"]
 
 
 def test_an_environment_whose_python_is_gone_is_made_again(checkout: Checkout) -> None:
@@ -126,3 +127,21 @@ def test_an_environment_whose_python_is_gone_is_made_again(checkout: Checkout) -
     assert checkout.log
     assert checkout.make() == 0
     assert checkout.log == [*ONCE, "ran 3.11.7"]
+
+
+def test_torch_is_installed_beside_ours_and_our_package_is_built_for_one_environment_at_a_time(
+    checkout: Checkout,
+) -> None:
+    (checkout.folder / "hangs").write_text(".[dev,docs]\n")
+    process = checkout.start("-j", "2", goals=("types", "packing-tests"))
+    file = checkout.folder / "log"
+    while not file.exists() or "end torch==" not in file.read_text() or OURS[0] not in file.read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)  # for a build that has to wait
+    assert "begin .[torch-tests]" not in file.read_text()
+    (checkout.folder / "hangs").unlink()
+    assert process.wait() == 0
+    log = checkout.log
+    assert log.index(OURS[1]) < log.index("begin .[torch-tests]")
+    assert log.count("ran 3.11.7") == 2

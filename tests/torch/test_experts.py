@@ -155,15 +155,17 @@ class Restless(expert_cache.ExpertCache):
 
 @pytest.fixture
 def by_kernel(monkeypatch):
-    """Kernels run on the host, interpreted."""
+    """Kernels run on the host, interpreted: in few programs, each of which takes its time."""
     monkeypatch.setattr(launch, "usable", lambda _device: True)
+    monkeypatch.setattr(launch, "GATE_ROWS", 64)
+    monkeypatch.setattr(launch, "DOWN_ROWS", 64)
 
 
 @pytest.mark.parametrize(("dtype", "packed"), [(torch.float32, False), (torch.bfloat16, True)])
 @pytest.mark.usefixtures("by_kernel")
 @torch.inference_mode()
 def test_kernels_find_experts_by_the_table_while_it_changes(dtype, packed, monkeypatch):
-    model = mixtral(hidden_size=256, intermediate_size=32, num_hidden_layers=1, num_local_experts=4)
+    model = mixtral(hidden_size=256, intermediate_size=16, num_hidden_layers=1, num_local_experts=4)
     model = model.to(dtype).eval()
     model.set_experts_implementation("batched_mm")
     want = model(IDS[:1, :1]).logits
@@ -181,11 +183,7 @@ def test_kernels_find_experts_by_the_table_while_it_changes(dtype, packed, monke
 @pytest.mark.parametrize(("dtype", "packed"), [(torch.bfloat16, False), (torch.bfloat16, True)])
 @pytest.mark.usefixtures("by_kernel")
 @torch.inference_mode()
-def test_fast_products_of_chosen_experts_are_those_of_the_library_but_for_rounding(
-    dtype, packed, monkeypatch
-):
-    monkeypatch.setattr(launch, "GATE_ROWS", 256)  # the interpreter takes its time for each program
-    monkeypatch.setattr(launch, "DOWN_ROWS", 256)
+def test_fast_products_of_chosen_experts_are_those_of_the_library_but_for_rounding(dtype, packed):
     size = 512 if packed else 64
     model = mixtral(hidden_size=size, intermediate_size=size, num_hidden_layers=1, num_local_experts=4)
     model = model.to(dtype).eval()

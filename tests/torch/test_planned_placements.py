@@ -33,6 +33,7 @@ def built(dtype):
 
 
 @torch.no_grad()
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batch", [1, 64, 2048])
 @pytest.mark.parametrize("objective", ["exact", "fast"])

@@ -1,5 +1,6 @@
 """Training by ranks, as a launcher starts them: resumed runs, failures, what the time went into."""
 
+import fcntl
 import json
 
 import pytest
@@ -28,19 +29,21 @@ def ranks():
     ],
 )
 def test_a_run_that_was_asked_for_a_checkpoint_goes_on_with_the_same_losses(ranks, tmp_path, world, words):
+    # what a dataset draws from Python's and NumPy's generators comes again, but for a loader's own processes
+    draws = {"draws": "--workers" not in words}
     words = (*FEW, *words)
-    codes, log = ranks.run(tmp_path / "whole", *words, world=world)
+    codes, log = ranks.run(tmp_path / "whole", *words, world=world, plant=draws)
     assert codes == [0] * world, log
     whole = [report["losses"] for report in ranks_of(tmp_path / "whole")]
 
     out, steps, resumed = tmp_path / "divided", len(whole[0]), []
     for step in (2, 3):  # of what each start has done
-        plant = {"kind": "usr1", "rank": world - 1, "step": step}
+        plant = {"kind": "usr1", "rank": world - 1, "step": step, **draws}
         codes, log = ranks.run(out, *words, "--resume", world=world, plant=plant)
         assert codes == [75] * world, log
         assert {report["state"] for report in ranks_of(out)} == {"checkpointed"}
         resumed.append(len(ranks_of(out)[0]["losses"]))
-    codes, log = ranks.run(out, *words, "--resume", world=world)
+    codes, log = ranks.run(out, *words, "--resume", world=world, plant=draws)
     assert codes == [0] * world, log
     assert [report["losses"] for report in ranks_of(out)] == whole
     assert 0 < resumed[0] < resumed[1] < steps
@@ -99,7 +102,7 @@ PLANTS = {
 @pytest.mark.parametrize("kind", PLANTS)
 def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
     more, is_named = PLANTS[kind]
-    plant = {"kind": kind, "seconds": 0.05 if kind != "loader" else 0.02, **more}
+    plant = {"kind": kind, "times": 3, **more}
     codes, log = ranks.run(tmp_path, *FEW, world=2, plant=plant)
     assert codes == [0, 0], log
     from probes.training.report import report_of
@@ -132,11 +135,39 @@ def test_a_checkpoint_of_another_run_or_a_broken_one_is_refused(ranks, tmp_path)
     codes, log = ranks.run(tmp_path, *FEW, "--batch", 8, "--resume")
     assert codes == [5]
     assert "is of a run with other settings" in log
-    (tmp_path / "checkpoint.pt").write_bytes((tmp_path / "checkpoint.pt").read_bytes()[:-600])
-    codes, log = ranks.run(tmp_path, *FEW, "--resume")
-    assert codes == [5]
-    assert "is broken" in log or "can't read" in log  # as torch notices it
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+    for content in (whole[:-600], whole[:0], b"PK" + whole[:middle], flipped):
+        (tmp_path / "log.txt").unlink()
+        (tmp_path / "checkpoint.pt").write_bytes(content)
+        codes, log = ranks.run(tmp_path, *FEW, "--resume")
+        assert codes == [5], log
+        assert "checkpoint.pt is broken" in log
+        assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("sample", "ValueError: sample 50 is broken (training_cases.py:"),
+        ("loader_killed", "a process of the loader ended by SIGKILL"),
+    ],
+)
+def test_a_fault_in_a_process_of_the_loader_is_said_as_it_is(ranks, tmp_path, kind, cause):
+    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, plant={"kind": kind})
+    assert codes == [4], log
+    assert cause in figures.cause_of(run_in(tmp_path))
     assert "Traceback" not in log
+
+
+def test_a_folder_that_another_run_uses_is_refused_and_left_as_it_is(ranks, tmp_path):
+    with (tmp_path / ".rank-0.lock").open("w") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        codes, log = ranks.run(tmp_path, *FEW)
+    assert codes == [2]
+    assert "is used by another run, which isn't over" in log
+    assert not list(tmp_path.glob("rank-*"))
 
 
 def test_the_words_of_settings_are_read_as_these_settings(ranks, tmp_path):

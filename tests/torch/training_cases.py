@@ -5,10 +5,12 @@ WEIR_PLANT is JSON: what is planted, on which rank, from which step on (the firs
 
 import json
 import os
+import random
 import resource
 import signal
 import time
 
+import numpy
 import torch
 from torch import distributed
 from torch.utils.data import Dataset
@@ -16,12 +18,53 @@ from torch.utils.data import Dataset
 PLANT = json.loads(os.environ.get("WEIR_PLANT", "{}"))
 RANK = int(os.environ.get("RANK", "0"))
 WIDTH, CLASSES = 32, 4
+BROKEN = 50  # the number of a sample
 
 
 def planted(kind, step=None):
     """Whether this is planted on this rank, in this step."""
     here = PLANT.get("kind") == kind and PLANT.get("rank", RANK) == RANK
     return here and (step is None or step >= PLANT.get("step", 1))
+
+
+class Own:
+    """Seconds that this rank computes in a step, without its exchange and without what is planted.
+
+    What is planted lasts so many times as long: it is the step's largest part however busy the machine is.
+    """
+
+    LEAST_S = 0.01
+    BATCH = 4
+
+    def __init__(self):
+        self.before = 0.0  # in the step before
+        self._now = self._planted = 0.0
+        self._since = None
+
+    def begins(self):
+        """It computes from now on: its batch is there, or its gradients are back."""
+        self._since = time.perf_counter()
+
+    def ends(self):
+        """Its gradients leave, or it asks for samples."""
+        if self._since is not None:
+            self._now += time.perf_counter() - self._since
+            self._since = None
+
+    def loads(self):
+        """It asks for a sample: with the first one a step is over."""
+        if self._since is not None:
+            self.ends()
+            self.before, self._now, self._planted = self._now - self._planted, 0.0, 0.0
+
+    def plant(self, share=1.0):
+        """Sleep for this share of what is planted in a step."""
+        begun = time.perf_counter()
+        time.sleep(share * PLANT["times"] * max(self.before, self.LEAST_S))
+        self._planted += time.perf_counter() - begun if self._since is not None else 0.0
+
+
+OWN = Own()
 
 
 class Model(torch.nn.Module):
@@ -40,6 +83,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x):
         self.step += 1
+        OWN.begins()
         if planted("kill", self.step):
             os.kill(os.getpid(), signal.SIGKILL)
         if planted("stop", self.step):
@@ -54,7 +98,7 @@ class Model(torch.nn.Module):
         if planted("full", self.step):
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
         if planted("straggler"):
-            time.sleep(PLANT["seconds"])
+            OWN.plant()
         if planted("wrong", self.step):
             raise KeyError("no such column")
         return self.layers(x) * (float("nan") if planted("nan", self.step) else 1.0)
@@ -67,16 +111,23 @@ class Samples(Dataset):
         return 96
 
     def __getitem__(self, number):
+        OWN.loads()
         if planted("loader"):
-            time.sleep(PLANT["seconds"])
+            OWN.plant(1 / OWN.BATCH)
+        if planted("sample") and number == BROKEN:
+            raise ValueError("sample 50 is\nbroken")
+        if planted("loader_killed") and number == BROKEN:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if PLANT.get("draws"):  # as augmentations do
+            return torch.full((WIDTH,), random.random() + numpy.random.rand()), number % CLASSES
         generator = torch.Generator().manual_seed(number)
         return torch.randn(WIDTH, generator=generator), number % CLASSES
 
 
 def model():
     """What --model names."""
-    if planted("link"):
-        _slow_link(PLANT["seconds"])
+    if PLANT.get("kind") in ("loader", "straggler", "link"):
+        _watched_link()
     return Model()
 
 
@@ -85,11 +136,12 @@ def samples():
     return Samples()
 
 
-def _slow_link(seconds):
-    """Gradients take longer on their way: an exchange ends so much later, and nobody is busy meanwhile."""
+def _watched_link():
+    """Tell OWN when gradients leave and are back. A slow link takes longer, and nobody is busy meanwhile."""
     quick = distributed.all_reduce
 
-    def slow(tensor, *args, **how):
+    def watched(tensor, *args, **how):
+        OWN.ends()
         work = quick(tensor, *args, **how)
         if not how.get("async_op"):
             return work
@@ -98,11 +150,13 @@ def _slow_link(seconds):
         class Late:
             def get_future(self):
                 def late(done):
-                    time.sleep(seconds)
+                    if planted("link"):
+                        OWN.plant()
+                    OWN.begins()
                     return done.value()
 
                 return future.then(late)
 
         return Late()
 
-    distributed.all_reduce = slow
+    distributed.all_reduce = watched

@@ -149,7 +149,9 @@ def resolve_model(
         check_workload(workload)
         from probes.placement.models import tracing
 
-        return tracing.traced_config(path, workload, measure=_gpu() if measure else None, captured=captured)
+        return tracing.traced_config(
+            path, workload, measure=gpu_here() if measure else None, captured=captured
+        )
     torch = sys.modules.get("torch")  # imported by then, if it is a module
     if torch is None or not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -163,11 +165,11 @@ def resolve_model(
         return described
     check_workload(workload)
     return tracing.traced_module(
-        model, described, workload, inputs, measure=_gpu() if measure else None, captured=captured
+        model, described, workload, inputs, measure=gpu_here() if measure else None, captured=captured
     )
 
 
-def _gpu() -> "torch.device":
+def gpu_here() -> "torch.device":
     """This machine's GPU. Raises UsageError where torch has none."""
     import torch
 
@@ -190,7 +192,7 @@ def resolve_machine(machine: Constants | str | Path, *, measure: bool = False) -
 
 def with_measured_link(machine: Constants) -> Constants:
     """The machine with the rate of its link as measured here: slots and their neighbours differ."""
-    device = _gpu()
+    device = gpu_here()
     if machine.unified:
         return machine
     from probes.placement.operation_times import link_times

@@ -94,7 +94,7 @@ def traced_step(
         raise PlacementError(f"a training step can't be traced: {type(error).__name__}: {text}") from error
     if measure is not None:
         tracer.measure(measure)
-    first = [at for at, (phase, _) in enumerate(borders) if phase == "forward"][-1]
+    first = [phase for phase, _ in borders].index("optimizer") + 1  # the second step
     ends = [*(place for _, place in borders[first + 1 :]), len(tracer.operations)]
     parts: dict[str, tuple[Operation, ...]] = dict.fromkeys(PHASES, ())
     for (phase, begin), end in zip(borders[first:], ends, strict=True):

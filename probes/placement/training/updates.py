@@ -9,8 +9,9 @@ Of the groups that wait, the one whose block is called first in a forward pass g
 pass that is the latest whose gradients were made; what is left when it ends is updated while the next
 forward pass runs, and each block waits for its own groups only.
 
-The host hands over a group once a buffer is free, and never runs more than AHEAD blocks ahead of the card:
-so the order is chosen by what the card has done, and gradients don't pile up behind what nobody can see.
+The host hands over as many groups as there are buffers and QUEUED more, which wait on the card for theirs:
+the link isn't idle while the host waits for something else. It never runs more than AHEAD blocks ahead of
+the card: so the order is chosen by what the card has done, and gradients don't pile up.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -26,6 +27,7 @@ from probes.core.errors import PlacementError
 from probes.placement.packing.format import aligned
 from probes.placement.runtime.streams import Event, Streams
 
+QUEUED: Final = 4  # groups that wait on the card for a buffer
 AHEAD: Final = 2  # blocks that the host hands over before the card has done the one before them
 UNIT: Final = 1024  # numbers; parts begin at multiples: vector units of CPUs round the last few otherwise
 
@@ -156,6 +158,7 @@ class Group:
         self.order = 0  # of its block in a forward pass
         self.waits = False
         self.handed = False  # to the ring, since the last step
+        self.settings: list[dict[str, Any]] = []  # of the step that it waits for
         self.missing = {part.of for part in parts}  # whose gradients aren't made yet
         self.made, self.updated, self.home = streams.event(), streams.event(), streams.event()
         self.held: list[torch.Tensor] = []  # gradients, until the card has used them
@@ -290,7 +293,7 @@ class Updates:
         if group.waits or group.handed:
             return
         group.waits = group.handed = True
-        self.settings()
+        group.settings = self.settings()
         self._streams.compute.record(group.made)
         self._waiting.append(group)
 
@@ -329,9 +332,9 @@ class Updates:
     # ---- the ring ------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Hand over groups as long as buffers are free."""
+        """Hand over groups, as many as the card is to know of."""
         self._released()
-        while self._waiting and self._slots[0].free.reached():
+        while self._waiting and len(self._under_way) < len(self._slots) + QUEUED:
             self._begin(self._chosen())
 
     def _chosen(self) -> Group:
@@ -373,7 +376,7 @@ class Updates:
         streams.unpack.wait(group.made)
         results: list[tuple[Part, dict[str, Any]]] = []
         gradients = [part.of.gradient for part in group.parts]
-        streams.unpack.run(partial(self._update, group, gradients, brought, self.settings(), results))
+        streams.unpack.run(partial(self._update, group, gradients, brought, group.settings, results))
         streams.unpack.record(group.updated)
         streams.unpack.run(partial(self._bring_home, results))
         streams.unpack.record(group.home)

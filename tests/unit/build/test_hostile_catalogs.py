@@ -50,7 +50,7 @@ def loaded(tmp_path: Path, name: str = "one", **keys: object) -> Variant:
     }
     file = tmp_path / "v.yaml"
     whole = {"schema_version": 1, "source_date_epoch": 1, "variants": {name: base | keys}}
-    file.write_text(yaml.safe_dump(whole, allow_unicode=True), encoding="utf-8")
+    file.write_text(yaml.dump(whole, Dumper=yaml.CSafeDumper, allow_unicode=True), encoding="utf-8")
     [variant] = catalog.load(file).variants
     return variant
 

@@ -119,6 +119,7 @@ def settings(umask: int, zone: str) -> Iterator[None]:
     time.tzset()
 
 
+@pytest.mark.thorough
 def test_one_manifest_in_every_place_umask_and_time_zone(tmp_path: Path) -> None:
     digests = set()
     for number, (umask, zone) in enumerate([(0o022, "UTC"), (0o077, "Asia/Tokyo"), (0, "America/Lima")]):
@@ -195,6 +196,7 @@ def test_how_the_bytes_come_and_how_many_cores_there_are_changes_no_layer(
     assert len(digests) == 1
 
 
+@pytest.mark.thorough
 def test_each_compression_holds_the_same_files_and_gives_the_same_bytes_again(tmp_path: Path) -> None:
     workplace, made = place(tmp_path, FILES | {"pkg/large.bin": bytes(LARGE_BYTES + 1)})
     images = {}

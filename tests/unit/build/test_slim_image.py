@@ -61,6 +61,7 @@ def test_what_is_kept_what_is_left_out_and_what_says_so(tmp_path: Path) -> None:
     assert labels[slim_image.WHOLE] == whole.digest
 
 
+@pytest.mark.thorough
 def test_the_same_list_gives_the_same_image_in_every_place(tmp_path: Path) -> None:
     digests = {made(tmp_path / place)[2].digest for place in ("a", "b")}
     assert len(digests) == 1

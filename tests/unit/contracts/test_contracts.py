@@ -44,6 +44,7 @@ PROGRAMS = {"weir": (weir_main, "weir"), "probes": (probes_main, "probes/__main_
 FORWARDED = ("weir", "probe")  # its verbs are those of the other program
 BLOCKS = [block.split("\n    ") for block in (HERE / "commands.txt").read_text("utf-8").strip().split("\n\n")]
 TYPED = {name: lines for name, *lines in BLOCKS}
+SEARCHING = ("weir-fits", "probes-plan-cards")  # most of a second each, for the planner
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in SEARCHING else name for name in TYPED]
+)
 def test_what_commands_print_is_as_it_was(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("WEIR_STATE", str(folder / "state"))

@@ -332,6 +332,7 @@ RUN cd /opt
     }
 
 
+@pytest.mark.thorough
 def test_a_heredoc_of_more_lines_than_its_parser_reads_in_linear_time_is_too_large() -> None:
     body = "echo x\n" * 1990
     short = f"RUN <<E\n{body}E\n"

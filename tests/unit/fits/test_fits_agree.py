@@ -42,31 +42,20 @@ MODELS = (
 )
 TASKS: tuple[Task, ...] = ("inference", "lora", "training")
 ALL = [(card, model, task) for card in profile_names() for model in MODELS for task in TASKS]
-# those that the quick tests ask: one of each task
-DRAWN = [random.Random(f"{task} 2026").choice([one for one in ALL if one[2] == task]) for task in TASKS]
 # those whose commands are typed one by one: each card and task, with a model drawn
 ASKED_ALONE = [
-    DRAWN[0],
-    *(
-        (card, random.Random(f"{card} {task}").choice(MODELS), task)
-        for card in profile_names()
-        for task in TASKS
-    ),
+    (card, random.Random(f"{card} {task}").choice(MODELS), task) for card in profile_names() for task in TASKS
 ]
-ALONE = (pytest.mark.thorough, pytest.mark.sampled(6))
 DAY = datetime.date(2026, 11, 24)
 # what contradicts, and why that can't be mended yet: (card, model, task) -> reason
 KNOWN: dict[tuple[str, str, str], str] = {}
 
+pytestmark = pytest.mark.thorough
+
 
 def triples(*tasks: Task) -> pytest.MarkDecorator:
-    """All of these tasks; but for those of `DRAWN`, `make test` has 8."""
-    slow = (pytest.mark.thorough, pytest.mark.sampled(8))
-    cases = [
-        pytest.param(*one, marks=() if one in DRAWN else slow, id="-".join(one))
-        for one in ALL
-        if one[2] in tasks
-    ]
+    """All of these tasks."""
+    cases = [pytest.param(*one, id="-".join(one)) for one in ALL if one[2] in tasks]
     return pytest.mark.parametrize(("card", "model", "task"), cases)
 
 
@@ -140,6 +129,7 @@ def fits(card: str, model: str, task: Task) -> Answer:
 
 
 @triples(*TASKS)
+@pytest.mark.sampled(10)
 def test_what_fits_whole_is_planned_whole(card: str, model: str, task: Task) -> None:
     """What can be trained in the VRAM can also be run there."""
     report = fit(card, model, task)
@@ -148,6 +138,7 @@ def test_what_fits_whole_is_planned_whole(card: str, model: str, task: Task) -> 
 
 
 @triples("inference")  # which plans are of
+@pytest.mark.sampled(8)
 def test_what_is_planned_whole_fits_whole(card: str, model: str, task: Task) -> None:
     if (card, model, task) in KNOWN:
         return
@@ -157,9 +148,10 @@ def test_what_is_planned_whole_fits_whole(card: str, model: str, task: Task) -> 
 
 
 @triples(*TASKS)
+@pytest.mark.sampled(6)
 def test_all_count_the_same_memory_and_compute_in_the_same_dtype(card: str, model: str, task: Task) -> None:
     report, planned, machine = fit(card, model, task), plan(card, model), resolve_machine(card)
-    asked = fits(card, model, task if (card, model, task) in DRAWN else "inference")
+    asked = fits(card, model, task)
     assert asked.card.vram_bytes == machine.vram_bytes
     assert asked.card.context_bytes == machine.context_bytes
     assert report.predicted.context == planned.vram.context == machine.context_bytes
@@ -190,12 +182,9 @@ def said(*words: str) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    ("card", "model", "task"),
-    [
-        pytest.param(*one, marks=() if one == ASKED_ALONE[0] else ALONE, id="-".join(one))
-        for one in ASKED_ALONE
-    ],
+    ("card", "model", "task"), [pytest.param(*one, id="-".join(one)) for one in ASKED_ALONE]
 )
 def test_the_json_of_fits_is_what_plan_and_fit_say_alone(card: str, model: str, task: Task) -> None:
     shown = said("fits", model, card, "--task", task, "--json")

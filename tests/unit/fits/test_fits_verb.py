@@ -82,6 +82,7 @@ def test_the_answer_is_one_screen_and_exits_0_where_it_runs(
     assert text.splitlines()[-2] == "next, type:"
 
 
+@pytest.mark.thorough
 def test_what_is_too_large_for_card_and_host_exits_1_and_names_what_would_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_size_of_memory_in_a_cards_name_counts(capsys: pytest.CaptureFixture
     assert "'MI50 16GB'" in small["next_command"]
 
 
+@pytest.mark.thorough
 def test_the_command_to_type_next_can_be_typed(
     capsys: pytest.CaptureFixture[str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_more_sequences_at_once_are_what_helps_where_passes_wait_for_python() ->
     assert "about as long as one alone" in answer.change.costs
 
 
+@pytest.mark.thorough
 def test_where_a_step_does_not_fit_the_command_has_the_change_after_which_it_does() -> None:
     model = resolve_model("qwen2.5-3b")
     answer = ask(Asked("qwen2.5-3b", "lora"), model, choose_card("MI50 16GB", TORCHES))
@@ -175,6 +178,7 @@ def test_where_a_step_does_not_fit_the_command_has_the_change_after_which_it_doe
     assert answer.next_command.endswith(" --checkpointing")
 
 
+@pytest.mark.thorough
 def test_a_card_without_a_profile_has_memory_and_a_torch_and_no_speed() -> None:
     turing, ampere = (choose_card(name, TORCHES) for name in ("RTX 2080 Ti", "RTX 3090"))
     assert turing.facts.vram_bytes == 11 * GIB
@@ -188,6 +192,7 @@ def test_a_card_without_a_profile_has_memory_and_a_torch_and_no_speed() -> None:
         choose_card("rtx 3060", TORCHES)
 
 
+@pytest.mark.thorough
 def test_a_model_whose_activations_nobody_wrote_down_is_still_planned() -> None:
     answer = ask(Asked("mixtral-8x7b"), resolve_model("mixtral-8x7b"), choose_card("mi300x", TORCHES))
     assert answer.runs
@@ -196,6 +201,7 @@ def test_a_model_whose_activations_nobody_wrote_down_is_still_planned() -> None:
     assert "tokens/s" in lines(answer)
 
 
+@pytest.mark.thorough
 def test_what_is_unknown_is_not_said_to_be_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     run("mixtral-8x7b", "mi300x", "--task", "lora")
     text = capsys.readouterr().out
@@ -212,6 +218,7 @@ def test_a_known_model_may_be_named_as_a_hub_names_it(name: str) -> None:
     assert resolve_model(name).weight_bytes == resolve_model("qwen2.5-3b").weight_bytes
 
 
+@pytest.mark.thorough
 def test_what_helps_most_is_in_the_command_to_type_next() -> None:
     answer = ask(Asked("mixtral-8x7b"), resolve_model("mixtral-8x7b"), choose_card("7900xtx", TORCHES))
     assert not isinstance(answer.change, Unknown)

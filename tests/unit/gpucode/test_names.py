@@ -99,6 +99,7 @@ def test_file_name_wins_over_its_directory() -> None:
     assert gfx_targets_of_path("hsa/gfx942/kernel_gfx950.co") == ("gfx950",)
 
 
+@pytest.mark.thorough
 @given(st.text(alphabet="gfx01239ac._-/+ \x00é", max_size=60))
 def test_any_text_gives_a_sorted_answer(text: str) -> None:
     found = gfx_targets_of_path(text + ".co")

@@ -54,6 +54,7 @@ def test_other_files_stay_as_they_are(content: bytes) -> None:
     assert cut_of(Source.of_bytes(content)) is None
 
 
+@pytest.mark.thorough
 def test_damaged_headers_are_never_a_traceback_nor_lose_loaded_bytes() -> None:
     draw = random.Random(1)
     whole = program(sizes={**BYTES, ".text": 4000, ".debug_info": 500, ".debug_str": 80, ".strtab": 90})

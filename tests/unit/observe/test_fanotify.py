@@ -20,7 +20,7 @@ def test_a_root_that_cannot_be_listed_leaves_no_descriptor(monkeypatch: pytest.M
 
     monkeypatch.setattr(fanotify, "_files_below", gone)
     before = descriptors()
-    with pytest.raises(OSError, match="gone|fanotify_init"):  # the latter: this isn't root
+    with pytest.raises(OSError, match=r"gone|fanotify_init"):  # the latter: this isn't root
         Fanotify(os.getpid())
     assert descriptors() == before
 

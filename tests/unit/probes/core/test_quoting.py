@@ -199,6 +199,7 @@ def test_what_can_not_be_pasted_is_reported_with_the_true_reason(text: str | byt
         assert why in quoting.command("rm", text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quote", [quoting.markdown, quoting.markdown_sentence])
 @pytest.mark.parametrize("unit", ["\udcff", "*"])
 def test_a_long_text_of_signs_takes_a_few_times_its_own_memory(

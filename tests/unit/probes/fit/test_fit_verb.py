@@ -53,6 +53,7 @@ def run(*words: str) -> int:
     return program.main(["fit", *words, *here])
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_exits_1_and_names_the_smallest_budget(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("qwen2.5-3b", "--task", "training", "--lora", "16", "--tokens", "1024", "--machine", "wx4100")
     assert run(*words) == 1
@@ -161,6 +162,7 @@ def test_an_argument_that_would_be_ignored_says_what_it_needs(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_what_the_context_takes_from_a_budget_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("qwen2.5-0.5b", "--machine", "wx4100", "--tokens", "64", "--budget")
     assert run(*words, "4GiB") == 0

@@ -103,6 +103,7 @@ def test_time_falls_with_the_hit_rate_from_all_missing_to_all_cached(objective: 
     assert experts.seconds(experts.assumed_hit_rate) == pytest.approx(plan.time.middle_s, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_many_tokens_stream_whole_layers_and_the_planner_knows_from_where_on() -> None:
     by_tokens = {
         tokens: planned(mixture(), 6 * GIB, tokens=tokens).experts for tokens in (1, 2, 4, 256, 4096)

@@ -107,6 +107,7 @@ def test_what_is_no_whole_number_of_cards_or_bytes_is_refused_by_name(given: dic
     assert caught.value.message.startswith(list(given)[-1])
 
 
+@pytest.mark.thorough
 def test_a_row_between_cards_is_as_wide_as_the_layers_where_weights_are_stored_inputs_first() -> None:
     """GPT-2 stores queries, keys and values as (1600, 4800); a row that goes to them has 1,600 numbers."""
     plan = make_cards_plan(
@@ -145,6 +146,7 @@ def test_what_crosses_between_two_cards_takes_its_way_through_the_host_twice() -
     assert seconds(2, 512, quick) > seconds(1, 512, quick) + 2 * quick.link_alpha_s
 
 
+@pytest.mark.thorough
 def test_all_blocks_of_all_cards_are_in_one_picture_in_their_order() -> None:
     both = make_cards_plan(
         describe("bert-base"),

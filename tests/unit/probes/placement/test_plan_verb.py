@@ -152,6 +152,7 @@ def folder_of_a_model(parent: Path) -> Path:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "verb", [("plan", "bert-base", *HERE, "--vram", "1GiB"), ("fit", "bert-base", *HERE, "--tokens", "8")]
 )
@@ -211,6 +212,7 @@ def test_a_model_that_the_assumed_host_memory_cannot_hold_does_not_run(
     assert main([*words, "--host", named]) == Exit.OK
 
 
+@pytest.mark.thorough
 def test_a_plan_with_a_profile_keeps_to_the_assumed_host_memory() -> None:
     for model in ("llama-3.1-70b", "bert-base"):
         made = plan(model, vram=24 * GIB, machine="mi210")
@@ -242,6 +244,7 @@ def test_a_sequence_longer_than_rotary_positions_in_the_config_is_noted(
     assert "the model's config knows 2,048 positions" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", [("plan", *HERE, "--vram", "1GiB"), ("fit", *HERE, "--tokens", "8")])
 def test_a_folder_without_a_model_hides_no_known_models_name(
     verb: tuple[str, ...],

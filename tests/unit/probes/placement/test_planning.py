@@ -208,6 +208,7 @@ def test_times_measured_on_an_h200_are_predicted_within_a_tenth(
     assert plan.time.middle_s == pytest.approx(measured_s, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_a_captured_pass_places_parts_of_layers_where_that_is_quicker() -> None:
     """Slots and scratch of whole layers took 385 MB of a budget of 4 GiB from Qwen2.5-3B."""
     layers = tuple(
@@ -260,6 +261,7 @@ def test_a_divided_block_costs_what_it_cost() -> None:
     assert replace(block, divisible=False).divided() == (replace(block, divisible=False),)
 
 
+@pytest.mark.thorough
 def test_three_bit_codes_are_planned_where_the_link_is_what_a_pass_waits_for() -> None:
     """64 layers in 4 GiB: the link moves 7 % fewer bytes, and the GPU has time to unpack them."""
 
@@ -553,6 +555,7 @@ def test_a_pass_of_many_rows_streams_no_more_than_its_products_hide(
     assert plan.time.middle_s == pytest.approx(measured_s, rel=0.025)
 
 
+@pytest.mark.thorough
 def test_a_pass_that_waits_for_python_has_a_wide_interval_whatever_was_measured() -> None:
     """A host took 14 us for an operation, and 36 us a minute later."""
     machine = replace(profile("h200"), spread=0.15)

@@ -1,6 +1,7 @@
 """Plans again with what a pass took: ratios by block, the rest as before."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ from probes.placement.planner.plan import PlanningTask, make_plan
 from probes.placement.planner.refinement import BlockTime, as_planned, refine_plan
 from probes.placement.types import Plan, Workload
 
+pytestmark = pytest.mark.thorough  # each searches for plans
 MIB = 1 << 20
 MACHINE = profile("h200")
 LAYERS = tuple(
@@ -19,6 +21,7 @@ LAYERS = tuple(
 MODEL = ModelDescription("drawn", LAYERS, "drawn")
 
 
+@cache
 def planned(captured: bool = True, batch: int = 256) -> Plan:
     return make_plan(
         MODEL,

@@ -104,6 +104,7 @@ def test_a_packed_block_in_no_memory_is_seen(plan: Plan) -> None:
     assert "is packed with" in first_flaw(replace(plan, blocks=blocks))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tier", "edit", "said"),
     [

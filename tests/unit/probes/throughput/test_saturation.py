@@ -202,6 +202,7 @@ def _noisy(rng: random.Random, callers: int, per_s: float, deviation: float = 0.
     return replace(made, conditions=QUIET)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deviation", [0.02, 0.05, 0.1])
 @pytest.mark.parametrize(
     ("rates", "wrong"),

@@ -104,6 +104,7 @@ def scanned(
     return scan.scan(parse_url(url), options or scan.RequestOptions(), how, heard.append), heard
 
 
+@pytest.mark.thorough
 def test_callers_are_doubled_to_the_most_and_rates_follow_until_one_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

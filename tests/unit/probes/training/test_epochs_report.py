@@ -45,6 +45,7 @@ def test_the_published_schema_is_the_programs_and_a_report_fits_it() -> None:
     Draft202012Validator(json.loads(epochs_schema())).validate(encode(report))
 
 
+@pytest.mark.thorough
 def test_what_ranks_wrote_anywhere_below_a_folder_becomes_one_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,3 +63,12 @@ def test_a_rank_that_gives_up_says_where_the_others_are() -> None:
     store.set("stuck/1", "compute of step 4")
     store.set("stuck/2", "the exchange of gradients of step 4")
     assert guard._others() == "; rank 1 is in compute of step 4"
+
+
+def test_a_rank_says_where_it_is_when_another_gives_up_though_its_own_time_is_not_over() -> None:
+    store = Shared()
+    guard, _ = rank(1, 2, store)
+    guard.store, guard.phase, guard.step = store, "compute", 7
+    store.set("stuck", "0")
+    guard._answer()
+    assert store.values["stuck/1"] == b"compute of step 7"

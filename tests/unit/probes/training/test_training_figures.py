@@ -81,6 +81,9 @@ def test_the_fault_that_explains_the_others_is_named() -> None:
     told = Run("x", (rank(0, 2, fault=gone), rank(1, 2, fault=nan)), NONE)
     assert figures.cause_of(told) == "rank 1, step 7: the loss is nan"
     assert not figures.cases_of(report_of((silent, told)))
+    asked = Fault(6, "ended by SIGTERM in compute", 143)
+    by_somebody = Run("x", (rank(0, 2, fault=gone), rank(1, 2, fault=asked)), NONE)
+    assert figures.cause_of(by_somebody) == "rank 1, step 6: ended by SIGTERM in compute"
     ended = Fault(3, "ended by SIGINT in compute", 130)
     assert figures.was_interrupted(Run("x", (rank(0, 1, fault=ended),), NONE))
     assert not figures.was_interrupted(told)
