@@ -97,7 +97,7 @@ unit-probes: $(READY)
 unit-others: $(READY)
 	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits -m "not thorough")
 
-# simulations, fuzzing and limits at full size, which `check` leaves out
+# simulations, fuzzing, limits at full size and whatever takes a tenth of a second, which `check` leaves out
 unit-thorough: $(READY)
 	$(call group,$(PY),$(UNIT) -m thorough)
 
@@ -127,7 +127,7 @@ GROUPS := build-tests image-tests service-tests loopback-tests placing-tests mod
 test: ## everything that needs no GPU, seven things at a time; makes the images meanwhile
 	@rm -rf .weir/tests
 	@$(MAKE) --no-print-directory --output-sync --keep-going -j 7 all-of-it; \
-	  $(PY) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
+	  $(PYTHON) tests/groups.py unit-probes unit-others $(GROUPS) --outcome
 
 # images are what most wait for, so they are begun first: they wait for a mirror, a disk and the engine themselves;
 # torch is installed meanwhile

@@ -4,20 +4,18 @@ Standard library and torch; with the argument `--service` only what depends on o
 The builder judges them (buildtool/engine/proof.py).
 """
 
-import importlib.util
 import json
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
-import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 
 def torch_facts() -> dict[str, object]:
     """Version and build of torch, and whether a matrix product comes out right."""
+    import warnings
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -34,6 +32,10 @@ def torch_facts() -> dict[str, object]:
 
 def rocminfo_facts() -> dict[str, object]:
     """Whether rocminfo is installed and starts; without a card it prints a message and exits non-zero."""
+    import re
+    import shutil
+    import subprocess
+
     program = shutil.which("rocminfo")
     if not program:
         return {"present": False}
@@ -46,7 +48,7 @@ def service_is_here() -> bool:
     """Whether the service can be found. Raises SyntaxError where this Python can't read a file of it."""
     for path in Path("/opt/weir/app/service").rglob("*.py"):
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    return importlib.util.find_spec("service") is not None
+    return find_spec("service") is not None
 
 
 def main(*words: str) -> None:
@@ -55,7 +57,7 @@ def main(*words: str) -> None:
         "python": platform.python_version(),
         "uid": os.getuid(),
         "service": service_is_here(),
-        "probes": importlib.util.find_spec("probes") is not None,
+        "probes": find_spec("probes") is not None,
     }
     if "--service" not in words:
         facts |= {"torch": torch_facts(), "rocminfo": rocminfo_facts()}

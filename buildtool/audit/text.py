@@ -4,14 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
 from buildtool.audit.answer import answer_lines, budget_line, judgement_text, largest_remedy
 from buildtool.audit.baseline import Comparison
 from buildtool.audit.findings import Finding, display_paths, size_text
 from buildtool.audit.options import DEFAULT_RENDER_OPTIONS, RenderOptions
 from buildtool.audit.packages import PackageRow
 from buildtool.audit.report import AuditReport, GpuCode, ImageRow, Verdict
+from buildtool.core.table import markdown_table, text_table
 from probes.core.quoting import markdown, markdown_block, markdown_code, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -51,7 +50,7 @@ class Section:
     def markdown(self) -> str:
         """For Markdown."""
         rows = [[markdown(cell) for cell in row] for row in self.rows]
-        table = tabulate(rows, self.headers, tablefmt="github", disable_numparse=True)
+        table = markdown_table(self.headers, rows)
         return f"\n## {self.title}\n\n{table}"
 
 
@@ -279,12 +278,6 @@ def one_line(text: str, width: int = _COMMAND_WIDTH, cut: str = "...") -> str:
     """A text in one line of at most `width` characters; `cut` ends one that is longer."""
     words = " ".join(text.split())
     return words if len(words) <= width else words[: width - len(cut)] + cut
-
-
-def text_table(headers: Sequence[str], rows: Rows) -> str:
-    """A table for a terminal; figures keep the form they were given."""
-    cells = [[terminal(cell) for cell in row] for row in rows]
-    return tabulate(cells, headers, tablefmt="simple", disable_numparse=True)
 
 
 # Markdown that isn't too long.

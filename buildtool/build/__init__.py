@@ -7,6 +7,7 @@
     rootfs.py     Debian root file systems, by mmdebstrap into a cache
     plan.py       ImagePlan, BuildPlan, configs and the bake file; pure
     image_writer.py, wheel_layer.py, payload.py, registry_base.py  an image's layers from its inputs
+    bytecode.py   bytecode of what the service imports, by the image's own Python (compile_modules.py)
     layer_store.py  the layers and images that were written, as one OCI layout
     publish.py, squashfs.py, conda.py  where an image goes beside an engine
     runtimes.py   runs a proof where no engine is

@@ -5,22 +5,25 @@ manifest, whatever the umask, locale, time zone and user.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from buildtool.build.bytecode import SCRIPT, imported_names, write_bytecode
 from buildtool.build.layer_store import LayerStore, Make
 from buildtool.build.payload import payload_files
 from buildtool.build.plan import PACKAGES, ImagePlan, config_of, history_of, wheel_layers
 from buildtool.build.registry_base import RegistryBase
-from buildtool.build.wheel_layer import LIBRARY, install_wheels
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
 from buildtool.core.errors import DataError
+from buildtool.core.files import scratch, sha256_of
 from buildtool.core.model import Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.image.archive import member_path
-from buildtool.image.layer_writer import LayerWriter, TarMembers, pieces_of
+from buildtool.image.layer_writer import LayerWriter, TarMembers, pieces_at
 from buildtool.image.reader import host_platform
 from buildtool.image.streams import decompressed, peek, sniff
 from buildtool.image.tar import FILE, TarReader
@@ -35,6 +38,7 @@ USER_LINES = {
     "etc/group": "weir:x:10001:\n",
 }
 _MOST_BYTES = 1 << 20  # of a base's /etc/passwd
+LIBRARY = f"installer {importlib.metadata.version('installer')}"  # another one may write other files
 
 
 def write_image(
@@ -94,6 +98,12 @@ class _Job:
             inputs = ("wheels", LIBRARY, name, hashes, prune, below, self._epoch)
             tasks.append(self._task(name, inputs, partial(self._make_wheels, name, wheels)))
         files = payload_files()
+        if self._base is None:
+            modules = imported_names(files)
+            hashes = [wheel.sha256 for wheel in resolved.wheels]
+            python = (sha256_of(SCRIPT), resolved.base.pin, resolved.python)
+            key = ("bytecode", *python, hashes, prune, modules, self._epoch)
+            tasks.append(self._task("bytecode", key, partial(self._make_bytecode, modules)))
         if self._pruned:
             files[IMAGE_PATH] = self._pruned.manifest().encode()
         content = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
@@ -117,9 +127,8 @@ class _Job:
         return bring
 
     def _make_base(self, layer: LayerWriter) -> LayerFile:
-        with self._rootfs().open("rb") as file:
-            for piece in pieces_of(file):
-                layer.write(piece)
+        for piece in pieces_at(self._rootfs()):
+            layer.write(piece)
         return layer.finish()
 
     def _rootfs(self) -> Path:
@@ -133,14 +142,10 @@ class _Job:
         return path
 
     def _make_wheels(self, name: str, wheels: tuple[Wheel, ...], layer: LayerWriter) -> LayerFile:
-        pruned = self._pruned
-        scanned = pruned.by_sha256 if pruned else {}
-        self._workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in scanned])
-        places = {wheel: self._workplace.wheels.path(wheel) for wheel in wheels}
-        paths = [pruned.path(wheel.sha256, path) if pruned else path for wheel, path in places.items()]
-        names = [path.name for path in places.values()]
+        from buildtool.build.wheel_layer import install_wheels  # and the library: few builds make a layer
+
         members = TarMembers(layer, self._epoch)
-        install_wheels(dict(zip(names, paths, strict=True)), members)
+        install_wheels(self._verified(wheels), members)
         if name == PACKAGES:
             for path, line in USER_LINES.items():
                 text = self._text_below(path)
@@ -149,11 +154,38 @@ class _Job:
                 members.file(path, len(content), [content])
         return members.end()
 
+    def _verified(self, wheels: Sequence[Wheel]) -> dict[str, Path]:
+        """Files of wheels by their names: pruned where the image is, and checked."""
+        pruned = self._pruned
+        scanned = pruned.by_sha256 if pruned else {}
+        self._workplace.wheels.verify([wheel for wheel in wheels if wheel.sha256 not in scanned])
+        places = {wheel: self._workplace.wheels.path(wheel) for wheel in wheels}
+        return {
+            path.name: pruned.path(wheel.sha256, path) if pruned else path for wheel, path in places.items()
+        }
+
+    def _make_bytecode(self, modules: Sequence[str], layer: LayerWriter) -> LayerFile:
+        resolved = self._planned.resolved
+        members = TarMembers(layer, self._epoch)
+        wheels = [*self._verified(resolved.wheels).values()]
+        state = self._workplace.state
+        may_run = not os.statvfs(state).f_flag & os.ST_NOEXEC  # the image's Python, where it is unpacked
+        with scratch(state if may_run else None) as folder:
+            write_bytecode(
+                members,
+                self._rootfs(),
+                wheels,
+                modules,
+                python=resolved.python,
+                epoch=self._epoch,
+                folder=folder,
+            )
+        return members.end()
+
     def _text_below(self, path: str) -> bytes:
         """A small file of the base; empty where it has none."""
         if self._base is None:
-            with self._rootfs().open("rb") as file:
-                return _text_in(pieces_of(file), path) or b""
+            return _text_in(pieces_at(self._rootfs()), path) or b""
         for layer in reversed(self._base.layers):
             chunks = self._store.content(layer)
             head, chunks = peek(chunks)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from buildtool.core.files import (
     write_text,
 )
 from buildtool.engine.proof import unproved
-from buildtool.image.layer_writer import ZSTD, Compression, LayerWriter, pieces_of
+from buildtool.image.layer_writer import ZSTD, Compression, LayerWriter, pieces_at
 from buildtool.image.written import (
     BLOBS,
     LAYOUT,
@@ -41,10 +41,14 @@ from buildtool.image.written import (
     index_of,
 )
 from probes.core.codec import decode, encode, load
+from probes.core.quoting import terminal
 
-FORMAT = 2  # part of every key: raise it when the same inputs would give another layer
-KEPT_LAYERS = 12  # of those that no image has; a layer of torch holds 0.2 to 3 GB
+FORMAT = 3  # part of every key: raise it when the same inputs would give another layer
+# of layers that no image has; the service's have 1 MB, torch's 0.1 to 3 GB
+KEPT_BYTES, KEPT_LAYERS = 6_000_000_000, 200
 Make = Callable[[LayerWriter], LayerFile]
+# of a layout; the last two are of `docker save`
+_PARTS = ("oci-layout", "index.json", "blobs", "manifest.json", "repositories")
 
 
 class LayerStore:
@@ -132,12 +136,12 @@ class LayerStore:
             write_text(self.layout / "oci-layout", LAYOUT.decode())
             write_text(self.layout / "index.json", index_of([rows[name] for name in sorted(rows)]).decode())
 
-    def held_by(self, ids: Collection[str]) -> frozenset[str]:
-        """The layers of named images that an engine holds, by their ids: of manifest or config."""
+    def held_by(self, has: Callable[[str], bool]) -> frozenset[str]:
+        """The layers of named images that an engine `has`, by their ids: of manifest or config."""
         digests: set[str] = set()
         for row in self._rows().values():
             manifest, config, *layers = self._blobs_of(row["digest"])
-            if {manifest, config} & {*ids}:
+            if has(manifest) or has(config):
                 digests |= {*layers}
         return frozenset(digests)
 
@@ -223,12 +227,12 @@ class LayerStore:
         """Remove the blobs that no named image has, but for the newest layers."""
         keep = {digest for row in self._rows().values() for digest in self._blobs_of(row["digest"])}
         keys = sorted(self._keys.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        loose = 0
+        n_loose = n_bytes = 0
         for path in keys:
             layer = read_cached(path, _layer)
             if layer and layer.digest not in keep:
-                loose += 1
-                keep |= {layer.digest} if loose <= KEPT_LAYERS else set()
+                n_loose, n_bytes = n_loose + 1, n_bytes + layer.n_bytes
+                keep |= {layer.digest} if n_loose <= KEPT_LAYERS and n_bytes <= KEPT_BYTES else set()
             if not layer or layer.digest not in keep:
                 discard(path)
         for path in (self.layout / BLOBS).glob("*"):
@@ -242,6 +246,14 @@ def require_layout_or_nothing(target: Path) -> None:
         target.exists() and not ((target / "oci-layout").is_file() or _is_empty(target))
     ):
         raise DataError(f"{target} is there, and no OCI layout", "name another directory: --layout DIR")
+    others = (
+        sorted(path.name for path in target.iterdir() if path.name not in _PARTS) if target.is_dir() else []
+    )
+    if others:
+        raise DataError(
+            f"{target} holds more than an OCI layout, which would be lost: {terminal(', '.join(others[:4]))}",
+            "name another directory: --layout DIR",
+        )
     if target.resolve() == Path.cwd():
         raise DataError(f"{target} is the current directory", "name another one: --layout DIR")
     index: Any = read_cached(target / "index.json", load)
@@ -278,8 +290,7 @@ def _layer(text: str) -> LayerFile:
 
 def _content(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
-            yield from pieces_of(file)
+        yield from pieces_at(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} is gone, which this build made", "run the same command again to make it anew"

@@ -11,18 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from buildtool.audit.audit import Saver, audit_image, progress_lines, write_reports
-from buildtool.audit.options import AuditOptions
-from buildtool.audit.text import SummaryRow, summary_row, text_table
 from buildtool.build import payload
 from buildtool.build.image_writer import write_image
 from buildtool.build.layer_store import LayerStore
 from buildtool.build.lockfile import Lock
 from buildtool.build.plan import DISK_FLOOR, BuildPlan, ImagePlan, disk_needed, group_wheels, unresolved
 from buildtool.build.registry_base import fetch_base, registry_digest
-from buildtool.build.slim_image import write_slim
 from buildtool.build.sources import Sources
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
@@ -33,6 +29,7 @@ from buildtool.core.model import LABEL, BuiltImage, Resolved, Variant, Wheel
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
 from buildtool.core.shipped import IMAGES
+from buildtool.core.table import text_table
 from buildtool.engine import buildx, proof
 from buildtool.engine.client import Engine, RunResult
 from buildtool.engine.host import require_engine_space, require_free_space
@@ -48,6 +45,10 @@ from buildtool.prune.manifest import IMAGE_PATH
 from probes.core.codec import encode
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
+
+if TYPE_CHECKING:
+    from buildtool.audit.audit import Saver
+    from buildtool.audit.text import SummaryRow
 
 
 def make_plan(
@@ -185,6 +186,8 @@ def write_kept(
     anew: bool = False,
 ) -> WrittenImage:
     """Write the slim image of a keep-list, which comes with its path. Raises as `write_slim` does."""
+    from buildtool.build.slim_image import write_slim
+
     path, lines = keep
     image = write_slim(workplace, planned, whole, lines, name=path.name, epoch=epoch, anew=anew)
     stored = sum(layer.n_bytes for layer in image.layers)
@@ -201,13 +204,10 @@ def load(
     """
     store = workplace.layers
     ids: dict[str, str] = {}
-    if not images:
-        return ids
-    rows = engine.labelled_images(f"{LABEL}.variant")
-    held = store.held_by({row.Id for row in rows})
+    held = store.held_by(engine.has) if images else frozenset()
     for variant, image in images.items():
         name = f"{named}-{variant}"
-        known = next((row.Id for row in rows if row.Id in image.ids), None)
+        known = next(filter(engine.has, image.ids), None)
         if known:
             ids[variant] = engine.tag(known, parse_new_name(name))
             continue
@@ -328,12 +328,16 @@ def prove(
 
 
 def audit(
-    workplace: Workplace, planned: ImagePlan, image: BuiltImage, source: Saver, reports: Path
-) -> SummaryRow:
+    workplace: Workplace, planned: ImagePlan, image: BuiltImage, source: "Saver", reports: Path
+) -> "SummaryRow":
     """Audit the image and write its reports, unless the reports of this very audit are there unchanged.
 
     `source` gives its archive: the engine, or `Written`. Raises as `buildtool.audit.audit.audit_image` does.
     """
+    from buildtool.audit.audit import audit_image, progress_lines, write_reports
+    from buildtool.audit.options import AuditOptions
+    from buildtool.audit.text import summary_row
+
     variant = planned.variant
     seal = workplace.seal(
         "audited", image.digest, image.ref, variant.name, variant.budget, variant.gpu_targets
@@ -368,8 +372,10 @@ class Written:
         return archive_chunks(self.image, "built:latest", self.store.content)
 
 
-def _audit_from_seal(text: str) -> tuple[SummaryRow, dict[str, str]]:
+def _audit_from_seal(text: str) -> "tuple[SummaryRow, dict[str, str]]":
     """The row and the reports' digests of an audit. Raises what `kept` takes for damage."""
+    from buildtool.audit.text import SummaryRow
+
     data = json.loads(text)
     return SummaryRow(**data["row"]), {str(name): str(digest) for name, digest in data["files"].items()}
 
@@ -553,7 +559,7 @@ def _promised(resolved: Resolved) -> tuple[str, str, str]:
     return torch, f"{resolved.python} (not proved)", "not proved"
 
 
-def audited_text(rows: Sequence[SummaryRow]) -> str:
+def audited_text(rows: "Sequence[SummaryRow]") -> str:
     """A table of the images: bytes, budget, largest finding."""
     headers = ("image", "torch build", "layers", "unpacked", "compressed", "budget", "biggest finding")
     return text_table(headers, [astuple(row) for row in rows])

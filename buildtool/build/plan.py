@@ -125,6 +125,7 @@ def _image_json(image: ImagePlan, epoch: int) -> dict[str, Any]:
     for name, wheels in wheel_layers(image.resolved.wheels):
         rows = {wheel.filename: f"sha256:{wheel.sha256}" for wheel in wheels}
         layers.append({"layer": name, "wheels": rows})
+    layers += [{"layer": "bytecode"}] if base.origin == "bootstrap" else []
     layers.append({"layer": "service"})
     run = config_of(image, epoch, host_platform(), {})["config"]
     return {"tags": [image.variant.ref], "layers": layers, "config": run}
@@ -195,6 +196,7 @@ def history_of(image: ImagePlan, epoch: int, base: Sequence[Mapping[str, Any]]) 
     for name, wheels in wheel_layers(resolved.wheels):
         user = " and the user of the service" if name == PACKAGES else ""
         steps.append(f"{', '.join(f'{w.distribution} {w.version}' for w in wheels) or 'no wheels'}{user}")
+    steps += ["bytecode of what the service imports"] if resolved.base.origin == "bootstrap" else []
     steps.append("the service")
     own = [{"created": _time(epoch), "created_by": f"weir build: {step}"} for step in steps]
     return [*(dict(step) for step in base), *own]

@@ -108,11 +108,14 @@ def unpack(image: WrittenImage, store: LayerStore, root: Path) -> None:
     """
     for entry in flattened([partial(store.content, layer) for layer in image.layers]):
         if not is_device(entry.info):
-            _write(entry, root)
+            write_entry(entry, root)
 
 
-def _write(entry: Entry, root: Path) -> None:
-    """Write one member; no path in the tree leads through a link, so none leads out of `root`."""
+def write_entry(entry: Entry, root: Path) -> None:
+    """Write one member below `root`.
+
+    No path in the tree leads through a link, so none leads out of `root`. Raises OSError.
+    """
     info, path = entry.info, root / entry.info.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if info.isdir():

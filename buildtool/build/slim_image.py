@@ -21,13 +21,15 @@ from buildtool.core.errors import DataError
 from buildtool.core.files import scratch
 from buildtool.core.model import LABEL
 from buildtool.core.shipped import IMAGES
+from buildtool.gpucode.plan import PrunePlan, streamed
 from buildtool.gpucode.source import Source
+from buildtool.gpucode.strip import plan_strip
 from buildtool.image.flatten import Entry, flattened, tar_chunks
 from buildtool.image.layer_writer import LayerWriter, TarMembers
 from buildtool.image.written import LayerFile, WrittenImage, written_image
 from buildtool.keep.keep_list import HINT, KeepList
 from buildtool.keep.margin import Node, Reason, Tree, kept_paths, python_path
-from buildtool.keep.symbols import Cut, cut_of, needed_libraries
+from buildtool.keep.symbols import needed_libraries
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -78,7 +80,7 @@ class _Scan:
     """What a pass over a whole image found: its tree, and how files are written without their symbols."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
-    cuts: dict[str, Cut] = field(default_factory=dict)
+    cuts: dict[str, PrunePlan] = field(default_factory=dict)
 
 
 @dataclass
@@ -150,7 +152,7 @@ class _Job:
         )
 
     def _symbol_bytes(self, path: str) -> int:
-        return self.scan.nodes[path].n_bytes - self.scan.cuts[path].n_bytes
+        return self.scan.nodes[path].n_bytes - self.scan.cuts[path].bytes_after
 
     def write_layer(self, number: int, layer: LayerWriter) -> LayerFile:
         """One of the whole image's layers, less what doesn't stay."""
@@ -200,7 +202,7 @@ def _scan(entry: Entry, scan: _Scan, place: Path) -> None:
                 file.flush()
                 source = Source(info.size, partial(_read_at, file.fileno()))
                 node = Node(kind, info.size, needed=needed_libraries(source))
-                if cut := cut_of(source):
+                if cut := plan_strip(source):
                     scan.cuts[info.name] = cut
     scan.nodes[info.name] = node
 
@@ -209,23 +211,11 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
     return os.pread(descriptor, length, offset)
 
 
-def _without_symbols(entry: Entry, cut: Cut | None) -> Entry:
+def _without_symbols(entry: Entry, cut: PrunePlan | None) -> Entry:
     if cut is None:
         return entry
-    entry.info.size = cut.n_bytes
-    return Entry(entry.info, _cut_content(entry.content, cut), entry.layer)
-
-
-def _cut_content(content: Iterator[bytes], cut: Cut) -> Iterator[bytes]:
-    """A file's content without its symbols; its header comes whole in the first piece."""
-    left = cut.kept_bytes
-    for number, piece in enumerate(content):
-        if not left:
-            break
-        part = piece[:left]
-        yield part if number else cut.header + part[len(cut.header) :]
-        left -= len(part)
-    yield cut.tail
+    entry.info.size = cut.bytes_after
+    return Entry(entry.info, streamed(cut, entry.content), entry.layer)
 
 
 def whole_digest(labels: Mapping[str, str], ref: str) -> str:

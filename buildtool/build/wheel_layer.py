@@ -8,7 +8,6 @@ import base64
 import configparser
 import csv
 import hashlib
-import importlib.metadata
 import io
 import os
 import posixpath
@@ -37,7 +36,6 @@ SITE = f"{PREFIX}/lib"
 LARGE_BYTES = 16 << 20
 INTERPRETER = "/usr/bin/env python3"  # that of the image
 INSTALLER = b"weir\n"
-LIBRARY = f"installer {importlib.metadata.version('installer')}"  # another one may write other files
 FOLDERS = {
     "purelib": SITE,
     "platlib": SITE,
@@ -45,12 +43,13 @@ FOLDERS = {
     "headers": f"{PREFIX}/share/include",
     "data": f"{PREFIX}/share",
 }
-# headers, static libraries, CMake files and tests
+# headers, static libraries, CMake files, tests, and what type checkers read
 UNNEEDED = re.compile(
-    r"\.(?:a|h|hpp|hxx|cuh|cmake|pc)$"
+    r"\.(?:a|h|hpp|hxx|cuh|cmake|pc|pyi)$"
     r"|^torch/(?:include|test|share)/"
     r"|^torch/bin/(?!torch_shm_manager)"
-    r"|(?:^|/)tests?/(?!__init__\.py$).*\.(?:py|json|txt|npz|npy)$"
+    r"|^torch/lib/lib(?:torchbind_test|jitbackend_test|backend_with_compiler|aoti_custom_ops)\.so$"
+    r"|(?:^|/)tests?/(?!__init__\.py$).*\.(?:py|json|txt|npz|npy|png)$"
 )
 KEPT = re.compile(r"^torch/(?:testing|_inductor|utils)/")  # reached at run time, whatever their names say
 _FAULTS = (

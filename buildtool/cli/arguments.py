@@ -81,9 +81,10 @@ def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
     A variant is built for the cards of --targets, else for this machine's, else for those of the catalog.
     Raises ConfigError for a name that the catalog doesn't have.
     """
-    targets = chosen_targets(args.targets, progress)
     given = args.targets is not None
     catalog = load(args.catalog)  # once: it may be a pipe, and change while it is read
+    by_card = any(variant.gpu_targets for variant in catalog.select(tuple(args.variants)))
+    targets = chosen_targets(args.targets, progress) if given or by_card else ()
     choices = [catalog.for_cards(targets, asked=given), *([] if given else [catalog])]
     each = zip(*(choice.select(tuple(args.variants)) for choice in choices), strict=True)
     candidates = [list(dict.fromkeys(variants)) for variants in each]

@@ -5,14 +5,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from buildtool.audit.audit import Saver
 from buildtool.build import conda, pipeline, publish, squashfs
-from buildtool.build.attestations import attestations
 from buildtool.build.layer_store import require_layout_or_nothing
 from buildtool.build.plan import BuildPlan
 from buildtool.build.runtimes import LocalRunner, NoRuntime
-from buildtool.build.slim_image import whole_digest
 from buildtool.build.workplace import Workplace, default_workplace
 from buildtool.cli.arguments import (
     BuildOptions,
@@ -34,11 +32,14 @@ from buildtool.engine.reference import Reference, parse_new_name
 from buildtool.image.layer_writer import COMPRESSIONS
 from buildtool.image.written import Referrer, WrittenImage
 from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
-from buildtool.observe.runs import Workload, environments, prove
-from buildtool.sbom.keys import PrivateKey
+from probes.core.files import sweep_partials
 from probes.core.output import echo, flag, option
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
+
+if TYPE_CHECKING:
+    from buildtool.audit.audit import Saver
+    from buildtool.sbom.keys import PrivateKey
 
 # options that write an image, or what is in it, beside what an engine gets
 OUTPUTS = (
@@ -259,6 +260,8 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
 
 def _wholes(options: BuildOptions, workplace: Workplace) -> dict[str, str]:
     """The digests of the images that slim ones were made from, by variant. Raises DataError."""
+    from buildtool.build.slim_image import whole_digest
+
     names = {candidates[0].name: candidates[0].ref for candidates in options.candidates}
     return {name: whole_digest(workplace.layers.labels(name), ref) for name, ref in names.items()}
 
@@ -285,6 +288,8 @@ def _prove_slim(
 
     Raises as `observe.runs.prove` does.
     """
+    from buildtool.observe.runs import Workload, environments, prove
+
     if args.workload and engine is None:
         raise ConfigError(
             "a workload needs an engine, and none answers", "start one, or leave --workload out"
@@ -314,7 +319,7 @@ class Output:
 def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     """What --layout, --sqsh and --conda ask for. Raises ConfigError, DataError, EnvironmentMissing."""
     outputs: list[Output] = []
-    for name, _, _ in OUTPUTS:
+    for name, metavar, _ in OUTPUTS:
         text = str(getattr(args, _attribute(name)) or "")
         for candidates in options.candidates if text else ():
             variant = candidates[0]
@@ -330,7 +335,8 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
                     f"write {{variant}} in the name: {name} {text}-{{variant}}",
                 )
             outputs.append(Output(name, variant.name, path))
-            require_writable(path.absolute().parent, f"name another place: {name}")
+            require_writable(path.absolute().parent, f"name another place: {name} {metavar}")
+            sweep_partials(path.absolute().parent)
             if name == "--layout":
                 require_layout_or_nothing(path)
     if args.sqsh:
@@ -338,7 +344,7 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     return outputs
 
 
-def _signing_key(args: argparse.Namespace, options: BuildOptions) -> PrivateKey | None:
+def _signing_key(args: argparse.Namespace, options: BuildOptions) -> "PrivateKey | None":
     """The key of --sign. Raises ConfigError where nothing is written that could have attestations."""
     if not (args.attest or args.sign):
         return None
@@ -353,15 +359,21 @@ def _signing_key(args: argparse.Namespace, options: BuildOptions) -> PrivateKey 
             f"{name} can't speak for {', '.join(baked)}, which BuildKit makes by a Dockerfile",
             f"build the others alone; for an inventory of this one: {command('weir', 'sbom', baked[0])}",
         )
-    return PrivateKey.read(args.sign) if args.sign else None
+    if not args.sign:
+        return None
+    from buildtool.sbom.keys import PrivateKey
+
+    return PrivateKey.read(args.sign)
 
 
 def _attached(
-    args: argparse.Namespace, made: "Made", workplace: Workplace, key: PrivateKey | None
+    args: argparse.Namespace, made: "Made", workplace: Workplace, key: "PrivateKey | None"
 ) -> dict[str, tuple[Referrer, ...]]:
     """What is attached to each variant's image; nothing unless it was asked for."""
     if not (args.attest or args.sign):
         return {}
+    from buildtool.build.attestations import attestations
+
     return {
         planned.variant.name: attestations(
             workplace, planned, made.written[planned.variant.name], epoch=made.plan.epoch, key=key
@@ -374,21 +386,21 @@ def _written(output: Output, made: "Made", workplace: Workplace, attached: Seque
     """Write one output, and what is said of it. Raises as its writer does."""
     image = made.written[output.variant]
     planned = next(each for each in made.plan.images if each.variant.name == output.variant)
-    store = workplace.layers
+    store, place = workplace.layers, terminal(str(output.path))
     match output.option:
         case "--layout":
             store.copy(image, output.variant, output.path, attached)
             said = f", with {counted(len(attached), 'attestation manifest')}" if attached else ""
-            return f"{output.path} is the image {output.variant} as an OCI layout, {image.digest}{said}"
+            return f"{place} is the image {output.variant} as an OCI layout, {image.digest}{said}"
         case "--sqsh":
             squashfs.write_squashfs(
                 image, output.path, store=store, epoch=made.plan.epoch, progress=workplace.progress
             )
             stored = decimal_bytes(output.path.stat().st_size)
-            return f"{output.path} is the image {output.variant} as a squashfs file, {stored}"
+            return f"{place} is the image {output.variant} as a squashfs file, {stored}"
         case _:
             conda.write_environment(planned.variant, planned.resolved, output.path)
-            return f"{output.path} is {output.variant}'s Python environment, for: conda env create -f FILE"
+            return f"{place} is {output.variant}'s Python environment, for: conda env create -f FILE"
 
 
 @dataclass(frozen=True)
@@ -399,7 +411,7 @@ class Made:
     images: list[BuiltImage]
     written: dict[str, WrittenImage]  # by variant
 
-    def source(self, image: BuiltImage, workplace: Workplace, engine: Engine | None) -> Saver:
+    def source(self, image: BuiltImage, workplace: Workplace, engine: Engine | None) -> "Saver":
         """Where an image's archive can be read."""
         if engine and image.variant not in self.written:
             return engine

@@ -23,9 +23,11 @@ from buildtool.gpucode.target import (
     served_targets,
     target_of_override,
 )
+from buildtool.gpucode.used import Used
+from buildtool.keep.keep_list import read_keep_list
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
-from buildtool.prune.trees import prune_file, prune_tree, sizes_text
+from buildtool.prune.trees import keys_below, prune_file, prune_tree, sizes_text
 from probes.core.output import echo, flag, option, progress
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
@@ -79,6 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "REF",
         "for an image: the pruned copy's name (default: the image's own, with the targets as tag)",
     )
+    flag(
+        parser,
+        "--strip",
+        "remove what no running program loads, too: symbol tables, debug information, and a tree's static "
+        "libraries",
+    )
+    option(
+        parser,
+        "--keep",
+        "FILE",
+        "for a tree: also remove CUDA code that no run of this keep-list loaded: weir observe --gpu-code "
+        "(default: none)",
+        Path,
+    )
     flag(parser, "--dry-run", "show what would be removed and change nothing")
 
 
@@ -115,11 +131,13 @@ def _refuse_options(args: argparse.Namespace, kind: str, *names: str) -> None:
 
 
 def _run_file(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
-    _refuse_options(args, "a file", "manifest", "tag")
+    _refuse_options(args, "a file", "manifest", "tag", "keep")
     if ARCHIVE_NAME.search(path.name):
         raise ConfigError(f"{path} is an archive", "unpack or install it, and prune the resulting directory")
     with prefix_errors(path):
-        plan = prune_file(path, targets, out=args.out, compress=args.compress, dry_run=args.dry_run)
+        plan = prune_file(
+            path, targets, out=args.out, compress=args.compress, strip=args.strip, dry_run=args.dry_run
+        )
     echo(_describe(path, plan, dry_run=args.dry_run))
     if args.out and not plan.changed and not args.dry_run:
         echo(f"{args.out}: a copy of it")
@@ -145,6 +163,7 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
         copy = command("cp", "-a", "--", str(path), str(args.out))
         raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
     manifest = args.manifest or path / FILE_NAME
+    keys = _loaded(args.keep) if args.keep else None
     with ExitStack() as stack:
         stack.enter_context(prefix_errors(path))
         written = None if args.dry_run else stack.enter_context(journal(manifest, path, targets))
@@ -152,6 +171,8 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
             path,
             targets,
             compress=args.compress,
+            used=Used.of(keys, keys_below(path)) if keys else None,
+            strip=args.strip,
             dry_run=args.dry_run,
             progress=progress,
             announce=written.announce if written else lambda _changes: None,
@@ -162,8 +183,19 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
+def _loaded(path: Path) -> frozenset[str]:
+    """The keys of GPU code in a keep-list. Raises DataError for one without any."""
+    keys = read_keep_list(path).gpu_code
+    if not keys:
+        raise DataError(
+            f"{terminal(str(path))} has no GPU code that a run loaded",
+            "add it: weir observe IMAGE --gpu-code --gpus --keep FILE",
+        )
+    return keys
+
+
 def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:
-    _refuse_options(args, "an image", "out", "manifest", "compress")
+    _refuse_options(args, "an image", "out", "manifest", "compress", "strip", "keep")
     if args.dry_run:
         return _preview_image(args.path, targets)
     ref = args.path
@@ -229,7 +261,7 @@ def _by_target(result: TreeResult) -> Iterator[str]:
         in_libraries.update(library.removed_bytes)
     for target in sorted({*in_files, *in_libraries}):
         files, code = (decimal_bytes(totals[target]) for totals in (in_files, in_libraries))
-        yield f"  {target}: {files} in files, {code} of code in libraries"
+        yield f"  {target or 'no card'}: {files} in files, {code} of code in libraries"
 
 
 def _counts(result: TreeResult) -> str:

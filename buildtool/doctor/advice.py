@@ -14,7 +14,7 @@ from probes.core.quoting import command
 from probes.core.unknown import Unknown
 
 CPU_COMMAND = command("weir", "build", "cpu")
-CPU_IMAGE, ROCM_IMAGE = "weir/cpu:latest", "weir/rocm:latest"
+CPU_IMAGE, ROCM_IMAGE, CUDA_IMAGE = "weir/cpu:latest", "weir/rocm:latest", "weir/cuda:latest"
 OWN_IMAGE = "weir/here:latest"  # of OWN_VARIANT
 
 
@@ -86,7 +86,8 @@ def next_step(host: Host, cards: Sequence[CardAdvice], remarks: Sequence[Remark]
     ]
     shipped = [route.command for route in alike if route.command != OWN_VARIANT]
     typed = shipped[0] if shipped else best.command
-    image = ROCM_IMAGE if typed != OWN_VARIANT else OWN_IMAGE
+    is_cuda = typed.startswith(command("weir", "build", "cuda"))
+    image = OWN_IMAGE if typed == OWN_VARIANT else CUDA_IMAGE if is_cuda else ROCM_IMAGE
     if _has(host, image, best.targets):
         typed = _start_command(image, host)
     return f"export HSA_OVERRIDE_GFX_VERSION={best.override}; {typed}" if best.override else typed
@@ -120,7 +121,8 @@ def _start_command(image: str, host: Host) -> str:
     if image == CPU_IMAGE:
         return command("docker", "compose", "up")
     service = "cuda" if torch == "cuda" else "wsl" if host.platform == "wsl" else "rocm"
-    named = "" if image == ROCM_IMAGE else f"WEIR_{'CUDA' if torch == 'cuda' else 'ROCM'}_IMAGE={image} "
+    variable = f"WEIR_{'CUDA' if torch == 'cuda' else 'ROCM'}_IMAGE"
+    named = "" if image in (ROCM_IMAGE, CUDA_IMAGE) else f"{variable}={image} "
     return named + command("docker", "compose", "up", f"api-{service}")
 
 

@@ -24,7 +24,8 @@ from probes.core.unknown import Unknown
 
 KFD = "/dev/kfd"
 CPU_BUILD = "(CPU build)"  # in the data, behind a torch that computes on the CPU
-SHIPPED_BUILD = "torch2.9-rocm6.4"  # which the variant `rocm` of images/variants.yaml takes first
+# by builds, the variants of images/variants.yaml for their cards; `cuda` has torch 2.11 of the same CUDA 13.0
+SHIPPED = {"torch2.9-rocm6.4": "rocm", "torch2.14-cu130": "cuda"}
 OWN_VARIANT = "weir doctor --variants here.yaml && weir build --catalog here.yaml"
 ROUTE_CELLS = ("runtime", "torch", "python", "get")
 
@@ -47,7 +48,7 @@ class Route:
     pythons_here: tuple[str, ...]  # of this host, those that the torch is published for
     variant_line: str  # for the list `torch:` of a variant in variants.yaml
     command: str  # what to type for this route; empty where it isn't an image of ours
-    targets: tuple[str, ...]  # whose code such an image keeps; none for CUDA
+    targets: tuple[str, ...]  # whose code such an image keeps
     has_torch: bool = field(default=False, metadata=DERIVED)  # whether `torch` names one
 
     @property
@@ -144,7 +145,7 @@ def _route(
         pythons_here=_fitting(host.pythons if host else (), known.get("python")),
         variant_line=variant_line(answer, target, data),
         command=_command(answer, target),
-        targets=(_shown_target(answer, target),) if target.startswith("gfx") else (),
+        targets=(_shown_target(answer, target),),
         has_torch="torch" in known and bool(known["torch"].value),
     )
 
@@ -210,8 +211,9 @@ def _command(answer: Answer, target: str) -> str:
     """The shipped variant where its torch is this route's, else a variant of one's own."""
     if answer.runs == "no" or not (answer.build or answer.variant):
         return ""
-    if answer.variant or answer.build == SHIPPED_BUILD:
-        return command("weir", "build", "rocm", "--targets", _shown_target(answer, target))
+    variant = "rocm" if answer.variant else SHIPPED.get(answer.build)
+    if variant:
+        return command("weir", "build", variant, "--targets", _shown_target(answer, target))
     return OWN_VARIANT
 
 

@@ -119,6 +119,10 @@ class Engine:
             parse_answer(Image, record)
             return record
 
+    def has(self, image_id: str) -> bool:
+        """Whether it has an image of this id, with or without a name. Raises ConfigError."""
+        return (self.inspect(image_id) or {}).get("Id") == image_id
+
     def labels(self, ref: str) -> dict[str, str]:
         """An image's labels; none for an image that the engine doesn't have. Raises ConfigError."""
         config = (self.inspect(ref) or {}).get("Config") or {}

@@ -298,7 +298,13 @@ class Registry:
         fields = {"service": asked.get("service", ""), "scope": scope}
         if token := login.get("IdentityToken"):
             form = {**fields, "grant_type": "refresh_token", "refresh_token": token, "client_id": "weir"}
-            response = self._session.post(realm, data=form, timeout=(CONNECT_S, ANSWER_S), stream=True)
+            response = self._session.post(
+                realm,
+                data=form,
+                timeout=(CONNECT_S, ANSWER_S),
+                stream=True,
+                allow_redirects=False,  # which would send the token on, to wherever they lead
+            )
         else:
             own = requests.auth.HTTPBasicAuth(user, password) if user else None
             response = self._session.get(

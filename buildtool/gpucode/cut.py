@@ -560,6 +560,6 @@ def _symbol_patches(source: Source, elf: Elf, bundles: MovedBundles) -> Iterator
             if table.type == SHT_DYNSYM and (new != value or value not in bundles.moved):
                 raise PruneRefused(f"a dynamic symbol names code in {bundles.section.name}")
             if new != value:
-                if any(s.type == PT_LOAD and s.offset <= place < s.file_end for s in elf.segments):
+                if elf.is_loaded(place, place + 1):
                     raise PruneRefused(f"{table.name} is inside a loaded segment")
                 yield Patch.word(place + _VALUE_AT, new)

@@ -5,9 +5,11 @@ gABI's. pyelftools reads lazily and trusts sizes, which is unsafe on hostile inp
 """
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from buildtool.gpucode.source import BadElf, Source
 
@@ -28,6 +30,7 @@ PAGE_SHIFT = 12  # x86-64's pages
 DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_RELAENT, DT_REL, DT_JMPREL = 0, 2, 7, 8, 9, 17, 23
 DT_RELRSZ, DT_RELR = 35, 36
 
+_MAX_SEGMENTS_BYTES = 1 << 16  # as load_elf_phdrs in Linux
 _MAX_NAMES_BYTES = 16 << 20
 _NAME_BYTES = 256  # of one name; those that are looked for have 20 at most
 _MAX_DYNAMIC_BYTES = 1 << 20
@@ -106,18 +109,34 @@ class Elf:
 
     def offset_of(self, address: int, length: int) -> int:
         """The file position of `length` bytes at a virtual address. Raises BadElf where there is none."""
-        for segment in self.segments:
+        for segment in self._loads:
             inside = address - segment.address
-            if segment.type == PT_LOAD and inside >= 0 and inside + length <= segment.file_bytes:
+            if inside >= 0 and inside + length <= segment.file_bytes:
                 return segment.offset + inside
         raise BadElf(f"no loaded segment holds {length} bytes at address {address:#x}")
+
+    @cached_property
+    def _loads(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.type == PT_LOAD)
+
+    @cached_property
+    def _loaded_until(self) -> tuple[list[int], list[int]]:
+        """Where loaded segments begin in the file, in order, and up to where those so far reach."""
+        spans = sorted((segment.offset, segment.file_end) for segment in self._loads)
+        return [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
+
+    def is_loaded(self, start: int, end: int) -> bool:
+        """Whether one segment loads all between two file positions."""
+        starts, ends = self._loaded_until
+        number = bisect_right(starts, start)
+        return number > 0 and end <= ends[number - 1]
 
     def check_loading(self, size: int) -> None:
         """Check that the headers agree on what is loaded, from a file of `size` bytes, and where to.
 
         Raises BadElf, also for files of debug information, whose segments have no content.
         """
-        loads = [segment for segment in self.segments if segment.type == PT_LOAD]
+        loads = self._loads
         for segment in loads:
             if segment.file_end > size or segment.memory_bytes < segment.file_bytes:
                 raise BadElf("a loaded segment reaches past the end of the file", place=segment.offset)
@@ -166,6 +185,8 @@ def read_elf(source: Source) -> Elf:
         raise BadElf("extended numbering of headers is not supported", place=0)
     if (phnum and phentsize != SEGMENT_BYTES) or (shnum and shentsize != SECTION_BYTES):
         raise BadElf("headers have an unknown length", place=0)
+    if phnum * SEGMENT_BYTES > _MAX_SEGMENTS_BYTES:
+        raise BadElf(f"the ELF header claims {phnum} program headers", place=0)
     raw_segments = source.exactly(phoff, phnum * SEGMENT_BYTES, "the program header table")
     segments = tuple(Segment(*fields) for fields in struct.iter_unpack(SEGMENT_FORMAT, raw_segments))
     return Elf(

@@ -115,6 +115,25 @@ def _with_patches(plan: PrunePlan) -> tuple[Piece, ...]:
     return (*pieces, *ranges.cut(end, plan.bytes_after - end))
 
 
+def streamed(plan: PrunePlan, content: Iterator[bytes]) -> Iterator[bytes]:
+    """What a plan whose copies go forward makes of a file that streams by."""
+    at, rest = 0, b""
+    for piece in _with_patches(plan):
+        if not isinstance(piece, Copy):
+            yield from chunks_of(piece, Source.of_bytes(b""))
+            continue
+        end = piece.offset + piece.n_bytes
+        while at < end:  # `rest` begins at `at`
+            if not rest:
+                rest = next(content, b"")
+                if not rest:
+                    raise ValueError("the file got shorter")
+            first = min(max(piece.offset - at, 0), len(rest))
+            part = rest[first : end - at]
+            yield part
+            at, rest = at + first + len(part), rest[first + len(part) :]
+
+
 class _Ranges:
     """Pieces by position of the file that they make."""
 

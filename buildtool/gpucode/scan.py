@@ -15,7 +15,6 @@ from buildtool.gpucode.elf import (
     EM_AMDGPU,
     EM_CUDA,
     HEADER_BYTES,
-    PT_LOAD,
     Elf,
     Section,
     head_of,
@@ -239,8 +238,7 @@ def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Cod
 
 def is_loaded(elf: Elf, place: FoundCode) -> bool:
     """Whether one segment of the file loads all of the place."""
-    end = place.start + place.n_bytes
-    return any(s.type == PT_LOAD and s.offset <= place.start and end <= s.file_end for s in elf.segments)
+    return elf.is_loaded(place.start, place.start + place.n_bytes)
 
 
 def is_inside(place: FoundCode, sections: Sequence[Section]) -> bool:

@@ -197,6 +197,8 @@ _ALWAYS_CODE = re.compile(
     r"\.(co|hsaco|kdb|aks2|kpack|cubin|fatbin)(\.(gz|zst|bz2|xz|lzma))?$|^rocfft_kernel_cache.*\.db$"
     r"|^Tensile(Lite)?Library.*\.(dat|yaml)(\.gz)?$|^hipblasltExtOpLibrary\.dat$"
 )
+# Triton's assembler for cards from Blackwell on: `get_ptxas` in triton/backends/nvidia/compiler.py
+CUDA_PROGRAMS: Mapping[str, TargetId] = {"ptxas-blackwell": TargetId("compute_100")}
 # a token that starts at a word's start; generic ISAs serve families and are no single target
 _TOKEN = re.compile(r"(?<![0-9A-Za-z])gfx([0-9][0-9a-fx]{1,9})(?![0-9A-Za-z])(?!(-[0-9]+)?-generic)")
 _DIRECTORY = re.compile(r"(amd-)?gfx[0-9a-fx]+")

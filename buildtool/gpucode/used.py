@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from buildtool.core.compression import FAULTS, zstd
-from buildtool.gpucode.bundle import UNPACKED_FREE_BYTES
 from buildtool.gpucode.forward import OBJECT_MAGIC
 from buildtool.gpucode.loaded import key_of
 from buildtool.gpucode.nvfatbin import NvEntry
@@ -13,6 +12,7 @@ from buildtool.gpucode.source import Source
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MOST_RATIO = 256  # of unpacked to stored bytes: what unpacks to more isn't read
+_MOST_BYTES = 256 << 20  # of one cubin; NVSHMEM has one of 53 MB
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _unpacked(source: Source, start: int, n_bytes: int) -> bytes:
     if payload.startswith(_ZSTD_MAGIC):
         unpacking = zstd.ZstdDecompressor()
         try:
-            payload = unpacking.decompress(payload, min(UNPACKED_FREE_BYTES, _MOST_RATIO * n_bytes))
+            payload = unpacking.decompress(payload, min(_MOST_BYTES, _MOST_RATIO * n_bytes))
         except FAULTS:
             return b""
         if not unpacking.eof:

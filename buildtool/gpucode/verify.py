@@ -5,6 +5,7 @@ and memory as the loader builds it, the other sections and the headers are other
 """
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -295,18 +296,19 @@ def _check_memory(before: _File, after: _File, zeroed: Sequence[tuple[int, int]]
     excused |= {(at + _PLACE_AND_LENGTH[0], _PLACE_AND_LENGTH[1]) for at in headers}
     if before.elf.segments_offset == after.elf.segments_offset:
         excused.add((before.elf.segments_offset, len(before.elf.segments) * SEGMENT_BYTES))
-    ordered = sorted(excused)
+    ordered, zeros = sorted(excused), sorted(zeroed)
     for segment in before.elf.segments:
         if segment.type != PT_LOAD:
             continue
-        for start, end in _outside(segment, before, zeroed):
+        own = zeros[bisect_left(zeros, (segment.offset, 0)) : bisect_left(zeros, (segment.file_end, 0))]
+        for start, end in _outside(segment, before, own):
             for place in range(start, end, CHUNK_BYTES):
                 n_bytes = min(CHUNK_BYTES, end - place)
                 address = segment.address + place - segment.offset
                 present = after.elf.offset_of(address, n_bytes)
                 _expect_same(before, after, place=place, present=present, n_bytes=n_bytes, excused=ordered)
-        for start, n_bytes in zeroed:
-            if segment.offset <= start and start + n_bytes <= segment.file_end:
+        for start, n_bytes in own:
+            if start + n_bytes <= segment.file_end:
                 present = after.elf.offset_of(segment.address + start - segment.offset, n_bytes)
                 _expect_zeros(before, after, place=start, present=present, n_bytes=n_bytes)
 
@@ -344,7 +346,8 @@ def _expect_same(
     if left == right:
         return
     masked_left, masked_right = bytearray(left), bytearray(right)
-    for start, length in excused:
+    longest = SEGMENT_BYTES * len(before.elf.segments)  # the program headers
+    for start, length in excused[bisect_left(excused, (place - longest, 0)) :]:
         if start >= place + n_bytes:
             break
         first, last = max(start - place, 0), min(start + length - place, n_bytes)

@@ -10,6 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from buildtool.core.compression import zstd
@@ -159,6 +160,12 @@ class TarMembers:
 
     def _put(self, info: tarfile.TarInfo) -> None:
         self._layer.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+
+
+def pieces_at(path: Path) -> Iterator[bytes]:
+    """A file's bytes. Raises OSError."""
+    with path.open("rb") as file:
+        yield from pieces_of(file)
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:

@@ -31,7 +31,7 @@ Verify = Callable[[Path, str], None]  # raises DataError when a file doesn't hav
 
 PRUNER = 3  # part of every key: raise it when the same input and targets would give other bytes
 INSPECTOR = 2  # likewise, when other targets would be found in the same input
-KEPT_PRUNES = 6  # archives in the cache; each holds a root file system of 1.5 GB or a wheel
+KEPT_BYTES = 12_000_000_000  # of archives that no run uses; those of `rocm` or `cuda` have 2 to 3 GB
 
 
 class Lease:
@@ -162,8 +162,11 @@ class PruneCache:
             out.unlink()
         self._progress(_summary(original, result))
         # the newest stay, and those in use; what a context links keeps its bytes until the next build
-        for old in sorted(self._directory.glob("*.json"), key=_used_at)[:-KEPT_PRUNES]:
-            _evict(old)
+        kept = 0
+        for each in sorted(self._directory.glob("*.json"), key=_used_at, reverse=True):
+            kept += _archive_bytes(each)
+            if kept > KEPT_BYTES:
+                _evict(each)
         return data
 
 
@@ -172,6 +175,13 @@ def _used_at(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:  # another run was quicker
         return 0
+
+
+def _archive_bytes(record: Path) -> int:
+    """The bytes of a record's archive; 0 where nothing was removed from the original."""
+    return sum(
+        path.stat().st_size for path in record.parent.glob(f"{record.stem}.*") if path.suffix != ".json"
+    )
 
 
 def _evict(record: Path) -> None:

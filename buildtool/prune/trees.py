@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,17 +17,27 @@ from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.core.files import link_over, replacing
 from buildtool.core.progress import Progress
 from buildtool.gpucode.cut import plan_prune
+from buildtool.gpucode.loaded import key_of
 from buildtool.gpucode.plan import HOLE_BYTES, Copy, PrunePlan, Zeros, chunks_of
 from buildtool.gpucode.scan import foreign_targets, may_hold_code, targets_in
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
-from buildtool.gpucode.target import TargetId, gfx_targets_of_path, known_targets, served_targets, serves_any
-from buildtool.gpucode.used import Used
+from buildtool.gpucode.strip import plan_strip, verify_stripped
+from buildtool.gpucode.target import (
+    CUDA_PROGRAMS,
+    TargetId,
+    gfx_targets_of_path,
+    known_targets,
+    served_targets,
+    serves_any,
+)
+from buildtool.gpucode.used import Used, machine_code
 from buildtool.gpucode.verify import verify_prune
 from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
 from probes.core.units import decimal_bytes
 
 T = TypeVar("T")
+_ARCHIVE_MAGIC = b"!<arch>\n"
 Announce = Callable[[Sequence["Change"]], None]
 
 # One file.
@@ -41,12 +51,14 @@ def prune_file(
     compress: int | None = None,
     strict: bool = True,
     used: Used | None = None,
+    strip: bool = False,
     links: Sequence[Path] = (),
     dry_run: bool = False,
     announce: Callable[[PrunePlan], None] = lambda _plan: None,
 ) -> PrunePlan:
     """Prune one file, in place or to `out`, and verify it before anything is replaced.
 
+    With `strip`, an ELF file also loses what no segment loads: symbol tables and debug information.
     `links` are the file's other hard links, which follow it. With `dry_run` all is checked and
     planned, nothing written. `announce` is called with the change when it is ready; if it raises, the change
     isn't made. Mode, owner, extended attributes and times are kept. Raises what `plan_prune` raises,
@@ -57,7 +69,8 @@ def prune_file(
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
-        plan = plan_prune(source, targets, compress=compress, strict=strict, used=used)
+        base = plan_prune(source, targets, compress=compress, strict=strict, used=used)
+        plan = _stripped(base, source) if strip else base
         if not plan.changed and out is None:
             return plan
         status = os.fstat(descriptor)
@@ -69,7 +82,17 @@ def prune_file(
         if dry_run:
             return plan
         with replacing(out or path) as partial:
-            _write_checked(plan, partial, source=source, descriptor=descriptor, targets=targets, used=used)
+            handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                write_plan(plan, source, descriptor, handle)
+                written = window(handle, 0, os.fstat(handle).st_size)
+                if base.changed:
+                    verify_prune(source, written if plan is base else base.view(source), targets, used)
+                if plan is not base:
+                    verify_stripped(base.view(source), written)
+                _copy_status(descriptor, handle)
+            finally:
+                os.close(handle)
             if plan.changed:
                 announce(plan)
         for link in links if out is None else ():
@@ -77,24 +100,17 @@ def prune_file(
     return plan
 
 
-def _write_checked(
-    plan: PrunePlan,
-    partial: Path,
-    *,
-    source: Source,
-    descriptor: int,
-    targets: Sequence[TargetId],
-    used: Used | None,
-) -> None:
-    handle = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        write_plan(plan, source, descriptor, handle)
-        written = window(handle, 0, os.fstat(handle).st_size)
-        if plan.changed:
-            verify_prune(source, written, targets, used)
-        _copy_status(descriptor, handle)
-    finally:
-        os.close(handle)
+def _stripped(plan: PrunePlan, source: Source) -> PrunePlan:
+    """The plan, and then without symbols; itself where there are none."""
+    step = plan_strip(plan.view(source))
+    if step is None:
+        return plan
+    return replace(
+        plan.then(step),
+        kept_bytes=plan.kept_bytes,
+        removed_bytes=plan.removed_bytes,
+        zeroed_bytes=plan.zeroed_bytes,
+    )
 
 
 def sizes_text(plan: PrunePlan) -> str:
@@ -205,13 +221,15 @@ def prune_tree(
     *,
     compress: int | None = None,
     used: Used | None = None,
+    strip: bool = False,
     dry_run: bool = False,
     progress: Progress = lambda _line: None,
     announce: Announce = lambda _changes: None,
 ) -> TreeResult:
     """Prune everything below `root` to what `targets` can run; `progress` receives a line for each change.
 
-    With `used`, CUDA code that runs didn't load goes as well.
+    With `used`, CUDA code that runs didn't load goes as well; with `strip`, what no running program loads:
+    symbol tables, debug information, and static libraries but those that a link leads to.
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` isn't a directory; TargetMissing when there
@@ -220,11 +238,11 @@ def prune_tree(
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a directory", "give the directory that holds the libraries")
-    job = _Job(root, tuple(targets), compress, used, dry_run, progress, announce)
+    job = _Job(root, tuple(targets), compress, used, strip, dry_run, progress, announce)
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
-    foreign = _foreign(job, listing)
+    foreign = _foreign(job, listing) | (_static_libraries(job, listing) if strip else {})
     _delete_all(job, foreign, result)
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
@@ -232,6 +250,20 @@ def prune_tree(
         if any(_inspect(path, may_hold_code, otherwise=False) for path in remaining[:1]):
             _prune(job, [*remaining, *going], result)
     return result
+
+
+def keys_below(root: Path) -> set[str]:
+    """The keys of all CUDA machine code below a directory that can be read: `gpucode.loaded`."""
+    listing = _walk(root, sweep=False)
+    nothing: frozenset[str] = frozenset()
+    return {key for names in listing.names.values() for key in _inspect(names[0], _keys_in, nothing)}
+
+
+def _keys_in(source: Source) -> frozenset[str]:
+    try:
+        return frozenset(map(key_of, machine_code(source) if may_hold_code(source) else ()))
+    except GpuCodeError:
+        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -242,6 +274,7 @@ class _Job:
     targets: tuple[TargetId, ...]
     compress: int | None
     used: Used | None
+    strip: bool
     dry_run: bool
     progress: Progress
     announce: Announce
@@ -327,6 +360,9 @@ def _inspect(path: Path, look: Callable[[Source], T], otherwise: T) -> T:
 
 def is_foreign_path(path: str, targets: Sequence[TargetId]) -> bool:
     """Whether a file's name shows that it is only for other cards."""
+    if since := CUDA_PROGRAMS.get(path.rpartition("/")[2]):
+        cards = [target for target in targets if target.is_cuda]
+        return bool(cards) and not serves_any(since, cards)
     named = gfx_targets_of_path(path)
     wanted = [target for target in targets if not target.is_cuda]
     return bool(named and wanted) and not any(serves_any(TargetId(name), wanted) for name in named)
@@ -344,6 +380,23 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
         if foreign and len(foreign) == len(names):
             bytes_by_path[foreign[-1]] = _size(foreign[-1])
     return bytes_by_path | {link: 0 for link in listing.links if job.is_foreign(link)}
+
+
+def _static_libraries(job: _Job, listing: _Listing) -> dict[Path, int]:
+    """As `_foreign`, for archives that only linkers read."""
+    links = Links({job.relative(link): _link_target(job.root, link) for link in listing.links})
+    needed = {links.destination(job.relative(link)) for link in listing.links}
+    bytes_by_path: dict[Path, int] = {}
+    for names in listing.names.values():
+        named = all(path.suffix == ".a" and job.relative(path) not in needed for path in names)
+        if named and _inspect(names[0], _is_archive, otherwise=False):
+            bytes_by_path |= dict.fromkeys(names, 0)
+            bytes_by_path[names[-1]] = _size(names[-1])
+    return bytes_by_path
+
+
+def _is_archive(source: Source) -> bool:
+    return source.read_at(0, len(_ARCHIVE_MAGIC)) == _ARCHIVE_MAGIC
 
 
 def _size(path: Path) -> int:
@@ -375,6 +428,7 @@ def _prune(job: _Job, names: Sequence[Path], result: TreeResult) -> None:
             compress=job.compress,
             strict=False,
             used=job.used,
+            strip=job.strip,
             links=names[1:],
             dry_run=job.dry_run,
             announce=lambda plan: job.announce([Pruned.by(plan, relative)]),

@@ -69,6 +69,24 @@ def open_lock(path: Path, *, shared: bool) -> int | None:
         os.close(descriptor)  # removed by its last holder before it was ours
 
 
+def lock_of_process(path: Path) -> bool:
+    """Lock a file, made with its folder if need be, until this process ends; False where another one has it.
+
+    Processes that are forked don't have the lock, however long they live. True also where the file can't be
+    made, and on a file system without locks.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return True
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing it would give the lock up
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
+
+
 def lock_now(descriptor: int) -> bool:
     """Lock an open file, unless another one holds it: then False. True also where there are no locks."""
     try:

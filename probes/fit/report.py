@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from probes.core import files
-from probes.core.codec import check_figures, decode, shown
-from probes.core.errors import ReportError
+from probes.core.codec import decode
 from probes.core.invocation import probe_command
 from probes.core.unknown import Unknown
-from probes.records.files import json_of, reading, word_under
+from probes.records.files import of_schema, reading, word_under
 from probes.records.json_schema import document
 
 Task = Literal["inference", "training"]
@@ -228,15 +226,7 @@ def is_fit(path: Path) -> bool:
 def named_fit(path: Path, *, name: Path | None = None) -> tuple[FitReport, str]:
     """The answer in a file, and the text that it was read from. Raises ReportError, which calls it `name`."""
     with reading(name or path, f"make one: {probe_command()} fit MODEL --json FILE"):
-        text = files.read_text(path, most_bytes=MOST_BYTES)
-        value = json_of(text)
-        version = value.get("schema") if isinstance(value, dict) else None
-        if version != FIT_SCHEMA:
-            raise ReportError(
-                f"its schema is {shown(version)}, this program reads {FIT_SCHEMA}",
-                "read it with the Weir that wrote it",
-            )
-        check_figures(value)
+        value, text = of_schema(path, FIT_SCHEMA, most_bytes=MOST_BYTES)
         return decode(FitReport, value, "answer"), text
 
 

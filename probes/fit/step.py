@@ -1,5 +1,6 @@
 """A real pass or training step of a model with random weights, by torch, transformers and peft themselves."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -129,7 +130,9 @@ def adapted(module: Any, rank: int, targets: Sequence[str] = ()) -> Any:
             lora_dropout=0.0,
             target_modules=list(targets),
         )
-        return peft.get_peft_model(module, adapters)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name of before
+            return peft.get_peft_model(module, adapters)
     except ValueError as error:
         raise UsageError(
             f"peft refuses these targets: {str(error)[:200]}", "name others: --targets"

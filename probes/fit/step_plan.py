@@ -1,7 +1,7 @@
 """A training step on a machine: the bytes that it takes, by rules, and its time, by its traced operations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,13 +43,14 @@ def plan_step(
     if not machine.has_gpu:
         raise UsageError("a CPU's time for a training step isn't predicted", "name a card: --machine h200")
     question = memory.question
-    made = step.make(config, question, "meta")
+    one = replace(question, accumulate=1)
+    made = step.make(config, one, "meta")
     device = "cpu" if measure is None else measure.type
 
     def two_steps(begins: Begins) -> None:
-        ready = step.ready(made, question, device, foreach=True)
-        step.run(ready, question, lambda name: begins(name.partition(": ")[2].partition(",")[0]))
+        ready = step.ready(made, one, device, foreach=True)
+        step.run(ready, one, lambda name: begins(name.partition(": ")[2].partition(",")[0]))
 
     with silently():
         work = traced_step(made.module, two_steps, device, measure=measure)
-    return StepPlan(memory, step_time(work, machine), str(measure or ""))
+    return StepPlan(memory, step_time(work, machine, accumulate=question.accumulate), str(measure or ""))

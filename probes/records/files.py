@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from probes.core import files
-from probes.core.codec import Json, load
+from probes.core.codec import Json, check_figures, load, shown
 from probes.core.errors import ReportError
 
 _REASONS = {
@@ -38,6 +38,20 @@ def json_of(text: str) -> Json:
         return load(text)
     except ValueError as error:
         raise ReportError(f"not JSON: {error}") from error
+
+
+def of_schema(path: Path, schema: str, *, most_bytes: int) -> tuple[Json, str]:
+    """The JSON value of a file that says it is of a schema, and its text. Raises ReportError and OSError."""
+    text = files.read_text(path, most_bytes=most_bytes)
+    value = json_of(text)
+    version = value.get("schema") if isinstance(value, dict) else None
+    if version != schema:
+        raise ReportError(
+            f"its schema is {shown(version)}, this program reads {schema}",
+            "read it with the Weir that wrote it",
+        )
+    check_figures(value)
+    return value, text
 
 
 @contextmanager

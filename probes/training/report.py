@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from probes.core import files
-from probes.core.codec import Misfit, check_figures, decode, shown, to_json
+from probes.core.codec import Misfit, check_figures, decode, to_json
 from probes.core.errors import ReportError
 from probes.core.invocation import probe_command, tool_version
 from probes.core.unknown import Unknown
-from probes.records.files import json_of, reading, word_under, writing
+from probes.records.files import json_of, of_schema, reading, word_under, writing
 from probes.records.json_schema import document
 from probes.records.watch import Energy, Track
 from probes.watch.recording import named_samples
@@ -284,15 +284,7 @@ def is_epochs(path: Path) -> bool:
 def named_epochs(path: Path, *, name: Path | None = None) -> tuple[EpochsReport, str]:
     """The report in a file, and its text. Raises ReportError, which calls it `name`."""
     with reading(name or path, f"make one: {probe_command()} epochs MODEL --json FILE"):
-        text = files.read_text(path, most_bytes=MOST_BYTES)
-        value = json_of(text)
-        version = value.get("schema") if isinstance(value, dict) else None
-        if version != EPOCHS_SCHEMA:
-            raise ReportError(
-                f"its schema is {shown(version)}, this program reads {EPOCHS_SCHEMA}",
-                "read it with the Weir that wrote it",
-            )
-        check_figures(value)
+        value, text = of_schema(path, EPOCHS_SCHEMA, most_bytes=MOST_BYTES)
         report = decode(EpochsReport, value, "report")
         if not report.runs or not all(run.ranks for run in report.runs):
             raise Misfit("report.runs: expected runs, each with a rank")

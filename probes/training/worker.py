@@ -3,7 +3,6 @@
 Environment, signals, exit codes and files are a contract: docs/decisions/0122.
 """
 
-import fcntl
 import os
 import platform
 import resource
@@ -14,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from probes.core import files
 from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, UsageError
 from probes.core.output import error, harden
 from probes.core.unknown import Unknown
@@ -86,11 +85,13 @@ class Rank:
 
     def run(self) -> int:
         """The whole run. Returns the exit code; never raises for what a run can meet."""
-        try:
-            self._lock = locked(self.start.folder / f".rank-{self.start.rank}.lock")
-        except UsageError as failure:  # the other run's report stays
-            error(f"error: rank {self.start.rank}: {failure}")
-            return int(failure.exit_code)
+        rank, folder = self.start.rank, self.start.folder
+        if not files.lock_of_process(folder / f".rank-{rank}.lock"):  # no report: the other run's stays
+            busy = UsageError(
+                f"{folder} is used by another run, which isn't over", "give each run its own --out"
+            )
+            error(f"error: rank {rank}: {busy}")
+            return int(Exit.USAGE)
         self.guard.start()
         try:
             return self._run()
@@ -234,30 +235,6 @@ class Rank:
         if distributed.is_initialized():
             with suppress(RuntimeError):
                 distributed.barrier()  # rank 0 has the store: it leaves with the others
-
-
-def locked(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; None where its file system has no locks.
-
-    A lock of the process: processes of a loader, which may outlive it, don't have it. Raises UsageError where
-    another process has it.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:  # the report will say so
-        return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        raise UsageError(
-            f"{path.parent} is used by another run, which isn't over",
-            "give each run a folder of its own: --out",
-        ) from None
-    except OSError:
-        os.close(file)
-        return None
-    return file
 
 
 def _lost(fault: BaseException) -> bool:

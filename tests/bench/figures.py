@@ -147,7 +147,7 @@ def _cut(line: str) -> str:
 
 
 def build_block(results: Results) -> str:
-    """Builds of the `cpu` image in three ways as a table, and what leaving out bytecode costs."""
+    """Builds of the `cpu` image in three ways as a table, and what bytecode saves at a start."""
     ways = {
         "ours": "`make images VARIANTS=cpu`",
         "naive": "a Dockerfile with a plain `pip install`",
@@ -169,8 +169,8 @@ def build_block(results: Results) -> str:
         f"That is {ratio:.2f} and {fair:.2f} of the others' time (`make bench-build`, medians of "
         f"{len(results.row('ours: build')['each'])}, caches empty{beside(results)}). A build with nothing "
         f"changed takes {results.value('rebuild-unchanged'):.1f} s, one with changed service code "
-        f"{results.value('rebuild-service-changed'):.1f} s. Leaving out {left_out} of bytecode costs time at "
-        f"every start: a container is ready after {start:.1f} s instead of {compiled:.1f} s."
+        f"{results.value('rebuild-service-changed'):.1f} s. Without {left_out} of bytecode a container is "
+        f"ready after {start:.1f} s instead of {compiled:.1f} s."
     )
     return block([*table, *rows, "", textwrap.fill(text, WIDTH, break_on_hyphens=False)])
 

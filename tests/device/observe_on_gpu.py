@@ -26,7 +26,7 @@ from buildtool.gpucode.source import GpuCodeError
 from buildtool.gpucode.target import parse_targets
 from buildtool.gpucode.used import Used, machine_code
 from buildtool.keep.margin import Node, Reason, Tree, kept_paths
-from buildtool.keep.symbols import cut_of, needed_libraries
+from buildtool.keep.symbols import needed_libraries
 from buildtool.observe.fanotify import Fanotify
 from buildtool.prune.trees import open_source, prune_tree
 
@@ -156,9 +156,9 @@ def node_of(path: Path) -> Node:
 
 
 def slim(tree: Path, opened: frozenset[str] | None) -> dict[str, int]:
-    """Delete what the runs didn't open and the margin doesn't keep, and symbol tables; bytes of each."""
+    """Delete what the runs didn't open and the margin doesn't keep; bytes, by why they stay."""
     files = {path.relative_to(tree).as_posix(): path for path in sorted(tree.rglob("*")) if path.is_file()}
-    gone = {"files": 0, "symbols": 0}
+    gone = {"files": 0}
     if opened is not None:
         origins = {
             str(Path(str(each.locate_file(file))).resolve()): file.as_posix()
@@ -177,16 +177,6 @@ def slim(tree: Path, opened: frozenset[str] | None) -> dict[str, int]:
             gone[reason.name.lower()] = sum(
                 node.n_bytes for name, node in nodes.items() if kept.get(name) is reason
             )
-    for path in elf_files(tree):
-        with open_source(path) as (source, _):
-            cut = cut_of(source)
-        if cut is not None:
-            gone["symbols"] += path.stat().st_size - cut.n_bytes
-            with path.open("r+b") as file:
-                file.write(cut.header)
-                file.truncate(cut.kept_bytes)
-                file.seek(cut.kept_bytes)
-                file.write(cut.tail)
     return gone
 
 
@@ -256,13 +246,13 @@ def main() -> int:
         tree = args.tree / SITE
         n_before = copy_tree(tree)
         tell(f"copied {n_before / 1e9:.2f} GB")
-        pruned = prune_tree(tree, parse_targets(target))
+        pruned = prune_tree(tree, parse_targets(target), strip=True)
         board.figure(
             "the stack for one card", sum_of(tree) / 1e9, "GB", before=n_before, on_disk=bytes_of(tree)
         )
         used = judge_modules(run, tree, target)
         begun = time.monotonic()
-        cut = prune_tree(tree, parse_targets(target), used=used)
+        cut = prune_tree(tree, parse_targets(target), used=used, strip=True)
         board.figure(
             "code that wasn't loaded cut", cut.saved_bytes + cut.zeroed_bytes, "bytes",
             seconds=round(time.monotonic() - begun, 1),

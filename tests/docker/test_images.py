@@ -67,6 +67,27 @@ def test_the_cpu_image_holds_not_a_byte_of_cuda() -> None:
     assert report("cpu")["gpu_code"]["by_target"] == {}
 
 
+STALE = """
+import importlib.util, os, sys
+import torch
+files = [str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]]
+sources = [file for file in files if file.startswith("/opt/weir/lib/torch/") and file.endswith(".py")]
+def valid(source):
+    cache = importlib.util.cache_from_source(source)
+    head = open(cache, "rb").read(16) if os.path.exists(cache) else b""
+    status = os.stat(source)
+    return head[8:] == int(status.st_mtime).to_bytes(4, "little") + status.st_size.to_bytes(4, "little")
+stale = [source for source in sources if not valid(source)]
+print(len(sources), len(stale), *stale[:9])
+"""
+
+
+def test_no_container_compiles_torch_again() -> None:
+    said = shell("weir/cpu:latest", f"python3 -W ignore -c '{STALE}'").split()
+    assert int(said[0]) > 500
+    assert int(said[1]) == 0, said
+
+
 def test_the_report_describes_the_image_that_the_engine_holds() -> None:
     """containerd's store identifies an image by its manifest, the classic one by its config."""
     engine = Engine()

@@ -57,7 +57,7 @@ def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By the backend and the version of it that pyproject.toml asks for."""
     folder = tmp_path_factory.mktemp("sdist")
     wanted = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]
-    pip(sys.executable, "install", "--target", str(folder / "backend"), *wanted["requires"])
+    pip(sys.executable, "install", "--no-compile", "--target", str(folder / "backend"), *wanted["requires"])
     build = f"import {wanted['build-backend']} as backend; backend.build_sdist({str(folder)!r})"
     path = {**os.environ, "PYTHONPATH": str(folder / "backend")}
     subprocess.run([sys.executable, "-c", build], cwd=source, env=path, check=True, capture_output=True)
@@ -88,8 +88,8 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     folder = tmp_path_factory.mktemp("elsewhere")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    pip(str(folder / "venv/bin/python"), "install", str(wheel))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    pip(str(folder / "venv/bin/python"), "install", "--no-compile", str(wheel))
     yield Installed(folder / "venv/bin/weir", folder)
     engine = Engine()
     for ref in (FAT, f"weir/{VARIANT}:gfx906", f"weir/{VARIANT}:latest"):
@@ -97,7 +97,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def pip(python: str, *words: str) -> None:
-    command = [python, "-m", "pip", words[0], "-q", "--disable-pip-version-check", *words[1:]]
+    command = [sys.executable, "-m", "pip", "--python", python, "-q", "--disable-pip-version-check", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

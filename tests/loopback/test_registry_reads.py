@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buildtool.core.errors import DataError
+from buildtool.core.errors import DataError, EnvironmentMissing
 from buildtool.engine.reference import parse_new_name
 from buildtool.engine.registry_api import Registry
 from buildtool.image.errors import LIMITS
@@ -44,6 +44,28 @@ class Hostile(BaseHTTPRequestHandler):
             self.end_headers()
         else:
             self._answer(404, b"")
+
+    def do_HEAD(self) -> None:
+        """Ask for a token, which a server gives that sends its callers elsewhere."""
+        assert isinstance(self.server, HostileServer)
+        self.send_response(401)
+        realm = f"http://127.0.0.1:{self.server.server_port}/token"
+        self.send_header("WWW-Authenticate", f'Bearer realm="{realm}",service="x"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, HostileServer)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.startswith("/elsewhere"):
+            server.headers_elsewhere.append({"body": body.decode()})
+            self._answer(200, b"{}")
+            return
+        self.send_response(307)
+        self.send_header("Location", f"http://localhost:{server.server_port}/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -106,3 +128,12 @@ def test_what_a_redirect_leads_to_gets_no_password_of_netrc(
     monkeypatch.setenv("NETRC", str(netrc))
     assert b"".join(registry.blob(DIGEST, len(BLOB))) == BLOB
     assert [headers.get("Authorization") for headers in server.headers_elsewhere] == [None]
+
+
+def test_a_token_server_that_sends_its_callers_elsewhere_sends_no_identity_token_there(
+    server: HostileServer, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Registry, "_login", lambda _: {"IdentityToken": "secret"})
+    with pytest.raises(EnvironmentMissing, match="docker login"):
+        registry.has_blob(DIGEST)
+    assert server.headers_elsewhere == []

@@ -28,17 +28,18 @@ def planted(kind, step=None):
 
 
 class Own:
-    """Seconds that this rank computes in a step, without its exchange and without what is planted.
+    """Seconds that ranks compute in a step, without exchange and what is planted: the most of all ranks.
 
-    What is planted lasts so many times as long: it is the step's largest part however busy the machine is.
+    What is planted lasts so many times as long: it is the step's largest part however busy the machine is,
+    and the same on all ranks that have it.
     """
 
     LEAST_S = 0.01
     BATCH = 4
 
     def __init__(self):
-        self.before = 0.0  # in the step before
-        self._now = self._planted = 0.0
+        self.most = 0.0
+        self._now = self._planted = 0.0  # since gradients left the last time
         self._since = None
 
     def begins(self):
@@ -46,21 +47,23 @@ class Own:
         self._since = time.perf_counter()
 
     def ends(self):
-        """Its gradients leave, or it asks for samples."""
+        """It asks for samples, or its gradients leave."""
         if self._since is not None:
             self._now += time.perf_counter() - self._since
             self._since = None
 
-    def loads(self):
-        """It asks for a sample: with the first one a step is over."""
-        if self._since is not None:
-            self.ends()
-            self.before, self._now, self._planted = self._now - self._planted, 0.0, 0.0
+    def exchanges(self, all_reduce):
+        """Gradients leave: with them, what it computed since the last time."""
+        self.ends()
+        mine = torch.tensor([self._now - self._planted])
+        self._now = self._planted = 0.0
+        all_reduce(mine, distributed.ReduceOp.MAX)
+        self.most = float(mine)
 
     def plant(self, share=1.0):
         """Sleep for this share of what is planted in a step."""
         begun = time.perf_counter()
-        time.sleep(share * PLANT["times"] * max(self.before, self.LEAST_S))
+        time.sleep(share * PLANT["times"] * max(self.most, self.LEAST_S))
         self._planted += time.perf_counter() - begun if self._since is not None else 0.0
 
 
@@ -111,7 +114,7 @@ class Samples(Dataset):
         return 96
 
     def __getitem__(self, number):
-        OWN.loads()
+        OWN.ends()
         if planted("loader"):
             OWN.plant(1 / OWN.BATCH)
         if planted("sample") and number == BROKEN:
@@ -141,7 +144,7 @@ def _watched_link():
     quick = distributed.all_reduce
 
     def watched(tensor, *args, **how):
-        OWN.ends()
+        OWN.exchanges(quick)
         work = quick(tensor, *args, **how)
         if not how.get("async_op"):
             return work

@@ -5,7 +5,7 @@ inference is: by class of operation and the machine's rates (docs/decisions/0094
 was measured on this GPU (0111). The GPU and the host's launches are simulated operation by operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,8 +102,8 @@ def traced_step(
     return StepOperations(**parts, modules_called=calls[-1] - calls[first + 1])
 
 
-def step_time(work: StepOperations, machine: Constants) -> StepTime:
-    """What a step takes on a machine with a GPU, in a loop that waits for nothing.
+def step_time(work: StepOperations, machine: Constants, *, accumulate: int = 1) -> StepTime:
+    """What a step of `accumulate` passes takes on a machine with a GPU, in a loop that waits for nothing.
 
     The host launches one operation after the other, with Python's time for modules in the forward pass; the
     GPU begins each when it is launched and the one before it is done.
@@ -112,27 +112,39 @@ def step_time(work: StepOperations, machine: Constants) -> StepTime:
     gpu = GpuTime(whole, machine, Pass(1, 1, 0, "exact"))
     seconds = {operation: gpu.of(operation) for operation in set(work.all)}
     around_s = BESIDE_CALLS * work.modules_called * machine.operation_s / max(len(work.forward), 1)
-    hosts = [(o, _host_s(o, machine) + around_s) for o in work.forward]
-    hosts += [(o, _host_s(o, machine)) for o in (*work.backward, *work.optimizer)]
-    host_s = gpu_s = 0.0
-    ended = []
-    for _ in range(2):  # the second one begins while the first is still computed
-        for operation, took_s in hosts:
-            host_s += took_s
-            gpu_s = max(gpu_s, host_s) + seconds[operation]
-        ended.append(gpu_s)
-    step_s = ended[1] - ended[0]
+    both = [(_host_s(o, machine) + around_s, seconds[o]) for o in work.forward]
+    both += [(_host_s(o, machine), seconds[o]) for o in work.backward]
+    last = [(_host_s(o, machine), seconds[o]) for o in work.optimizer]
+    one_s, two_s = _repeated_s(both + last), _repeated_s(2 * both + last)
+    step_s = one_s + (accumulate - 1) * (two_s - one_s)  # each further pass takes as long as the second
+    passes = work.forward + work.backward
     return StepTime(
         step_s,
         step_s * (1 - machine.spread),
         step_s * (1 + machine.spread),
-        forward_s=sum(seconds[o] for o in work.forward),
-        backward_s=sum(seconds[o] for o in work.backward),
+        forward_s=accumulate * sum(seconds[o] for o in work.forward),
+        backward_s=accumulate * sum(seconds[o] for o in work.backward),
         optimizer_s=sum(seconds[o] for o in work.optimizer),
-        host_s=sum(took_s for _, took_s in hosts),
-        operations=sum(o.kind != "view" for o in work.all),
-        flops=sum(o.flops for o in work.all),
+        host_s=accumulate * sum(host for host, _ in both) + sum(host for host, _ in last),
+        operations=accumulate * _launched(passes) + _launched(work.optimizer),
+        flops=accumulate * sum(o.flops for o in passes) + sum(o.flops for o in work.optimizer),
     )
+
+
+def _repeated_s(operations: Sequence[tuple[float, float]]) -> float:
+    """Seconds of operations (of the host to launch each, and of the GPU) that follow themselves."""
+    host_s = gpu_s = 0.0
+    ended = []
+    for _ in range(2):  # the second time begins while the first is still computed
+        for launch_s, took_s in operations:
+            host_s += launch_s
+            gpu_s = max(gpu_s, host_s) + took_s
+        ended.append(gpu_s)
+    return ended[1] - ended[0]
+
+
+def _launched(operations: Sequence[Operation]) -> int:
+    return sum(o.kind != "view" for o in operations)
 
 
 def _host_s(operation: Operation, machine: Constants) -> float:

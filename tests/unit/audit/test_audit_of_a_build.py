@@ -7,6 +7,7 @@ from typing import cast
 from image_maker import Image
 from report_maker import BASE, SERVICE, FakeEngine
 
+from buildtool.audit.text import SummaryRow
 from buildtool.build import pipeline
 from buildtool.build.plan import ImagePlan
 from buildtool.build.workplace import Workplace
@@ -33,7 +34,7 @@ def test_reports_of_every_form_are_written_once_and_again_when_one_is_gone(tmp_p
     target = ImagePlan(VARIANT, cast(Resolved, None), tmp_path)
     built = BuiltImage("tiny", "weir/tiny:latest", "sha256:" + 64 * "0")
 
-    def audited() -> pipeline.SummaryRow:
+    def audited() -> SummaryRow:
         return pipeline.audit(place, target, built, cast(Engine, engine), tmp_path / "reports")
 
     first = audited()

@@ -133,7 +133,8 @@ def test_one_manifest_in_every_place_umask_and_time_zone(tmp_path: Path) -> None
 def test_what_is_in_the_layers_is_roots_of_one_time_and_listed_in_record(tmp_path: Path) -> None:
     workplace, made = place(tmp_path)
     image = written(workplace, made)
-    base, packages, service = image.layers
+    base, packages, bytecode, service = image.layers
+    assert members(workplace.layers, bytecode) == {}, "the root file system has no Python"
     assert base.diff_id == f"sha256:{made.images[0].resolved.base.pin}", (
         "the root file system as it was locked"
     )
@@ -281,10 +282,11 @@ def test_a_layout_of_its_own_is_whole_and_replaces_only_a_layout(tmp_path: Path)
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize(("limit", "kept"), [("KEPT_LAYERS", 1), ("KEPT_BYTES", 20)])
 def test_what_no_named_image_has_is_evicted_but_for_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buildtool.build.layer_store.KEPT_LAYERS", 1)
+    monkeypatch.setattr(f"buildtool.build.layer_store.{limit}", kept)
     workplace, made = place(tmp_path)
     store = workplace.layers
     image = written(workplace, made)
@@ -307,11 +309,11 @@ def test_what_no_named_image_has_is_evicted_but_for_the_newest(
 def test_layers_that_an_engine_has_are_known_by_either_id_of_a_named_image(tmp_path: Path) -> None:
     workplace, made = place(tmp_path)
     image = written(workplace, made)
-    assert workplace.layers.held_by({image.digest}) == frozenset()
+    assert workplace.layers.held_by({image.digest}.__contains__) == frozenset()
     pipeline.keep(workplace, {"tiny": image}, {"tiny": None})
     held = {layer.digest for layer in image.layers}
     for known in image.ids:
-        assert workplace.layers.held_by({known, "sha256:other"}) == held
+        assert workplace.layers.held_by({known, "sha256:other"}.__contains__) == held
 
 
 # ---- the merged tree

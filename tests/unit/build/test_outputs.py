@@ -55,6 +55,15 @@ def test_a_layout_with_other_images_is_not_replaced(tmp_path: Path, monkeypatch:
         require_layout_or_nothing(Path())
 
 
+def test_a_layout_with_files_of_the_users_beside_it_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "oci-layout").write_text("{}")
+    (tmp_path / "index.json").write_text('{"manifests": [{}]}')
+    require_layout_or_nothing(tmp_path)
+    (tmp_path / "notes\x1b.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"holds more than an OCI layout.*notes\\x1b\.txt"):
+        require_layout_or_nothing(tmp_path)
+
+
 def test_a_torch_of_debians_is_no_conda_environment() -> None:
     with pytest.raises(ConfigError, match="not as a wheel"):
         conda.environment_text(CPU, replace(RESOLVED, wheels=WHEELS[1:]))

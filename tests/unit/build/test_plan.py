@@ -77,7 +77,13 @@ def test_labels_say_the_sources_and_keep_the_hosts_network_out(cpu: Variant) -> 
 def test_a_plan_has_the_layers_from_the_bottom_up(cpu: Variant) -> None:
     target = plan.ImagePlan(cpu, resolved(wheel("torch"), wheel("idna")), Path("c"))
     image = plan.BuildPlan((target,), 7).as_json()["images"]["cpu"]
-    assert [layer["layer"] for layer in image["layers"]] == ["base", "torch", "packages", "service"]
+    assert [layer["layer"] for layer in image["layers"]] == [
+        "base",
+        "torch",
+        "packages",
+        "bytecode",
+        "service",
+    ]
     assert image["layers"][1]["wheels"] == {"torch-1.0-py3-none-any.whl": "sha256:" + "0" * 64}
     assert "bake" not in plan.BuildPlan((target,), 7).as_json()
 
@@ -120,6 +126,7 @@ def test_an_image_on_a_root_file_system_has_a_path_and_a_step_for_each_layer() -
         "weir build: root file system of Debian bookworm",
         "weir build: torch 2.9.1+rocm6.4",
         "weir build: no wheels and the user of the service",
+        "weir build: bytecode of what the service imports",
         "weir build: the service",
     ]
 

@@ -42,9 +42,9 @@ def audits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return paths
 
     row = SummaryRow(**dict.fromkeys(SummaryRow.__dataclass_fields__, None))
-    monkeypatch.setattr(pipeline, "audit_image", audit)
-    monkeypatch.setattr(pipeline, "write_reports", write)
-    monkeypatch.setattr(pipeline, "summary_row", lambda _report: row)
+    monkeypatch.setattr("buildtool.audit.audit.audit_image", audit)
+    monkeypatch.setattr("buildtool.audit.audit.write_reports", write)
+    monkeypatch.setattr("buildtool.audit.text.summary_row", lambda _report: row)
     return asked
 
 

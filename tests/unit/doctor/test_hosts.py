@@ -17,7 +17,7 @@ from buildtool.doctor.compatibility import compatibility
 from buildtool.doctor.fix import variant_text
 from buildtool.doctor.gather import gather
 from buildtool.doctor.host import EngineFacts, Host, Node, OwnImage
-from buildtool.doctor.routes import OWN_VARIANT, SHIPPED_BUILD
+from buildtool.doctor.routes import OWN_VARIANT, SHIPPED
 from buildtool.doctor.text import answer_text
 from probes.core.codec import decode, encode
 from probes.core.unknown import Unknown
@@ -32,6 +32,11 @@ RX6700, RX7900, RX9070 = Card("1002:73df", 100301), Card("1002:744c", 110000, 24
 
 def nvidia(product: str) -> Card:
     return Card(f"10de:{product}", driver="nvidia")
+
+
+def cuda(target: str) -> str:
+    """The command that builds the variant `cuda` for a card."""
+    return f"weir build cuda --targets {target}"
 
 
 def rocm(target: str) -> str:
@@ -85,7 +90,15 @@ CASES = [
         pythons=(python("3.12", "2.9.1+rocm6.4", hip="6.4.43484"),),
         says=("no matrix kernels for gfx906",),
     ),
-    Case("l40", (nvidia("26b5"),), "sm_89", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    Case(
+        "l40",
+        (nvidia("26b5"),),
+        "sm_89",
+        "official",
+        "2.14.0+cu130",
+        cuda("sm_89"),
+        nvidia_driver="580.95.05",
+    ),
     # document 003: fine-tuning on MI50, MI100, MI200; Pythons; a cloud with A100s
     Case(
         "mi50-16gb",
@@ -134,7 +147,7 @@ CASES = [
         "sm_80",
         "official",
         "2.14.0+cu130",
-        FIX,
+        cuda("sm_80"),
         nvidia_driver="580.65.06",
     ),
     # document 004: "Radeon Pro or Instinct", video group only, MI300A, W7900, W7800
@@ -318,8 +331,24 @@ CASES = [
         nvidia_driver="550.163.01",
         says=("driver 580 or later; this host has nvidia 550.163.01",),
     ),
-    Case("rtx3090", (nvidia("2204"),), "sm_86", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
-    Case("h100", (nvidia("2330"),), "sm_90", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    Case(
+        "rtx3090",
+        (nvidia("2204"),),
+        "sm_86",
+        "official",
+        "2.14.0+cu130",
+        cuda("sm_86"),
+        nvidia_driver="580.95.05",
+    ),
+    Case(
+        "h100",
+        (nvidia("2330"),),
+        "sm_90",
+        "official",
+        "2.14.0+cu130",
+        cuda("sm_90"),
+        nvidia_driver="580.95.05",
+    ),
     Case(
         "h200-whose-driver-is-535",
         (nvidia("2335"),),
@@ -338,7 +367,15 @@ CASES = [
         FIX,
         nvidia_driver="570.195.03",
     ),
-    Case("rtx5090", (nvidia("2b85"),), "sm_120", "official", "2.14.0+cu130", FIX, nvidia_driver="580.95.05"),
+    Case(
+        "rtx5090",
+        (nvidia("2b85"),),
+        "sm_120",
+        "official",
+        "2.14.0+cu130",
+        cuda("sm_120"),
+        nvidia_driver="580.95.05",
+    ),
     Case(
         "nvidia-without-its-driver",
         (replace(nvidia("2684"), driver="nouveau"),),
@@ -505,11 +542,14 @@ def test_pythons_are_matched_with_the_wheels(name: str, fits: bool, tmp_path: Pa
     assert bool(best.pythons_here) is fits
 
 
-def test_the_shipped_variants_first_torch_is_the_one_that_the_next_step_counts_on() -> None:
-    (variant,) = load().select(("rocm",))
-    build = compatibility().build(SHIPPED_BUILD)
-    assert build is not None
-    assert variant.torch[0].require[0] == build.requirement("gfx1100")
+def test_the_shipped_variants_are_the_ones_that_the_next_step_counts_on() -> None:
+    for name, of_variant in SHIPPED.items():
+        (variant,) = load().select((of_variant,))
+        build = compatibility().build(name)
+        assert build is not None
+        assert variant.prune
+        if of_variant == "rocm":
+            assert variant.torch[0].require[0] == build.requirement("gfx1100")
 
 
 @pytest.mark.parametrize("name", ["mi50-16gb", "rx6700", "h100", "rx7900"])
@@ -543,14 +583,14 @@ def test_the_recorded_h200_gets_the_right_verdict() -> None:
     assert (card.best.rank, card.best.torch, card.best.needs) == ("official", "2.14.0+cu130", ())
     assert advise(host, compatibility(), TODAY).next_step == "weir engine"
     ready = replace(host, engine=ENGINE)
-    assert advise(ready, compatibility(), TODAY).next_step == OWN_VARIANT
+    assert advise(ready, compatibility(), TODAY).next_step == cuda("sm_90")
 
 
 CPU_IMAGE, ROCM_IMAGE = (
     OwnImage("weir/cpu:latest", "cpu", ()),
     OwnImage("weir/rocm:latest", "rocm", ("gfx1100",)),
 )
-CUDA_IMAGE = OwnImage("weir/here:latest", "cuda", ())
+CUDA_IMAGE = OwnImage("weir/cuda:latest", "cuda", ("sm_90",))
 
 
 @pytest.mark.parametrize(
@@ -566,8 +606,8 @@ CUDA_IMAGE = OwnImage("weir/here:latest", "cuda", ())
         (
             "h100",
             CUDA_IMAGE,
-            "WEIR_CUDA_IMAGE=weir/here:latest docker compose up api-cuda",
-            "weir doctor --prove weir/here:latest",
+            "docker compose up api-cuda",
+            "weir doctor --prove weir/cuda:latest",
         ),
     ],
 )

@@ -1,5 +1,8 @@
 """Libraries in memory, cut to some targets, and CUDA libraries to cut."""
 
+import struct
+
+from buildtool.core.compression import zstd
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.plan import PrunePlan, chunks_of
 from buildtool.gpucode.scan import scan_file
@@ -37,3 +40,35 @@ def pruned(data: bytes, targets: str, **options: int | None) -> bytes:
 
 def targets_in(data: bytes) -> set[str]:
     return set(scan_file(Source.of_bytes(data)))
+
+
+def cubin(*names: str, n_bytes: int = 400, stuff: bytes = b"code") -> bytes:
+    """An ELF file with a function of `n_bytes` for each name."""
+    strings = b"\0.shstrtab\0" + b"".join(f".text.{name}\0".encode() for name in names)
+    text = (stuff * n_bytes)[:n_bytes]
+    body, at = strings + text * len(names), 64
+    shoff = at + len(body) + -len(body) % 8
+    rows = [bytes(64), struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, at, len(strings), 0, 0, 1, 0)]
+    for number, name in enumerate(names):
+        place = strings.index(f".text.{name}\0".encode())
+        start = at + len(strings) + n_bytes * number
+        rows.append(struct.pack("<IIQQQQIIQQ", place, 1, 6, 0, start, n_bytes, 0, 0, 1, 0))
+    head = struct.pack(
+        "<4sBBBB8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0x41, 2, 190, 1, 0, 0, shoff, 90 << 8, 64, 56, 0, 64,
+        len(rows), 1,
+    )  # fmt: skip
+    return head + body.ljust(shoff - 64, b"\0") + b"".join(rows)
+
+
+def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
+    """A fat binary of (kind, architecture, code), machine code compressed as by nvcc 13."""
+    body = b""
+    for kind, architecture, code in entries:
+        stored = zstd.compress(code) if kind == CUBIN else code
+        stored += bytes(-len(stored) % 8)
+        flags = 0x8000 if kind == CUBIN else 0
+        body += struct.pack(
+            "<HHIQI8xI8xQ8xQ", kind, 0x101, 64, len(stored), len(stored), architecture, flags, len(code)
+        )
+        body += stored
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body

@@ -139,6 +139,7 @@ def row(index: int, field: int, value: int) -> bytes:
         (20, b"\2", "version or size"),
         (52, b"\x41", "version or size"),
         (56, b"\xff\xff", "extended numbering"),
+        (56, b"\x93\x04", "claims 1171 program headers"),
         (62, b"\xff\xff", "extended numbering"),
         (60, b"\0\0", "extended numbering"),
         (54, b"\x39", "unknown length"),

@@ -96,7 +96,8 @@ def test_an_input_without_foreign_code_represents_itself(cache: PruneCache, root
 def test_the_cache_forgets_the_oldest(
     cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruned, "KEPT_PRUNES", 2)
+    n_bytes = cache.bring(rootfs, "00", GFX906).path.stat().st_size
+    monkeypatch.setattr(pruned, "KEPT_BYTES", 2 * n_bytes)
     made = [cache.bring(rootfs, digest, GFX906).path for digest in ("aa", "bb", "cc")]
     assert [path.exists() for path in made] == [False, True, True]
     assert not list(made[0].parent.glob(f"{made[0].stem}.*"))
@@ -105,7 +106,7 @@ def test_the_cache_forgets_the_oldest(
 def test_what_this_run_uses_is_never_evicted(
     cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruned, "KEPT_PRUNES", 1)
+    monkeypatch.setattr(pruned, "KEPT_BYTES", 2 * rootfs.stat().st_size - 1)
     found = [cache.bring(rootfs, f"{number:02}", GFX906) for number in range(7)]
     assert all(one.path.exists() for one in found)
     kept = found.pop(0).path
@@ -118,7 +119,7 @@ def test_what_this_run_uses_is_never_evicted(
 def test_what_another_run_uses_is_never_evicted(
     cache: PruneCache, rootfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruned, "KEPT_PRUNES", 1)
+    monkeypatch.setattr(pruned, "KEPT_BYTES", 2 * rootfs.stat().st_size - 1)
     path = cache.bring(rootfs, "aa", GFX906).path
     with path.with_suffix(".lock").open() as other:  # a lock belongs to an open file, not to a process
         fcntl.flock(other, fcntl.LOCK_SH)
