@@ -120,7 +120,7 @@ class BlockPlan:
     host_bytes: int
     wire_bytes: int  # that cross the link in each pass
     predicted_s: float  # the longest of its copy, unpacking and computing, a pass
-    dense: bool = False  # packed with 3-bit codes: 7 % fewer bytes, which take longer to unpack
+    dense: bool = False  # packed with 2-bit codes: 9 % fewer bytes, which take longer to unpack
     kept: bool = False  # as bfloat16, and converted for each call to what the plan's bfloat16 becomes
     table: bool = False  # packed and never unpacked as a whole: lookups and products need rows of it
 

@@ -20,7 +20,7 @@ from standin_driver import StandInDriver, stand_in
 from triton.backends.compiler import GPUTarget
 
 from probes.placement.packing import proof
-from probes.placement.packing.packed import B11, B12
+from probes.placement.packing.packed import B10, B12
 
 WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes of a wave
 RESULTS = {"out", "y", "hidden", "counts"}  # tensors that kernels write
@@ -86,7 +86,7 @@ def tried(case: proof.Case, gpu: Gpu) -> dict:
 
 
 def counted() -> Iterator[proof.Case]:
-    for kernel, layout in (("unpack_b12", B12), ("unpack_ranked b11", B11)):
+    for kernel, layout in (("unpack_b12", B12), ("unpack_planes b10", B10)):
         yield proof.unpacked(kernel, (16, 8192), "no escapes", torch.bfloat16, layout)
     for kernel, batch in (("one_row even", 1), ("few_rows even", 5)):
         yield proof.product(kernel, (64, 4096), "no escapes", batch)

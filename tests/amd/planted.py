@@ -38,8 +38,8 @@ KINDS = ("register", "selector", "offset", "missing wait", "missing barrier", "w
 SHAPES = {  # by the kernel's name in `proof`
     "unpack_b12": "5 x 1030",
     "unpack_f28": "5 x 1030",
-    "unpack_ranked b11": "131073",
-    "unpack_ranked h14": "140001",
+    "unpack_planes b10": "131073",
+    "unpack_planes h13": "140001",
     "rows_b12": "33 x 1030",
     "one_row even": "37 x 512",
     "few_rows even": "37 x 512",
@@ -51,7 +51,20 @@ SHAPES = {  # by the kernel's name in `proof`
     "gate_up, down packed": "2 x 516 x 514",
 }
 STEPS = 24  # of a launch in which a changed instruction is compared with what it was
-_DATA = ("rest", "rest0", "rest1", "rest2", "codes", "values", "exponents", "x", "bias", "hidden", "matrices")
+_DATA = (
+    "rest",
+    "rest0",
+    "rest1",
+    "rest2",
+    "low",
+    "codes",
+    "values",
+    "exponents",
+    "x",
+    "bias",
+    "hidden",
+    "matrices",
+)
 _ANY_BITS = ("rest", "rest0", "rest1", "rest2", "codes")
 _READ = ("src0", "src1", "src2", "vsrc0", "vsrc1", "srcx0", "srcy0", "vsrcx1", "vsrcy1", "addr", "vaddr")
 _STORED = ("data0", "data", "vdata", "vsrc")

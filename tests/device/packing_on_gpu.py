@@ -19,8 +19,8 @@ import triton
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from board import Board, tell
 
-from probes.placement.packing import launch
-from probes.placement.packing.packed import B10, B11, B12, H14, Packed, form
+from probes.placement.packing import codecs, launch
+from probes.placement.packing.packed import B10, B12, H13, Packed, form
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
 
@@ -80,11 +80,11 @@ def bits(board: Board) -> None:
                 set_ptx(ptx)
                 other += int((words(unpack(packed)) != words(tensor)).sum())
     patterns = torch.arange(-32768, 32768, dtype=torch.int32, device="cuda").to(torch.int16)
-    for layout in (B12, B11, H14):
+    for layout in (B12, B10, H13):
         tensor = torch.cat((gaussian(1 << 20, dtype=layout.dtype), patterns.view(layout.dtype)))
         for ptx in (True, False):
             set_ptx(ptx)
-            other += int((words(unpack(pack(tensor, dense=layout is B11))) != words(tensor)).sum())
+            other += int((words(unpack(pack(tensor, dense=layout is B10))) != words(tensor)).sum())
     board.bar("kernels: weights with other bits", other, 0, "weights")
     board.bar("packing on GPU and CPU: parts that differ", differing, 0, "parts")
 
@@ -218,7 +218,7 @@ def shapes(board: Board, begun: float) -> None:
 
 
 def planes(board: Board) -> None:
-    """Two planes of codes, in 10.9 bits a weight, beside the other two layouts of bfloat16."""
+    """Two planes of codes, in 10.9 bits a weight, beside 12-bit codes."""
     patterns = torch.arange(-32768, 32768, dtype=torch.int32, device="cuda").to(torch.int16)
     tensors = (torch.cat((gaussian(1 << 20), patterns.view(torch.bfloat16))), gaussian(3001, 1001))
     other = differing = 0
@@ -233,7 +233,7 @@ def planes(board: Board) -> None:
     board.bar("planes: parts that differ when packed on GPU and CPU", differing, 0, "parts")
     for n, k, layers in ((SIZE, SIZE, 8), (11008, 2048, 24), (2048, 2048, 64), (256, 2048, 128)):
         us, bits = planes_unpacked(n, k, layers)
-        ratio = min(us[name] for name in us if name.startswith("b10")) / us["b12"]
+        ratio = us["b10"] / us["b12"]
         name, more = f"planes, {n} x {k}: time to unpack over that of 12-bit codes", {"us": us, "bits": bits}
         if n == SIZE:
             board.bar("planes: bits of a Gaussian weight", bits["b10"], 10.9, "bits")
@@ -243,21 +243,26 @@ def planes(board: Board) -> None:
 
 
 def planes_unpacked(n: int, k: int, layers: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds and bits of each layout, by name; two planes with each number of warps."""
-    packed: dict[str, list[Packed]] = {"b12": [], "b11": [], "b10": []}
-    for _ in range(layers):
-        tensor = gaussian(n, k)
-        for layout in (B12, B11, B10):
-            packed[layout.name].append(pack(tensor, layout=layout))
+    """Microseconds and bits of each layout, by name; two planes also in other blocks and by other warps."""
+    packed: dict[str, list[Packed]] = {}
+    settings = {"b12": (0, 0), "b10": (launch._BLOCK, launch._WARPS)}
+    others = ((2048, 1), (2048, 2), (4096, 2), (4096, 4), (8192, 2), (8192, 8))
+    settings |= {f"b10, {block} by {warps} warps": (block, warps) for block, warps in others}
+    generator_state = torch.cuda.get_rng_state()
+    for name, (block, _) in settings.items():
+        torch.cuda.set_rng_state(generator_state)
+        codecs._BLOCK = block or codecs._BLOCK
+        layout = B10 if block else B12
+        packed[name] = [pack(gaussian(n, k), layout=layout) for _ in range(layers)]
     out = torch.empty(n, k, device="cuda", dtype=torch.bfloat16)
     took: dict[str, list[float]] = {}
     for _ in range(3):
         for name, several in packed.items():
-            for warps in (1, 2, 4, 8) if name == "b10" else (0,):
-                if warps:
-                    launch._PLANES_WARPS = warps
-                time_ = microseconds(lambda several=several: [unpack(each, out) for each in several], layers)
-                took.setdefault(f"{name}, {warps} warps" if warps else name, []).append(time_)
+            launch._BLOCK, launch._WARPS = settings[name] if settings[name][0] else settings["b10"]
+            time_ = microseconds(lambda several=several: [unpack(each, out) for each in several], layers)
+            took.setdefault(name, []).append(time_)
+    codecs._BLOCK = settings["b10"][0]
+    launch._BLOCK, launch._WARPS = settings["b10"]
     us = {name: round(sorted(times)[1], 2) for name, times in took.items()}
     return us, {name: round(8 * form(several[0]).n_bytes / (n * k), 3) for name, several in packed.items()}
 

@@ -17,7 +17,7 @@ from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -98,13 +98,15 @@ def test_plans_count_the_pieces_that_a_block_is_cut_into(monkeypatch, dense):
     monkeypatch.setattr(tiers, "LEAST_PIECE", 64 << 10)  # bytes
     torch.manual_seed(0)
     model = nn.Sequential(Layer())
+    for weights in model.parameters():
+        nn.init.normal_(weights, std=2**-5.5)  # the Gaussian ones that take most, as plans count them
     block, machine = describe_module(model).blocks[0], profile("h200")
     work = Pass(1, 1, 1, "exact", captured=True)
     cut = next(one for one in options(block, machine, work) if one.pieces > 1 and one.dense == dense)
     plan = plan_of(model, {"0": "streamed_packed"})
     rings = PrefetchPool(slots=2, slot_bytes=cut.slot_bytes, scratches=1, ahead=2, pieces=cut.pieces)
     plan = replace(plan, rings=rings, blocks=(replace(plan.blocks[0], dense=dense),))
-    handle = place_model(model, plan, ModuleWeights(), HostStreams())
+    handle = place_model(model, plan, ModuleWeights(), Streams())
     made = handle._engine.moving[0].pieces
     want = [machine.link_alpha_s + piece.target.numel() / machine.link_rate for piece in made]
     assert [copy_s for copy_s, _ in cut.parts] == pytest.approx(want, rel=0.02)
@@ -133,6 +135,6 @@ def test_a_weight_that_is_read_outside_its_call_is_put_together():
     model = layers(torch.bfloat16)
     own = model[1].weight.detach().clone()
     with torch.no_grad():
-        handle = place_model(model, plan_in_pieces(model, slots=2), ModuleWeights(), HostStreams())
+        handle = place_model(model, plan_in_pieces(model, slots=2), ModuleWeights(), Streams())
         assert torch.equal(model[1].weight + 0, own)
         handle.remove()

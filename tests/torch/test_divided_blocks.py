@@ -15,7 +15,7 @@ from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.planner.plan import LARGEST
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import CardsPlan, PrefetchPool
 
@@ -270,7 +270,7 @@ def test_what_reads_weights_of_others_or_shares_them_is_not_divided():
 def by_layers(model, tier="streamed", **options):
     names = [block.name for block in describe_module(model).divided().blocks]
     tiers = {name: tier for name in names if name != "head"}
-    return place_model(model, plan_of(model, tiers, names=names), ModuleWeights(), HostStreams(), **options)
+    return place_model(model, plan_of(model, tiers, names=names), ModuleWeights(), Streams(), **options)
 
 
 def refusal(model, *given):

@@ -9,7 +9,7 @@ from placement_plans import plan_of
 from torch import nn
 
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -42,7 +42,7 @@ def handed_over(tier, rings):
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(BLOCKS))).eval()
     x = torch.randn(2, 64)
     counts: Counter = Counter()
-    lanes = HostStreams()
+    lanes = Streams()
     lanes.compute, lanes.copy, lanes.unpack = (
         Counting(name, counts) for name in ("compute", "copy", "unpack")
     )

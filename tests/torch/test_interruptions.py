@@ -19,7 +19,7 @@ from probes.placement import place
 from probes.placement.loading import load
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -118,7 +118,7 @@ def thorough(request):
 def test_after_an_interruption_anywhere_in_a_call_the_model_computes_the_same(tiers, rings, thorough):
     weights, x = weights_of(Model()), torch.randn(2, 64)
     want = Model()(x)
-    model, handle = placed(tiers, HostStreams(), rings)
+    model, handle = placed(tiers, Streams(), rings)
     assert interrupt_everywhere(model, x, want, thorough=thorough) > (
         400 // (PASSED_OVER + 1) if thorough else 70
     )
@@ -200,7 +200,7 @@ def test_an_interrupted_removal_is_completed_by_another(tier, thorough):
     want = Model()(x)
 
     def removal():
-        model, handle = placed([tier], HostStreams(), PrefetchPool(2, scratches=2))
+        model, handle = placed([tier], Streams(), PrefetchPool(2, scratches=2))
         model(x)
         return model, handle
 
@@ -223,7 +223,7 @@ class Recovering(MemorySource):
 
 
 def test_after_an_interrupted_step_each_wire_forgets_what_was_announced():
-    model, handle = placed(["streamed"], HostStreams(), PrefetchPool(2))
+    model, handle = placed(["streamed"], Streams(), PrefetchPool(2))
     x, moving = torch.randn(2, 64), handle._engine.moving
     want = model(x)
     for one in moving:
@@ -257,7 +257,7 @@ def test_an_interrupted_call_within_a_call_leaves_the_outer_one_under_way():
     x = torch.randn(2, 64)
     want = model(x)
     plan = plan_of(model, dict.fromkeys("012", "streamed"), PrefetchPool(1))
-    moving = place_model(model, plan, ModuleWeights(), HostStreams())._engine.moving
+    moving = place_model(model, plan, ModuleWeights(), Streams())._engine.moving
     linear, depths = model[1].linear, []
     linear.register_forward_hook(lambda *_: depths.append(moving[1].depth))
     interrupted = 0
@@ -285,7 +285,7 @@ def test_a_second_interruption_while_a_call_is_abandoned_leaves_no_call_under_wa
     model, x = Model(), torch.randn(2, 64)
     want = model(x)
     plan = plan_of(model, dict.fromkeys(NAMES, "streamed"), PrefetchPool(2))
-    engine = place_model(model, plan, ModuleWeights(), HostStreams())._engine
+    engine = place_model(model, plan, ModuleWeights(), Streams())._engine
     hook = model.layers[1].linear.register_forward_hook(pressed)
     with monkeypatch.context() as patched:
         patched.setattr(engine, "abandon", pressed)
@@ -319,7 +319,7 @@ def test_an_interrupted_call_within_a_call_leaves_the_outer_ones_weights_in_thei
     x = torch.randn(2, 64)
     want = model(x)
     plan = plan_of(model, dict.fromkeys("012", "streamed"), PrefetchPool(1))
-    engine = place_model(model, plan, ModuleWeights(), HostStreams())._engine
+    engine = place_model(model, plan, ModuleWeights(), Streams())._engine
     apart, asked = engine._apart, []
 
     def once(block):

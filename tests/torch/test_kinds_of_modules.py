@@ -17,7 +17,7 @@ from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.runtime import hooks
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -96,7 +96,7 @@ def placed(model, way, seed=0, *, steady=True):
     late = way == "recorded" or (
         steady and way in ("mixed", "divided")
     )  # who writes to a weight is found stale
-    lanes = LateLanes(seed) if late else HostStreams()
+    lanes = LateLanes(seed) if late else Streams()
     work = PackedOperations()
     if way == "fused":
         work = PackedOperations(linear=exact_linear, multiplies=bool)

@@ -10,7 +10,7 @@ import torch
 
 from probes.core.errors import CheckpointUnreadable
 from probes.placement.read_ahead import FileSource, ReadAhead, ReadBuffer
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 
 SIZE = 64
 
@@ -105,7 +105,7 @@ def test_every_block_arrives_whole_whatever_was_announced(seed):
 
 
 def test_an_announced_block_is_read_once_and_before_its_call():
-    lanes, reads = HostStreams(), []
+    lanes, reads = Streams(), []
     ahead = ReadAhead([ReadBuffer(torch.zeros(SIZE, dtype=torch.uint8), lanes.event()) for _ in range(2)])
     wires = blocks(ahead, 3, reads)
     wires[2].announce()
@@ -120,7 +120,7 @@ def test_an_announced_block_is_read_once_and_before_its_call():
 
 
 def test_a_block_that_cannot_be_read_is_an_error_of_its_call_and_the_buffer_is_usable_again():
-    lanes = HostStreams()
+    lanes = Streams()
     ahead = ReadAhead([ReadBuffer(torch.zeros(SIZE, dtype=torch.uint8), lanes.event())])
 
     def fail(_target):

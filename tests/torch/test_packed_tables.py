@@ -21,7 +21,7 @@ from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime import packed_tables
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 
 torch.set_num_threads(1)
@@ -153,7 +153,7 @@ def test_few_rows_are_multiplied_straight_from_the_packed_table():
         return F.linear(x, unpack(packed), bias)
 
     handle = place_model(
-        model, table_plan(model), ModuleWeights(), HostStreams(), work=PackedOperations(linear=linear)
+        model, table_plan(model), ModuleWeights(), Streams(), work=PackedOperations(linear=linear)
     )
     x = torch.randn(1, WIDTH).bfloat16()
     assert same(model.head(x), F.linear(x, words))
@@ -272,7 +272,7 @@ def test_where_pieces_round_otherwise_an_exact_product_is_that_of_the_whole_tabl
         return unpack(packed, out).mul_(1.01)
 
     work = PackedOperations(unpack=unpack_otherwise)
-    handle = place_model(model, table_plan(model, "exact"), ModuleWeights(), HostStreams(), work=work)
+    handle = place_model(model, table_plan(model, "exact"), ModuleWeights(), Streams(), work=work)
     for _ in range(3):
         x = torch.randn(2, WIDTH).bfloat16()
         assert same(model.head(x), F.linear(x, words))

@@ -19,7 +19,7 @@ from probes.placement.runtime.handle import _tried
 from probes.placement.runtime.hooks import ModelHook
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -93,7 +93,7 @@ def made(seed=0):
 
 def placed(model, *, tiers=TIERS, streams=None, capture=False, work=None):
     plan = plan_of(model, {f"layers.{i}": tier for i, tier in enumerate(tiers)}, PrefetchPool(2, scratches=2))
-    return place_model(model, plan, ModuleWeights(), streams or HostStreams(), capture=capture, work=work)
+    return place_model(model, plan, ModuleWeights(), streams or Streams(), capture=capture, work=work)
 
 
 def resident(handle):
@@ -247,7 +247,7 @@ def test_no_call_comes_past_its_turn_while_the_model_is_placed_again(monkeypatch
 
     monkeypatch.setattr(placed_model, "free_memory", looked)
     plan = plan_of(model, {"0": "packed", "1": "streamed"}, PrefetchPool(2, scratches=2))
-    handle = place_model(model, plan, ModuleWeights(), HostStreams())
+    handle = place_model(model, plan, ModuleWeights(), Streams())
     hook = model.__dict__["forward"]
     for _ in range(2):
         model[-1].failures += [1]
@@ -269,7 +269,7 @@ def test_threads_that_wait_meanwhile_get_the_right_output():
     )
     want = [model(x) for x in inputs]
     plan = plan_of(model, {"0": "packed", "1": "streamed"}, PrefetchPool(2, scratches=2))
-    handle = place_model(model, plan, ModuleWeights(), HostStreams())
+    handle = place_model(model, plan, ModuleWeights(), Streams())
     got, waiting = [None] * len(inputs), threading.Barrier(4)
 
     def work(first):
@@ -304,7 +304,7 @@ def test_weights_placed_again_within_inference_mode_are_ordinary_tensors():
     with torch.inference_mode():
         x = torch.randn(2, WIDTH)
         want = model(x)
-        handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), HostStreams())
+        handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), Streams())
         model[-1].failures += [1]
         with pytest.warns(RuntimeWarning, match="out of memory"):
             assert torch.equal(model(x), want)
@@ -372,7 +372,7 @@ def test_a_captured_function_that_runs_out_is_captured_again(first):
 def test_where_host_memory_is_missing_the_placement_stays_and_the_error_says_so(monkeypatch):
     x, model = torch.randn(2, WIDTH), blocked()
     want = model(x)
-    handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), HostStreams())
+    handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), Streams())
     monkeypatch.setattr("probes.placement.runtime.placed_model.available_bytes", lambda _root: 10)
     before = handle._builder
     model[-1].failures += [1, 1]
@@ -387,7 +387,7 @@ def test_where_host_memory_is_missing_the_placement_stays_and_the_error_says_so(
 def test_the_memory_that_a_pass_held_is_free_when_it_is_done_again():
     """Frames of a failed pass hold its tensors, and gone blocks refer to the arena in circles."""
     x, model = torch.randn(2, WIDTH), blocked()
-    handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), HostStreams())
+    handle = place_model(model, plan_of(model, {"1": "streamed"}), ModuleWeights(), Streams())
     held = [weakref.ref(handle._builder.vram.whole)]
     own = model[1].forward
 

@@ -22,7 +22,7 @@ from probes.placement.runtime.capture import Recorder, call_key
 from probes.placement.runtime.engine import Engine, Turns
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place, place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -269,7 +269,7 @@ def test_remove_unpacks_in_the_scratch_buffers_because_vram_may_be_full(model, x
 
     names = [block.name for block in find_blocks(model)]
     plan = plan_of(model, dict.fromkeys(names, tier), PrefetchPool(2, scratches=1))
-    handle = place_model(model, plan, ModuleWeights(), HostStreams(), work=PackedOperations(unpack=unpacked))
+    handle = place_model(model, plan, ModuleWeights(), Streams(), work=PackedOperations(unpack=unpacked))
     assert torch.equal(model(x), want)
     written.clear()
     monkeypatch.setattr(
@@ -521,7 +521,7 @@ def test_with_the_objective_fast_few_rows_are_multiplied_with_packed_weights(mod
     tiers = dict(zip(names, ["packed", "streamed_packed", "packed", "streamed_packed"], strict=True))
     plan = plan_of(model, tiers, PrefetchPool(2, scratches=scratches), objective="fast")
     handle = place_model(
-        model, plan, ModuleWeights(), HostStreams(), work=PackedOperations(linear=linear, multiplies=bool)
+        model, plan, ModuleWeights(), Streams(), work=PackedOperations(linear=linear, multiplies=bool)
     )
     for _ in range(2):
         assert torch.allclose(model(x), want)
@@ -542,7 +542,7 @@ def test_weights_too_narrow_for_a_packed_product_are_unpacked_once_a_call_not_fo
 
     names = [block.name for block in find_blocks(model)]
     plan = plan_of(model, dict.fromkeys(names, "packed"), PrefetchPool(1, scratches=1), objective="fast")
-    handle = place_model(model, plan, ModuleWeights(), HostStreams(), work=PackedOperations(unpack=unpacking))
+    handle = place_model(model, plan, ModuleWeights(), Streams(), work=PackedOperations(unpack=unpacking))
     assert all(one.products is None for one in handle._engine.moving)
     assert torch.equal(model(x), want)
     assert unpacked

@@ -22,7 +22,7 @@ from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.runtime.hooks import RoundTrip, map_tensors
 from probes.placement.runtime.offloaded import OffloadedParameter, PackedOperations, WeightAccess
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -322,7 +322,7 @@ def test_a_packed_block_that_returns_its_weight_returns_a_copy(tier):
     assert all(map(torch.equal, found, want))
 
 
-class ElsewhereLanes(HostStreams):
+class ElsewhereLanes(Streams):
     """Of a device that isn't the CPU: tensors there have no values, but say where they are."""
 
     def __init__(self):

@@ -142,7 +142,7 @@ def test_blocks_planned_dense_are_packed_with_three_bit_codes_and_give_the_same_
     layouts = [
         [item.form.layout for item in one.stored.items if item.form] for one in handle._builder.placements
     ]
-    assert layouts == [["b11"], ["b11"], ["b12"], ["b12"]]
+    assert layouts == [["b10"], ["b10"], ["b12"], ["b12"]]
     with torch.inference_mode():
         assert torch.equal(model(x).view(torch.int16), before.view(torch.int16))
     handle.remove()

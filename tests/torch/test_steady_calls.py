@@ -10,7 +10,7 @@ from torch import nn
 
 from probes.placement.runtime.offloaded import OffloadedParameter
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.streams import HostStreams
+from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
 from probes.placement.types import PrefetchPool
 
@@ -51,7 +51,7 @@ def placed(tiers, rings):
     model = Model().to(torch.bfloat16).eval()
     names = [f"layers.{number}" for number in range(BLOCKS)]
     plan = plan_of(model, {name: tiers[i % len(tiers)] for i, name in enumerate(names)}, rings, names=names)
-    return model, place_model(model, plan, ModuleWeights(), HostStreams())
+    return model, place_model(model, plan, ModuleWeights(), Streams())
 
 
 def our_calls(work):

@@ -1,7 +1,4 @@
-"""The codes for exponents: 4 bits within a window, 3 for the seven most frequent ones, or 2 for the first 3.
-
-Of 2-bit codes one is an escape to a stream of 3-bit codes, for the next eight exponents.
-"""
+"""The codes for exponents: 4 bits within a window, or 2 for the first three and 3 more for the next eight."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,104 +219,180 @@ def _escapes(values: torch.Tensor, indices: torch.Tensor, cut: Grid) -> dict[str
     }
 
 
-CODES: Final = 7
+FIRST: Final = 3  # exponents with 2-bit codes, which are 1 to 3; code 0 is an escape
+NEXT: Final = 8  # with 3-bit codes, in a stream of the escapes'
 
 
-_BLOCK: Final = 2048  # what the kernel handles
+_BLOCK: Final = 8192  # what the kernel handles
 
 
 _SMALL_BLOCK: Final = 256
 
 
-def block_of(weights: int, *, large: int = _BLOCK) -> int:
-    """Weights in a block: 2,048, or 256 in a small tensor, or all of them made a multiple of 8."""
-    return min(large if weights >= DENSE_FROM else _SMALL_BLOCK, -(-weights // 8) * 8)
+_TOGETHER: Final = 16  # 3-bit codes in three words of the stream; a block's are padded to a multiple
+
+
+def block_of(weights: int) -> int:
+    """Weights in a block: 8,192, or 256 in a small tensor, or all of them made a multiple of 8."""
+    return min(_BLOCK if weights >= DENSE_FROM else _SMALL_BLOCK, -(-weights // 8) * 8)
 
 
 def best_table(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
-    """The exponents that get codes, in ascending order, and the share of weights that they have."""
-    chosen = counts.argsort(descending=True, stable=True)[:CODES]
+    """The exponents with 2-bit codes, then those with 3-bit ones, and the share of weights that all have."""
+    chosen = counts.argsort(descending=True, stable=True)[: FIRST + NEXT]
     share = float(counts[chosen].sum() / counts.sum().clamp(min=1))
-    return tuple(sorted(chosen.tolist())), share
+    return tuple(sorted(chosen[:FIRST].tolist()) + sorted(chosen[FIRST:].tolist())), share
 
 
-def encode_ranked(
+def encode_planes(
     layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place | None
 ) -> dict[str, torch.Tensor]:
     """Place the large parts of `n` words, a whole number of blocks, if wanted; the others are returned."""
-    block, low_bits = block_of(n), layout.mantissa_bits - 7
-    # grown, not listed, as in `window`
-    escaped, counts = Grown(torch.uint8, words.device), Grown(torch.int64, words.device)
-    code_of = _ranked_coding(layout, table, words.device)
-    for span in _block_chunks(n, block, words.device):
+    block, low_bits, device = block_of(n), layout.mantissa_bits - 7, words.device
+    # grown, not listed, as in `encode_window`
+    stream, positions, listed = (Grown(dtype, device) for dtype in (torch.int16, torch.int16, torch.uint8))
+    counts = Grown(torch.int64, device)
+    code_of, next_of = _coding(table, device)
+    for span in _block_chunks(n, block, device):
         piece = words.read(span.start, span.stop)
         field = exponents(layout, piece)
         code = code_of(field)
         if place:
             sign = (piece >> layout.exponent_bits) & (1 << layout.mantissa_bits)
             place("rest", span.start, (sign | (piece & ((1 << layout.mantissa_bits) - 1))) >> low_bits)
-            low = (piece.to(torch.uint8) & ((1 << low_bits) - 1)) << 1
-            more = _pack_bits(low | (code >> 2), bits=low_bits + 1, block=block)
-            place("more", span.start * (low_bits + 1) // 8, more)
-            place("two", span.start // 4, _pack_bits(code & 3, bits=2, block=block))
-        escapes = true_places(((code + CODES) >> 3) ^ 1)  # code 0 alone: the others are 1 to 7
-        edges = torch.arange(0, piece.numel() + 1, block, device=words.device)
-        counts.append(torch.searchsorted(escapes, edges).diff())
-        escaped.append(field[escapes])
-    in_blocks = counts.whole()
+            if low_bits:
+                low = (piece.to(torch.uint8) & ((1 << low_bits) - 1)) << 1
+                place("low", span.start // 2, _pack_bits(low | (code >> 1), bits=4, block=block))
+                place("two", span.start // 8, _pack_bits(code & 1, bits=1, block=block))
+            else:
+                place("two", span.start // 4, _pack_bits(code, bits=2, block=block))
+        escapes = code.logical_not().nonzero().squeeze(1)
+        escaped = field[escapes]
+        next_code = next_of.index_select(0, escaped.to(torch.int32))
+        in_blocks = _by_block(escapes, block, piece.numel())
+        stream.append(_streamed(next_code & (NEXT - 1), in_blocks))
+        without = (next_code == NEXT).nonzero().squeeze(1)
+        places = escapes[without]
+        positions.append((places % block).to(torch.int16))
+        listed.append(escaped[without])
+        counts.append(
+            torch.stack((_rounded_up(in_blocks), _by_block(places, block, piece.numel()))).T.reshape(-1)
+        )
+    ends = torch.nn.functional.pad(counts.whole().view(-1, 2).cumsum(0).T, (1, 0)).to(torch.int32)
     return {
-        "exponents": escaped.whole(),
-        "starts": (in_blocks.cumsum(0) - in_blocks).to(torch.int32),
+        "stream": stream.whole(),
+        "starts": ends.reshape(-1),
+        "positions": positions.whole(),
+        "exponents": listed.whole(),
     }
 
 
-def _ranked_coding(
-    layout: Layout, table: tuple[int, ...], device: torch.device
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes codes of exponents, both in bytes: by arithmetic where the table has neighbours alone."""
-    first, last = table[0], table[-1]
-    if last - first == CODES - 1:  # what is below the first wraps to large bytes
-        return lambda field: (field - first).clamp_(max=CODES).add_(1).bitwise_and_(CODES)
-    code_of = torch.zeros(1 << layout.exponent_bits, dtype=torch.uint8, device=device)
-    code_of[torch.tensor(table, device=device)] = torch.arange(1, CODES + 1, dtype=torch.uint8, device=device)
-    return lambda field: code_of.index_select(0, field.to(torch.int32))
+def _coding(
+    table: tuple[int, ...], device: torch.device
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
+    """What makes 2-bit codes of exponents; and by exponent the 3-bit one, NEXT for what has none."""
+    code_of = torch.zeros(256, dtype=torch.uint8, device=device)
+    next_of = torch.full((256,), NEXT, dtype=torch.uint8, device=device)
+    for code, exponent in enumerate(table[:FIRST], start=1):
+        code_of[exponent] = code
+    for code, exponent in enumerate(table[FIRST:]):
+        next_of[exponent] = code
+    if table[FIRST - 1] - table[0] == FIRST - 1:  # by arithmetic; what is below wraps to large bytes
+        return lambda field: (field - table[0]).clamp_(max=FIRST).add_(1).bitwise_and_(FIRST), next_of
+    return lambda field: code_of.index_select(0, field.to(torch.int32)), next_of
 
 
-def ranked_parts(layout: Layout, n: int) -> dict[str, int]:
+def _by_block(indices: torch.Tensor, block: int, n: int) -> torch.Tensor:
+    """How many of the ascending indices below `n` are in each block."""
+    return torch.searchsorted(indices, torch.arange(0, n + 1, block, device=indices.device)).diff()
+
+
+def _rounded_up(counts: torch.Tensor) -> torch.Tensor:
+    """The room of so many 3-bit codes in the stream, in units of `_TOGETHER` codes."""
+    return (counts + _TOGETHER - 1) // _TOGETHER
+
+
+def _streamed(codes: torch.Tensor, in_blocks: torch.Tensor) -> torch.Tensor:
+    """The words of the stream for 3-bit codes in order, of which each block has so many."""
+    room = _rounded_up(in_blocks) * _TOGETHER
+    moved = (room.cumsum(0) - room) - (in_blocks.cumsum(0) - in_blocks)
+    to = torch.arange(codes.numel(), device=codes.device) + moved.repeat_interleave(in_blocks)
+    padded = torch.zeros(int(room.sum()), dtype=torch.uint8, device=codes.device)
+    padded[to] = codes
+    eights = 8.0 ** torch.arange(_TOGETHER, dtype=torch.float64, device=codes.device)
+    together = (padded.view(-1, _TOGETHER).to(torch.float64) @ eights).to(torch.int64)  # of 48 bits: exact
+    return together.view(torch.int16).view(-1, 4)[:, :3].reshape(-1)
+
+
+def _codes_in(stream: torch.Tensor) -> torch.Tensor:
+    """The 3-bit codes of a stream, in bytes; of an empty one a single code, which nobody reads."""
+    codes = torch.zeros(max(stream.numel() // 3 * _TOGETHER, 1), dtype=torch.uint8, device=stream.device)
+    step = chunk(stream.device) // 4
+    for first in range(0, stream.numel() // 3, step):
+        words = stream[3 * first : 3 * (first + step)].view(-1, 3).to(torch.int64) & 0xFFFF
+        together = words[:, 0] | (words[:, 1] << 16) | (words[:, 2] << 32)
+        to = codes[_TOGETHER * first :][: _TOGETHER * together.numel()].view(-1, _TOGETHER)
+        for at in range(_TOGETHER):
+            to[:, at] = together >> (3 * at) & (NEXT - 1)
+    return codes
+
+
+def planes_parts(layout: Layout, n: int) -> dict[str, int]:
     """The parts whose bytes are known before the `n` words are."""
-    return {"rest": n, "more": n * (layout.mantissa_bits - 6) // 8, "two": n // 4}
+    return (
+        {"rest": n, "low": n // 2, "two": n // 8} if layout.mantissa_bits > 7 else {"rest": n, "two": n // 4}
+    )
 
 
-def decode_ranked(
+def decode_planes(
     layout: Layout, parts: dict[str, torch.Tensor], table: tuple[int, ...]
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Pieces of the words in order, each with the index that it begins at."""
-    n, low_bits = parts["rest"].numel(), layout.mantissa_bits - 7
-    block = n // parts["starts"].numel()
-    device = parts["rest"].device
+    """Pieces of the words in order, each with the index that it begins at; listed ones aren't right yet."""
+    n, low_bits, device = parts["rest"].numel(), layout.mantissa_bits - 7, parts["rest"].device
+    block = n // blocks_of(parts)
     # filled on the device: a copy from the host can't be captured in a graph
     exponent_of = torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in (0, *table)])
+    next_codes = _codes_in(parts["stream"])
     for span in _block_chunks(n, block, device):
-        more = _unpack_bits(parts["more"], span, bits=low_bits + 1, block=block)
-        code = _unpack_bits(parts["two"], span, bits=2, block=block) | ((more & 1) << 2)
-        field = exponent_of.index_select(0, code.to(torch.int32))
-        field = torch.where(code == 0, _escaped_exponents(parts, code, span, block), field)
-        rest = parts["rest"][span].to(torch.int16)
-        mantissa = ((rest & 0x7F) << low_bits) | (more >> 1).to(torch.int16)
-        yield span.start, (rest >> 7 << layout.sign_shift) | (field << layout.mantissa_bits) | mantissa
+        if low_bits:
+            low = _unpack_bits(parts["low"], span, bits=4, block=block)
+            code = _unpack_bits(parts["two"], span, bits=1, block=block) | ((low & 1) << 1)
+        else:
+            low = code = _unpack_bits(parts["two"], span, bits=2, block=block)
+        is_escape = code == 0
+        escape = is_escape.view(-1, block).to(torch.int32)
+        rank = escape.cumsum(1, dtype=torch.int32) - escape
+        rank += parts["starts"][span.start // block : span.stop // block, None] * _TOGETHER
+        next_code = next_codes.index_select(0, rank.view(-1).clamp(max=next_codes.numel() - 1))
+        index = (code | (next_code + (FIRST + 1)) * is_escape).to(torch.int32)
+        yield span.start, _words(layout, parts["rest"][span], exponent_of.index_select(0, index), low)
 
 
-def _escaped_exponents(
-    parts: dict[str, torch.Tensor], code: torch.Tensor, span: slice, block: int
-) -> torch.Tensor:
-    """For each weight of a piece the exponent that it would have if it were an escape."""
-    exponents = parts["exponents"]
-    if not exponents.numel():
-        return torch.zeros_like(code, dtype=torch.int16)
-    escape = (code == 0).view(-1, block).to(torch.int32)
-    rank = escape.cumsum(1, dtype=torch.int32) - escape
-    rank += parts["starts"][span.start // block : span.stop // block, None]
-    return exponents.index_select(0, rank.view(-1).clamp(max=exponents.numel() - 1)).to(torch.int16)
+def listed_words(layout: Layout, parts: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in the flat tensor listed weights are, and their words, without waiting for the device."""
+    blocks = blocks_of(parts)
+    block = parts["rest"].numel() // max(blocks, 1)
+    order = torch.arange(parts["positions"].numel(), device=parts["rest"].device, dtype=torch.int32)
+    at = torch.searchsorted(parts["starts"][blocks + 1 :], order, right=True) - 1
+    indices, half, low = at * block + parts["positions"], block // 2, None
+    if layout.mantissa_bits > 7:
+        byte = parts["low"][at * half + parts["positions"] % half]
+        low = byte >> (4 * (parts["positions"] // half)) & 15
+    return indices, _words(layout, parts["rest"][indices], parts["exponents"].to(torch.int16), low)
+
+
+def _words(layout: Layout, rest: torch.Tensor, field: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
+    """The words of weights, of 4 bits of `low` where mantissas have more than 7 the upper 3."""
+    low_bits, rest = layout.mantissa_bits - 7, rest.to(torch.int16)
+    mantissa = (rest & 0x7F) << low_bits
+    if low_bits and low is not None:
+        mantissa |= (low >> 1).to(torch.int16)
+    return (rest >> 7 << layout.sign_shift) | (field << layout.mantissa_bits) | mantissa
+
+
+def blocks_of(parts: Mapping[str, torch.Tensor]) -> int:
+    """How many blocks there are: `starts` has where each begins in the stream, and likewise in the list."""
+    return int(parts["starts"].numel() // 2 - 1)
 
 
 def _block_chunks(n: int, block: int, device: torch.device) -> Iterator[slice]:
@@ -342,103 +415,3 @@ def _unpack_bits(plane: torch.Tensor, span: slice, *, bits: int, block: int) -> 
     per_byte = 8 // bits
     byte = plane[span.start // per_byte : span.stop // per_byte].view(-1, 1, block // per_byte)
     return torch.cat([(byte >> (bits * i)) & ((1 << bits) - 1) for i in range(per_byte)], 1).view(-1)
-
-
-PLANES: Final = (3, 8)  # exponents with 2-bit codes, which are 1 to 3; and with 3-bit ones, of their escapes
-PLANES_BLOCK: Final = 8192
-_TOGETHER: Final = 16  # 3-bit codes in three words; a block's are padded to a multiple
-
-
-def best_tables(counts: torch.Tensor) -> tuple[tuple[int, ...], float]:
-    """The exponents of the 2-bit codes, then those of the 3-bit ones, and the share that has one of both."""
-    chosen = counts.argsort(descending=True, stable=True)[: sum(PLANES)]
-    share = float(counts[chosen].sum() / counts.sum().clamp(min=1))
-    return tuple(sorted(chosen[: PLANES[0]].tolist()) + sorted(chosen[PLANES[0] :].tolist())), share
-
-
-def planes_parts(n: int) -> dict[str, int]:
-    """The parts whose bytes are known before the `n` words are."""
-    return {"rest": n, "two": n // 4}
-
-
-def encode_planes(
-    layout: Layout, words: Words, n: int, *, table: tuple[int, ...], place: Place | None
-) -> dict[str, torch.Tensor]:
-    """Place the large parts of `n` bfloat16 words, whole blocks, if wanted; the others are returned."""
-    block, device = block_of(n, large=PLANES_BLOCK), words.device
-    three, starts = Grown(torch.int16, device), Grown(torch.int32, device)
-    positions, others = Grown(torch.int16, device), Grown(torch.uint8, device)
-    in_list = Grown(torch.int64, device)
-    code_of = torch.zeros(256, dtype=torch.uint8, device=device)
-    next_of = torch.full((256,), PLANES[1], dtype=torch.uint8, device=device)
-    code_of[list(table[: PLANES[0]])] = torch.arange(1, PLANES[0] + 1, dtype=torch.uint8, device=device)
-    next_of[list(table[PLANES[0] :])] = torch.arange(PLANES[1], dtype=torch.uint8, device=device)
-    used = torch.zeros((), dtype=torch.int64, device=device)
-    shifts = 3 * torch.arange(_TOGETHER, device=device)
-    for span in _block_chunks(n, block, device):
-        piece = words.read(span.start, span.stop)
-        field = exponents(layout, piece)
-        code = code_of.index_select(0, field.to(torch.int32))
-        if place:
-            place("rest", span.start, (piece >> 8 & 0x80) | (piece & 0x7F))
-            place("two", span.start // 4, _pack_bits(code, bits=2, block=block))
-        escapes = (code == 0).nonzero().squeeze(1)
-        escaped = field[escapes]
-        next_code = next_of.index_select(0, escaped.to(torch.int32))
-        in_blocks = (code == 0).view(-1, block).sum(1)
-        padded = (in_blocks + _TOGETHER - 1) // _TOGETHER * _TOGETHER
-        start = padded.cumsum(0) - padded
-        starts.append((used + start) // _TOGETHER)
-        used += padded.sum()
-        codes = torch.zeros(int(padded.sum()), dtype=torch.int64, device=device)
-        to = torch.arange(escapes.numel(), device=device)
-        to += (start - (in_blocks.cumsum(0) - in_blocks)).repeat_interleave(in_blocks)
-        codes[to] = (next_code & 7).to(torch.int64)
-        together = (codes.view(-1, _TOGETHER) << shifts).sum(1)
-        three.append(together.view(torch.int16).view(-1, 4)[:, :3].reshape(-1))
-        others_here = (next_code == PLANES[1]).nonzero().squeeze(1)
-        listed = escapes[others_here]
-        positions.append((listed % block).to(torch.int16))
-        others.append(escaped[others_here])
-        in_list.append(torch.bincount(listed // block, minlength=in_blocks.numel()))
-    ends = in_list.whole().cumsum(0)
-    return {
-        "three": three.whole(),
-        "starts": starts.whole(),
-        "positions": positions.whole(),
-        "exponents": others.whole(),
-        "listed": torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
-    }
-
-
-def decode_planes(
-    parts: dict[str, torch.Tensor], table: tuple[int, ...]
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Pieces of the words in order, each with the index that it begins at; listed ones are wrong yet."""
-    n = parts["rest"].numel()
-    block, device = n // parts["starts"].numel(), parts["rest"].device
-    first, second = (
-        torch.stack([torch.full((), e, dtype=torch.int16, device=device) for e in exponents])
-        for exponents in ((0, *table[: PLANES[0]]), table[PLANES[0] :])
-    )
-    three = torch.nn.functional.pad(parts["three"].to(torch.int32) & 0xFFFF, (0, 2))
-    for span in _block_chunks(n, block, device):
-        code = _unpack_bits(parts["two"], span, bits=2, block=block)
-        escape = (code == 0).view(-1, block).to(torch.int32)
-        rank = escape.cumsum(1) - escape
-        rank += parts["starts"][span.start // block : span.stop // block, None] * _TOGETHER
-        bit = (3 * rank).view(-1)
-        at = torch.clamp(bit >> 4, max=three.numel() - 2)
-        next_code = ((three[at] | (three[at + 1] << 16)) >> (bit & 15)) & 7
-        field = torch.where(code == 0, second[next_code], first.index_select(0, code.to(torch.int32)))
-        rest = parts["rest"][span].to(torch.int16)
-        yield span.start, (rest & 0x80) << 8 | field << 7 | rest & 0x7F
-
-
-def listed_words(parts: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in the flat tensor the listed weights are, and their words, without waiting for the device."""
-    block = parts["rest"].numel() // parts["starts"].numel()
-    order = torch.arange(parts["positions"].numel(), device=parts["rest"].device, dtype=torch.int32)
-    indices = (torch.searchsorted(parts["listed"], order, right=True) - 1) * block + parts["positions"]
-    rest = parts["rest"][indices].to(torch.int16)
-    return indices, (rest & 0x80) << 8 | parts["exponents"].to(torch.int16) << 7 | rest & 0x7F

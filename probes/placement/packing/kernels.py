@@ -182,41 +182,107 @@ def unpack_f28(
 
 
 @triton.jit
-def unpack_ranked(
+def unpack_planes(
     rest: tl.tensor,
-    more: tl.tensor,
+    lower: tl.tensor,
     two: tl.tensor,
-    exponents: tl.tensor,
+    stream: tl.tensor,
     starts: tl.tensor,
+    positions: tl.tensor,
+    exponents: tl.tensor,
     out: tl.tensor,
     n: tl.tensor,
+    blocks: tl.tensor,
+    table: tl.tensor,
     table_low: tl.tensor,
     table_high: tl.tensor,
+    BLOCK: tl.constexpr,
     LOW_BITS: tl.constexpr,
     PTX: tl.constexpr,
 ) -> None:
-    """One program of one warp unpacks a block of 2,048 weights with 3-bit codes; `out` has words as int16.
+    """One program unpacks a block of weights with 2-bit codes, and 3-bit ones of escapes; `out` has int16.
 
-    The tables have a byte for each code: 0 to 3 and 4 to 7. A 32-bit word has a byte of each of four
-    neighbours. So four weights are decoded at once, and then their escapes one after another, which few have.
+    A 32-bit word has a byte of each of four neighbours, which are decoded at once; a table has a byte for
+    each code. The 3-bit codes of four are within two of the stream's 16-bit words, whatever bit they begin
+    at. They are looked up in the order of the escapes; then all four take their exponents from these and from
+    `table`. Listed weights, which have neither code, are put at the end.
     """
-    bits: tl.constexpr = LOW_BITS + 1
     words: tl.constexpr = tl.pointer_type(tl.int32)
     block = tl.program_id(0).to(tl.int64)
-    w = tl.arange(0, 512)
-    top = tl.load(rest.to(words) + block * 512 + w)
-    code = tl.load(two.to(words) + block * 128 + w % 128) >> (2 * (w // 128))
-    upper = tl.load(more.to(words) + block * (64 * bits) + w % (64 * bits)) >> (bits * (w // (64 * bits)))
-    code = (code & 0x03030303) | ((upper & 0x01010101) << 2)
-    escapes = (0x08080808 - code) & 0x08080808  # a bit for each
-    count = ((escapes >> 3) * 0x01010101) >> 24
-    rank = tl.load(starts + block) + tl.cumsum(count, 0) - count
-    fields = _looked_up(code, table_low, table_high, PTX)
-    fields, escapes, rank = _escaped(fields, escapes, rank, exponents)
-    while tl.max(escapes, 0) > 0:
-        fields, escapes, rank = _escaped(fields, escapes, rank, exponents)
-    low = (upper >> 1) & 0x07070707
-    _put_four(top, fields, low, out, block, n, 2048, LOW_BITS, PTX)
+    begin = tl.load(starts + blocks + 1 + block)
+    end = tl.load(starts + blocks + 2 + block)
+    weights_before = block * BLOCK
+    # most blocks have no more: nobody waits for these at the end
+    i = begin + tl.arange(0, 128)
+    place, listed = _listed(rest, lower, positions, exponents, weights_before, i, end, BLOCK, LOW_BITS)
+    at = stream + tl.load(starts + block).to(tl.int64) * 3
+    w = tl.arange(0, BLOCK // 4)
+    top = tl.load(rest.to(words) + block * (BLOCK // 4) + w)
+    low = top
+    if LOW_BITS == 0:
+        code = _bits(two, block, w, BLOCK, 2)
+    else:
+        low = _bits(lower, block, w, BLOCK, 4)
+        code = _bits(two, block, w, BLOCK, 1) | ((low & 0x01010101) << 1)
+        low = (low >> 1) & 0x07070707
+    coded = (code | (code >> 1)) & 0x01010101
+    escaped = coded ^ 0x01010101
+    three = escaped * 3
+    before = (escaped * 0x01010101) << 8  # in each byte, the escapes in those before
+    bits = (three * 0x01010101) >> 24
+    bit = tl.cumsum(bits, 0) - bits
+    at += bit >> 4
+    first = tl.load(at, mask=bits > 0, other=0).to(tl.int32) & 0xFFFF
+    second = tl.load(at + 1, mask=(bit & 15) + bits > 16, other=0).to(tl.int32)
+    following = ((second << 16) | first) >> (bit & 15)
+    following = (following & 0x3F) | ((following & 0xFC0) << 10)
+    following = (following & 0x00070007) | ((following & 0x00380038) << 5)
+    of_escapes = _looked_up(following, table_low, table_high, PTX)
+    chosen = code | (coded << 2) | (before & three)
+    fields = _looked_up(chosen, of_escapes, table, PTX)
+    _put_four(top, fields, low, out, block, n, BLOCK, LOW_BITS, PTX)
+    tl.debug_barrier()
+    tl.store(out + weights_before + place, listed, mask=i < end)
+    for first_one in range(begin + 128, end, 128):
+        i = first_one + tl.arange(0, 128)
+        place, listed = _listed(rest, lower, positions, exponents, weights_before, i, end, BLOCK, LOW_BITS)
+        tl.store(out + weights_before + place, listed, mask=i < end)
+
+
+@triton.jit
+def _listed(
+    rest: tl.tensor,
+    lower: tl.tensor,
+    positions: tl.tensor,
+    exponents: tl.tensor,
+    weights_before: tl.tensor,
+    i: tl.tensor,
+    end: tl.tensor,
+    BLOCK: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where in their block the listed weights `i`, as far as before `end`, are; and their words."""
+    half: tl.constexpr = BLOCK // 2
+    there = i < end
+    place = tl.load(positions + i, mask=there, other=0).to(tl.int32)
+    exponent = tl.load(exponents + i, mask=there, other=0).to(tl.int32)
+    word = tl.load(rest + weights_before + place, mask=there, other=0).to(tl.int32)
+    word = ((word & 0x80) << 8) | (exponent << (7 + LOW_BITS)) | ((word & 0x7F) << LOW_BITS)
+    if LOW_BITS:
+        byte = tl.load(lower + weights_before // 2 + (place & (half - 1)), mask=there, other=0).to(tl.int32)
+        word |= (byte >> tl.where(place < half, 1, 5)) & 7
+    return place, word.to(tl.int16)
+
+
+@triton.jit
+def _bits(
+    plane: tl.tensor, block: tl.tensor, w: tl.tensor, BLOCK: tl.constexpr, BITS: tl.constexpr
+) -> tl.tensor:
+    """Words with a byte for each of four neighbours, of a plane of 1, 2 or 4 bits a weight."""
+    count: tl.constexpr = BLOCK * BITS // 32
+    word = tl.load(plane.to(tl.pointer_type(tl.int32)) + block * count + w % count)
+    mask: tl.constexpr = ((1 << BITS) - 1) * 0x01010101
+    return (word >> (BITS * (w // count))) & mask
 
 
 @triton.jit
@@ -247,63 +313,6 @@ def _put_four(
 
 
 @triton.jit
-def unpack_planes(
-    rest: tl.tensor,
-    two: tl.tensor,
-    three: tl.tensor,
-    starts: tl.tensor,
-    positions: tl.tensor,
-    exponents: tl.tensor,
-    listed: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    table: tl.tensor,
-    table_low: tl.tensor,
-    table_high: tl.tensor,
-    BLOCK: tl.constexpr,
-    PTX: tl.constexpr,
-) -> None:
-    """One program unpacks a block of weights with 2-bit codes, and 3-bit ones of escapes.
-
-    Four neighbours' 3-bit codes are within two of the stream's 16-bit words, whatever bit they begin at. They
-    are looked up in the order of the escapes; then all four take their exponents from these and from `table`.
-    Listed weights, which have neither code, are put at the end.
-    """
-    words: tl.constexpr = tl.pointer_type(tl.int32)
-    block = tl.program_id(0).to(tl.int64)
-    begin = tl.load(listed + block)
-    end = tl.load(listed + block + 1)
-    stream = three.to(tl.pointer_type(tl.int16)) + tl.load(starts + block).to(tl.int64) * 3
-    w = tl.arange(0, BLOCK // 4)
-    top = tl.load(rest.to(words) + block * (BLOCK // 4) + w)
-    sixteen: tl.constexpr = BLOCK // 16
-    code = tl.load(two.to(words) + block * sixteen + w % sixteen) >> (2 * (w // sixteen))
-    code &= 0x03030303
-    coded = (code | (code >> 1)) & 0x01010101
-    escaped = coded ^ 0x01010101
-    counts = escaped * 0x01010101  # in each byte, the escapes up to it
-    count = counts >> 24
-    bit = 3 * (tl.cumsum(count, 0) - count)
-    low = tl.load(stream + (bit >> 4), mask=count > 0, other=0).to(tl.int32) & 0xFFFF
-    high = tl.load(stream + (bit >> 4) + 1, mask=(bit & 15) + 3 * count > 16, other=0).to(tl.int32)
-    next_codes = ((high << 16) | low) >> (bit & 15)
-    next_codes = (next_codes & 0x3F) | ((next_codes & 0xFC0) << 10)
-    next_codes = (next_codes & 0x00070007) | ((next_codes & 0x00380038) << 5)
-    of_escapes = _looked_up(next_codes, table_low, table_high, PTX)
-    chosen = code | (coded << 2) | ((counts << 8) & (escaped * 3))
-    fields = _looked_up(chosen, of_escapes, table, PTX)
-    _put_four(top, fields, top, out, block, n, BLOCK, 0, PTX)
-    tl.debug_barrier()
-    for first in range(begin, end, 32):
-        i = first + tl.arange(0, 32)
-        at = block * BLOCK + tl.load(positions + i, mask=i < end, other=0)
-        exponent = tl.load(exponents + i, mask=i < end, other=0).to(tl.int16)
-        word = tl.load(rest + at, mask=i < end, other=0).to(tl.int16)
-        word = ((word & 0x80) << 8) | (exponent << 7) | (word & 0x7F)
-        tl.store(out + at, word, mask=i < end)
-
-
-@triton.jit
 def _looked_up(code: tl.tensor, low: tl.tensor, high: tl.tensor, PTX: tl.constexpr) -> tl.tensor:
     """A byte of the tables for each byte of `code`, 0 to 7."""
     if PTX:  # a byte permute takes its four selectors in neighbouring half bytes
@@ -321,16 +330,6 @@ def _looked_up(code: tl.tensor, low: tl.tensor, high: tl.tensor, PTX: tl.constex
         one = (code >> (8 * i)) & 7
         fields |= ((tl.where(one < 4, low, high) >> (8 * (one & 3))) & 0xFF) << (8 * i)
     return fields
-
-
-@triton.jit
-def _escaped(
-    fields: tl.tensor, escapes: tl.tensor, rank: tl.tensor, exponents: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The exponents with that of each word's next escape; the escapes that are left, and their rank."""
-    next_one = escapes & -escapes
-    field = tl.load(exponents + rank, mask=escapes != 0, other=0).to(tl.int32)
-    return fields + field * (next_one >> 3), escapes ^ next_one, rank + 1
 
 
 @triton.jit

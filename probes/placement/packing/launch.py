@@ -67,9 +67,8 @@ _AMD: Final = re.compile(
 )  # the AMD GPUs that Triton 3.9 compiles our kernels for
 _INPUT_EXPONENT: Final = 60  # see `multiplying`
 _WEIGHT_EXPONENT: Final = 64
-_BLOCK: Final = 2048
-_PLANES_BLOCK: Final = 8192
-_PLANES_WARPS = 4
+_BLOCK: Final = 8192
+_WARPS: Final = 4  # that unpack a block of 2-bit codes
 _OF_PRODUCTS: Final = ("rest0", "codes", "values", "positions", "starts")
 
 Parts = Mapping[str, torch.Tensor]
@@ -153,60 +152,32 @@ def unpack_rows(parts: Parts, ids: torch.Tensor, out: torch.Tensor, *, base: int
         )
 
 
-def unpack_ranked(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], low_bits: int) -> bool:
-    """Unpack 3-bit codes into contiguous `out` of 16-bit floats.
+def unpack_planes(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], low_bits: int) -> bool:
+    """Unpack 2-bit codes, and 3-bit ones of their escapes, into contiguous `out` of 16-bit floats.
 
     False where blocks are too small, or memory doesn't begin at a 32-bit word.
     """
-    from probes.placement.packing.kernels import unpack_ranked as kernel
-
-    blocks = parts["starts"].numel()
-    in_words = (parts["rest"], parts["more"], parts["two"], out)
-    if parts["rest"].numel() != blocks * _BLOCK or any(one.data_ptr() % 4 for one in in_words):
-        return False
-    codes = (0, *table)
-    low, high = (int.from_bytes(bytes(codes[i : i + 4]), "little", signed=True) for i in (0, 4))
-    exponents = parts["exponents"] if parts["exponents"].numel() else parts["rest"]  # no null pointer
-    with _on(out.device):
-        kernel[(blocks,)](
-            parts["rest"],
-            parts["more"],
-            parts["two"],
-            exponents,
-            parts["starts"],
-            out.view(torch.int16),
-            out.numel(),
-            low,
-            high,
-            LOW_BITS=low_bits,
-            PTX=_has_ptx(out.device),
-            num_warps=1,
-        )
-    return True
-
-
-def unpack_planes(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...]) -> bool:
-    """Unpack 2-bit codes and 3-bit ones of their escapes into contiguous bfloat16 `out`; False as above."""
     from probes.placement.packing.kernels import unpack_planes as kernel
 
-    blocks = parts["starts"].numel()
-    in_words = (parts["rest"], parts["two"], out)
-    if parts["rest"].numel() != blocks * _PLANES_BLOCK or any(one.data_ptr() % 4 for one in in_words):
+    blocks = parts["starts"].numel() // 2 - 1
+    in_words = (parts["rest"], parts.get("low", out), parts["two"], out)
+    if parts["rest"].numel() != blocks * _BLOCK or any(one.data_ptr() % 4 for one in in_words):
         return False
     codes = ((0, *table[:3]), table[3:7], table[7:])
-    first, low, high = (int.from_bytes(bytes(four), "little", signed=True) for four in codes)
-    named = {name: part if part.numel() else parts["rest"] for name, part in parts.items()}  # no null pointer
+    words = [int.from_bytes(bytes(four), "little", signed=True) for four in codes]
+    names = ("rest", "low", "two", "stream", "starts", "positions", "exponents")
+    there = [parts[name] if name in parts and parts[name].numel() else parts["rest"] for name in names]
     with _on(out.device):
         kernel[(blocks,)](
-            *(named[name] for name in ("rest", "two", "three", "starts", "positions", "exponents", "listed")),
+            *there,  # no null pointer
             out.view(torch.int16),
             out.numel(),
-            first,
-            low,
-            high,
-            BLOCK=_PLANES_BLOCK,
+            blocks,
+            *words,
+            BLOCK=_BLOCK,
+            LOW_BITS=low_bits,
             PTX=_has_ptx(out.device),
-            num_warps=_PLANES_WARPS,
+            num_warps=_WARPS,
         )
     return True
 

@@ -4,18 +4,17 @@ An outline is a packed tensor that is elsewhere: its parts are on meta, all but 
 can be cut.
 
 A weight has a sign and a mantissa, which are noise, and an exponent, which in trained and in Gaussian weights
-takes few values. So sign and mantissa are stored as they are, and the exponent as a code of 3 or 4 bits.
+takes few values. So sign and mantissa are stored as they are, and the exponent as a code of 2 or 4 bits.
 
 ==========  ==================  ====  =======================================================================
 layout      dtype               bits  exponent
 ==========  ==================  ====  =======================================================================
 ``b12``     bfloat16            12    4-bit code: base + code; code 0 is zero; escapes in a list
 ``f28``     float32             28    the same, with 24 bits of sign and mantissa
-``b11``     bfloat16            11    3-bit code of a table; code 0 is an escape, whose exponent is elsewhere
-``h14``     float16             14    the same, with 11 bits of sign and mantissa
 ``b10``     bfloat16            10    2-bit code of a table; code 0 is an escape to a stream of 3-bit codes
+``h13``     float16             13    the same, with 11 bits of sign and mantissa
 ``b12f32``  float32             12    `b12`, for weights whose low 16 bits are all zero
-``h14f32``  float32             14    `h14`, for weights that were float16 once
+``h13f32``  float32             13    `h13`, for weights that were float16 once
 ``bf16``    bfloat16            16    as it is, for weights that are converted before each call
 ==========  ==================  ====  =======================================================================
 """
@@ -38,7 +37,7 @@ class Layout:
     name: str
     dtype: torch.dtype
     via: torch.dtype
-    coded_bits: int  # of an exponent's code: 4 with a list of escapes, 2 and 3 with a table, 8 as it is
+    coded_bits: int  # of an exponent's code: 4 with a list of escapes, 2 with a table, 8 as it is
 
     @property
     def word(self) -> torch.dtype:
@@ -67,33 +66,30 @@ B12: Final = Layout("b12", torch.bfloat16, torch.bfloat16, 4)
 F28: Final = Layout("f28", torch.float32, torch.float32, 4)
 
 
-B11: Final = Layout("b11", torch.bfloat16, torch.bfloat16, 3)
-
-
 B10: Final = Layout("b10", torch.bfloat16, torch.bfloat16, 2)
 
 
-H14: Final = Layout("h14", torch.float16, torch.float16, 3)
+H13: Final = Layout("h13", torch.float16, torch.float16, 2)
 
 
 B12F32: Final = Layout("b12f32", torch.float32, torch.bfloat16, 4)
 
 
-H14F32: Final = Layout("h14f32", torch.float32, torch.float16, 3)
+H13F32: Final = Layout("h13f32", torch.float32, torch.float16, 2)
 
 
 BF16: Final = Layout("bf16", torch.bfloat16, torch.bfloat16, 8)
 
 
-LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B11, B10, H14, B12F32, H14F32, BF16)}
+LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B10, H13, B12F32, H13F32, BF16)}
 
 
 @dataclass(frozen=True)
 class Packed:
     """One packed tensor. `parts` are flat tensors on one device; their dtypes and order are the layout's.
 
-    With 4-bit codes, an exponent is `base` + code. With 3-bit codes, `table` has the exponents of codes
-    1 to 7; with 2-bit codes, those of codes 1 to 3 and then those of the eight 3-bit codes of their escapes.
+    With 4-bit codes, an exponent is `base` + code. With 2-bit codes, `table` has the exponents of codes 1 to
+    3, and then those of the 3-bit codes.
     """
 
     layout: Layout
@@ -145,7 +141,7 @@ class Packed:
     def unit(self) -> int:
         """Weights that parts of it are multiples of, and so many that they take a multiple of 8 bytes."""
         if self.table:
-            return int(self.parts["rest"].numel() // self.parts["starts"].numel())
+            return int(self.parts["rest"].numel() // (self.parts["starts"].numel() // 2 - 1))
         return self.grid.width * max(self.grid.group_rows, 4)
 
     def part(self, first: int, last: int) -> "Packed":
@@ -162,15 +158,18 @@ class Packed:
         return self.piece(top, bottom, slice(begin, end))
 
     def _blocks(self, first: int, last: int, weights: int) -> "Packed":
-        """Blocks of 3-bit codes; where their escapes begin is counted again."""
-        starts, blocks = self.parts["starts"], self.parts["starts"].numel()
-        begin = int(starts[first])
-        end = int(starts[last]) if last < blocks else self.parts["exponents"].numel()
+        """Blocks of 2-bit codes; where their parts of the stream and of the list begin is counted again."""
+        starts = self.parts["starts"].view(2, -1)
+        own = starts[:, first : last + 1]
+        stream, listed = (slice(*edges) for edges in own[:, [0, -1]].tolist())
+        blocks = starts.shape[1] - 1
         parts = {
             name: part[first * part.numel() // blocks : last * part.numel() // blocks]
             for name, part in self.parts.items()
         }
-        parts["exponents"], parts["starts"] = self.parts["exponents"][begin:end], starts[first:last] - begin
+        parts["stream"] = self.parts["stream"].view(-1, 3)[stream].view(-1)
+        parts |= {name: self.parts[name][listed] for name in ("positions", "exponents")}
+        parts["starts"] = (own - own[:, :1]).reshape(-1)
         return Packed(self.layout, (weights,), parts, table=self.table)
 
     def cut(self, most: int) -> "list[tuple[int, Packed]]":

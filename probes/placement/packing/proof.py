@@ -21,7 +21,7 @@ import torch
 
 from probes.core.codec import load
 from probes.placement.packing import launch
-from probes.placement.packing.packed import B11, B12, F28, H14, Layout, Packed
+from probes.placement.packing.packed import B10, B12, F28, H13, Layout, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
 
@@ -29,7 +29,7 @@ RECORDED: Final = Path(__file__).with_name("proof.json")  # digests of what emul
 KINDS: Final = ("gaussian", "no escapes", "rows of escapes", "every pattern")
 OF_PRODUCTS: Final = ("gaussian", "no escapes", "rows of escapes", "cancelling")
 _SHAPES: Final = ((16, 512), (5, 1030), (33, 256), (70_001,), (2, 9000))
-_LENGTHS: Final = ((131_072,), (131_073,), (133_120,), (140_001,), (64, 2176))  # 3-bit codes from 2^17 on
+_LENGTHS: Final = ((131_072,), (131_073,), (133_120,), (140_001,), (64, 2176))  # 2-bit codes from 2^17 on
 _TABLES: Final = ((200, 2048), (64, 512), (33, 1030), (16, 8192), (70, 768))
 _EVEN: Final = ((37, 512), (6, 1024), (64, 2048), (1, 4096), (100, 1536))
 _UNEVEN: Final = ((37, 1152), (6, 1922), (64, 514), (1, 3000), (100, 1300))
@@ -116,8 +116,8 @@ def cases() -> Iterator[Case]:
     for kernel, dtype, layout, shapes in (
         ("unpack_b12", torch.bfloat16, B12, _SHAPES),
         ("unpack_f28", torch.float32, F28, _SHAPES),
-        ("unpack_ranked b11", torch.bfloat16, B11, _LENGTHS),
-        ("unpack_ranked h14", torch.float16, H14, _LENGTHS),
+        ("unpack_planes b10", torch.bfloat16, B10, _LENGTHS),
+        ("unpack_planes h13", torch.float16, H13, _LENGTHS),
     ):
         for shape, _, kind in _turns(shapes, KINDS):
             yield unpacked(kernel, shape, kind, dtype, layout)

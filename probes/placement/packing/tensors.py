@@ -13,24 +13,16 @@ from typing import Final
 import torch
 
 from probes.placement.packing import codecs, launch
-from probes.placement.packing.codecs import (
-    Place,
-    best_table,
-    block_of,
-    decode_ranked,
-    encode_ranked,
-    ranked_parts,
-)
+from probes.placement.packing.codecs import Place, best_table, block_of
 from probes.placement.packing.format import PackedForm, PartForm, aligned, grid, worth_it
 from probes.placement.packing.packed import (
     B10,
-    B11,
     B12,
     B12F32,
     BF16,
     F28,
-    H14,
-    H14F32,
+    H13,
+    H13F32,
     LAYOUTS,
     Layout,
     Packed,
@@ -39,7 +31,7 @@ from probes.placement.packing.packed import (
 )
 
 _USUAL: Final[Mapping[torch.dtype, Layout]] = MappingProxyType(
-    {torch.bfloat16: B12, torch.float16: H14, torch.float32: F28}
+    {torch.bfloat16: B12, torch.float16: H13, torch.float32: F28}
 )
 
 
@@ -81,7 +73,7 @@ class Values:
 def pack(tensor: torch.Tensor, *, dense: bool = False, layout: Layout | None = None) -> Packed | None:
     """Pack a tensor on its device, or return None where that isn't worth it or its dtype has no layout.
 
-    `dense` chooses 3-bit codes for bfloat16 (11.2 bits a weight instead of 12), from which no product can
+    `dense` chooses 2-bit codes for bfloat16 (10.9 bits a weight instead of 12), from which no product can
     be computed. With a `layout` of its dtype, it is packed so even where that isn't worth it. A subclass of
     Tensor isn't packed: its bits may not be its own.
     """
@@ -162,20 +154,18 @@ def unpack_by_operations(packed: Packed, out: torch.Tensor) -> None:
             out.copy_(flat.view(packed.shape))
         return
     pieces: Iterator[tuple[int, torch.Tensor]]
-    if packed.layout is B10:
-        pieces = codecs.decode_planes(parts, packed.table)
-    elif packed.table:
-        pieces = decode_ranked(packed.layout, parts, packed.table)
+    if packed.table:
+        pieces = codecs.decode_planes(packed.layout, parts, packed.table)
     else:
         pieces = codecs.decode_window(packed.layout, parts, cut, packed.base)
     for start, words in pieces:
         piece = flat[start : start + words.numel()]
         piece.copy_(_floats(packed.layout, words[: piece.numel()]))
-    if not packed.table and parts["values"].numel():
-        indices = codecs.escape_indices(parts, cut)
-        flat[indices] = _floats(packed.layout, parts["values"]).to(flat.dtype)
-    if packed.layout is B10:
-        indices, words = codecs.listed_words(parts)
+    if packed.table:
+        indices, words = codecs.listed_words(packed.layout, parts)
+    else:
+        indices, words = codecs.escape_indices(parts, cut), parts["values"]
+    if words.numel():
         flat[indices] = _floats(packed.layout, words).to(flat.dtype)
     if not out.is_contiguous():
         out.copy_(flat.view(packed.shape))
@@ -187,10 +177,8 @@ def _unpack_by_kernel(packed: Packed, out: torch.Tensor) -> bool:
     fits = out.is_contiguous() and out.dtype is layout.dtype is layout.via
     if not fits or layout is BF16 or not launch.usable(packed.device):
         return False
-    if layout is B10:
-        return launch.unpack_planes(packed.parts, out, table=packed.table)
     if packed.table:
-        return launch.unpack_ranked(packed.parts, out, table=packed.table, low_bits=layout.mantissa_bits - 7)
+        return launch.unpack_planes(packed.parts, out, table=packed.table, low_bits=layout.mantissa_bits - 7)
     launch.unpack_window(
         packed.parts, out, rows=cut.rows, width=cut.width, group_rows=cut.group_rows, base=packed.base
     )
@@ -221,14 +209,10 @@ def _encode(
         return torch.nn.functional.pad(piece, (0, last - n), value=padding) if last > n else piece
 
     words = codecs.Words(values.device, read)
-    if layout is B10:
-        padded = n + -n % block_of(n, large=codecs.PLANES_BLOCK)
-        sizes = codecs.planes_parts(padded)
-        others = codecs.encode_planes(layout, words, padded, table=table, place=allocate(sizes))
-    elif table:
+    if table:
         padded = n + -n % block_of(n)
-        sizes = ranked_parts(layout, padded)
-        others = encode_ranked(layout, words, padded, table=table, place=allocate(sizes))
+        sizes = codecs.planes_parts(layout, padded)
+        others = codecs.encode_planes(layout, words, padded, table=table, place=allocate(sizes))
     else:
         cut = grid(values.shape)
         sizes = codecs.window_parts(layout, cut)
@@ -244,14 +228,14 @@ def _encode(
 def _narrowest(values: Values, *, dense: bool) -> Layout:
     """The layout for weights: one of 16 bits for float32 weights where the others say nothing."""
     if values.dtype is not torch.float32:
-        return B11 if dense and values.dtype is torch.bfloat16 else _USUAL[values.dtype]
+        return B10 if dense and values.dtype is torch.bfloat16 else _USUAL[values.dtype]
     narrow = half = True
     for _, piece in values.pieces():
         narrow = narrow and not bool((piece.view(torch.int32) & 0xFFFF).any())
         half = half and _is_half(piece)
         if not narrow and not half:
             return F28
-    return B12F32 if narrow else H14F32
+    return B12F32 if narrow else H13F32
 
 
 def _is_half(piece: torch.Tensor) -> bool:
@@ -267,10 +251,8 @@ def _code(layout: Layout, values: Values, *, least: float) -> tuple[int, tuple[i
     # an odd step: no column of a matrix is preferred; and a sample that says no may be wrong
     for step in (prod(values.shape) // _SAMPLE | 1, 1):
         counts, zeros = _counts(layout, values, step)
-        if layout.coded_bits == 3:
+        if layout.coded_bits == 2:
             base, (table, share) = 0, best_table(counts)
-        elif layout is B10:
-            base, (table, share) = 0, codecs.best_tables(counts)
         else:
             table, (base, share) = (), codecs.best_base(counts)
             share += zeros
@@ -306,4 +288,4 @@ def _floats(layout: Layout, words: torch.Tensor) -> torch.Tensor:
     if layout is B12F32:
         return (words.to(torch.int32) << 16).view(torch.float32)
     floats = words.view(layout.via)
-    return floats.to(torch.float32) if layout is H14F32 else floats
+    return floats.to(torch.float32) if layout is H13F32 else floats

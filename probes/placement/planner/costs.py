@@ -43,7 +43,7 @@ class Option:
     wire_bytes: int = 0
     slot_bytes: int = 0  # least size of the staging buffers ("slots") it is copied to; 0: it isn't copied
     scratch_bytes: int = 0  # likewise of the buffers it is unpacked to
-    dense: bool = False  # packed with 3-bit codes
+    dense: bool = False  # packed with 2-bit codes
     kept: bool = False  # with the bits that the model has, and converted for each call
     table: bool = False  # packed and never unpacked as a whole
     pieces: int = 1  # in which it is copied and unpacked, each through a slot
@@ -153,7 +153,7 @@ class PythonTime:
 
 
 def packed_bytes(tensor: TensorDescription, *, dense: bool = False) -> int:
-    """Bytes of a tensor in a packed block; plain where packing saves nothing. `dense`: with 3-bit codes."""
+    """Bytes of a tensor in a packed block; plain where packing saves nothing. `dense`: with 2-bit codes."""
     dense = dense and tensor.numbers >= DENSE_FROM
     return aligned(estimate(tensor.given_dtype, tensor.numbers, dense=dense))
 
@@ -397,7 +397,7 @@ class BlockCosts:
 
     @property
     def may_be_dense(self) -> bool:
-        """Whether it can be packed with 3-bit codes, which only the Triton kernels unpack fast enough."""
+        """Whether it can be packed with 2-bit codes, which only the Triton kernels unpack fast enough."""
         return self.machine.triton and main_dtype(self.block) == "bfloat16"
 
     def copied_s(self, n_bytes: float) -> float:

@@ -55,7 +55,7 @@ class Constants:
     vram_bytes: int
     vram_rate: float  # kernels reading VRAM
     unpack_rate: float  # packed bytes read plus unpacked bytes written, with 4-bit codes
-    ranked_rate: float  # likewise with 3-bit codes, whose escapes are counted
+    ranked_rate: float  # likewise with 2-bit codes, whose escapes are counted
     activation_rate: float  # kernels besides products reading and writing activations, mostly in a cache
     operations_rate: float  # unpacking by torch operations, where no kernel writes the wanted dtype
     fused_rate: float  # packed bytes read by a product straight from them; 0: there is no such product
@@ -208,7 +208,7 @@ class _Profile:
             vram_bytes=int(self._value("vram_gib") * GIB),
             vram_rate=vram,
             unpack_rate=self._kernels_rate(unpack, "unpack_b12"),
-            ranked_rate=self._kernels_rate(unpack, "unpack_ranked b11", nvidia="ranked"),
+            ranked_rate=self._kernels_rate(unpack, "unpack_planes b10", nvidia="ranked"),
             activation_rate=self._at_most(vram, "activations"),
             operations_rate=peak * self._reached("torch_unpack"),
             experts_rate=self._at_most(vram, "experts"),

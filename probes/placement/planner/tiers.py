@@ -35,7 +35,7 @@ PIECE_SPARE: Final = 0.01  # room in a slot beyond an equal piece: rows pack to 
 
 
 def when_packed(costs: BlockCosts, *, dense: bool) -> Iterator[Option]:
-    """The packed tiers: in VRAM, in pinned memory, and there in pieces. `dense`: with 3-bit codes."""
+    """The packed tiers: in VRAM, in pinned memory, and there in pieces. `dense`: with 2-bit codes."""
     fused = costs.fuses() and not dense
     packed = sum(packed_bytes(tensor, dense=dense) for tensor in costs.block.tensors)
     plain = _fused(costs, packed) if fused else _unpacked(costs, dense=dense)

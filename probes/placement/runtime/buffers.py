@@ -278,7 +278,7 @@ class StorageOptions:
     """What a plan says of how blocks are stored, besides their tiers. Names of blocks."""
 
     fast: bool  # few rows are multiplied with packed weights
-    dense: Collection[str] = ()  # packed with 3-bit codes
+    dense: Collection[str] = ()  # packed with 2-bit codes
     kept: Collection[str] = ()  # kept as bfloat16 and converted for each call
     tables: Collection[str] = ()  # packed and never unpacked as a whole
 

@@ -40,7 +40,7 @@ from probes.placement.runtime.hooks import (
 )
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
-from probes.placement.runtime.streams import HostStreams, Streams, streams_of
+from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.runtime.weight_sources import ModelWeights
 from probes.placement.types import CardsPlan, Plan, Tier
 
@@ -338,9 +338,9 @@ def streams_of_cards(count: int, device: Devices) -> list[Streams]:
                 f"the plan is for {count} cards, one device is named: {streams.device}",
                 "name each of them, device=['cuda:0', 'cuda:1'], or none",
             )
-        return [HostStreams() for _ in range(count)]
+        return [Streams() for _ in range(count)]
     if not torch.cuda.is_available():
-        return [HostStreams() for _ in range(count)]
+        return [Streams() for _ in range(count)]
     if torch.cuda.device_count() < count:
         raise PlacementError(
             f"the plan is for {count} cards, torch sees {torch.cuda.device_count()} GPUs",

@@ -1,6 +1,6 @@
 """Streams of device work, ordered by events: one computes, one copies, one unpacks.
 
-`CudaStreams` are CUDA's (or HIP's) own, with graphs. `HostStreams` do everything at once, for machines
+`CudaStreams` are CUDA's (or HIP's) own, with graphs. Plain `Streams` do everything at once, for machines
 without a GPU. Tests have streams that put work off for as long as events allow, to find an order that isn't
 enforced.
 """
@@ -20,27 +20,32 @@ from probes.hardware.torch_build import first_line
 
 Work = Callable[[], object]
 
-# What any streams can do
+# What any streams can do, and how it is done without a GPU: in the calling thread, as soon as it comes
 
 
-class Event(Protocol):
+class Event:
     """A point in a stream, recorded again and again. A wait for it means its latest recording."""
+
+    at = 0.0  # seconds of the host's clock, where there is no GPU
 
     def reached(self) -> bool:
         """Whether all work before it is done."""
+        return True
 
     def block(self) -> None:
         """Make the calling thread wait until it is reached."""
 
 
-class Stream(Protocol):
-    """Work in order. Marks are of the same `Streams`."""
+class Stream:
+    """Work in order. Events are of the same `Streams`."""
 
     def run(self, work: Work) -> None:
         """Append work."""
+        work()
 
     def record(self, event: Any) -> None:
         """Let the event be reached when all work so far is done."""
+        event.at = time.perf_counter()
 
     def wait(self, event: Any) -> None:
         """Do nothing that follows before the event is reached."""
@@ -58,17 +63,21 @@ class Graph(Protocol):
         """Append all of it to the compute stream."""
 
 
-class Streams(Protocol):
-    """The three streams of a device. `compute` is where the model's own operations go."""
+class Streams:
+    """The three streams of a device, here of the CPU. `compute` is where the model's own operations go."""
 
-    device: torch.device
-    records: bool  # whether there are graphs
+    records = False  # whether there are graphs
     compute: Stream
     copy: Stream
     unpack: Stream
 
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self.compute = self.copy = self.unpack = Stream()
+
     def event(self) -> Event:
         """An event that nothing has recorded yet."""
+        return Event()
 
     def use(self, memory: torch.Tensor) -> None:
         """Tell the allocator that all streams use the memory: none of it is reused before they are done."""
@@ -76,17 +85,20 @@ class Streams(Protocol):
     def finish(self) -> None:
         """Wait until every stream is done."""
 
-    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:
+    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002
         """Record what `work` hands to the streams, which are idle; none of it is done.
 
         Graphs recorded `beside` another share its memory; they are never replayed at the same time.
+        Raises PlacementError where there are none.
         """
+        raise PlacementError("there are no graphs without a GPU")
 
-    def bundled(self, work: Work, written: torch.Tensor) -> Work:
+    def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002
         """Work that was done once, in a form that costs the host less to hand over if possible. May wait.
 
         `written`: the bytes that it writes.
         """
+        return work
 
     def end_stream(self) -> None:
         """Let what waits for the copy that was just recorded get a stream of the graph's own.
@@ -99,9 +111,11 @@ class Streams(Protocol):
 
     def stopwatch(self) -> Any:
         """An event that knows when it was reached."""
+        return Event()
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Between two of `stopwatch`, both reached."""
+        return float(end.at - begin.at)
 
 
 def streams_of(device: torch.device | str | None) -> Streams:
@@ -113,7 +127,7 @@ def streams_of(device: torch.device | str | None) -> Streams:
             f"{device!r} isn't a device: {first_line(error)}", "name cuda, cuda:1 or cpu"
         ) from None
     if named.type == "cpu":
-        return HostStreams()
+        return Streams()
     if named.type != "cuda":
         raise PlacementError(f"models can be placed on cuda (AMD's GPUs too) and cpu, not on {named}")
     if (named.index or 0) >= torch.cuda.device_count():
@@ -165,85 +179,6 @@ class Stopwatches:
         return sums
 
 
-# Without a GPU
-
-
-class _HostEvent:
-    """An event that is reached as soon as it is recorded."""
-
-    def reached(self) -> bool:
-        return True
-
-    def block(self) -> None:
-        """Do nothing: host work is done when `run` returns."""
-
-
-class _HostTimedEvent(_HostEvent):
-    """An event that knows when it was recorded last, on the host's clock."""
-
-    at = 0.0
-
-
-class _HostStream:
-    """A stream whose work is done when it is handed over."""
-
-    def run(self, work: Work) -> None:
-        work()
-
-    def record(self, event: Any) -> None:
-        if isinstance(event, _HostTimedEvent):
-            event.at = time.perf_counter()
-
-    def wait(self, event: Any) -> None:
-        """Do nothing: the event was reached before this call."""
-
-    def follow(self) -> None:
-        """Do nothing: host work is done when `run` returns."""
-
-
-class HostStreams:
-    """Everything in the calling thread, in the order in which it comes."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.records = False
-        self.compute: Stream = _HostStream()
-        self.copy: Stream = self.compute
-        self.unpack: Stream = self.compute
-
-    def event(self) -> Event:
-        """An event that is always reached."""
-        return _HostEvent()
-
-    def use(self, memory: torch.Tensor) -> None:
-        """They are done at once."""
-
-    def finish(self) -> None:
-        """Do nothing: host work is done when `run` returns."""
-
-    def record(self, work: Callable[[], Any], *, beside: Any | None) -> Graph:  # noqa: ARG002  # Streams
-        """Nothing would be gained by it. Raises PlacementError."""
-        raise PlacementError("there are no graphs without a GPU")
-
-    def bundled(self, work: Work, written: torch.Tensor) -> Work:  # noqa: ARG002  # Streams
-        """Return `work` unchanged: there are no graphs without a GPU."""
-        return work
-
-    def end_stream(self) -> None:
-        """Do nothing: host work has no stream to end."""
-
-    def forget(self) -> None:
-        """Do nothing: there are no graphs without a GPU."""
-
-    def stopwatch(self) -> _HostTimedEvent:
-        """A reading of the host's clock."""
-        return _HostTimedEvent()
-
-    def seconds(self, begin: _HostTimedEvent, end: _HostTimedEvent) -> float:
-        """By the host's clock."""
-        return end.at - begin.at
-
-
 # With a GPU
 
 # torch's allocator takes this much for small tensors of a stream that has none yet. The first graph
@@ -260,7 +195,7 @@ _IS_CAPTURING: Final[Callable[[], bool]] = getattr(
 )
 
 
-class _CudaEvent:
+class _CudaEvent(Event):
     """A CUDA (or HIP) event."""
 
     def __init__(self, *, timed: bool = False) -> None:
@@ -273,7 +208,7 @@ class _CudaEvent:
         self.event.synchronize()
 
 
-class _OwnStream:
+class _OwnStream(Stream):
     """A CUDA (or HIP) stream of our own."""
 
     def __init__(self, device: torch.device) -> None:
@@ -312,7 +247,7 @@ class _OwnStream:
         """Do nothing: work on one stream already runs in order."""
 
 
-class _CallersStream:
+class _CallersStream(Stream):
     """Whichever stream of the device is current when work comes: the caller's."""
 
     def __init__(self, device: torch.device) -> None:
@@ -352,17 +287,18 @@ class _CallersStream:
         return stream
 
 
-class CudaStreams:
+class CudaStreams(Streams):
     """Two streams of our own beside the caller's."""
 
+    records = True
+
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.records = True
+        super().__init__(device)
         self._caller = _CallersStream(device)
-        self.compute: Stream = self._caller
+        self.compute = self._caller
         self.forked = _OwnStream(device), _OwnStream(device)
-        self.copy: Stream = self.forked[0]
-        self.unpack: Stream = self.forked[1]
+        self.copy = self.forked[0]
+        self.unpack = self.forked[1]
         self._recording = torch.cuda.Stream(device)
         self._bundles: list[_UnpackGraph] = []  # of which the first has the pool of all
         self.why_unbundled = ""  # why unpacking is handed over kernel by kernel, if it is

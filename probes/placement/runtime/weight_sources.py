@@ -98,7 +98,7 @@ class ModelWeights(Protocol):
     def packed(self, entry: Entry, *, dense: bool) -> PackedValues | None:
         """The values packed, dimensions as in memory (`as_stored`); None where that saves nothing.
 
-        `dense`: with 3-bit codes.
+        `dense`: with 2-bit codes.
         """
 
     def restorer(self, entry: Entry, view: torch.Tensor) -> Callable[[], torch.Tensor]:

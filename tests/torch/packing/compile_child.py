@@ -37,9 +37,10 @@ def cases(target, ptx: bool):
     planes = {f"rest{i}": BYTES for i in range(3)}
     f28 = {**planes, "codes": BYTES, **ESCAPES, "values": WORDS, "out": WORDS}
     yield kernels.unpack_f28, {**f28, "n": "i32", "rows": "i32", "base": "i32"}, {**cut, "BLOCK": 1024}, 4
-    ranked = dict.fromkeys(("rest", "more", "two", "exponents"), BYTES) | {"starts": WORDS, "out": SHORTS}
-    ranked |= dict.fromkeys(("n", "table_low", "table_high"), "i32")
-    yield kernels.unpack_ranked, ranked, {"LOW_BITS": 3, "PTX": ptx}, 1
+    planes = dict.fromkeys(("rest", "lower", "two"), BYTES) | {"stream": SHORTS, "starts": WORDS}
+    planes |= {"positions": SHORTS, "exponents": BYTES, "out": SHORTS}
+    planes |= dict.fromkeys(("n", "blocks", "table", "table_low", "table_high"), "i32")
+    yield kernels.unpack_planes, planes, {"BLOCK": 8192, "LOW_BITS": 3, "PTX": ptx}, 4
     product = {"x": WEIGHTS, **MATRIX, "bias": WEIGHTS, "y": WEIGHTS, "n": "i32", "scale": "fp32"}
     for rows, k in ((1, K), (16, K), (1, UNEVEN), (16, UNEVEN)):
         tile = fused(rows, (K, k), narrow=narrow)

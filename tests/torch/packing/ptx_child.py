@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from probes.placement.packing import codecs, proof
-from probes.placement.packing.packed import B11
+from probes.placement.packing.packed import B10
 from probes.placement.packing.tensors import unpack
 
 _SHARED = 227 << 10  # bytes of shared memory that a block may have
@@ -50,9 +50,9 @@ def cases(capability: int, *, first: bool) -> Iterator[Ordered]:
         for skipped in (1, 2):
             yield unpacked(f"b12, {skipped} into memory", tensor, skipped=skipped)
             yield unpacked(f"f28, {skipped} into memory", tensor.float() * 1.0001, skipped=skipped)
-            yield unpacked(f"b11, {skipped} into memory", tensor, B11, skipped=skipped)
+            yield unpacked(f"b10, {skipped} into memory", tensor, B10, skipped=skipped)
         yield unpacked("b12, a part", tensor, part=True)
-        yield unpacked("b11, a part", tensor, B11, part=True)
+        yield unpacked("b10, a part", tensor, B10, part=True)
 
 
 def unpacked(

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_ranked", "one_row", "few_rows"}
+KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_planes", "one_row", "few_rows"}
 EXPERT_KERNELS = {"gather", "unpack_expert", "gate_up", "down"}
 
 
@@ -31,6 +31,6 @@ def test_kernels_compile_for_amd_without_ptx_and_for_nvidia_with_it(tmp_path):
     for target in ("gfx90a", "gfx1100", "90"):
         assert {row["kernel"] for row in found if row["target"] == target} == KERNELS | EXPERT_KERNELS
     with_ptx = {(row["kernel"], row["target"]) for row in found if row["ptx"]}
-    coded = ("unpack_b12", "rows_b12", "unpack_ranked", "one_row", "few_rows")
+    coded = ("unpack_b12", "rows_b12", "unpack_planes", "one_row", "few_rows")
     assert with_ptx == {(kernel, "90") for kernel in (*coded, "unpack_expert", "gate_up", "down")}
     assert {row["kernel"] for row in found if row["spills"] > 8} == set()

@@ -11,7 +11,7 @@ from children import lines
 
 CHILD = Path(__file__).with_name("ptx_child.py")
 TARGETS = ("90", "80") if os.environ.get("ALL_CASES") else ("90",)  # both as `make thorough` has it
-KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_ranked", "one_row", "few_rows"}
+KERNELS = {"unpack_b12", "rows_b12", "unpack_f28", "unpack_planes", "one_row", "few_rows"}
 KERNELS |= {"gather", "unpack_expert", "gate_up", "down"}
 
 

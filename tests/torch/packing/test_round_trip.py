@@ -12,12 +12,12 @@ from probes.core.codec import decode, encode
 from probes.placement.packing import codecs, tensors
 from probes.placement.packing.format import PackedForm, estimate
 from probes.placement.packing.packed import (
-    B11,
+    B10,
     B12,
     BF16,
     F28,
-    H14,
-    H14F32,
+    H13,
+    H13F32,
     LAYOUTS,
     Packed,
     form,
@@ -50,13 +50,13 @@ def gaussian(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) ->
 
 def forced(tensor: torch.Tensor, layout=None) -> Packed:
     """Packed even where it isn't worth it."""
-    layout = layout or {torch.bfloat16: B12, torch.float16: H14, torch.float32: F28}[tensor.dtype]
+    layout = layout or {torch.bfloat16: B12, torch.float16: H13, torch.float32: F28}[tensor.dtype]
     packed = pack(tensor, layout=layout)
     assert packed
     return packed
 
 
-@pytest.mark.parametrize("layout", [B12, B11, H14], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [B12, B10, H13], ids=lambda layout: layout.name)
 def test_all_65536_patterns_come_back_though_nothing_is_saved(layout):
     words = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
     for order in (
@@ -70,11 +70,11 @@ def test_all_65536_patterns_come_back_though_nothing_is_saved(layout):
         assert same(unpack(forced(tensor.view(16, 4096), layout)), tensor.view(16, 4096))
 
 
-@pytest.mark.parametrize("layout", [B12, B11, H14], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [B12, B10, H13], ids=lambda layout: layout.name)
 def test_all_65536_patterns_come_back_among_weights_that_pack(layout):
     odd = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(layout.dtype)
     tensor = torch.cat((gaussian(1 << 20, dtype=layout.dtype), odd, gaussian(1 << 20, dtype=layout.dtype)))
-    packed = pack(tensor, dense=layout is B11)
+    packed = pack(tensor, dense=layout is B10)
     assert packed is not None
     assert packed.layout is layout
     assert same(unpack(packed), tensor)
@@ -93,12 +93,20 @@ def test_codes_and_escapes_are_what_the_layout_says(escapes, dense):
     words = [int(word) & 0xFFFF for word in bits(tensor)]
     fields = [word >> 7 & 255 for word in words]
     if dense:
-        assert found.table == tuple(sorted(found.table))
-        code_of = {exponent: code for code, exponent in enumerate(found.table, start=1)}
-        assert found.parts["exponents"].tolist() == [field for field in fields if field not in code_of]
-        block = tensor.numel() // found.parts["starts"].numel()
-        before = [sum(field not in code_of for field in fields[:at]) for at in range(0, len(fields), block)]
-        assert found.parts["starts"].tolist() == before
+        first, after = found.table[:3], found.table[3:]
+        assert [first, after] == [tuple(sorted(first)), tuple(sorted(after))]
+        assert found.parts["exponents"].tolist() == [field for field in fields if field not in found.table]
+        starts = found.parts["starts"].view(2, -1).tolist()
+        block = tensor.numel() // (len(starts[0]) - 1)
+        stream = sum((word & 0xFFFF) << (16 * at) for at, word in enumerate(found.parts["stream"].tolist()))
+        for number, at in enumerate(range(0, len(fields), block)):
+            escaped = [field for field in fields[at : at + block] if field not in first]
+            codes = [stream >> 3 * (16 * starts[0][number] + rank) & 7 for rank in range(len(escaped))]
+            listed = [rank for rank, field in enumerate(escaped) if field not in after]
+            assert starts[1][number + 1] - starts[1][number] == len(listed)
+            assert [after[c] for r, c in enumerate(codes) if r not in listed] == [
+                f for f in escaped if f in after
+            ]
         assert found.parts["rest"].tolist() == [word >> 8 & 128 | word & 127 for word in words]
         return
     coded = [found.base < field <= found.base + 15 for field in fields]
@@ -217,7 +225,7 @@ def test_any_mixture_of_exponents_comes_back(data):
     assert same(unpack(forced(tensor)), tensor)
 
 
-@pytest.mark.parametrize(("narrow", "layout"), [(torch.bfloat16, "b12f32"), (torch.float16, "h14f32")])
+@pytest.mark.parametrize(("narrow", "layout"), [(torch.bfloat16, "b12f32"), (torch.float16, "h13f32")])
 def test_float32_weights_that_were_16_bits_wide_take_half(narrow, layout):
     tensor = gaussian(512, 512, dtype=narrow)
     tensor[0, :4] = torch.tensor([0.0, -0.0, math.inf, -math.inf], dtype=narrow)
@@ -244,7 +252,7 @@ def test_nan_of_a_float16_once_is_kept_to_the_bit():
 def test_nan_is_never_kept_as_half(nan):
     """Its bits depend on who converts it: a GPU may give others than the CPU on which it was packed."""
     tensor = gaussian(512, 512, dtype=torch.float16).float()
-    assert pack(tensor).layout is H14F32
+    assert pack(tensor).layout is H13F32
     tensor.view(torch.int32)[511, 511] = nan
     assert same(tensor.half().float(), tensor)  # by this CPU it comes back
     assert pack(tensor).layout is F28
@@ -253,8 +261,8 @@ def test_nan_is_never_kept_as_half(nan):
 def test_gaussian_weights_take_the_bits_they_should():
     for dtype, dense, most in (
         (torch.bfloat16, False, 12.1),
-        (torch.bfloat16, True, 11.3),
-        (torch.float16, False, 14.25),
+        (torch.bfloat16, True, 10.9),
+        (torch.float16, False, 13.9),
         (torch.float32, False, 28.1),
     ):
         assert bits_per_weight(pack(gaussian(1024, 1024, dtype=dtype), dense=dense)) <= most
@@ -381,7 +389,7 @@ def test_gaussian_weights_of_any_width_take_no_more_than_estimated(dtype, dense,
     weights = torch.randn(1 << 21, generator=torch.Generator().manual_seed(3)) * (0.0175 * 2**octave)
     taken = form(pack(weights.to(dtype), dense=dense)).n_bytes
     estimated = estimate(str(dtype).removeprefix("torch."), 1 << 21, dense=dense)
-    assert 0.993 * estimated <= taken <= estimated
+    assert 0.985 * estimated <= taken <= estimated
 
 
 def test_packing_keeps_the_bits_of_a_negative_view():

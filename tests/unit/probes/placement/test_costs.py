@@ -134,10 +134,13 @@ def test_an_input_row_of_a_transposed_weight_is_as_long_as_its_first_dimension()
 
 
 @pytest.mark.parametrize(
-    ("shape", "took"), [((256, 2048), 2.5), ((2048, 2048), 5.9), ((11008, 2048), 23.0), ((8192, 8192), 62.7)]
+    ("shape", "took"), [((2048, 2048), 6.5), ((11008, 2048), 27.7), ((8192, 8192), 76.1)]
 )
-def test_times_of_unpacking_3_bit_codes_on_an_h200(shape: tuple[int, int], took: float) -> None:
-    """Microseconds of a layer's unpacking, many one behind the other: docs/decisions/0069."""
+def test_times_of_unpacking_2_bit_codes_on_an_h200(shape: tuple[int, int], took: float) -> None:
+    """Microseconds of a layer's unpacking, many one behind the other: docs/decisions/0140.
+
+    256 x 2048 take 4.1, for which 2.3 are planned: they are 64 blocks, for 132 multiprocessors.
+    """
     block = BlockDescription("0", (TensorDescription("0.weight", shape, "bfloat16"),))
     found = options(block, profile("h200"), Pass(1, 1, 1, "exact", captured=True))
     dense = next(option for option in found if option.tier == "packed" and option.dense)
@@ -368,14 +371,12 @@ def test_a_recorded_pass_with_large_activations_has_room_for_a_buffer_that_no_ot
     assert captured.loose_rounding - eager.loose_rounding == POOL_SEGMENTS * SEGMENT + more
 
 
-def test_three_bit_codes_take_hardly_longer_to_unpack_than_four_bit_codes() -> None:
-    """An H200 unpacks 8192 x 8192 weights with 4-bit codes in 60 to 61 us, with 3-bit codes in 62 to 63."""
+def test_two_bit_codes_take_a_quarter_longer_to_unpack_than_four_bit_codes() -> None:
+    """An H200 unpacks 8192 x 8192 weights with 4-bit codes in 60 to 61 us, with 2-bit codes in 76."""
     found = options(linear("bfloat16"), profile("h200"), Pass(1, 1, 1, "exact", captured=True))
-    four, three = (
-        next(o for o in found if o.tier == "packed" and o.dense == dense) for dense in (False, True)
-    )
+    four, two = (next(o for o in found if o.tier == "packed" and o.dense == dense) for dense in (False, True))
     assert four.unpack_s * 1e6 == pytest.approx(60.5, rel=0.05)
-    assert three.unpack_s * 1e6 == pytest.approx(62.7, rel=0.05)
+    assert two.unpack_s * 1e6 == pytest.approx(76.1, rel=0.05)
 
 
 def table_of(block: BlockDescription, machine: str = "h200", **more: object) -> Option | None:

@@ -26,7 +26,7 @@ def planned(captured: bool = True, batch: int = 256) -> Plan:
     return make_plan(
         MODEL,
         MACHINE,
-        vram=460 * MIB,
+        vram=450 * MIB,
         host=None,
         workload=Workload(batch),
         objective="exact",
