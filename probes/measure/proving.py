@@ -11,6 +11,7 @@ import torch
 
 from probes.core.errors import DeviceUnusable
 from probes.placement.packing import launch, proof
+from probes.records.files import reading
 
 _REPEATS: Final = 20
 _WARM: Final = 3
@@ -68,8 +69,12 @@ def prove(
     kernels: str = "",
     timed: "Callable[[Callable[[], torch.Tensor]], float | None] | None" = None,
 ) -> Iterator[Proved]:
-    """Run the cases whose kernel's name has `kernels` in it. What raises an error is a wrong case."""
-    known = proof.recorded()
+    """Run the cases whose kernel's name has `kernels` in it. What raises an error is a wrong case.
+
+    Raises ReportError where the recorded results can't be read.
+    """
+    with reading(proof.RECORDED, "it is part of this package: install that again"):
+        known = proof.recorded()
     for case in proof.cases():
         if kernels not in case.kernel:
             continue
@@ -79,7 +84,7 @@ def prove(
             outcome = case.outcome(prepared)
             seconds = (timed or seconds_of)(prepared.begin)
         except Exception as error:  # Triton's own errors are of no common kind
-            outcome = proof.Outcome(f"{type(error).__name__}: {str(error)[:300]}", "")
+            outcome = proof.Outcome(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "")
         same = [target for target, digest in known.get(case.name, {}).items() if digest == outcome.digest]
         yield Proved(
             case.name, case.kernel, case.weights, outcome.wrong, outcome.digest, tuple(same), seconds

@@ -23,6 +23,7 @@ from probes.placement.packing import proof
 from probes.placement.packing.packed import B11, B12
 
 WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes of a wave
+RESULTS = {"out", "y", "hidden", "counts"}  # tensors that kernels write
 _SHARED = 64 << 10  # bytes of LDS that a workgroup may have
 
 
@@ -37,7 +38,7 @@ class Gpu(StandInDriver):
     def _run(self, kernel, groups, values, buffers, metadata) -> Executed:
         threads = metadata.num_warps * self.target.warp_size
         given = [*values, ("*", 0), ("*", 0)]  # Triton's own scratch memory, of which there is none
-        of = launched.Launch(kernel, (groups, 1), threads, given, buffers, metadata.shared)
+        of = launched.Launch(kernel, (groups, 1), threads, given, buffers, metadata.shared, RESULTS)
         self._before(of)
         executed = of.run()
         of.memory.copy_out()

@@ -94,6 +94,15 @@ class Kernel:
         return ((self.descriptor.rsrc3 & 0x3F) + 1) * 4 if self.architecture == "cdna" else 512
 
     @property
+    def sgprs(self) -> int:
+        """Scalar registers that a wave has, but for VCC: on CDNA by sixteens, VCC among the last."""
+        return (
+            min(102, ((self.descriptor.rsrc1 >> 6 & 0xF) // 2 + 1) * 16)
+            if self.architecture == "cdna"
+            else 106
+        )
+
+    @property
     def vgprs(self) -> int:
         """Vector registers that a wave has, accumulation registers too."""
         granule = 8 if self.architecture == "cdna" or self.wave == 32 else 4

@@ -2,14 +2,27 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from code_object import Instruction, Kernel
-from machine import EXEC, VCC, Act, Fault, Machine, Modifiers, Read, scalar_source, vector_source
+from machine import (
+    EXEC,
+    LITERAL,
+    VCC,
+    Act,
+    Fault,
+    Machine,
+    Modifiers,
+    Read,
+    aligned,
+    scalar_source,
+    vector_source,
+)
 from operations import OPERATIONS, TYPES, U16, U32, U64, Operation, common_name
 
 _NOTHING_TO_DO = re.compile(
-    r"S_(NOP|CLAUSE|DELAY_ALU|SENDMSG|WAIT_ALU|SETPRIO|SLEEP|ICACHE_INV|CODE_END|INST_PREFETCH"
+    r"S_(NOP|CLAUSE|DELAY_ALU|SENDMSG|WAIT_ALU|SETPRIO|SLEEP|ICACHE_INV|INST_PREFETCH"
     r"|SET_INST_PREFETCH_DISTANCE|WAITCNT_DEPCTR|DCACHE_INV)|BUFFER_(GL0_INV|GL1_INV|INV|WBL2|WBINVL1)"
     r"|GLOBAL_(INV|WB|WBINV)"
 )
@@ -55,7 +68,7 @@ def _scalar(of: Instruction, kernel: Kernel, operation: Operation) -> Act:
             fixed = np.array([value], TYPES[kind])
             reads.append(lambda m, fixed=fixed: fixed)
         else:
-            reads.append(scalar_source(codes.pop(0), kind, fields.get("literal", 0)))
+            reads.append(scalar_source(codes.pop(0) if codes else LITERAL, kind, fields.get("literal", 0)))
     results = operation.results
 
     def act(m: Machine) -> None:
@@ -74,10 +87,21 @@ def _scalar(of: Instruction, kernel: Kernel, operation: Operation) -> Act:
     return act
 
 
+def _scalar_by_vector_unit(of: Instruction, kernel: Kernel) -> Act:
+    """RDNA 4's, of scalar registers by the vector unit's functions."""
+    modified = any(of.fields.get(name) for name in ("neg", "abs", "omod", "clmp", "opsel"))
+    if of.name not in OPERATIONS or modified:
+        raise Fault("this instruction, or a modifier of it, is not known here")
+    fields = {"sdst": of.vdst, "ssrc0": of.src0, "literal": of.fields.get("literal", 0)}
+    return _scalar(replace(of, fields=fields), kernel, OPERATIONS[of.name])
+
+
 def _save_exec(of: Instruction, kernel: Kernel) -> Act:
     operation, which = re.fullmatch(r"S_(\w+)_(SAVE|WR)EXEC_B\d+", of.name).groups()
-    compute = OPERATIONS[f"S_{operation}_B32"].compute
-    words = kernel.wave // 32
+    known, words = OPERATIONS.get(f"S_{operation}_B32"), kernel.wave // 32
+    if known is None or not of.name.endswith(str(kernel.wave)):
+        raise Fault(f"this instruction is not known here for waves of {kernel.wave}")
+    compute = known.compute
 
     def act(m: Machine) -> None:
         source = [scalar_word(m, of.ssrc0, i) for i in range(words)]
@@ -128,6 +152,9 @@ def _end(of: Instruction, kernel: Kernel) -> Act:
 
 
 def _barrier(of: Instruction, kernel: Kernel) -> Act:
+    if of.name != "S_BARRIER" and of.fields.get("ssrc0", of.fields.get("simm16")) not in (193, 0xFFFF):
+        raise Fault("a barrier other than the workgroup's is not known here")
+
     def act(m: Machine) -> None:
         if of.name != "S_BARRIER_WAIT":
             m.arrive()
@@ -141,6 +168,8 @@ def _barrier(of: Instruction, kernel: Kernel) -> Act:
 
 def _waits(of: Instruction, kernel: Kernel) -> Act:
     word = of.simm16
+    if of.fields.get("sdst", 124) != 124:
+        raise Fault("a wait by a register is not known here")
     lgkm = ("lds", "scalar")
     match of.name.removeprefix("S_WAIT").removeprefix("_"), kernel.architecture:
         case "CNT", "cdna":
@@ -173,16 +202,20 @@ def _waits(of: Instruction, kernel: Kernel) -> Act:
     return act
 
 
-def _get_pc(of: Instruction, kernel: Kernel) -> Act:
-    raise Fault("addresses of code are not known here")
-
-
 # --- vector ------------------------------------------------------------------------------------------------
 
 
 def _vector(of: Instruction, kernel: Kernel, operation: Operation) -> Act:
     compute, store = _parts(of, kernel, operation)
-    return lambda m: store(m, *m.defined(compute))
+    equality = operation.results == ("mask",) and re.search(r"_CMP_(EQ|NE|NEQ|LG|NLG)_", of.name)
+
+    def act(m: Machine) -> None:
+        value, undefined = m.defined(compute)
+        if equality and m.filled:  # few fillings equal anything
+            raise Fault("a comparison of bits that were never written")
+        store(m, value, undefined)
+
+    return act
 
 
 def _parts(
@@ -201,6 +234,8 @@ def _parts(
     elif fields.get("omod") or fields.get("clmp"):
         raise Fault("output modifiers are not known here")
     packed = form.startswith("VOP3P")
+    if packed and "dpp" in fields:
+        raise Fault("this exchange of lanes is not known here")
     short = kernel.architecture != "cdna" and not form.startswith("VOP3")  # a register's halves by its number
     lanes = _dpp(fields, kernel) if "dpp" in fields else None
     reads: list[Read] = []
@@ -214,6 +249,8 @@ def _parts(
             reads.append(lambda m, code=code: m.mask(code))
             continue
         code, high = codes[position], bool(fields.get("opsel", 0) >> position & 1)
+        if high and kind[1:] != "16" and not packed:
+            raise Fault("the upper half of a source of more than 16 bits is not known here")
         if kind in ("pk", "pk32"):
             reads.append(_halves(code, kind, literal, fields, position))
             position += 1
@@ -295,6 +332,8 @@ def _stored(
     if form.endswith("SDWA_SDST") and not fields.get("sd"):
         bits_to = VCC
     high = bool(fields.get("opsel", 0) >> 3 & 1)
+    if high and (kernel.architecture == "cdna" or results[0][1:] != "16"):
+        raise Fault("the upper half of this destination is not known here")
     if short and results[0][1:] == "16" and to >= 128:
         to, high = to - 128, True
     zeroes = kernel.architecture == "cdna"  # the upper half, where only 16 bits are computed
@@ -312,6 +351,8 @@ def _stored(
             kinds = results
         for kind, part, bits in zip(kinds, parts, unknown, strict=True):
             if kind == "mask":
+                if lanes is not None and not (lanes | ~m.ex).all():
+                    raise Fault("a condition of lanes that have no source is not known here")
                 if bits is not None and (bits & m.ex).any():
                     raise Fault("a condition depends on bits that were never written")
                 m.write_mask(bits_to, part)
@@ -353,8 +394,7 @@ def write_half(
     undefined: np.ndarray | None = None,
 ) -> None:
     """Set the lower or upper half of a vector register."""
-    if m.pending and to in m.pending:
-        m.awaited(to)
+    m.usable(to)
     old = m.V[to][m.sel]
     word = old & U32(0xFFFF) | half << U32(16) if high else old & U32(0xFFFF0000) | half
     if undefined is not None and high:
@@ -364,6 +404,8 @@ def write_half(
 
 def _stored_part(fields: dict[str, int], to: int) -> Callable[[Machine, object], None]:
     selector, unused = fields["dst_sel"], fields["dst_unused"]
+    if selector > 6 or unused not in (0, 2):
+        raise Fault("this part of a destination is not known here")
     bits, shift = (8, 8 * selector) if selector < 4 else (16, 16 * (selector - 4))
     ones = (1 << bits) - 1
 
@@ -372,10 +414,8 @@ def _stored_part(fields: dict[str, int], to: int) -> Callable[[Machine, object],
             raise Fault("a part of a register from bits that were never written is not known here")
         words = value.astype(U32) if value.itemsize < 4 else value.view(U32)
         part = (words & U32(ones)) << U32(shift)
-        if unused == 2:
+        if unused:
             part = part | m.vector(to) & U32(~(ones << shift) & 0xFFFFFFFF)
-        elif unused == 1:
-            raise Fault("SDWA that extends a sign is not known here")
         m.write_vector(to, part)
 
     return store
@@ -398,8 +438,8 @@ def _dual(of: Instruction, kernel: Kernel) -> Act:
 
     def act(m: Machine) -> None:
         values = [m.defined(compute) for compute, _ in parts]
-        for (_, store), value in zip(parts, values, strict=True):
-            store(m, *value)
+        for (_, store), (value, undefined) in zip(parts, [(of.copy(), no) for of, no in values], strict=True):
+            store(m, value, undefined)  # a copy: what is moved is the register itself
 
     return act
 
@@ -420,8 +460,12 @@ def _compare_exec(of: Instruction, kernel: Kernel) -> Act:
 # --- other lanes -------------------------------------------------------------------------------------------
 
 
-def dpp_source(control: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each lane, which lane's value a DPP control gives it, and whether there is one."""
+def dpp_source(control: int, lanes: int, architecture: str) -> tuple[np.ndarray, np.ndarray]:
+    """For each lane, which lane's value a DPP control gives it, and whether there is one.
+
+    Broadcasts to the next rows are CDNA's alone, exclusive ors of a lane's number RDNA's.
+    """
+    cdna = architecture == "cdna"
     lane = np.arange(lanes)
     row, i = lane & ~15, lane & 15
     n = control & 15
@@ -437,13 +481,13 @@ def dpp_source(control: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
         source = row | 15 - i
     elif control == 0x141:
         source = lane & ~7 | 7 - (lane & 7)
-    elif control == 0x142:
+    elif control == 0x142 and cdna:
         source = np.where(row > 0, row - 1, -1)
-    elif control == 0x143:
+    elif control == 0x143 and cdna:
         source = np.where(lane >= 32, 31, -1)
     elif 0x150 <= control <= 0x15F:
         source = row | n
-    elif 0x160 <= control <= 0x16F:
+    elif 0x160 <= control <= 0x16F and not cdna:
         source = row | i ^ n
     else:
         raise Fault(f"the DPP control {control:#x} is not known here")
@@ -453,7 +497,7 @@ def dpp_source(control: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
 def _dpp(fields: dict[str, int], kernel: Kernel) -> tuple[Callable, Callable]:
     """Reads a register from other lanes, and says which lanes have a result."""
     lanes = kernel.wave
-    source, there = dpp_source(fields["dpp"], lanes)
+    source, there = dpp_source(fields["dpp"], lanes, kernel.architecture)
     lane = np.arange(lanes)
     rows = (fields["row_mask"] >> (lane >> 4) & 1).astype(np.bool_)
     banks = (fields["bank_mask"] >> (lane >> 2 & 3) & 1).astype(np.bool_)
@@ -506,8 +550,7 @@ def _read_lane(of: Instruction, kernel: Kernel) -> Act:
             chosen = np.where(m.ex.any(1), m.ex.argmax(1), 0)
         else:
             chosen = np.broadcast_to(lane(m), len(m.index)).astype(np.int64) & (kernel.wave - 1)
-        if m.pending and register in m.pending:
-            m.awaited(register)
+        m.usable(register)
         if register not in m.clean and m.undefined[register][m.index, chosen].any():
             raise Fault(f"v{register} is read before it is written")
         m.write_scalar(to, m.V[register][m.index, chosen])
@@ -521,6 +564,7 @@ def _write_lane(of: Instruction, kernel: Kernel) -> Act:
     def act(m: Machine) -> None:
         value, lane = (np.broadcast_to(read(m), len(m.index)) for read in reads)
         register, chosen = of.vdst - 256, lane.astype(np.int64) & (kernel.wave - 1)
+        m.usable(register)
         m.V[register][m.index, chosen] = value
         m.undefined[register][m.index, chosen] = 0
 
@@ -546,14 +590,13 @@ def _lanes_before(of: Instruction, kernel: Kernel) -> Act:
 
 
 def _bpermute(of: Instruction, kernel: Kernel) -> Act:
-    backward = "BPERMUTE" in of.name
+    if "BPERMUTE" not in of.name or (kernel.architecture, kernel.wave) == ("rdna3", 64):
+        raise Fault("this exchange is not known here")  # RDNA 3 exchanges among 32 lanes
     offset = of.offset0 | of.offset1 << 8
 
     def act(m: Machine) -> None:
         words, to = m.vector(of.data0 - 256), of.vdst - 256
         lane = (m.vector(of.addr - 256) + U32(offset) >> U32(2)).astype(np.int64) & (kernel.wave - 1)
-        if not backward:
-            raise Fault("this exchange is not known here")
         on = np.take_along_axis(m.ex, lane, 1)
         m.write_vector(to, np.where(on, np.take_along_axis(words, lane, 1), U32(0)))
         m.issue("lds", [to])
@@ -580,6 +623,7 @@ def _gathered(octets: np.ndarray, places: np.ndarray, size: int) -> list[np.ndar
 
 
 def _scatter(octets: np.ndarray, places: np.ndarray, size: int, words: Sequence[np.ndarray]) -> None:
+    """Raises Fault where lanes store different values at one place."""
     if (places & (min(size, 4) - 1)).any():
         for i in range(size):
             octets[places + i] = (words[i // 4] >> U32(8 * (i % 4))).astype(np.uint8)
@@ -591,6 +635,9 @@ def _scatter(octets: np.ndarray, places: np.ndarray, size: int, words: Sequence[
         octets.view(U16)[places >> 1] = words[0].astype(U16)
     else:
         octets[places] = words[0].astype(np.uint8)
+    stored, ones = _gathered(octets, places, size), U32(0xFFFFFFFF >> max(0, 32 - 8 * size))
+    if any(((a ^ b) & ones).any() for a, b in zip(stored, words, strict=True)):
+        raise Fault("lanes store different values at one place")
 
 
 class _Access:
@@ -608,6 +655,9 @@ class _Access:
         register = next(fields[name] for name in names if name in fields)
         self.register = register - 256 + (kernel.accumulators if fields.get("acc") else 0)
         self.words = max(1, self.size // 4)
+        aligned(self.register, self.words, kernel)
+        if kernel.architecture == "cdna" and self.narrow and self.loads:
+            raise Fault("memory with error correction doesn't keep the other half: this is not known here")
 
     def registers(self, first: int | None = None) -> list[int]:
         first = self.register if first is None else first
@@ -647,7 +697,7 @@ def _through_memory(of: Instruction, kernel: Kernel, addressed: Callable[[Machin
 
     def act(m: Machine) -> None:
         addresses, on = addressed(m, access.size)
-        places = m.memory.places(addresses[on], access.size)
+        places = m.memory.places(addresses[on], access.size, writes=not access.loads)
         waves = np.broadcast_to(m.index[:, None], m.ex.shape)[on]
         m.touch(m.memory.shadow, "store", places, waves, access.size, writes=not access.loads)
         if places.size:
@@ -684,14 +734,12 @@ def _atomic(of: Instruction, kernel: Kernel) -> Act:
 
     def act(m: Machine) -> None:
         addresses, on = addressed(m)
-        places = m.memory.places(addresses[on], size)
+        places = m.memory.places(addresses[on], size, writes=True)
         if (places % size).any():
             raise Fault(f"an atomic operation at an address that is no multiple of {size}")
         waves = np.broadcast_to(m.index[:, None], m.ex.shape)[on]
         m.touch(m.memory.shadow, "store", places, waves, size, writes=True, atomic=True)
-        value = m.vector(register)[on].astype(word)
-        if word is U64:
-            value = value | m.vector(register + 1)[on].astype(word) << U64(32)
+        value = (m.pair(register) if word is U64 else m.vector(register))[on]
         np.add.at(m.memory.bytes.view(word), places // size, value)
         m.executed.transactions["atomics"] += len(places)
         m.issue_store()
@@ -708,10 +756,9 @@ def _global_addresses(of: Instruction, kernel: Kernel) -> Callable[[Machine], tu
 
     def addressed(m: Machine, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
         if base == _OFF[kernel.architecture]:
-            full = m.vector(address).astype(U64) | m.vector(address + 1).astype(U64) << U64(32)
+            full = m.pair(address)
         else:
-            pair = m.scalar(base).astype(U64) | m.scalar(base + 1).astype(U64) << U64(32)
-            full = pair[:, None] + m.vector(address)
+            full = m.scalar_pair(base)[:, None] + m.vector(address)
         return full + offset, m.ex
 
     return addressed
@@ -753,17 +800,20 @@ def _scalar_load(of: Instruction, kernel: Kernel) -> Act:
     bits = 24 if "ioffset" in fields else 21
     fixed = _signed(fields.get("ioffset", fields.get("offset", 0)), bits)
     if kernel.architecture == "cdna" and not fields["imm"]:
+        if not fields["soffset_en"]:
+            raise Fault("an offset of this form is not known here")
         fixed = 0
     register = fields["soffset"]
     with_register = register != 124 if kernel.architecture != "cdna" else bool(fields["soffset_en"])
 
     def act(m: Machine) -> None:
-        base = m.scalar(fields["sbase"]).astype(U64) | m.scalar(fields["sbase"] + 1).astype(U64) << U64(32)
-        address = base + U64(fixed & 0xFFFFFFFFFFFFFFFF)
+        address = m.scalar_pair(fields["sbase"]) + U64(fixed & 0xFFFFFFFFFFFFFFFF)
         if with_register:
             address = address + m.scalar(register)
         places = m.memory.places(address & ~U64(3) if size >= 4 else address, size)
         m.touch(m.memory.shadow, "store", places, m.index, size, writes=False)
+        if (m.memory.shadow.writer[places[:, None] + np.arange(size)] != -1).any():
+            raise Fault("bytes that this launch wrote: the cache of scalar loads doesn't see that")
         m.executed.transactions["scalar loads"] += len(places)
         to = fields["sdata"]
         for i, word in enumerate(_gathered(m.memory.bytes, places, size)):
@@ -792,6 +842,9 @@ def _shared(of: Instruction, kernel: Kernel) -> Act:
     firsts = [access.register, access.register + access.words]
     if not access.loads:
         firsts[1] = of.data1 - 256 + extra
+    aligned(
+        firsts[-1] if not access.loads else firsts[0], access.words * (count if access.loads else 1), kernel
+    )
 
     def act(m: Machine) -> None:
         on = m.ex
@@ -902,10 +955,11 @@ def _accumulator(of: Instruction, kernel: Kernel) -> Act:
 
 
 _NAMED: list[tuple[str, Callable[[Instruction, Kernel], Act]]] = [
-    (r"S_C?BRANCH\w*", _branch),
+    (r"S_(BRANCH|CBRANCH_(SCC[01]|(VCC|EXEC)N?Z))", _branch),
     (r"S_ENDPGM", _end),
-    (r"S_BARRIER\w*", _barrier),
+    (r"S_BARRIER(_SIGNAL|_WAIT)?", _barrier),
     (r"S_WAIT\w*", _waits),
+    (r"V_S_\w+", _scalar_by_vector_unit),
     (r"S_\w+_(SAVE|WR)EXEC_B\d+", _save_exec),
     (r"S_(BUFFER_)?LOAD_\w+", _scalar_load),
     (r"V_CMPX_\w+", _compare_exec),

@@ -1,7 +1,7 @@
 """Launches a kernel's machine code on the emulated machine: arguments as the loader lays them out."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 import code_object
@@ -16,7 +16,10 @@ load = lru_cache(64)(code_object.load)
 
 
 class Launch:
-    """One launch. `values`: types as Triton names them, and arguments; `buffers`: names, addresses, bytes."""
+    """One launch. `values`: types as Triton names them, and arguments; `buffers`: names, addresses, bytes.
+
+    `results`: names of those that may be written, all where none are given.
+    """
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class Launch:
         values: Sequence[tuple[str, int | float]],
         buffers: Sequence[tuple[str, int, int]],
         shared: int = 0,
+        results: Collection[str] | None = None,
     ) -> None:
         self.kernel, self.groups, self.threads, self.shared = kernel, groups, threads, shared
         length = kernel.descriptor.kernarg
@@ -34,7 +38,8 @@ class Launch:
         self._own = [area.ctypes.data + -area.ctypes.data % 64 for area in self._areas]
         names = ("the arguments", "the packet of the launch")
         own = zip(names, self._own, (length, len(packet)), strict=True)
-        self.memory = memory = Memory([*buffers, *own])
+        given = [name for name, _, _ in buffers]
+        self.memory = memory = Memory([*buffers, *own], set(given if results is None else results))
         self._packed = b"".join(_packed(values, memory))[:length]
         for area, data in zip(self._areas, (self._packed, packet), strict=True):
             begin = -area.ctypes.data % 64

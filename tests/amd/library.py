@@ -115,6 +115,7 @@ class Call:
             _THREADS,
             [("i32", COUNT)] * sizes + given,
             [(name, array.ctypes.data, array.nbytes) for name, array in arrays.items()],
+            results={"y"},
         )
         executed = of.run()
         of.memory.copy_out()

@@ -4,8 +4,9 @@ An array has an element for each lane of each wave. Waves that are at one instru
 of those that can go on, the ones at the lowest instruction go first. These end the run with a Fault, which
 names the instruction and its source line: an instruction or a mode that isn't known here, an access
 outside the memory given, a register or a word of LDS that is read before it was written, a register used
-before the wait counter says that it was loaded, and two waves that touch a byte, one of them writing, without
-a barrier between that waits for it.
+before the wait counter says that it was loaded, two waves that touch a byte, one of them writing, without a
+barrier between that waits for it, lanes that store different values at one place, a store into arguments or
+into what a launch only reads, a pair of registers that isn't aligned, and an end without S_ENDPGM.
 
 Not modelled: time, caches, the hazards within a pipeline that need S_NOP or S_DELAY_ALU, traps.
 """
@@ -47,7 +48,8 @@ class Executed:
 class Memory:
     """The GPU's memory: copies of buffers, with gaps between them. Overlapping buffers stay together."""
 
-    def __init__(self, buffers: Sequence[tuple[str, int, int]]) -> None:
+    def __init__(self, buffers: Sequence[tuple[str, int, int]], results: set[str] | None = None) -> None:
+        """`buffers`: names, addresses and bytes; `results`: which of them may be written (None: all)."""
         spans: list[list] = []  # of the process: first, last, names, which of the buffers came first
         for turn, (name, address, size) in sorted(enumerate(buffers), key=lambda of: of[1][1]):
             if not size:
@@ -71,6 +73,8 @@ class Memory:
         self.shadow = Shadow(len(self.bytes))
         self.begins = np.array(self.first or [0], np.int64)
         self.ends = np.array(self.last or [0], np.int64)
+        known = [results is None or not results.isdisjoint(name.split("/")) for name in self.names or [""]]
+        self.written = np.array(known)
 
     def forget(self) -> None:
         """That anything was read or written."""
@@ -100,8 +104,8 @@ class Memory:
         words = self.bytes[place : place + size].view(np.int64)
         words[:] = [self.placed(word) for word in words.tolist()]
 
-    def places(self, addresses: np.ndarray, size: int) -> np.ndarray:
-        """Places in `bytes`. Raises Fault for an access outside the buffers.
+    def places(self, addresses: np.ndarray, size: int, *, writes: bool = False) -> np.ndarray:
+        """Places in `bytes`. Raises Fault for an access outside the buffers, or outside those for results.
 
         They need not be aligned: Linux sets AMD's GPUs so, and LLVM joins narrow loads where it is.
         """
@@ -117,6 +121,9 @@ class Memory:
             )
             where = f"byte {place - first:,} of `{name}`, which has {last - first:,}"
             raise Fault(f"{size} bytes at {where}")
+        if writes and not self.written[nearest].all():
+            name = self.names[int(nearest[~self.written[nearest]][0])]
+            raise Fault(f"a store into `{name}`, which this launch only reads")
         return places
 
 
@@ -127,14 +134,28 @@ def _process_bytes(address: int, size: int) -> np.ndarray:
 
 
 class Shadow:
-    """For each byte, which wave wrote it last and when, by the wave's count; likewise who read it."""
+    """For each byte, which wave wrote it last and when: by the wave's count, and by barriers passed.
 
-    def __init__(self, size: int) -> None:
+    `readers`: the waves of a workgroup whose reads are kept by byte, each with the wave's count then.
+    """
+
+    def __init__(self, size: int, readers: int = 0) -> None:
         self.first, self.last = size, 0  # what was written is between
         self.writer = np.full(size, -1, np.int32)
         self.written = np.zeros(size, np.int64)
-        self.reader = np.full(size, -1, np.int32)  # -2: several
-        self.epoch = np.zeros(size, np.int32)  # barriers passed by then
+        self.epoch = np.zeros(size, np.int32)
+        self.reads = np.zeros((readers, size), np.int64)
+
+
+@dataclass
+class _Read:
+    """A load of memory, kept to the end: which wave read which bytes, and barriers passed by then."""
+
+    instruction: int
+    places: np.ndarray
+    waves: np.ndarray
+    size: int
+    epoch: np.ndarray
 
 
 @dataclass
@@ -161,6 +182,7 @@ class Machine:
         groups = grid[0] * grid[1]
         self.kernel, self.memory, self.grid, self.groups = kernel, memory, grid, groups
         self.cdna = kernel.architecture == "cdna"
+        self.scalars = kernel.sgprs
         lanes = kernel.wave
         self.lanes = lanes
         self.per_group = -(-threads // lanes)
@@ -183,7 +205,8 @@ class Machine:
         self.done = {name: np.zeros(waves, np.int64) for name in self.counters}
         self.at_barrier = {name: np.zeros(waves, np.int64) for name in ("store", "lds")}
         self.released = {name: np.zeros(waves, np.int64) for name in ("store", "lds")}
-        self.epoch = np.zeros(groups, np.int32)
+        self.epoch = np.zeros(waves, np.int32)  # barriers at which a wave has arrived
+        self.reads: list[_Read] = []  # of memory
         self.pc = np.full(waves, kernel.entry, np.int64)
         self.waiting = np.zeros(waves, np.bool_)
         self.lds_bytes = max(lds, kernel.descriptor.lds)
@@ -191,7 +214,7 @@ class Machine:
         self.lds_stride = room
         self.lds = np.zeros(groups * room, np.uint8)
         self.lds_known = np.zeros(groups * room, np.bool_)
-        self.lds_shadow = Shadow(groups * room)
+        self.lds_shadow = Shadow(groups * room, self.per_group)
         self.executed = Executed()
         self._start(kernarg, *addresses, threads)
         self._select(np.ones(waves, np.bool_))
@@ -223,7 +246,9 @@ class Machine:
         words, skipped = of.preloaded_words
         given = np.frombuffer(kernarg[skipped * 4 : (skipped + words) * 4], U32)
         put(given.tolist())
-        n = max(n, of.rsrc2 >> 1 & 0x1F)
+        if n > of.rsrc2 >> 1 & 0x1F:
+            raise Fault(f"{n} words for {of.rsrc2 >> 1 & 0x1F} user registers")
+        n = of.rsrc2 >> 1 & 0x1F
         numbers = {7: self.group_of % self.grid[0], 8: self.group_of // self.grid[0], 9: 0}  # x, y, z
         if self.kernel.architecture == "rdna4":  # in trap registers: x in ttmp9, y and z in ttmp7
             self.S[117], self.known_s[117] = numbers[7], True
@@ -267,15 +292,19 @@ class Machine:
                     f"{_register_name(register)} is used before the {wait.counter} counter is waited for"
                 )
 
+    def usable(self, register: int) -> None:
+        """Raises Fault for a vector register that is not there, or that a load will still write."""
+        if not 0 <= register < len(self.V):
+            raise Fault(f"v{register} is not among the {len(self.V)} that a wave has")
+        if self.pending and register in self.pending:
+            self.awaited(register)
+
     def vector(self, register: int, bits: int = 0xFFFFFFFF, every: bool = False) -> np.ndarray:
         """Words of a register (waves, lanes). `bits`: which are used; `every`: of lanes that are off, too.
 
         Raises Fault where one was never written; within arithmetic, it is filled (see `defined`).
         """
-        if register >= len(self.V):
-            raise Fault(f"v{register} is not among the {len(self.V)} that a wave has")
-        if self.pending and register in self.pending:
-            self.awaited(register)
+        self.usable(register)
         words = self.V[register][self.sel]
         if register not in self.clean:
             undefined = self.undefined[register][self.sel] & U32(bits)
@@ -324,10 +353,7 @@ class Machine:
 
         `bits`: which of them are written, the others are the old ones; `undefined`: bits that aren't known.
         """
-        if register >= len(self.V):
-            raise Fault(f"v{register} is not among the {len(self.V)} that a wave has")
-        if self.pending and register in self.pending:
-            self.awaited(register)
+        self.usable(register)
         on = True if self.all_lanes and lanes is None else self.ex if lanes is None else self.ex & lanes
         _put(self.V[register], self.sel, self.whole, value, on)
         if undefined is None and register in self.clean:
@@ -344,7 +370,7 @@ class Machine:
         _put(self.undefined[register], self.sel, self.whole, undefined, on)
 
     def scalar(self, register: int) -> np.ndarray:
-        """A scalar register's words by wave."""
+        """A scalar register's words by wave; unknown ones as in `vector`."""
         if register in (EXEC, EXEC + 1):
             return self._exec_words()[:, register - EXEC].copy()
         if register == SCC:
@@ -355,11 +381,29 @@ class Machine:
             raise Fault(f"scalar source {register} is not known here")
         if self.pending and register + 1000 in self.pending:
             self.awaited(register + 1000)
-        if not self.known_s[register][self.sel].all():
-            raise Fault(f"s{register} is read before it is written")
-        return self.S[register][self.sel]
+        words, known = self.S[register][self.sel], self.known_s[register][self.sel]
+        if not known.all():
+            if self.filling is None:
+                raise Fault(f"s{register} is read before it is written")
+            self.filled = True
+            words = np.where(known, words, words ^ _FILLINGS[self.filling])
+        return words
+
+    def scalar_pair(self, register: int) -> np.ndarray:
+        """64 bits by wave. Raises Fault for a pair that begins with an odd register."""
+        if register & 1:
+            raise Fault(f"s{register} and the next are no pair")
+        low, high = self.scalar(register), self.scalar(register + 1)
+        return low.astype(U64) | high.astype(U64) << U64(32)
+
+    def pair(self, register: int) -> np.ndarray:
+        """64 bits of two vector registers, which CDNA 2 and 3 want to begin with an even one."""
+        aligned(register, 2, self.kernel)
+        return self.vector(register).astype(U64) | self.vector(register + 1).astype(U64) << U64(32)
 
     def write_scalar(self, register: int, value: np.ndarray) -> None:
+        if self.scalars <= register < 106 or 108 <= register < 124 or register > 127:
+            raise Fault(f"s{register} is not among those that a wave may write")
         if self.pending and register + 1000 in self.pending:
             self.awaited(register + 1000)
         if register in (EXEC, EXEC + 1):
@@ -382,8 +426,9 @@ class Machine:
         """The bits of scalar registers for each lane."""
         if register == EXEC:
             return self.ex
-        words = [self.scalar(register)] + ([self.scalar(register + 1)] if self.lanes == 64 else [])
-        return _unpacked(np.stack(words, 1), self.lanes)
+        if self.lanes == 64:
+            return _unpacked(np.ascontiguousarray(self.scalar_pair(register)[:, None]), 64)
+        return _unpacked(self.scalar(register)[:, None], 32)
 
     def write_mask(self, register: int, bits: np.ndarray) -> None:
         """Set the bits of lanes that are on; those of others become 0."""
@@ -442,6 +487,7 @@ class Machine:
         counts = self.issued if self.cdna else self.done
         self.at_barrier["store"][self.sel] = counts["store"][self.sel]
         self.at_barrier["lds"][self.sel] = self.done["lds"][self.sel]
+        self.epoch[self.sel] += 1
 
     def _release(self) -> None:
         ended = self.pc >= len(self.kernel.code)
@@ -450,7 +496,6 @@ class Machine:
         if ready.any():
             waves = np.repeat(ready, self.per_group) & self.waiting
             self.waiting &= ~waves
-            self.epoch[ready] += 1
             for name, of in self.at_barrier.items():
                 self.released[name][waves] = of[waves]
 
@@ -469,44 +514,64 @@ class Machine:
         if not places.size:
             return
         first, last = int(places.min()), int(places.max()) + size
+        lds = kind == "lds"
         if writes:
             shadow.first, shadow.last = min(shadow.first, first), max(shadow.last, last)
-        elif kind != "lds" and (last <= shadow.first or shadow.last <= first):
-            return  # nothing was written there
-        for i in range(size):
-            at = places + i
-            writer = shadow.writer[at]
-            if not atomic and (writer == _ATOMIC).any():
-                raise Fault("a race with an atomic operation on the same bytes")
-            foreign = (writer >= 0) & (writer != waves)
-            if foreign.any():
-                who, when = writer[foreign], shadow.written[at][foreign]
-                other = self.group_of[who] != self.group_of[waves[foreign]]
-                late = other | (self.released[kind][who] < when)
-                if late.any():
-                    whom = int(who[late][0])
-                    raise Fault(
-                        f"a race with wave {whom}, which wrote the same {_SPACES[kind]} without a barrier "
-                        "that waits for it"
-                    )
-            if writes:
-                if kind == "lds":
-                    reader = shadow.reader[at]
-                    epochs = self.epoch[self.group_of[waves]]
-                    if ((reader != -1) & (reader != waves) & (shadow.epoch[at] == epochs)).any():
-                        raise Fault(
-                            "a race with another wave, which reads the same word of LDS, without a barrier "
-                            "between"
-                        )
-                shadow.writer[at] = _ATOMIC if atomic else waves
-                shadow.written[at] = self.issued[kind][waves] + 1
-            elif kind == "lds":
-                epochs = self.epoch[self.group_of[waves]]
-                again = (
-                    (shadow.reader[at] != -1) & (shadow.epoch[at] == epochs) & (shadow.reader[at] != waves)
+        elif not lds:
+            self.reads.append(_Read(self.next - 1, places, waves, size, self.epoch[waves]))
+            if last <= shadow.first or shadow.last <= first:
+                return  # nothing was written there
+        at, whose = places[:, None] + np.arange(size), waves[:, None]
+        writer = shadow.writer[at]
+        if not atomic and (writer == _ATOMIC).any():
+            raise Fault("a race with an atomic operation on the same bytes")
+        foreign = (writer >= 0) & (writer != whose)
+        if foreign.any():
+            who, when = writer[foreign], shadow.written[at][foreign]
+            own = np.broadcast_to(whose, at.shape)[foreign]
+            late = (self.group_of[who] != self.group_of[own]) | (self.released[kind][who] < when)
+            if late.any():
+                raise Fault(_RACE.format(int(who[late][0]), "wrote", _SPACES[kind]))
+        if writes:
+            shadow.writer[at] = _ATOMIC if atomic else whose
+            shadow.written[at] = self.issued[kind][waves][:, None] + 1
+            shadow.epoch[at] = self.epoch[waves][:, None]
+            for slot in range(len(shadow.reads)):
+                reader = self.group_of[waves] * self.per_group + slot
+                late = (reader != waves)[:, None] & (
+                    shadow.reads[slot][at] > self.released[kind][reader][:, None]
                 )
-                shadow.reader[at] = np.where(again, -2, waves)
-                shadow.epoch[at] = epochs
+                if late.any():
+                    whom = int(np.broadcast_to(reader[:, None], at.shape)[late][0])
+                    raise Fault(_RACE.format(whom, "reads", _SPACES[kind]))
+        elif lds:
+            shadow.reads[waves[:, None] % self.per_group, at] = self.issued[kind][waves][:, None] + 1
+
+    def _judge_reads(self) -> None:
+        """Raises Fault for a load of bytes that another wave wrote later without a barrier between."""
+        memory, shadow = self.memory, self.memory.shadow
+        written = [
+            (first, last)
+            for first, last in zip(memory.first, memory.last, strict=True)
+            if (shadow.writer[first:last] != -1).any()
+        ]
+        for read in self.reads:
+            low, high = int(read.places.min()), int(read.places.max()) + read.size
+            if not any(low < last and first < high for first, last in written):
+                continue
+            at = read.places[:, None] + np.arange(read.size)
+            writer = shadow.writer[at]
+            foreign = (writer != -1) & (writer != read.waves[:, None])
+            same_group = self.group_of[writer] == self.group_of[read.waves][:, None]
+            ordered = same_group & (writer >= 0) & (shadow.epoch[at] != read.epoch[:, None])
+            if (foreign & ~ordered).any():
+                whom = int(writer[foreign & ~ordered][0])
+                what = (
+                    _RACE.format(whom, "writes", _SPACES["store"])
+                    if whom >= 0
+                    else "a race with an atomic operation"
+                )
+                raise Fault(self._where(self.kernel.code[read.instruction], what))
 
     # --- execution -----------------------------------------------------------------------------------------
 
@@ -544,9 +609,12 @@ class Machine:
                         raise Fault(self._where(instruction, str(fault))) from None
                     at = self.next if not self.branched else at + 1
                 if not self.branched:
+                    if at == end:
+                        raise Fault(self._where(code[at - 1], "the code ends here without S_ENDPGM"))
                     self.pc[self.sel] = at
                 if self.waiting.any():
                     self._release()
+        self._judge_reads()
         for place, count in enumerate(times.tolist()):
             if count:
                 self.executed.instructions[code[place].name] += count
@@ -588,10 +656,17 @@ def _put(
 
 
 _SPACES = {"store": "bytes", "lds": "word of LDS"}
+_RACE = "a race with wave {}, which {} the same {} without a barrier that waits for it"
 
 
 def _register_name(register: int) -> str:
     return f"s{register - 1000}" if register >= 1000 else f"v{register}"
+
+
+def aligned(register: int, count: int, kernel: Kernel) -> None:
+    """Raises Fault for several vector registers that begin with an odd one where that must not be."""
+    if kernel.architecture == "cdna" and count > 1 and register & 1:
+        raise Fault(f"v{register} begins {count} registers, and is odd")
 
 
 def _packed(bits: np.ndarray) -> np.ndarray:
@@ -636,12 +711,8 @@ def scalar_source(code: int, kind: str, literal: int) -> Read:
         fixed = words.view(of)
         return lambda m: fixed
     if kind[1:] == "64":
-        return lambda m: _wide(m.scalar(code), m.scalar(code + 1) if code != SCC else 0).view(of)
+        return lambda m: (m.scalar_pair(code) if code != SCC else m.scalar(code).astype(U64)).view(of)
     return lambda m: m.scalar(code).view(of)
-
-
-def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return low.astype(U64) | np.asarray(high, U64) << U64(32)
 
 
 @dataclass(frozen=True)
@@ -670,13 +741,13 @@ def vector_source(code: int, kind: str, literal: int, how: Modifiers = Modifiers
         def read(m: Machine) -> np.ndarray:
             every = how.lanes is not None
             if wide:
-                return _wide(m.vector(register), m.vector(register + 1))
+                return m.pair(register)
             if every:
                 return how.lanes(m, register)
             return m.vector(register, bits)
 
     elif wide:
-        read = lambda m: _wide(m.scalar(code), m.scalar(code + 1))[:, None]  # noqa: E731
+        read = lambda m: m.scalar_pair(code)[:, None]  # noqa: E731
     else:
         read = lambda m: m.scalar(code)[:, None]  # noqa: E731
 

@@ -331,6 +331,12 @@ _TABLE: dict[str, tuple[str, Callable[..., Result]]] = {
     "V_LSHRREV_B64": ("u64 u32 u64", lambda a, b: shr(b, a)),
     "V_ASHRREV_I64": ("i64 u32 i64", lambda a, b: shr(b, a)),
     "V_CVT_F32_U32": ("f32 u32", lambda a: a.astype(F32)),
+    "S_CVT_F32_U32": ("f32 u32", lambda a: a.astype(F32)),
+    "S_CVT_U32_F32": ("u32 f32", _saturated),
+    "S_FMAC_F32": ("f32 f32 f32 old", floating(lambda a, b, old: fused(a, b, old.view(F32)))),
+    "S_FMAAK_F32": ("f32 f32 f32 f32", floating(fused)),
+    "V_S_RCP_F32": ("f32 f32", floating(lambda a: F32(1) / a)),
+    "S_CVT_F32_I32": ("f32 i32", lambda a: a.astype(F32)),
     "V_CVT_F32_I32": ("f32 i32", lambda a: a.astype(F32)),
     "V_CVT_U32_F32": ("u32 f32", _saturated),
     "V_RCP_F32": ("f32 f32", floating(lambda a: F32(1) / a)),  # a card's may be off by a last bit, these too:

@@ -1,21 +1,20 @@
 """Plants faults in machine code, one at a time, and says which of them the checks find.
 
-    TRITON_INTERPRET=0 planted.py TARGET COUNT
+    TRITON_INTERPRET=0 planted.py TARGET COUNT [SEED]
 
-The rule, written before its first run. The launches are those of the cases of SHAPES: for each shape of a
-kernel four kinds of weights, which run the same machine code. A fault is drawn by a seeded generator from the
-instructions that a launch executes: first its kind, in turn, then the machine code, then the place, then the
-change. A kind that the code has no place for passes to the next. None is drawn twice.
+The rule is docs/decisions/0131-what-counts-as-a-planted-fault.md, written before the first run. The launches
+are those of the cases of SHAPES: for each shape of a kernel four kinds of weights, which run the same machine
+code. A change is drawn by a seeded generator from the instructions that a launch executes: first its kind, in
+turn, then the machine code, then the place, then the change. A kind that the code has no place for passes to
+the next. None is drawn twice.
 
-A drawn change is no fault if it can't be told from the code as it was: on RANDOM fillings of each launch with
-random bits in all tensors but those that say where something lies, the changed code leaves every byte of
-memory as the other does, and does nothing that a kernel must not do. This is decided before the cases are
-run. Such changes are listed and counted by themselves: a mask's bit over zeros, a register of which nothing
-is used any more, a wait for what an earlier one has waited for.
+Whether a drawn change is a fault is decided by `can_differ` before the cases are run: it looks at the one
+instruction and at the code's data flow, and runs no case. Changes that are none are listed by themselves.
 
 A fault is found if one of the launches with that machine code ends with a Fault, or leaves other bytes.
 """
 
+import copy
 import json
 import random
 import re
@@ -28,10 +27,13 @@ import launched
 import numpy as np
 from amd_child import settle
 from code_object import Instruction, Kernel
-from machine import Executed, Fault
+from data_flow import ALL, EXEC, SCALAR, SCC, Flow, separates, unwaited
+from instructions import act_of
+from machine import Executed, Fault, Machine
 
 from probes.placement.packing import proof
 
+SEED = 1312  # the second draw
 KINDS = ("register", "selector", "offset", "missing wait", "missing barrier", "wrong exec")
 SHAPES = {  # by the kernel's name in `proof`
     "unpack_b12": "5 x 1030",
@@ -48,7 +50,7 @@ SHAPES = {  # by the kernel's name in `proof`
     "gate_up, down": "3 x 7 x 1030",
     "gate_up, down packed": "2 x 516 x 514",
 }
-RANDOM = 2
+STEPS = 24  # of a launch in which a changed instruction is compared with what it was
 _DATA = ("rest", "rest0", "rest1", "rest2", "codes", "values", "exponents", "x", "bias", "hidden", "matrices")
 _ANY_BITS = ("rest", "rest0", "rest1", "rest2", "codes")
 _READ = ("src0", "src1", "src2", "vsrc0", "vsrc1", "srcx0", "srcy0", "vsrcx1", "vsrcy1", "addr", "vaddr")
@@ -117,10 +119,75 @@ class Code:
         return sorted(set().union(*(of.executed.by_place for of in self.launches)))
 
     @cached_property
-    def random_ones(self) -> "list[_Known]":
-        """The launches with random bits in their tensors."""
-        rng = np.random.default_rng(1)
-        return [_Known(of.launch, _filled(of, rng)) for of in self.launches for _ in range(RANDOM)]
+    def flow(self) -> Flow:
+        return Flow(self.kernel)
+
+    def can_differ(self, place: int, changed: Instruction) -> str:
+        """Why a change can make a difference to what the kernel does; empty if nothing says so."""
+        of = self.kernel.code[place]
+        if of.name.startswith("S_WAIT"):
+            code = [*self.kernel.code[:place], changed, *self.kernel.code[place + 1 :]]
+            more = unwaited(self.flow, code) - unwaited(self.flow, self.kernel.code)
+            return "what is under way is used" if more else ""
+        if of.name.startswith("S_BARRIER"):
+            several = self.launches[0].launch.threads > self.kernel.wave
+            return "accesses on both sides" if several and separates(self.flow, place) else ""
+        wanted, rng = self.flow.wanted_after(place), np.random.default_rng(1)
+        for known in self.launches:
+            known.launch.memory.bytes[:] = _filled(known, rng)
+            known.launch.memory.forget()
+            step = _Step(self.kernel, place, changed, wanted)
+            try:
+                known.launch.run(step.kernel)
+            except _Seen as seen:
+                if str(seen):
+                    return str(seen)
+        return ""
+
+
+class _Seen(Exception):
+    """A difference that one instruction makes; empty if it was compared often enough without one."""
+
+
+class _Step:
+    """Compares what a changed instruction does to a machine with what it did, in each of the first STEPS."""
+
+    def __init__(self, kernel: Kernel, place: int, changed: Instruction, wanted: dict[int, int]) -> None:
+        self.was, self.place, self.changed, self.wanted = kernel.code[place], place, changed, wanted
+        self.kernel = replace(kernel, acts={**kernel.acts, place: self.act})
+        self.left = STEPS
+
+    def act(self, machine: Machine) -> None:
+        if not self.left:
+            raise _Seen
+        self.left -= 1
+        kept = {id(of): of for of in (machine.kernel, machine.executed)} | {id(machine.reads): []}
+        other = copy.deepcopy(machine, kept)
+        try:
+            act_of(self.changed, machine.kernel)(other)
+        except Fault as fault:
+            raise _Seen(str(fault)) from None
+        act_of(self.was, machine.kernel)(machine)
+        for register, bits in self.differing(machine, other):
+            if bits & self.wanted.get(register, 0):
+                raise _Seen(f"register {register} differs, and is used")
+        for name in ("lds", "pc"):
+            if (getattr(machine, name) != getattr(other, name)).any():
+                raise _Seen(f"{name} differs")
+        if not np.array_equal(machine.memory.bytes, other.memory.bytes):
+            raise _Seen("memory differs")
+
+    @staticmethod
+    def differing(a: Machine, b: Machine) -> Iterator[tuple[int, int]]:
+        """Registers, as `data_flow` numbers them, and the bits that differ in any lane of any wave."""
+        lanes = np.bitwise_or.reduce((a.V ^ b.V) | (a.undefined ^ b.undefined), axis=(1, 2))
+        yield from enumerate(lanes.tolist())
+        scalars = np.bitwise_or.reduce(
+            (a.S ^ b.S) | np.where(a.known_s ^ b.known_s, ALL, 0).astype(np.uint32), axis=1
+        )
+        yield from ((SCALAR + i, bits) for i, bits in enumerate(scalars.tolist()))
+        yield EXEC, ALL * bool((a.E != b.E).any())
+        yield SCC, ALL * bool((a.scc != b.scc).any())
 
 
 class _Known:
@@ -174,7 +241,7 @@ def codes(target: str) -> list[Code]:
     return list(by_kernel.values())
 
 
-def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
+def planted(target: str, count: int, seed: int) -> Iterator[dict]:
     """So many faults, and what became of each; and the changes drawn that are none."""
     every, rng, drawn = codes(target), random.Random(f"{target} {seed}"), set()
     done = turn = 0
@@ -194,15 +261,16 @@ def planted(target: str, count: int, seed: int = 1) -> Iterator[dict]:
             if key not in drawn:
                 drawn.add(key)
                 kernel = code.kernel.changed(place, changed)
-                is_fault = any(of.difference(kernel) for of in code.random_ones)
-                done += is_fault
+                why = code.can_differ(place, changed)
+                done += bool(why)
                 found = next(filter(None, (of.difference(kernel) for of in code.launches)), "")
                 yield {
                     "target": target,
                     "code": f"{code.kernel.name} of {code.names[0]}",
                     "kind": kind,
                     "fault": _text(was, changed),
-                    "is fault": is_fault,
+                    "is fault": bool(why),
+                    "why": why.split(": ")[-1],
                     "found": found,
                 }
             break
@@ -214,7 +282,7 @@ def _text(was: Instruction, changed: Instruction) -> str:
 
 
 def main() -> None:
-    for row in planted(sys.argv[1], int(sys.argv[2])):
+    for row in planted(sys.argv[1], int(sys.argv[2]), int((sys.argv[3:4] or [SEED])[0])):
         print(json.dumps(row), flush=True)
 
 

@@ -51,6 +51,32 @@ def test_a_wrong_bit_is_named_and_the_exit_code_says_so(monkeypatch, capsys):
     assert "1 of 8,192 weights differ, the first at 7" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", [b'{"a": ', b"", b"[]", b'{"a": 3}', b"\xff", b"[" * 100_000])
+def test_recorded_results_that_are_not_whole_are_refused_before_anything_runs(
+    monkeypatch, tmp_path, capsys, text
+):
+    as_if_there_were_a_card(monkeypatch)
+    monkeypatch.setattr(proof, "RECORDED", tmp_path / "proof.json")
+    proof.RECORDED.write_bytes(text)
+    report = tmp_path / "report.json"
+    assert main(["prove", "--kernel", "unpack_f28", "--report", str(report)]) == 5
+    assert "install that again" in capsys.readouterr().err
+    assert not report.exists()
+
+
+def test_an_error_of_many_lines_is_one_line_of_the_summary(monkeypatch, capsys):
+    as_if_there_were_a_card(monkeypatch)
+
+    def broken(packed, out):
+        raise RuntimeError("one\n\x1b[31mtwo")
+
+    monkeypatch.setattr(proof, "unpack", broken)
+    assert main(["prove", "--kernel", "unpack_b12"]) == 4
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 2 + 20
+    assert "one \\x1b[31mtwo" in out
+
+
 def test_a_kernel_that_does_not_exist_is_a_usage_error(monkeypatch):
     as_if_there_were_a_card(monkeypatch)
     assert main(["prove", "--kernel", "unpack_x"]) == 2

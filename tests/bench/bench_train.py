@@ -83,7 +83,7 @@ def loop(board: Board) -> None:
 def planted(board: Board) -> None:
     """A slow loader, a straggler and a slow link: is each one the bound?
 
-    Each lasts for 1.5 to 3 times what ranks computed in the step before, at least 10 ms: so it is the
+    Each lasts for 1.5 to 3 times the rest of the step before it, at least 10 ms: so it is the
     largest part of a step on a busy machine, too. (Until 24 November it was set by a run before it, and other
     work hid three of 150.) Loaders are slow on all ranks in even cases, and on a drawn one in odd
     cases; stragglers are drawn.

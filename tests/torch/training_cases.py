@@ -28,10 +28,10 @@ def planted(kind, step=None):
 
 
 class Own:
-    """Seconds that ranks compute in a step, without exchange and what is planted: the most of all ranks.
+    """Seconds that a step takes without what is planted: the most that a rank computes, and the exchange.
 
-    What is planted lasts so many times as long: it is the step's largest part however busy the machine is,
-    and the same on all ranks that have it.
+    Of the exchange the least of all ranks counts, since others wait. What is planted lasts so many times as
+    long: it is the step's largest part however busy the machine is, and the same on all ranks that have it.
     """
 
     LEAST_S = 0.01
@@ -40,10 +40,11 @@ class Own:
     def __init__(self):
         self.most = 0.0
         self._now = self._planted = 0.0  # since gradients left the last time
+        self._left = self._exchange = 0.0
         self._since = None
 
     def begins(self):
-        """It computes from now on: its batch is there, or its gradients are back."""
+        """It computes from now on."""
         self._since = time.perf_counter()
 
     def ends(self):
@@ -55,10 +56,16 @@ class Own:
     def exchanges(self, all_reduce):
         """Gradients leave: with them, what it computed since the last time."""
         self.ends()
-        mine = torch.tensor([self._now - self._planted])
+        both = torch.tensor([self._now - self._planted, -self._exchange])
         self._now = self._planted = 0.0
-        all_reduce(mine, distributed.ReduceOp.MAX)
-        self.most = float(mine)
+        all_reduce(both, distributed.ReduceOp.MAX)
+        self.most = float(both[0] - both[1])
+        self._left = time.perf_counter()
+
+    def returns(self):
+        """Gradients are back."""
+        self._exchange = 0.0 if planted("link") else time.perf_counter() - self._left
+        self.begins()
 
     def plant(self, share=1.0):
         """Sleep for this share of what is planted in a step."""
@@ -155,7 +162,7 @@ def _watched_link():
                 def late(done):
                     if planted("link"):
                         OWN.plant()
-                    OWN.begins()
+                    OWN.returns()
                     return done.value()
 
                 return future.then(late)

@@ -65,7 +65,6 @@ WRITERS = {
     "probes/fit/limits.py",  # files of /proc and of a cgroup
     "probes/measure/journal.py",  # appends to a file that it holds locked; a lock file without content
     "probes/measure/worker.py",  # a pipe to the parent process
-    "probes/training/worker.py",  # a lock file without content
     "buildtool/gpucode/loaded.py",  # adds lines to a file, in an image without this program
     "probes/watch/recording.py",  # appends to files that were asked for, a line at a time
     "buildtool/core/command.py",  # the log of a program that outlives us
