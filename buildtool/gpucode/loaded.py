@@ -125,6 +125,9 @@ class Watch:
             module = _Module.from_address(place) if place else None
             if module and module.code and 0 < module.n_bytes < _MOST_CODE:
                 self.loaded(ctypes.string_at(module.code, module.n_bytes))
+            elif "" not in self._seen:
+                self._seen.add("")
+                self.say(error="CUPTI told of a module without its code")
 
     def rocr(self) -> None:
         """Look at ROCr's list when this process ends, if it has loaded that by then."""

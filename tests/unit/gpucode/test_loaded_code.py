@@ -80,9 +80,14 @@ def test_what_cupti_tells_is_written_once_for_each_module(tmp_path: Path) -> Non
         about = loaded._Resource(1, 0, ctypes.addressof(module))
         for event in (5, 6):  # the driver is ready, a module was loaded
             watch._callback(None, 3, event, ctypes.addressof(about))
-    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    module = loaded._Module(8, 0, None)
+    about = loaded._Resource(1, 0, ctypes.addressof(module))
+    for _ in range(2):
+        watch._callback(None, 3, 6, ctypes.addressof(about))
+    *rows, fault = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [row["key"] for row in rows] == [key_of(ONE), key_of(TWO)]
     assert [row["bytes"] for row in rows] == [len(ONE), len(TWO)]
+    assert "without its code" in fault["error"]
 
 
 def test_code_objects_in_rocrs_list_are_read_from_files_and_from_memory(tmp_path: Path) -> None:
