@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         parser,
         "--gpu-code",
-        "also see which GPU code its Python processes load, by CUPTI, which told of none on the one H200 that "
-        "it was tried on, or by ROCr's list, which was never tried (default: files alone)",
+        "also see which GPU code its Python processes load: by CUPTI, which told of none on the H200 that it "
+        "was tried on, or by ROCr's list, which was never tried (default: files alone)",
     )
     parser.add_argument(
         "--method",
