@@ -311,6 +311,7 @@ _TABLE: dict[str, tuple[str, Callable[..., Result]]] = {
     "V_PERM_B32": ("u32 u32 u32 u32", permuted),
     "V_MUL_LO_U32": ("u32 u32 u32", lambda a, b: a * b),
     "V_MUL_HI_U32": ("u32 u32 u32", lambda a, b: (a.astype(U64) * b >> U64(32)).astype(U32)),
+    "V_MUL_HI_I32": ("i32 i32 i32", lambda a, b: (a.astype(I64) * b >> 32).astype(I32)),
     "V_MUL_U32_U24": ("u32 u32 u32", lambda a, b: _ones(a, 24) * _ones(b, 24)),
     "V_MAD_U32_U24": ("u32 u32 u32 u32", lambda a, b, c: _ones(a, 24) * _ones(b, 24) + c),
     "V_MAD_U64_U32": ("u64,mask u32 u32 u64", _multiplied_added),
