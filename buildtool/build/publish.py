@@ -7,14 +7,14 @@ manifest comes last: a push that ends halfway leaves no tag behind that names ha
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from buildtool.build.layer_store import LayerStore
 from buildtool.core.command import stop_children
-from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing
+from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable
 from buildtool.core.files import locked, read_cached, require_sha256, write_text
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
@@ -98,8 +98,9 @@ def push(
 def _send(name: Reference, digest: str, store: LayerStore, pushed: Pushed) -> str:
     """Bring one blob to a registry: `there`, `mounted` or `sent`."""
     with closing(Registry(name)) as registry:
-        if registry.has_blob(digest):
-            return "there"
+        with suppress(SourceUnreachable):  # a registry whose disk was full can't read what it has of a blob
+            if registry.has_blob(digest):
+                return "there"
         origin = pushed.repository_with(name.host, digest)
         try:
             place = registry.mount(digest, origin if origin != registry.repository else "")

@@ -127,6 +127,26 @@ def test_a_mount_that_a_registry_refuses_is_an_upload(
     assert "in 3 blobs, 0 were there" in said[0]
 
 
+def test_a_blob_that_a_registry_cannot_read_is_sent_anew(
+    layout_image: tuple[WrittenImage, LayerStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full leaves empty links, which Debian's registry answers 500 for."""
+    monkeypatch.setattr("buildtool.engine.registry_api._PAUSE_S", 0)
+    made, store = layout_image
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    with registry(folder) as address:
+        ref, said = parse_new_name(f"{address}/team/tiny:1"), list[str]()
+        publish.push(made, ref, store=store, pushed=publish.Pushed(tmp_path / "one"), progress=said.append)
+        links = list((folder / "storage").glob("docker/registry/v2/repositories/*/*/_layers/*/*/link"))
+        assert len(links) == 3
+        for link in links:
+            link.write_bytes(b"")
+        publish.push(made, ref, store=store, pushed=publish.Pushed(tmp_path / "two"), progress=said.append)
+        assert "in 3 blobs, 0 were there" in said[-1]
+        assert all(link.read_bytes() for link in links)
+
+
 @pytest.mark.parametrize(
     ("status", "error", "way_out"),
     [
