@@ -92,10 +92,10 @@ $(UNITS): export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 $(UNITS): export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
 unit-probes: $(READY)
-	$(call group,$(PY),$(UNIT)/probes tests/unit/fits -m "not thorough")
+	$(call group,$(PY),$(UNIT)/probes tests/unit/fits tests/unit/launch -m "not thorough")
 
 unit-others: $(READY)
-	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits -m "not thorough")
+	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits --ignore=tests/unit/launch -m "not thorough")
 
 # simulations, fuzzing, limits at full size and whatever takes a tenth of a second, which `check` leaves out
 unit-thorough: $(READY)
