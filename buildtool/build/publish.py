@@ -14,12 +14,12 @@ from pathlib import Path
 
 from buildtool.build.layer_store import LayerStore
 from buildtool.core.command import stop_children
-from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing, SourceUnreachable
+from buildtool.core.errors import BuildFailed, DataError, EnvironmentMissing
 from buildtool.core.files import locked, read_cached, require_sha256, write_text
 from buildtool.core.parallel import run_parallel
 from buildtool.core.progress import Progress
 from buildtool.engine.reference import Reference
-from buildtool.engine.registry_api import Registry
+from buildtool.engine.registry_api import Registry, RegistryBroken
 from buildtool.image.written import OCI, Referrer, WrittenImage
 from probes.core.units import counted, decimal_bytes
 
@@ -98,7 +98,7 @@ def push(
 def _send(name: Reference, digest: str, store: LayerStore, pushed: Pushed) -> str:
     """Bring one blob to a registry: `there`, `mounted` or `sent`."""
     with closing(Registry(name)) as registry:
-        with suppress(SourceUnreachable):  # a registry whose disk was full can't read what it has of a blob
+        with suppress(RegistryBroken):  # one whose disk was full can't read what it has of a blob
             if registry.has_blob(digest):
                 return "there"
         origin = pushed.repository_with(name.host, digest)

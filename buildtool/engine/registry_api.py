@@ -67,6 +67,10 @@ class _Session(requests.Session):
             prepared_request.headers.pop("Authorization", None)
 
 
+class RegistryBroken(SourceUnreachable):
+    """The registry answers that it can't serve this: 5xx, at each of ATTEMPTS."""
+
+
 class Registry:
     """One repository of a registry. Every method raises errors that name it, with what to type next.
 
@@ -373,7 +377,7 @@ class Registry:
                     f"wait some minutes and run the same command again; logged in, you may do more: {login}",
                 )
             case status if status >= 500:
-                return SourceUnreachable(
+                return RegistryBroken(
                     f"{self.host} is broken or under maintenance: {words}",
                     "run the same command again later; layers that it has are not sent again",
                 )

@@ -85,6 +85,7 @@ class Watch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._seen: set[str] = set()
+        self._without_code = False  # whether a module came without, and that was said
         self._callback = _Callback(self._told)  # CUPTI holds its address alone
 
     def say(self, **row: object) -> None:
@@ -125,8 +126,8 @@ class Watch:
             module = _Module.from_address(place) if place else None
             if module and module.code and 0 < module.n_bytes < _MOST_CODE:
                 self.loaded(ctypes.string_at(module.code, module.n_bytes))
-            elif "" not in self._seen:
-                self._seen.add("")
+            elif not self._without_code:
+                self._without_code = True
                 self.say(error="CUPTI told of a module without its code")
 
     def rocr(self) -> None:
