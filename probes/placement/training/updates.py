@@ -375,7 +375,11 @@ class Updates:
         """Let a group wait for the ring."""
         if group.waits or group.handed:
             return
-        group.waits = group.handed = True
+        group.handed = True
+        if not group.spans:
+            self._update_in_place(group)
+            return
+        group.waits = True
         group.settings = self.settings()
         group.taken_bytes = group.gradient_bytes
         self._gradient_bytes += group.taken_bytes
@@ -430,7 +434,8 @@ class Updates:
             if group.waits:
                 self._slots[0].free.block()
                 self._begin(group)
-            self._streams.compute.wait(group.updated)
+            if group.spans:
+                self._streams.compute.wait(group.updated)
 
     def finish(self) -> None:
         """Wait until everything is updated and home."""
@@ -445,17 +450,16 @@ class Updates:
         group.waits = False
         streams, slot = self._streams, self._slots[0]
         brought: list[dict[str, torch.Tensor]] = []
-        if group.spans:
-            self._slots.rotate(-1)
-            streams.copy.wait(slot.free)
-            streams.copy.wait(group.home)
-            at = 0
-            for span in group.spans:
-                brought.append(span.views(slot.memory, at))
-                at += span.slot_bytes
-            streams.copy.run(partial(_copy_all, _on_their_way(group.spans, brought)))
-            streams.copy.record(slot.arrived)
-            streams.unpack.wait(slot.arrived)
+        self._slots.rotate(-1)
+        streams.copy.wait(slot.free)
+        streams.copy.wait(group.home)
+        at = 0
+        for span in group.spans:
+            brought.append(span.views(slot.memory, at))
+            at += span.slot_bytes
+        streams.copy.run(partial(_copy_all, _on_their_way(group.spans, brought)))
+        streams.copy.record(slot.arrived)
+        streams.unpack.wait(slot.arrived)
         streams.unpack.wait(group.made)
         gradients = {part: part.of.gradient for part in group.parts}
         updated: list[_Update] = []
@@ -466,6 +470,19 @@ class Updates:
         streams.unpack.record(slot.free)
         group.held = [gradient for gradient in gradients.values() if gradient is not None]
         self._under_way.append(group)
+        self._taken(group)
+
+    def _update_in_place(self, group: Group) -> None:
+        """Update parts whose states are on the card, there and then: neither the link nor a buffer is needed."""
+        gradients = {part: part.of.gradient for part in group.parts}
+        updated: list[_Update] = []
+        streams = self._streams
+        streams.compute.run(partial(self._update, group, gradients, (), self.settings(), updated))
+        streams.compute.run(partial(self._bring_home, updated))
+        self._taken(group)
+
+    def _taken(self, group: Group) -> None:
+        """A group has its gradients."""
         group.again()
         for one in group.missing:
             one.groups_left -= 1
