@@ -1,6 +1,6 @@
 """A model's description from what a user has: a known name, a config.json, a safetensors file or folder.
 
-`describe` takes any of them. A config is described by the rules of `families.py`; a checkpoint without a
+`describe` takes any of them. A config is described by `families.py`; a checkpoint without a
 config that has a rule, by guesses from the names and shapes in its headers.
 """
 
@@ -20,13 +20,6 @@ from probes.core.codec import load
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
 from probes.core.spelling import guess
 from probes.hardware.cards import is_card
-from probes.placement.models.configs import (
-    HEADER_HINT,
-    ConfigFields,
-    TensorMaker,
-    build_description,
-    read_sizes,
-)
 from probes.placement.models.description import (
     BlockDescription,
     ModelDescription,
@@ -34,7 +27,7 @@ from probes.placement.models.description import (
     Use,
     block_name,
 )
-from probes.placement.models.families import BARE, FAMILIES
+from probes.placement.models.families import from_config
 from probes.placement.models.headers import (
     DTYPES,
     PICKLES,
@@ -221,47 +214,6 @@ def _main_dtype(files: tuple[StoredFile, ...]) -> str:
         for tensor in file.tensors:
             sizes[DTYPES[tensor.dtype]] += tensor.n_bytes
     return max(sizes, key=lambda dtype: sizes[dtype], default="unknown")
-
-
-# From a config.json
-
-# Widths of heads where a config doesn't say them and they aren't the model's width over its heads
-HEAD_WIDTHS: Final[Mapping[str, int]] = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128}
-
-
-def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:
-    """The description of a config's model. Raises ModelUnknown for an architecture without a rule here."""
-    fields = ConfigFields(values, where)
-    kind = fields.text("model_type")
-    if values.get("quantization_config"):
-        raise ModelUnknown(f"{where}: it is a quantised model", HEADER_HINT)
-    if kind not in FAMILIES:
-        listed = ", ".join(sorted(FAMILIES))
-        raise ModelUnknown(
-            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {listed}", HEADER_HINT
-        )
-    size = read_sizes(fields, head_width=HEAD_WIDTHS.get(kind))
-    notes = (
-        () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
-    )
-    parts = FAMILIES[kind].parts(fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
-    return build_description(
-        parts,
-        size,
-        name=name or kind,
-        source=f"config.json of {kind}",
-        notes=notes,
-        positions=fields.positions(),
-    )
-
-
-def _is_whole(values: Mapping[str, Any], kind: str) -> bool:
-    """Whether the model has a head for a task, or is the bare stack of layers."""
-    names = values.get("architectures")
-    first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    if not first:
-        return kind not in BARE
-    return not first.endswith("Model") or first.endswith("LMHeadModel")
 
 
 # From the names and shapes in headers

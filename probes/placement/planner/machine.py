@@ -371,7 +371,7 @@ def _instead(card: Card) -> str:
 
 # Seconds that small work took on the H100 on which the profiles' constants of small kernels were measured.
 SMALL_WORK_S: Final[Mapping[SmallWork, float]] = {"layers": 286e-6, "product": 4.05e-6, "unpack": 2.83e-6}
-PLAIN_OPERATIONS: Final = 11  # of a plain layer: the unit in which models/families.py counts operations
+PLAIN_OPERATIONS: Final = 11  # of a plain layer: the unit in which planner/rules.py counts operations
 SHORT_COPY: Final = 64 << 10  # bytes: a copy whose time is mostly its latency
 LARGE: Final = 64 << 20  # bytes: in smaller copies the latency is a notable part of the time
 CPU_SHARE: Final = 0.5  # of the rate of reading memory, which products on the CPU reach
