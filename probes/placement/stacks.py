@@ -6,10 +6,7 @@ from probes.core.errors import DeviceUnusable
 from probes.core.units import binary_bytes
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-
 DTYPES = tuple(DTYPE_BYTES)
-
 
 MODELS = (
     "mlp",
@@ -21,16 +18,9 @@ MODELS = (
     "qwen2.5-7b",
 )
 
-
 STREAM_BUFFERS = 2
-
-
 BUDGET = 0.75  # of the weights, where no --vram says otherwise
-
-
 FEWEST_LAYERS = 8
-
-
 TOKENS = 128  # of each input of a language model
 
 

@@ -7,7 +7,6 @@ config that has a rule, by guesses from the names and shapes in its headers.
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,12 +25,12 @@ from probes.placement.models.description import (
     TensorDescription,
     Use,
     block_name,
+    most_bytes,
 )
 from probes.placement.models.families import from_config
 from probes.placement.models.headers import (
     DTYPES,
     PICKLES,
-    StoredFile,
     StoredTensor,
     read_checkpoint,
     require_regular,
@@ -199,21 +198,13 @@ def read_folder(path: Path) -> CheckpointFolder:
         )
     files = read_checkpoint(path)
     config = config_of(str(path))
-    dtype = _main_dtype(files)
+    dtype = most_bytes((DTYPES[tensor.dtype], tensor.n_bytes) for file in files for tensor in file.tensors)
     if config.get("quantization_config") or dtype not in DTYPE_BYTES:
         raise ModelUnknown(
             f"{path} has quantised weights or others that aren't floating point: most are {dtype}",
             f"give a checkpoint in {', '.join(DTYPE_BYTES)}",
         )
     return CheckpointFolder(path, config, tuple(t.name for file in files for t in file.tensors), dtype)
-
-
-def _main_dtype(files: tuple[StoredFile, ...]) -> str:
-    sizes: Counter[str] = Counter()
-    for file in files:
-        for tensor in file.tensors:
-            sizes[DTYPES[tensor.dtype]] += tensor.n_bytes
-    return max(sizes, key=lambda dtype: sizes[dtype], default="unknown")
 
 
 # From the names and shapes in headers

@@ -61,26 +61,12 @@ class Layout:
 
 
 B12: Final = Layout("b12", torch.bfloat16, torch.bfloat16, 4)
-
-
 F28: Final = Layout("f28", torch.float32, torch.float32, 4)
-
-
 B10: Final = Layout("b10", torch.bfloat16, torch.bfloat16, 2)
-
-
 H13: Final = Layout("h13", torch.float16, torch.float16, 2)
-
-
 B12F32: Final = Layout("b12f32", torch.float32, torch.bfloat16, 4)
-
-
 H13F32: Final = Layout("h13f32", torch.float32, torch.float16, 2)
-
-
 BF16: Final = Layout("bf16", torch.bfloat16, torch.bfloat16, 8)
-
-
 LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B10, H13, B12F32, H13F32, BF16)}
 
 

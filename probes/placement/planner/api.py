@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from probes.core.errors import UsageError
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.ranges import Ranges, stored_ranges
+from probes.placement.models.ranges import stored_ranges
 from probes.placement.models.reading import describe, is_known, named_path
-from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges
+from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges, with_compute_dtype
 from probes.placement.planner.machine import Constants, from_report, machine_named
 from probes.placement.planner.multi_gpu import make_cards_plan
 from probes.placement.planner.plan import check_workload, make_plan
@@ -75,6 +75,7 @@ def plan(
     description = resolve_model(model, workload, inputs, measure=measure, captured=captured)
     constants = resolve_machine(machine, measure=measure)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
+    description = as_computed(source, description, constants, objective=objective, compute=compute)
     return make_plan(
         description,
         constants,
@@ -83,8 +84,6 @@ def plan(
         workload=workload,
         objective=objective,
         captured=captured,
-        compute=compute,
-        ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
     ).plan
 
 
@@ -110,6 +109,7 @@ def plan_cards(
     workload = Workload(batch, tokens, context)
     description, constants = resolve_model(model, workload, inputs), resolve_machine(machine)
     source = model if weights is None else named_path(weights, "weights' checkpoint")
+    description = as_computed(source, description, constants, objective=objective, compute=compute)
     return make_cards_plan(
         description,
         constants,
@@ -118,8 +118,6 @@ def plan_cards(
         host=host,
         workload=workload,
         objective=objective,
-        compute=compute,
-        ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
     ).plan
 
 
@@ -221,23 +219,27 @@ def _named_machine(machine: str | Path) -> Constants:
     return from_report(read_report(path), name=path.name)
 
 
-def weight_ranges(
+def as_computed(
     model: Model,
     description: ModelDescription,
     machine: Constants,
     *,
     objective: Objective,
     compute: Compute,
-) -> Ranges | None:
-    """What float16 does to the model's numbers; None where none are there or needed."""
-    if not needs_weight_ranges(description, machine, objective=objective, compute=compute):
-        return None
-    if isinstance(model, ModelDescription):
-        return None
-    if not isinstance(model, str | os.PathLike):
+) -> ModelDescription:
+    """The description of a model as the machine computes it: `with_compute_dtype`, by weights if need be.
+
+    They are read from the model or its checkpoint, where there are any. Raises as `with_compute_dtype` does.
+    """
+    ranges = None
+    needed = needs_weight_ranges(description, machine, objective=objective, compute=compute)
+    if needed and isinstance(model, str | os.PathLike):
+        path = named_path(model, "model")
+        stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
+        if stored or (path.is_dir() and any(path.glob("*.safetensors"))):
+            ranges = stored_ranges(path)
+    elif needed and not isinstance(model, ModelDescription):
         from probes.placement.models import modules  # needs torch
 
-        return modules.module_ranges(model)
-    path = named_path(model, "model")
-    stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
-    return stored_ranges(path) if stored or (path.is_dir() and any(path.glob("*.safetensors"))) else None
+        ranges = modules.module_ranges(model)
+    return with_compute_dtype(description, machine, objective=objective, compute=compute, ranges=ranges)

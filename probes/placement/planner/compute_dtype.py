@@ -1,11 +1,10 @@
 """The dtype in which a machine computes with bfloat16 weights, where its GPU has no bfloat16 units."""
 
-from collections import Counter
 from dataclasses import replace
 from typing import Literal
 
 from probes.core.errors import PlacementError, UsageError
-from probes.placement.models.description import ModelDescription
+from probes.placement.models.description import ModelDescription, most_bytes
 from probes.placement.models.ranges import Ranges
 from probes.placement.planner.machine import Constants
 from probes.placement.types import Becomes, Objective
@@ -55,11 +54,7 @@ def computed_in(model: ModelDescription, machine: Constants | None, *, objective
     `machine` None: the dtype that most of them have. The weights aren't read, so `fast` means float16 where
     bfloat16 has to be converted.
     """
-    sizes: Counter[str] = Counter()
-    for block in model.blocks:
-        for tensor in block.tensors:
-            sizes[tensor.dtype] += tensor.n_bytes
-    dtype = max(sizes, key=sizes.__getitem__, default="float32")
+    dtype = most_bytes((tensor.dtype, tensor.n_bytes) for block in model.blocks for tensor in block.tensors)
     if dtype != "bfloat16" or machine is None or not machine.converts:
         return dtype
     return model.becomes or ("float32" if objective == "exact" else "float16")

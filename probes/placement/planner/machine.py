@@ -63,7 +63,6 @@ class Constants:
     fused_rows_rate: float  # likewise for several rows and few outputs, which are bound by the decoding
     link_rate: float  # copies of pinned memory to VRAM
     link_alpha_s: float  # and what each copy takes beyond its bytes
-    pageable_rate: float
     zero_copy_rate: float  # kernels reading pinned host memory
     flops: Mapping[str, float]  # multiplications and additions, by dtype: float16, bfloat16, float32
     cpu_rate: float  # products on the CPU reading weights at batch 1
@@ -216,7 +215,6 @@ class _Profile:
             fused_rows_rate=self._kernels_rate(fused, "few_rows even", nvidia="fused_rows"),
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,
-            pageable_rate=link if unified else link * self._reached("pageable"),
             zero_copy_rate=peak * self._reached("vram_read")
             if unified
             else link * self._reached("zero_copy"),
@@ -455,7 +453,6 @@ def _with_measurements(
         fused_rate=machine.fused_rate * scale,
         fused_rows_rate=min(machine.fused_rows_rate, machine.fused_rate * scale),
         link_rate=rate("h2d_pinned", machine.link_rate),
-        pageable_rate=rate("h2d_pageable", machine.pageable_rate),
         zero_copy_rate=rate("zero_copy_read", machine.zero_copy_rate),
         flops={key: flops.get(key, value) for key, value in machine.flops.items()},
         unified=gpu.integrated is True,

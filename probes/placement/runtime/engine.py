@@ -51,8 +51,6 @@ from probes.placement.runtime.weight_sources import WeightSource
 
 # The innermost functorch transform under way, or None. Each call of a block asks.
 active_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
-
-
 Result = TypeVar("Result")
 
 

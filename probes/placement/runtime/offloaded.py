@@ -35,19 +35,10 @@ from probes.placement.runtime.buffers import (
 from probes.placement.runtime.weight_sources import MemorySource, WeightSource
 
 Fetch = Callable[[], torch.Tensor]
-
-
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
-
-
 Lookup = Callable[[torch.Tensor], torch.Tensor]
-
-
 _HOST: Final = torch.device("cpu")
-
-
 _REMOVE: Final = "call remove() of the handle first"
-
 
 # torch before 2.3 gives address 0 instead of an error
 _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(

@@ -214,8 +214,6 @@ class Correction:
 
 
 _BITS = {2: torch.int16, 4: torch.int32}
-
-
 _FIRST_BEYOND = 143  # the biased exponent of 2^16 in bfloat16; float16 ends below it
 
 
