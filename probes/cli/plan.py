@@ -227,9 +227,9 @@ def _workload(args: argparse.Namespace) -> "Workload":
 def _computed(
     args: argparse.Namespace, model: "ModelDescription", machine: "Constants"
 ) -> "ModelDescription":
-    from probes.placement.planner.api import as_computed
+    from probes.placement.planner.compute_dtype import with_compute_dtype
 
-    return as_computed(args.model, model, machine, objective=args.objective, compute=args.compute)
+    return with_compute_dtype(model, machine, objective=args.objective, compute=args.compute)
 
 
 def _plan_options(args: argparse.Namespace, machine: "Constants") -> dict[str, Any]:

@@ -4,7 +4,6 @@ description.py          `ModelDescription`: blocks in call order with their tens
 reading.py              `describe`: a known name, a config, safetensors or a folder of them, described
 families.py             descriptions by a config alone; families.toml lists the tensors of each architecture
 headers.py              `read_checkpoint`: the checked headers of safetensors files
-ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
 modules.py              `find_blocks`, `describe_module`: a torch module's blocks (with torch)
 experts.py              `find_experts`: the experts of a torch module (with torch)
 operations.py           `Operation`, `Trace`: what a pass does

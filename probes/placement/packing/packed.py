@@ -104,11 +104,6 @@ class Packed:
         """Bytes of all parts, without alignment."""
         return sum(part.nbytes for part in self.parts.values())
 
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of the tensor as it was."""
-        return self.n_weights * int(self.layout.dtype.itemsize)
-
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Packed":
         """A copy on another device."""
         parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}

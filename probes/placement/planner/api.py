@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from probes.core.errors import UsageError
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.ranges import stored_ranges
 from probes.placement.models.reading import describe, is_known, named_path
-from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges, with_compute_dtype
+from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
 from probes.placement.planner.machine import Constants, from_report, machine_named
 from probes.placement.planner.multi_gpu import make_cards_plan
 from probes.placement.planner.plan import check_workload, make_plan
@@ -45,7 +44,6 @@ def plan(
     captured: bool = False,
     compute: Compute = "auto",
     inputs: "PassInputs | None" = None,
-    weights: str | Path | None = None,
     measure: bool = False,
 ) -> Plan:
     """Where each block of a model goes on a machine, what that takes, how long a pass should last.
@@ -65,17 +63,15 @@ def plan(
     `measure`: each distinct operation of the trace is run on this machine's GPU, some seconds in all: the
     plan counts with its time and with the bytes that it takes meanwhile. `machine` must be this one's.
     `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
-    hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
+    hold all of them: `place` and `load` refuse one that it doesn't hold.
 
     Raises PlanImpossible naming the smallest budget that works; CheckpointUnreadable, ModelUnknown,
-    ReportError and UsageError for what can't be read or makes no sense; PlacementError for a number that
-    float16 can't hold where that is asked for.
+    ReportError and UsageError for what can't be read or makes no sense.
     """
     workload = Workload(batch, tokens, context)
     description = resolve_model(model, workload, inputs, measure=measure, captured=captured)
     constants = resolve_machine(machine, measure=measure)
-    source = model if weights is None else named_path(weights, "weights' checkpoint")
-    description = as_computed(source, description, constants, objective=objective, compute=compute)
+    description = with_compute_dtype(description, constants, objective=objective, compute=compute)
     return make_plan(
         description,
         constants,
@@ -100,7 +96,6 @@ def plan_cards(
     objective: Objective = "exact",
     compute: Compute = "auto",
     inputs: "PassInputs | None" = None,
-    weights: str | Path | None = None,
 ) -> CardsPlan:
     """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
 
@@ -108,8 +103,7 @@ def plan_cards(
     """
     workload = Workload(batch, tokens, context)
     description, constants = resolve_model(model, workload, inputs), resolve_machine(machine)
-    source = model if weights is None else named_path(weights, "weights' checkpoint")
-    description = as_computed(source, description, constants, objective=objective, compute=compute)
+    description = with_compute_dtype(description, constants, objective=objective, compute=compute)
     return make_cards_plan(
         description,
         constants,
@@ -217,29 +211,3 @@ def _named_machine(machine: str | Path) -> Constants:
             "give a card's name, or the file of a report that `run` has written",
         )
     return from_report(read_report(path), name=path.name)
-
-
-def as_computed(
-    model: Model,
-    description: ModelDescription,
-    machine: Constants,
-    *,
-    objective: Objective,
-    compute: Compute,
-) -> ModelDescription:
-    """The description of a model as the machine computes it: `with_compute_dtype`, by weights if need be.
-
-    They are read from the model or its checkpoint, where there are any. Raises as `with_compute_dtype` does.
-    """
-    ranges = None
-    needed = needs_weight_ranges(description, machine, objective=objective, compute=compute)
-    if needed and isinstance(model, str | os.PathLike):
-        path = named_path(model, "model")
-        stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
-        if stored or (path.is_dir() and any(path.glob("*.safetensors"))):
-            ranges = stored_ranges(path)
-    elif needed and not isinstance(model, ModelDescription):
-        from probes.placement.models import modules  # needs torch
-
-        ranges = modules.module_ranges(model)
-    return with_compute_dtype(description, machine, objective=objective, compute=compute, ranges=ranges)

@@ -156,23 +156,6 @@ def profile(name: str) -> Constants:
     return _Profile(name).constants()
 
 
-def sources(name: str) -> dict[str, str]:
-    """For each number of a machine's profile, its source and the date on which that was read."""
-    known = table()["sources"]
-    target = str(table()["machines"][name]["target"])
-    counted = {
-        f"instructions and transactions a weight of {kernel}": of[_counted_target(target)]
-        for kernel, of in table()["counted"].items()
-        if target.startswith("gfx")
-    }
-    entry = {**table()["reached"], **counted, **table()["common"], **table()["machines"][name]}
-    return {
-        key: f"{known[value['source']]['what']} ({known[value['source']]['date']})"
-        for key, value in entry.items()
-        if isinstance(value, dict)
-    }
-
-
 class _Profile:
     """One machine's entry of the file, merged over what is common to all machines."""
 
