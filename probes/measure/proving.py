@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 
 from probes.core.errors import DeviceUnusable
-from probes.placement.packing import launch, proof
+from probes.measure import proof
+from probes.placement.packing import launch
 from probes.records.files import reading
 
 _REPEATS: Final = 20

@@ -12,7 +12,6 @@ What others use is imported from here, at its first use: so `plan` and `read_pla
 - `loading`: places a model from its checkpoint (`load`). `checkpoint` is the open files, `tensor_reading`
   brings a stored tensor into memory, and `read_ahead` reads the blocks of the tier `disk`.
 - `training`: trains a model whose step takes more than VRAM (`plan_training`, `train`).
-- `stacks` and `architectures`: models with random weights, for measuring.
 """
 
 from importlib import import_module

@@ -9,7 +9,7 @@ import torch
 from probes.cli import program
 from probes.core.errors import Exit, UsageError
 from probes.measure import placement_benchmark
-from probes.placement.models.reading import read_folder
+from probes.measure.stacks import read_folder
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)

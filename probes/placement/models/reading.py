@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,6 @@ from probes.placement.models.description import (
     TensorDescription,
     Use,
     block_name,
-    most_bytes,
 )
 from probes.placement.models.families import from_config
 from probes.placement.models.headers import (
@@ -35,7 +34,6 @@ from probes.placement.models.headers import (
     read_checkpoint,
     require_regular,
 )
-from probes.placement.stacks import DTYPE_BYTES, MODELS
 
 _TRAINED: Final = re.compile(r"(-(instruct|base|chat|hf|it|v[0-9.]+))+$")
 KNOWN: Final = Path(__file__).with_name("known.json")
@@ -172,39 +170,6 @@ def _values(path: Path) -> Mapping[str, Any]:
             f"can't read {path}: it is not a JSON object", "give the model's own config.json"
         )
     return values
-
-
-@dataclass(frozen=True)
-class CheckpointFolder:
-    """A checkpoint's config and what its headers say."""
-
-    path: Path
-    config: Mapping[str, Any]  # the content of config.json
-    names: tuple[str, ...]  # of the stored tensors
-    dtype: str  # torch's name of the dtype that most bytes have
-
-
-def read_folder(path: Path) -> CheckpointFolder:
-    """The folder's config.json and the headers of its safetensors.
-
-    Raises UsageError where the path isn't a folder or lacks a config.json, CheckpointUnreadable for files
-    that can't be read or contradict themselves, ModelUnknown for quantised weights.
-    """
-    if not path.is_dir():
-        raise UsageError(
-            f"{path} is neither a known model nor a folder with a checkpoint",
-            f"{guess(path.name, MODELS)}known are {', '.join(MODELS)}; else give the folder that has "
-            "config.json and *.safetensors",
-        )
-    files = read_checkpoint(path)
-    config = config_of(str(path))
-    dtype = most_bytes((DTYPES[tensor.dtype], tensor.n_bytes) for file in files for tensor in file.tensors)
-    if config.get("quantization_config") or dtype not in DTYPE_BYTES:
-        raise ModelUnknown(
-            f"{path} has quantised weights or others that aren't floating point: most are {dtype}",
-            f"give a checkpoint in {', '.join(DTYPE_BYTES)}",
-        )
-    return CheckpointFolder(path, config, tuple(t.name for file in files for t in file.tensors), dtype)
 
 
 # From the names and shapes in headers
