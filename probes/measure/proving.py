@@ -10,8 +10,7 @@ from typing import Any, Final
 import torch
 
 from probes.core.errors import DeviceUnusable
-from probes.measure import proof
-from probes.placement.packing import launch
+from probes.placement.packing import launch, proof
 from probes.records.files import reading
 
 _REPEATS: Final = 20

@@ -1,4 +1,4 @@
-"""Runs the cases of `probes.measure.proof` on emulated AMD machine code: a line of JSON for each.
+"""Runs the cases of `probes.placement.packing.proof` on emulated AMD machine code: a line of JSON for each.
 
     TRITON_INTERPRET=0 amd_child.py TARGET [SHARE [KIND]]
 
@@ -19,7 +19,7 @@ from machine import Executed, Fault
 from standin_driver import StandInDriver, stand_in
 from triton.backends.compiler import GPUTarget
 
-from probes.measure import proof
+from probes.placement.packing import proof
 from probes.placement.packing.packed import B10, B12
 
 WAVES = {"gfx1100": 32, "gfx1201": 32, "gfx90a": 64, "gfx942": 64}  # lanes of a wave

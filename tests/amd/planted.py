@@ -31,7 +31,7 @@ from data_flow import ALL, EXEC, SCALAR, SCC, Flow, separates, unwaited
 from instructions import act_of
 from machine import Executed, Fault, Machine
 
-from probes.measure import proof
+from probes.placement.packing import proof
 
 SEED = 1312  # the second draw
 KINDS = ("register", "selector", "offset", "missing wait", "missing barrier", "wrong exec")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from children import lines
 
-from probes.measure import proof
+from probes.placement.packing import proof
 from probes.placement.planner.machine import table
 
 CHILD = Path(__file__).with_name("amd_child.py")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from probes.cli.program import main
-from probes.measure import proof, proving
+from probes.measure import proving
+from probes.placement.packing import proof
 
 
 def test_a_machine_without_a_card_is_refused_and_nothing_is_written(tmp_path, capsys):

@@ -1,6 +1,6 @@
 """Our kernels' machine code for AMD's GPUs on an emulated machine: bits, operations, planted faults, counts.
 
-Nothing here is timed on a card, or was run on one. Cases are those of `probes.measure.proof`, which
+Nothing here is timed on a card, or was run on one. Cases are those of `probes.placement.packing.proof`, which
 `weir probe prove` runs on a card; targets are gfx1100 (RDNA 3), gfx90a (CDNA 2) and gfx942 (CDNA 3). With
 buffer operations, Triton's default, all cases run; without them, and on gfx1201 (RDNA 4), every fifth. Faults
 are planted by the rule of decision 131. Debian's rocBLAS, of which kernels run before and after it
@@ -9,7 +9,7 @@ same code is not done again; the whole is timed only where nothing was.
 
     .venv-torch/bin/python tests/bench/bench_amd.py [--record]
 
-`--record` writes the results' digests to probes/measure/proof.json.
+`--record` writes the results' digests to probes/placement/packing/proof.json.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=0 ptx_child.py 90 80
 
-For the first compute capability a case of each kernel of `probes.measure.proof` in three orders of
+For the first compute capability a case of each kernel of `probes.placement.packing.proof` in three orders of
 warps, all bit patterns, and what only `unpack` does; for others one of each: Triton compiles for each target.
 """
 
@@ -20,8 +20,7 @@ from test_round_trip import bits, forced
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from probes.measure import proof
-from probes.placement.packing import codecs
+from probes.placement.packing import codecs, proof
 from probes.placement.packing.packed import B10
 from probes.placement.packing.tensors import unpack
 

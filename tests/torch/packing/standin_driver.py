@@ -11,8 +11,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from probes.measure import proof
 from probes.placement.packing import launch as launching
+from probes.placement.packing import proof
 
 _MOST_THREADS = 1024
 

@@ -47,6 +47,8 @@ _PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # whose add
 _NOT_READ: Final = -(1 << 40)  # an id so far below zero that nothing is written for it
 _UNTOUCHED: Final = 0x5A5A  # in every word of a result before the kernel
 _WORDS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+
+
 _Sizes = TypeVar("_Sizes", bound=tuple[int, ...])
 _Shape: TypeAlias = tuple[int, ...]
 
