@@ -22,6 +22,7 @@ Parameters are at fixed addresses, since a block always uses the same buffers: s
 
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
@@ -219,6 +220,15 @@ class Engine:
         self._unpacks_ahead = False  # on the unpack stream, beside the compute stream
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
+
+    @contextmanager
+    def watched(self) -> Iterator[Stopwatches]:
+        """Time the steps of each stream meanwhile."""
+        self.watches = Stopwatches(self.streams)
+        try:
+            yield self.watches
+        finally:
+            self.watches = None
 
     @property
     def work(self) -> PackedOperations:

@@ -32,7 +32,7 @@ from probes.placement.runtime.buffers import (
     lay_out,
     memory_order,
 )
-from probes.placement.runtime.weight_sources import MemorySource, WeightSource
+from probes.placement.runtime.weight_sources import WeightSource
 
 Fetch = Callable[[], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
@@ -540,7 +540,7 @@ def _piece(
     n_bytes = span.end - span.begin
     whole = (span.begin, span.end) == (0, block.stored.n_bytes)
     weight_source = (
-        block.weight_source if whole else MemorySource(block.weight_source.whole()[span.begin : span.end])
+        block.weight_source if whole else WeightSource(block.weight_source.whole()[span.begin : span.end])
     )
     piece = Piece(
         block,
