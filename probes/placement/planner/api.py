@@ -6,15 +6,18 @@ Whatever names a model becomes a `ModelDescription`, whatever names a machine it
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from probes.core.errors import UsageError
+from probes.core.unknown import Unknown
+from probes.hardware.host_card import HostCard, host_cards
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.reading import describe, is_known, named_path
 from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
-from probes.placement.planner.machine import Constants, from_report, machine_named
+from probes.placement.planner.machine import Constants, from_report, machine_named, machine_of_card
 from probes.placement.planner.multi_gpu import make_cards_plan
 from probes.placement.planner.plan import check_workload, make_plan
 from probes.placement.types import CardsPlan, Objective, Plan, Workload
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from probes.placement.models.tracing import PassInputs
 
 
+EXAMPLES = (
+    "--machine 'RX 7900 XTX', --machine 'MI50 16GB' or, of a report that `run` wrote, --machine run.json"
+)
 LINK_BYTES = 64 << 20  # copied to measure the link
 Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
 
@@ -211,3 +217,42 @@ def _named_machine(machine: str | Path) -> Constants:
             "give a card's name, or the file of a report that `run` has written",
         )
     return from_report(read_report(path), name=path.name)
+
+
+def this_hosts_machine(found: Sequence[HostCard] | None = None) -> Constants:
+    """The constants of this host's card, with a note that says so. `found`: the cards, where they are known.
+
+    Raises UsageError, which asks for --machine: where there is no card, where it isn't in the list or has no
+    profile, and where there are several different ones.
+    """
+    found = host_cards() if found is None else found
+    found = [one for one in found if not _is_shared(one)] or found
+    if not found:
+        raise _asking("no card was found on this host to plan for")
+    first = found[0]
+    if any(other.cards != first.cards for other in found):
+        raise _asking(f"this host has several cards: {', '.join(dict.fromkeys(map(_name, found)))}")
+    if len(first.cards) != 1:
+        unclear = f"could be {_name(first)}" if first.cards else "isn't in our list of cards"
+        raise _asking(f"this host's card, {first.seen}, {unclear}")
+    try:
+        vram = None if isinstance(first.vram_bytes, Unknown) else first.vram_bytes
+        made = machine_of_card(first.cards[0], vram)
+    except UsageError as error:
+        raise UsageError(f"this host's card: {error.message}", error.hint) from error
+    return replace(
+        made, notes=(*made.notes, f"for this host's card, {_name(first)}: --machine names another")
+    )
+
+
+def _is_shared(found: HostCard) -> bool:
+    """Whether it is a processor's GPU, which shares the machine's memory."""
+    return bool(found.cards) and not any(card.memory_variants for card in found.cards)
+
+
+def _name(found: HostCard) -> str:
+    return " or ".join(card.name for card in found.cards) or found.seen
+
+
+def _asking(why: str) -> UsageError:
+    return UsageError(f"which machine? {why}", f"name one: {EXAMPLES}")

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -423,9 +423,11 @@ class Handle(PlacedModel):
         """Let the caller's stream wait until all that has been begun for the next blocks is done."""
         self._engine.turns.taken(self._engine.join)
 
-    def watched(self) -> AbstractContextManager[Stopwatches]:
+    @contextmanager
+    def watched(self) -> Iterator[Stopwatches]:
         """Time the steps of each stream meanwhile."""
-        return self._engine.watched()
+        with self._engine.watched() as watches:
+            yield watches
 
     def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
         """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its streams."""
