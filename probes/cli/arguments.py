@@ -194,8 +194,7 @@ def add_compute(verb: argparse.ArgumentParser) -> None:
 
 def machine_of(named: str | None) -> "Constants":
     """The machine that --machine names, else this host's. Raises UsageError and ReportError."""
-    from probes.placement.planner.api import resolve_machine
-    from probes.placement.planner.this_host import this_hosts_machine
+    from probes.placement.planner.api import resolve_machine, this_hosts_machine
 
     return this_hosts_machine() if named is None else resolve_machine(named)
 

@@ -10,10 +10,10 @@ from probes.core.invocation import probe_line
 from probes.core.output import echo, option, whole
 from probes.core.units import binary_bytes, duration, typed_bytes
 from probes.core.unknown import Unknown
+from probes.measure.stacks import DTYPES, MODELS, CheckpointFolder, read_folder
 from probes.measure.worker import require_torch
-from probes.placement.models.reading import CheckpointFolder, holds_a_model, read_folder
+from probes.placement.models.reading import holds_a_model
 from probes.placement.plan_file import read_plan
-from probes.placement.stacks import DTYPES, MODELS
 from probes.placement.types import Plan, Workload
 
 if TYPE_CHECKING:

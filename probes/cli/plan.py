@@ -186,9 +186,9 @@ def _one_card(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import lines
 
-    model = resolve_model(args.model, _workload(args), measure=args.measure, captured=args.captured)
+    described = resolve_model(args.model, _workload(args), measure=args.measure, captured=args.captured)
     machine = with_measured_link(_machine(args)) if args.measure else _machine(args)
-    made = make_plan(model, machine, **_plan_options(args, model, machine))
+    made = make_plan(_computed(args, described, machine), machine, **_plan_options(args, machine))
     text = paragraphs(lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.plan, made.search.timeline)
 
@@ -201,9 +201,10 @@ def _several_cards(args: argparse.Namespace) -> Shown:
     from probes.reports.pictures import draw_plan
     from probes.reports.plan import cards_lines
 
-    model = resolve_model(args.model, _workload(args), captured=args.captured)
+    described = resolve_model(args.model, _workload(args), captured=args.captured)
     machine = _machine(args)
-    made = make_cards_plan(model, machine, cards=args.cards, **_plan_options(args, model, machine))
+    model, options = _computed(args, described, machine), _plan_options(args, machine)
+    made = make_cards_plan(model, machine, cards=args.cards, **options)
     text = paragraphs(cards_lines(made.plan), torch_note(machine.origin))
     return text, partial(to_json, made.plan), partial(draw_plan, made.joined, made.timeline)
 
@@ -223,11 +224,15 @@ def _workload(args: argparse.Namespace) -> "Workload":
     return Workload(args.batch, args.tokens, args.context)
 
 
-def _plan_options(
+def _computed(
     args: argparse.Namespace, model: "ModelDescription", machine: "Constants"
-) -> dict[str, Any]:
-    from probes.placement.planner.api import weight_ranges
+) -> "ModelDescription":
+    from probes.placement.planner.compute_dtype import with_compute_dtype
 
+    return with_compute_dtype(model, machine, objective=args.objective, compute=args.compute)
+
+
+def _plan_options(args: argparse.Namespace, machine: "Constants") -> dict[str, Any]:
     refuse_more_than_the_card("--vram", args.vram, machine)
     return {
         "vram": machine.vram_bytes if args.vram is None else args.vram,
@@ -235,6 +240,4 @@ def _plan_options(
         "workload": _workload(args),
         "objective": args.objective,
         "captured": args.captured,
-        "compute": args.compute,
-        "ranges": weight_ranges(args.model, model, machine, objective=args.objective, compute=args.compute),
     }

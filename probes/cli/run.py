@@ -16,7 +16,7 @@ from probes.hardware.snapshot import machine_lines
 from probes.measure import catalog, session
 from probes.measure.probe_worker import ProbeMessage, SideMessage
 from probes.measure.schedule import BEGINNING, PlannedCase, progress, sentence
-from probes.placement.stacks import DTYPES, MODELS
+from probes.measure.stacks import DTYPES, MODELS
 from probes.records.facts import Machine
 from probes.records.rows import Case
 from probes.records.schema import ProbeReport, ProbeRun, Settings

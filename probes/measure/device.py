@@ -17,9 +17,10 @@ from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.hardware import numa
 from probes.hardware.torch_build import first_line, refusals
-from probes.measure import sampling
+from probes.measure import architectures, sampling
 from probes.measure.class_work import class_work
 from probes.measure.placement_row import LayerStack
+from probes.measure.stacks import Shape, StackPlan
 from probes.measure.workbench import (
     READS_AFTER,
     WORD_BYTES,
@@ -33,11 +34,9 @@ from probes.measure.workbench import (
     Span,
     signed,
 )
-from probes.placement import architectures
 from probes.placement.packing.launch import usable
 from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.host_memory import zero_copy
-from probes.placement.stacks import Shape, StackPlan
 from probes.records.rows import SMALL_LAYERS, SMALL_WIDTH, ClassWork, SmallWork
 from probes.records.stats import median
 

@@ -23,9 +23,9 @@ from probes.core.units import binary_bytes, duration
 from probes.core.unknown import Unknown
 from probes.hardware.host import available_bytes, floor_bytes, spendable_bytes
 from probes.hardware.torch_build import refusals
-from probes.placement.architectures import Built, build, shape
+from probes.measure.architectures import Built, build, shape
+from probes.measure.stacks import DTYPE_BYTES, CheckpointFolder, StackPlan
 from probes.placement.loading import build_skeleton, load
-from probes.placement.models.reading import CheckpointFolder
 from probes.placement.models.transformers_config import (
     config_object,
     config_refusals,
@@ -38,7 +38,6 @@ from probes.placement.planner.compute_dtype import Compute
 from probes.placement.planner.machine import Constants, nearest_profile, profile, without_gpu
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
-from probes.placement.stacks import DTYPE_BYTES, StackPlan
 from probes.placement.types import LOADING_BYTES, Objective, Plan
 
 WIDTH: Final = 8192  # of the linear layers of the model `mlp`
@@ -128,7 +127,6 @@ def _planned(options: BenchmarkOptions, built: Built, inputs: torch.Tensor, host
         objective=options.objective,
         compute=options.compute,
         inputs=None if built.vocabulary else inputs,
-        weights=options.checkpoint.path if options.checkpoint else None,
     )
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 
 from probes.core.unknown import Unknown
+from probes.measure.architectures import Built, build
 from probes.measure.placement_scenarios import (
     budget_bytes,
     bytes_outside_vram,
@@ -19,14 +20,13 @@ from probes.measure.placement_scenarios import (
     layer_tiers,
     same_places,
 )
-from probes.placement.architectures import Built, build
+from probes.measure.stacks import StackPlan
 from probes.placement.models.description import ModelDescription
 from probes.placement.models.modules import Block, describe_module, find_blocks
 from probes.placement.planner.machine import nearest_profile, profile
 from probes.placement.planner.plan import make_plan
 from probes.placement.runtime.handle import Handle
 from probes.placement.runtime.place import place
-from probes.placement.stacks import StackPlan
 from probes.placement.types import Plan, Workload
 from probes.records.rows import Scenario, Split
 

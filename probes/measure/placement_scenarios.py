@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from probes.measure.stacks import DTYPE_BYTES, STREAM_BUFFERS, Shape, StackPlan
 from probes.placement.packing.format import estimate
-from probes.placement.stacks import DTYPE_BYTES, STREAM_BUFFERS, Shape, StackPlan, spread
+from probes.placement.planner.pools import spread
 from probes.placement.types import (
     IN_VRAM,
     BlockPlan,

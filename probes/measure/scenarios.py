@@ -16,8 +16,8 @@ from itertools import chain
 
 from probes.core.errors import ContentMismatch, DeviceUnusable, PlacementError
 from probes.measure import sampling
+from probes.measure.stacks import BUDGET, Shape, StackPlan, linear_shape, plan_stack
 from probes.measure.workbench import Stack, Workbench
-from probes.placement.stacks import BUDGET, Shape, StackPlan, linear_shape, plan_stack
 from probes.records.rows import Gap, Pass, Record, Scenario, case_name
 from probes.records.schema import Settings
 

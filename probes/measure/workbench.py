@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from probes.core.errors import ContentMismatch
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
-from probes.placement.stacks import Shape, StackPlan
+from probes.measure.stacks import Shape, StackPlan
 from probes.records.rows import ClassWork, Scenario, SmallWork, Split
 
 WORD_BYTES = 8

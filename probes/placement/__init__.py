@@ -12,7 +12,6 @@ What others use is imported from here, at its first use: so `plan` and `read_pla
 - `loading`: places a model from its checkpoint (`load`). `checkpoint` is the open files, `tensor_reading`
   brings a stored tensor into memory, and `read_ahead` reads the blocks of the tier `disk`.
 - `training`: trains a model whose step takes more than VRAM (`plan_training`, `train`).
-- `stacks` and `architectures`: models with random weights, for measuring.
 """
 
 from importlib import import_module
@@ -33,30 +32,22 @@ if TYPE_CHECKING:
     from probes.placement.training.plan import TrainingPlan, plan_training
     from probes.placement.types import CardsPlan, Plan
 
-_MODULES = {  # where each public name is defined
-    "CardsHandle": "probes.placement.runtime.multi_gpu",
-    "CardsPlan": "probes.placement.types",
-    "Checkpoint": "probes.placement.checkpoint",
-    "CheckpointUnreadable": "probes.core.errors",
-    "Handle": "probes.placement.runtime.handle",
-    "PlacementError": "probes.core.errors",
-    "Plan": "probes.placement.types",
-    "PlanImpossible": "probes.core.errors",
-    "ProbeError": "probes.core.errors",
-    "Training": "probes.placement.training.handle",
-    "TrainingPlan": "probes.placement.training.plan",
-    "available_bytes": "probes.hardware.host",
-    "load": "probes.placement.loading",
-    "open_checkpoint": "probes.placement.checkpoint",
-    "place": "probes.placement.runtime.place",
-    "plan": "probes.placement.planner.api",
-    "plan_cards": "probes.placement.planner.api",
-    "plan_training": "probes.placement.training.plan",
-    "read_into": "probes.placement.tensor_reading",
-    "read_plan": "probes.placement.plan_file",
-    "train": "probes.placement.training.handle",
+_NAMES = {  # of each module, what is public
+    "probes.core.errors": "CheckpointUnreadable PlacementError PlanImpossible ProbeError",
+    "probes.hardware.host": "available_bytes",
+    "probes.placement.checkpoint": "Checkpoint open_checkpoint",
+    "probes.placement.loading": "load",
+    "probes.placement.plan_file": "read_plan",
+    "probes.placement.planner.api": "plan plan_cards",
+    "probes.placement.runtime.handle": "Handle",
+    "probes.placement.runtime.multi_gpu": "CardsHandle",
+    "probes.placement.runtime.place": "place",
+    "probes.placement.tensor_reading": "read_into",
+    "probes.placement.training.handle": "Training train",
+    "probes.placement.training.plan": "TrainingPlan plan_training",
+    "probes.placement.types": "CardsPlan Plan",
 }
-
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "CardsHandle",
     "CardsPlan",
@@ -83,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module, a function or a class
-    """Import a public name, or a module of this package. Raises AttributeError for anything else."""
+    """Import a public name. Raises AttributeError for anything else."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

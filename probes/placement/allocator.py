@@ -123,8 +123,6 @@ def _joined(first: _Block, second: _Block) -> _Block:
 
 # A name and its bytes: allocated; 0 bytes: freed
 Event = tuple[int, int]
-
-
 PASSES: Final = 3  # one after the other: later ones find the segments of the first divided otherwise
 
 

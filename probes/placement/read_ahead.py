@@ -15,6 +15,7 @@ import torch
 
 from probes.placement.packing.threads import Threads, renew_in_forks
 from probes.placement.runtime.streams import Event, Stream
+from probes.placement.runtime.weight_sources import WeightSource
 
 Fill = Callable[[torch.Tensor], None]  # reads a block into memory of its size
 
@@ -101,7 +102,7 @@ class ReadAhead:
 
 
 @dataclass(frozen=True, eq=False)
-class FileSource:
+class FileSource(WeightSource):
     """The weight source of one block that is read from a file in each pass."""
 
     ahead: ReadAhead

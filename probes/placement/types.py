@@ -17,23 +17,14 @@ Tier = Literal[
     "disk",
 ]
 
-
 Bound = Literal["vram", "link", "compute", "launch", "host"]
-
-
 Objective = Literal["exact", "fast"]
-
-
 Becomes = Literal["", "float16", "float32"]
-
 
 # What the operations and the activations of a plan were counted from: a trace of the pass, rules for the
 # model's architecture, or guesses from the shapes of its tensors
 RestsOn = Literal["measured", "trace", "rules", "guesses"]
-
-
 PLAN_SCHEMA: Final = "weir-placement-plan/1"
-
 
 # What loading takes in host memory beside what it brings there: buffers of 24 MiB that pieces of files pass
 # through, and less than 40 MiB for packing on the host and what is noted of each tensor.
@@ -41,8 +32,6 @@ LOADING_BYTES: Final = 64 << 20
 # Pinned buffers that blocks on disk are read into, each as large as the largest block: one is copied, one is
 # full, one is read.
 DISK_BUFFERS: Final = 3
-
-
 CARDS_SCHEMA: Final = "weir-placement-cards/1"
 
 
@@ -100,8 +89,6 @@ PINNED: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.pinned
 PACKED: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.packed)
 MOVING: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.moves)
 EXPERTS: Final = tuple(tier for tier, facts in TIER_FACTS.items() if facts.experts)
-
-
 OBJECTIVES: Final = typing.get_args(Objective)
 
 

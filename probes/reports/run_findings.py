@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from probes.core.units import binary_bytes, duration, gb_per_s
 from probes.core.unknown import Unknown
-from probes.placement.stacks import MODELS
+from probes.measure.stacks import MODELS
 from probes.records.rounds import merged
 from probes.records.rows import (
     Block,

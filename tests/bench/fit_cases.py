@@ -19,7 +19,7 @@ from probes.fit.limits import CGROUP_LIMIT
 from probes.fit.report import Axis, Cap, FitReport, Largest, Measured, Question, Taken, Trial
 from probes.fit.search import Hint
 from probes.fit.worker import SearchRequest, measure
-from probes.placement.models.reading import from_config
+from probes.placement.models.families import from_config
 from probes.placement.planner.machine import Constants
 
 MIB = 2**20

@@ -28,9 +28,9 @@ from placing_times import judged, traced  # noqa: E402
 
 from probes.core.errors import CheckpointUnreadable, ModelUnknown  # noqa: E402
 from probes.placement.models.description import ModelDescription  # noqa: E402
+from probes.placement.models.families import from_config  # noqa: E402
 from probes.placement.models.modules import describe_module  # noqa: E402
 from probes.placement.models.operations import EXPERTS, Operation  # noqa: E402
-from probes.placement.models.reading import from_config  # noqa: E402
 from probes.placement.planner.api import resolve_model  # noqa: E402
 from probes.placement.planner.costs import GpuTime  # noqa: E402
 from probes.placement.planner.machine import profile  # noqa: E402

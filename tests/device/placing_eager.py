@@ -17,8 +17,8 @@ from placing_models import Model
 from placing_times import LIMIT, MORE, ROOM, Case, traced
 
 from probes.core.errors import PlanImpossible
+from probes.measure.architectures import plain_layers
 from probes.placement import Plan, place, plan
-from probes.placement.architectures import plain_layers
 from probes.placement.models import modules
 from probes.placement.planner.machine import PLAIN_OPERATIONS, profile
 from probes.records.rows import SMALL_LAYERS

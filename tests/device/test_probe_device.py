@@ -13,14 +13,17 @@ from probes.core.errors import OutOfMemory, ProbeError, Unsupported  # noqa: E40
 from probes.core.unknown import Unknown  # noqa: E402
 from probes.hardware import host  # noqa: E402
 from probes.hardware.torch_build import describe  # noqa: E402
-from probes.measure import scenarios, spill  # noqa: E402
+from probes.measure import (  # noqa: E402
+    architectures,
+    scenarios,
+    spill,
+)
 from probes.measure.device import TorchWorkbench  # noqa: E402
 from probes.measure.sampling import QUICK, Effort, sample  # noqa: E402
+from probes.measure.stacks import linear_shape, plan_stack  # noqa: E402
 from probes.measure.transfer import Grid  # noqa: E402
 from probes.measure.workbench import WRITTEN, Pattern  # noqa: E402
-from probes.placement import architectures  # noqa: E402
 from probes.placement.runtime.host_memory import zero_copy  # noqa: E402
-from probes.placement.stacks import linear_shape, plan_stack  # noqa: E402
 from probes.records.rows import Pass, Split  # noqa: E402
 from probes.records.schema import Settings  # noqa: E402
 from probes.reports import run_findings  # noqa: E402

@@ -7,9 +7,9 @@ pytest.importorskip("torch")
 from probes.core.errors import OutOfMemory
 from probes.hardware.torch_build import describe
 from probes.measure.device import TorchWorkbench
+from probes.measure.stacks import linear_shape, plan_stack
 from probes.measure.transfer import HOST_PATHS, MIB, QUICK_SIZES, run
 from probes.measure.workbench import WRITTEN, Pattern
-from probes.placement.stacks import linear_shape, plan_stack
 from probes.records.rows import Measurement
 from probes.records.schema import Settings
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
-from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
+from probes.placement.runtime.weight_sources import ModuleWeights, WeightSource
 from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ class LoggedLanes(LateLanes):
         self.copy.run = run
 
 
-class SlowWire(MemorySource):
+class SlowWire(WeightSource):
     """From a file that is read only after some time."""
 
     read = False

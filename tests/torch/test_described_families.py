@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from probes.placement.models.families import FAMILIES
+from probes.placement.models.families import families, from_config
 from probes.placement.models.modules import find_blocks
-from probes.placement.models.reading import from_config, known_configs
+from probes.placement.models.reading import known_configs
 from probes.placement.planner.api import resolve_model
 from probes.placement.types import Workload
 
@@ -57,7 +57,7 @@ def described_sizes(values):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(families()))
 def test_a_described_architecture_has_the_blocks_that_transformers_builds(kind, tied):
     bare = kind in ("bert", "roberta", "xlm-roberta")
     values = {**SMALL, "model_type": kind, "tie_word_embeddings": tied, **OWN.get(kind, {})}
@@ -82,7 +82,7 @@ def test_a_known_model_has_the_blocks_that_transformers_builds(name):
     described_alike(said, model)
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(families()))
 def test_parts_of_a_layer_are_listed_in_the_order_of_their_calls(kind):
     """OPT defines k, v, q and calls q, k, v: each block waited for the slot of one that came later."""
     transformers = pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from probes.fit import trial
 from probes.fit.forecast import CPU, forecast
 from probes.fit.report import Question
 from probes.fit.tape import Tape, Tensor
-from probes.placement.models.reading import from_config
+from probes.placement.models.families import from_config
 
 ROWS, WIDTH = 256, 512
 QWEN = {

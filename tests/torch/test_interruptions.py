@@ -20,7 +20,7 @@ from probes.placement.loading import load
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import Streams
-from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
+from probes.placement.runtime.weight_sources import ModuleWeights, WeightSource
 from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
@@ -213,7 +213,7 @@ def test_an_interrupted_removal_is_completed_by_another(tier, thorough):
         assert not any("forward" in module.__dict__ for module in model.modules()), one.where
 
 
-class Recovering(MemorySource):
+class Recovering(WeightSource):
     """Bytes whose announcements have to be forgotten after an interruption."""
 
     recovered = 0

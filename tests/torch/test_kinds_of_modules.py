@@ -18,7 +18,7 @@ from probes.placement.runtime import hooks
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import Streams
-from probes.placement.runtime.weight_sources import MemorySource, ModuleWeights
+from probes.placement.runtime.weight_sources import ModuleWeights, WeightSource
 from probes.placement.types import PrefetchPool
 
 torch.set_num_threads(1)
@@ -51,7 +51,7 @@ class FromDisk(ModuleWeights):
         for item in stored.items:
             self.kept[id(item.entry)] = item.entry.parameter.detach().clone()
             item.raw(flat).copy_(item.entry.parameter.detach())
-        return MemorySource(flat)
+        return WeightSource(flat)
 
     def fill(self, entry, target):
         if id(entry) in self.kept:

@@ -10,8 +10,8 @@ import torch
 
 from probes.core.errors import LibraryMissing, Unsupported
 from probes.core.unknown import Unknown
+from probes.measure.architectures import Block, Linear
 from probes.measure.device import TorchWorkbench
-from probes.placement.architectures import Block, Linear
 from probes.throughput.direct import onnx_runner
 from probes.throughput.direct.models import SPECS, Spec
 from probes.throughput.direct.onnx_runner import OnnxRunner

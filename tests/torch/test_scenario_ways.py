@@ -7,7 +7,7 @@ from probes.core.unknown import Unknown
 from probes.measure import placement_row as trial_stack
 from probes.measure.placement_row import LayerStack
 from probes.measure.scenarios import SPLIT
-from probes.placement.stacks import linear_shape, plan_stack
+from probes.measure.stacks import linear_shape, plan_stack
 
 torch.set_num_threads(1)
 

@@ -2,9 +2,8 @@
 
 description.py          `ModelDescription`: blocks in call order with their tensors, as the planner sees them
 reading.py              `describe`: a known name, a config, safetensors or a folder of them, described
-configs.py, families.py descriptions by a config alone: the parts of a model, and a rule for each architecture
+families.py             descriptions by a config alone; families.toml lists the tensors of each architecture
 headers.py              `read_checkpoint`: the checked headers of safetensors files
-ranges.py               whether a checkpoint's bfloat16 numbers fit into float16
 modules.py              `find_blocks`, `describe_module`: a torch module's blocks (with torch)
 experts.py              `find_experts`: the experts of a torch module (with torch)
 operations.py           `Operation`, `Trace`: what a pass does

@@ -7,7 +7,8 @@ A block is what a plan assigns a tier to: a module that is called as a whole, wi
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
@@ -252,6 +253,14 @@ class BlockDescription:
             for name, held in tensors.items()
         }
         return replace(self, tensors=kept, work=work(self.name) if kept else None), groups
+
+
+def most_bytes(sizes: Iterable[tuple[str, int]]) -> str:
+    """The name, such as a dtype's, to which most bytes of these belong; float32 where there are none."""
+    sums: Counter[str] = Counter()
+    for name, n_bytes in sizes:
+        sums[name] += n_bytes
+    return max(sums, key=sums.__getitem__, default="float32")
 
 
 def is_position_table(tensor: TensorDescription) -> bool:

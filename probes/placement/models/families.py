@@ -1,302 +1,266 @@
-"""The architectures that a `config.json` alone describes: what tensors each has, named as transformers does.
+"""What a `config.json` alone says of a model: blocks and tensors, named as transformers names them.
 
-An architecture is a list of its tensors, a line each: what it is, its name, its sizes, and conditions.
-tests/torch compares every one with the module that transformers builds from the same config.
+`families.toml` lists the tensors of each architecture. So a plan made from a config fits the module.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
-from probes.core.errors import CheckpointUnreadable
-from probes.placement.models.configs import ConfigFields, Parts, Sizes, TensorMaker, output_head
-from probes.placement.models.description import TensorDescription
+from probes.core.errors import CheckpointUnreadable, ModelUnknown
+from probes.placement.models.description import (
+    DTYPE_BITS,
+    POSITIONS,
+    Attention,
+    BlockDescription,
+    ModelDescription,
+    TensorDescription,
+    Use,
+    block_name,
+    is_position_table,
+)
+from probes.placement.models.operations import AROUND
 
-# Lines: `linear` NAME INPUTS OUTPUTS, `turned` (the same, stored transposed, with a bias), `norm` NAME WIDTH,
-# `table` NAME ROWS WIDTH, `expert` NAME SHAPE, `one` NAME SHAPE. Sizes are sums of products of numbers and
-# names. `+` ends a line with a bias, `+NAME` one that has it where the condition NAME holds, and `?NAME` one
-# that is there where it does. A condition is a key of the config, or of `Family.always` or `Family.when`.
-ATTENTION: Final = """
-linear self_attn.q_proj width queries +{q}
-linear self_attn.k_proj width keys +{q}
-linear self_attn.v_proj width keys +{q}
-linear self_attn.o_proj queries width +{o}
-"""
-HEAD_NORMS: Final = """
-norm self_attn.q_norm head_width
-norm self_attn.k_norm head_width
-"""
-GATED: Final = """
-linear mlp.gate_proj width inner +{i}
-linear mlp.up_proj width inner +{i}
-linear mlp.down_proj inner width +{i}
-"""
-NORMS: Final = """
-norm input_layernorm width
-norm post_attention_layernorm width
-"""
-FOUR_NORMS: Final = f"""{NORMS}
-norm pre_feedforward_layernorm width
-norm post_feedforward_layernorm width
-"""
-EXPERTS: Final = """
-one mlp.gate.weight experts width
-expert mlp.experts.gate_up_proj experts 2*expert_inner width
-expert mlp.experts.down_proj experts width expert_inner
-"""
-SHARED_EXPERT: Final = """
-linear mlp.shared_expert.gate_proj width shared_inner
-linear mlp.shared_expert.up_proj width shared_inner
-linear mlp.shared_expert.down_proj shared_inner width
-"""
+FILE: Final = Path(__file__).with_name("families.toml")
+MOST: Final = 2**40  # of any number in a config: a larger one is a mistake or worse
+MOST_LAYERS: Final = 10_000
+HEADER_HINT: Final = "give its safetensors file or folder, whose header says what it consists of"
+
+
+class ConfigFields:
+    """The fields of a config, checked as they are read. A wrong one raises CheckpointUnreadable."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there, and not null."""
+        return self._values.get(name) is not None
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """The number under the first of these keys that is there, else the default, if there is one."""
+        for name in names:
+            value = self._values.get(name)
+            if value is not None:
+                if type(value) is not int or not 0 < value <= MOST:
+                    raise CheckpointUnreadable(
+                        f"{self.where}: {name} is {str(value)[:40]!r}, not a number from 1 to {MOST:,}"
+                    )
+                return value
+        if default is None:
+            raise CheckpointUnreadable(
+                f"{self.where}: the key {names[0]} is missing", "give the model's own config.json"
+            )
+        return default
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._values.get(name, default)
+        if value is not None and type(value) is not bool:
+            raise CheckpointUnreadable(f"{self.where}: {name} is {str(value)[:40]!r}, not true or false")
+        return default if value is None else value
+
+    def text(self, name: str) -> str:
+        """A text; empty where the key isn't there."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise CheckpointUnreadable(f"{self.where}: {name} is {str(value)[:40]!r}, not a text")
+        return value or ""
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture: its tensors in call order, before the layers, in each, and after them."""
+    """An architecture: the lines of its tensors in call order, before the layers, in each, and after them."""
 
-    layer: str
-    before: str = "table embed_tokens vocabulary width"
-    after: str = "norm norm width"
+    layer: Sequence[str]
+    before: str = "embed"
+    after: str = "norm"
     top: str = "model."  # before names of a model with its output
     bare: str = ""  # before those of the base alone
     layers: str = "layers"
     table: str = "embed_tokens"  # whose weights the output may share; empty: the output depends on the task
     tied: bool = False  # by default
     head_bias: bool = False
+    whole: bool = True  # with an output where the config names no class
+    window: bool = False  # its key sliding_window limits attention; else only with use_sliding_window
+    head_width: int | None = None  # by default; None: the width over the number of heads
     # more sizes: keys of the config, and the default, which may be another size
-    numbers: Mapping[str, tuple[tuple[str, ...], int | str]] = field(default_factory=dict)
-    when: Callable[[ConfigFields, Mapping[str, int]], Mapping[str, bool]] = lambda _fields, _sizes: {}
+    numbers: Mapping[str, tuple[Sequence[str], int | str]] = field(default_factory=dict)
+    # conditions of lines: whether it holds always, or a key of the config and its default
+    flags: Mapping[str, bool | tuple[str, bool]] = field(default_factory=dict)
 
-    def parts(self, fields: ConfigFields, size: Sizes, make: TensorMaker, whole: bool) -> Parts:
-        """The parts by a config: of the model with its output, or of the base alone. Raises as `fields`."""
-        top = self.top if whole else self.bare
-        sizes = {
-            name: getattr(size, name)
-            for name in ("width", "queries", "keys", "head_width", "inner", "vocabulary")
-        }
-        for name, (keys, default) in self.numbers.items():
-            sizes[name] = fields.number(
-                *keys, default=default if isinstance(default, int) else sizes[default]
-            )
-        reader = _Reader(fields, make, sizes, {"bare": not whole, **self.when(fields, sizes)})
-        head: tuple[TensorDescription, ...] = ()
-        shared: tuple[tuple[str, ...], ...] = ()
-        if self.table:
-            wide = replace(size, width=sizes.get("word", size.width))
-            head, shared = output_head(
-                fields, wide, make, whole, table=top + self.table, tied=self.tied, bias=self.head_bias
-            )
-        return Parts(
-            tuple(reader.tensors(self.before, top)),
-            f"{top}{self.layers}",
-            lambda at: reader.tensors(self.layer, f"{at}."),
-            (*reader.tensors(self.after, top), *head),
-            shared,
+
+@cache
+def families() -> Mapping[str, Family]:
+    """All architectures, by model_type."""
+    table = _table()["families"]
+
+    def entry(name: str) -> dict[str, Any]:
+        own = dict(table[name])
+        like = own.pop("like", None)
+        return {**entry(like), **own} if like else own
+
+    return {name: Family(**entry(name)) for name in table}
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    with FILE.open("rb") as file:
+        return tomllib.load(file)
+
+
+def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:
+    """The description of a config's model.
+
+    Raises ModelUnknown for an architecture without a family here, CheckpointUnreadable for a wrong field.
+    """
+    fields = ConfigFields(values, where)
+    kind = fields.text("model_type")
+    if values.get("quantization_config"):
+        raise ModelUnknown(f"{where}: it is a quantised model", HEADER_HINT)
+    if kind not in families():
+        listed = ", ".join(sorted(families()))
+        raise ModelUnknown(
+            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {listed}", HEADER_HINT
         )
+    family = families()[kind]
+    maker = _Maker(fields, family, _is_whole(values, family))
+    named = fields.has("dtype") or fields.has("torch_dtype")
+    return ModelDescription(
+        name or kind,
+        maker.blocks(),
+        f"config.json of {kind}",
+        maker.tied,
+        () if named else ("the config names no dtype: float32",),
+        positions=fields.number(*POSITIONS) if any(map(fields.has, POSITIONS)) else None,
+    )
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Makes tensors of lines."""
+def _is_whole(values: Mapping[str, Any], family: Family) -> bool:
+    """Whether a config's model has a head for a task, or is the bare stack of layers."""
+    names = values.get("architectures")
+    first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not first:
+        return family.whole
+    return not first.endswith("Model") or first.endswith("LMHeadModel")
 
-    fields: ConfigFields
-    make: TensorMaker
-    sizes: Mapping[str, int]
-    conditions: Mapping[str, bool]
 
-    def tensors(self, lines: str, top: str) -> Iterator[TensorDescription]:
-        for line in filter(None, lines.splitlines()):
-            words = [word for word in line.split() if word[0] not in "+?"]
-            marks = {word[0]: word[1:] for word in line.split() if word[0] in "+?"}
-            if "?" in marks and not self._holds(marks["?"]):
+class _Maker:
+    """Makes the blocks of one model. Raises CheckpointUnreadable for a wrong field of its config."""
+
+    def __init__(self, fields: ConfigFields, family: Family, whole: bool) -> None:
+        self._fields, self._family, self._whole = fields, family, whole
+        width = fields.number("hidden_size", "n_embd", "d_model", "dim")
+        heads = fields.number("num_attention_heads", "n_head", "n_heads")
+        layers = fields.number("num_hidden_layers", "n_layer", "n_layers")
+        if layers > MOST_LAYERS:
+            raise CheckpointUnreadable(
+                f"{fields.where}: {layers:,} layers are more than the {MOST_LAYERS:,} read here"
+            )
+        key_heads = fields.number("num_key_value_heads", default=heads)
+        head_width = fields.number("head_dim", default=family.head_width or max(width // heads, 1))
+        self._layers = layers
+        self._sizes = {
+            "width": width,
+            "queries": heads * head_width,
+            "keys": key_heads * head_width,
+            "head_width": head_width,
+            "inner": fields.number(
+                "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", default=4 * width
+            ),
+            "vocabulary": fields.number("vocab_size"),
+        }
+        dtype = (fields.text("dtype") or fields.text("torch_dtype")).removeprefix("torch.") or "float32"
+        if dtype not in DTYPE_BITS:
+            raise CheckpointUnreadable(f"{fields.where}: the dtype {dtype[:40]!r} is unknown")
+        self._dtype, window = dtype, None
+        if family.window or fields.flag("use_sliding_window", default=False):
+            window = fields.number("sliding_window") if fields.has("sliding_window") else None
+        for name, (keys, default) in family.numbers.items():
+            usual = self._sizes[default] if isinstance(default, str) else default
+            self._sizes[name] = fields.number(*keys, default=usual)
+        self._sizes.setdefault("word", width)
+        self._attention = Attention(heads, key_heads, head_width, window)
+        self._top = family.top if whole else family.bare
+        self._has_head = whole and bool(family.table)
+        tied = self._has_head and fields.flag("tie_word_embeddings", default=family.tied)
+        self.tied = ((f"{self._top}{family.table}.weight", "lm_head.weight"),) if tied else ()
+        self._flags = {**family.flags, "bare": not whole, "tied": tied, "head_bias": family.head_bias}
+
+    def blocks(self) -> tuple[BlockDescription, ...]:
+        """All blocks, in call order. A tied table is a block of its own, both table and product."""
+        family, top = self._family, self._top
+        before = tuple(self._tensors(family.before, top))
+        attention = replace(self._attention, rotary=not any(map(is_position_table, before)))
+        blocks = [*self._grouped(before)]
+        for index in range(self._layers):
+            at = f"{top}{family.layers}.{index}"
+            tensors = (tensor for part in family.layer for tensor in self._tensors(part, f"{at}."))
+            blocks.append(BlockDescription(at, tuple(tensors), attention=attention))
+        head = self._tensors("head", "") if self._has_head else ()
+        blocks += self._grouped((*self._tensors(family.after, top), *head))
+        return replace(blocks[0], around=AROUND), *blocks[1:]
+
+    def _grouped(self, tensors: Sequence[TensorDescription]) -> Iterator[BlockDescription]:
+        """Tensors outside the layers, by block."""
+        shared = {group[0] for group in self.tied}
+        groups: dict[str, list[TensorDescription]] = {}
+        for tensor in tensors:
+            at = tensor.name if tensor.name in shared else block_name(tensor.name)
+            groups.setdefault(at, []).append(tensor)
+        for name, members in groups.items():
+            if name in shared:
+                yield BlockDescription(name, (replace(members[0], use="product"),), looked_up=True)
+            else:
+                yield BlockDescription(name, tuple(members))
+
+    def _tensors(self, lines: str, top: str) -> Iterator[TensorDescription]:
+        """The tensors of some lines of the table, below the module `top`."""
+        for line in filter(None, _table()["lines"][lines].splitlines()):
+            kind, name, *words = line.split()
+            if not all(self._holds(word[1:]) for word in words if word[0] == "?"):
                 continue
-            yield from self._made(*words, top=top, bias="+" in marks and self._holds(marks["+"]))
+            shape = tuple(self._size(word) for word in words if word[0] not in "+?")
+            if kind in ("one", "expert"):
+                yield self._tensor(top + name, shape, active=self._active() if kind == "expert" else 1.0)
+                continue
+            stored = shape[::-1] if kind == "linear" else shape
+            use: Use | None = "lookup" if kind == "table" else None
+            weight = self._tensor(f"{top}{name}.weight", stored, use)
+            yield replace(weight, inputs_first=True) if kind == "turned" else weight
+            if any(self._holds(word[1:]) for word in words if word[0] == "+"):
+                yield self._tensor(f"{top}{name}.bias", shape[-1:])
 
-    def _made(self, kind: str, name: str, *sizes: str, top: str, bias: bool) -> Iterator[TensorDescription]:
-        shape, name = tuple(map(self._size, sizes)), top + name
-        if kind == "linear":
-            yield from self.make.linear(name, *shape, bias=bias)
-        elif kind == "turned":
-            yield from self.make.inputs_first(name, *shape)
-        elif kind == "norm":
-            yield from self.make.norm(name, *shape, bias=bias)
-        elif kind == "table":
-            yield from self.make.table(name, *shape)
-        else:
-            yield self.make.one(name, *shape, active=self._active() if kind == "expert" else 1.0)
+    def _tensor(
+        self, name: str, shape: tuple[int, ...], use: Use | None = None, *, active: float = 1.0
+    ) -> TensorDescription:
+        usual: Use = "elementwise" if len(shape) == 1 else "product"
+        return TensorDescription(name, shape, self._dtype, use or usual, active)
 
     def _size(self, text: str) -> int:
         terms = (term.split("*") for term in text.split("+"))
-        return sum(math.prod(int(n) if n.isdecimal() else self.sizes[n] for n in term) for term in terms)
+        return sum(math.prod(int(n) if n.isdecimal() else self._sizes[n] for n in term) for term in terms)
 
-    def _holds(self, name: str) -> bool:
-        if not name or name in self.conditions:
-            return self.conditions.get(name, True)
-        return name != "no" and self.fields.flag(name, default=False)
+    def _holds(self, condition: str) -> bool:
+        one, differ, other = condition.partition("!=")
+        if differ:
+            return self._sizes[one] != self._sizes[other]
+        known = self._flags.get(condition.lstrip("!"), not condition)
+        holds = known if isinstance(known, bool) else self._fields.flag(known[0], default=known[1])
+        return holds != condition.startswith("!")
 
     def _active(self) -> float:
         """The share of experts that a row chooses."""
-        experts = self.sizes["experts"]
-        chosen = self.fields.number("num_experts_per_tok", default=min(2, experts))
+        experts = self._sizes["experts"]
+        chosen = self._fields.number("num_experts_per_tok", default=min(2, experts))
         if chosen > experts:
             raise CheckpointUnreadable(
-                f"{self.fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
+                f"{self._fields.where}: num_experts_per_tok is {chosen:,}, and there are {experts:,} experts",
                 "give the model's own config.json",
             )
         return chosen / experts
-
-
-def _llama(inside: str = GATED, norms: str = NORMS, *, q: str = "no", o: str = "no", i: str = "no") -> str:
-    """A layer of the Llama family: RMS norms, rotary positions, a gated inner layer or experts."""
-    return ATTENTION.format(q=q, o=o) + inside.replace("{i}", i) + norms
-
-
-LLAMA: Final = Family(_llama(q="attention_bias", o="attention_bias", i="mlp_bias"))
-MISTRAL: Final = Family(_llama())
-GEMMA: Final = replace(MISTRAL, tied=True)
-PHI3: Final = """
-linear self_attn.qkv_proj width queries+2*keys
-linear self_attn.o_proj queries width
-linear mlp.gate_up_proj width 2*inner
-linear mlp.down_proj inner width
-"""
-GPT2: Final = Family(
-    """
-norm ln_1 width +
-turned attn.c_attn width 3*width
-turned attn.c_proj width width
-norm ln_2 width +
-turned mlp.c_fc width inner
-turned mlp.c_proj inner width
-""",
-    before="table wte vocabulary width\ntable wpe positions width",
-    after="norm ln_f width +",
-    top="transformer.",
-    layers="h",
-    table="wte",
-    tied=True,
-    numbers={"positions": (("n_positions", "n_ctx"), 1024)},
-)
-NEOX: Final = Family(
-    """
-norm input_layernorm width +
-norm post_attention_layernorm width +
-linear attention.query_key_value width 3*width +
-linear attention.dense width width +
-linear mlp.dense_h_to_4h width inner +
-linear mlp.dense_4h_to_h inner width +
-""",
-    before="table embed_in vocabulary width",
-    after="norm final_layer_norm width +",
-    top="gpt_neox.",
-    table="embed_in",
-)
-PHI: Final = Family(
-    """
-linear self_attn.q_proj width queries +
-linear self_attn.k_proj width keys +
-linear self_attn.v_proj width keys +
-linear self_attn.dense queries width +
-linear mlp.fc1 width inner +
-linear mlp.fc2 inner width +
-norm input_layernorm width +
-""",
-    after="norm final_layernorm width +",
-    head_bias=True,
-)
-OPT: Final = Family(
-    """
-norm self_attn_layer_norm width +
-linear self_attn.q_proj width width +
-linear self_attn.k_proj width width +
-linear self_attn.v_proj width width +
-linear self_attn.out_proj width width +
-norm final_layer_norm width +
-linear fc1 width inner +
-linear fc2 inner width +
-""",
-    before="table embed_tokens vocabulary word\ntable embed_positions positions+2 width\n"
-    "linear project_in word width ?projected",
-    after="norm final_layer_norm width + ?normed\nlinear project_out width word ?projected",
-    top="model.decoder.",
-    bare="decoder.",
-    tied=True,
-    numbers={"word": (("word_embed_proj_dim",), "width"), "positions": (("max_position_embeddings",), 2048)},
-    when=lambda fields, sizes: {
-        "projected": sizes["word"] != sizes["width"],
-        "normed": fields.flag("do_layer_norm_before", default=True)
-        and not fields.flag("_remove_final_layer_norm", default=False),
-    },
-)
-BERT: Final = Family(
-    """
-linear attention.self.query width width +
-linear attention.self.key width width +
-linear attention.self.value width width +
-linear attention.output.dense width width +
-norm attention.output.LayerNorm width +
-linear intermediate.dense width inner +
-linear output.dense inner width +
-norm output.LayerNorm width +
-""",
-    before="table embeddings.word_embeddings vocabulary width\n"
-    "table embeddings.position_embeddings positions width\n"
-    "table embeddings.token_type_embeddings types width\nnorm embeddings.LayerNorm width +",
-    after="linear pooler.dense width width + ?bare",
-    top="bert.",
-    layers="encoder.layer",
-    table="",
-    numbers={"positions": (("max_position_embeddings",), 512), "types": (("type_vocab_size",), 2)},
-)
-ROBERTA: Final = replace(BERT, top="roberta.")
-MIXTRAL: Final = replace(
-    MISTRAL,
-    layer=_llama(EXPERTS),
-    numbers={"experts": (("num_local_experts",), 8), "expert_inner": (("intermediate_size",), "inner")},
-)
-QWEN2_MOE: Final = replace(
-    MISTRAL,
-    layer=_llama(f"{SHARED_EXPERT}{EXPERTS}linear mlp.shared_expert_gate width 1\n", q=""),
-    numbers={
-        "shared_inner": (("shared_expert_intermediate_size",), 5632),
-        "experts": (("num_experts",), 60),
-        "expert_inner": (("moe_intermediate_size",), 1408),
-    },
-)
-QWEN3_MOE: Final = replace(
-    MISTRAL,
-    layer=_llama(HEAD_NORMS + EXPERTS),
-    numbers={
-        "experts": (("num_experts", "num_local_experts"), 128),
-        "expert_inner": (("moe_intermediate_size",), 768),
-    },
-)
-
-BARE: Final = ("bert", "roberta", "xlm-roberta")  # without a head unless the config names a task
-# All architectures, by model_type
-FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
-    {
-        "bert": BERT,
-        "gemma": GEMMA,
-        "gemma2": replace(GEMMA, layer=_llama(norms=FOUR_NORMS)),
-        "gemma3_text": replace(GEMMA, layer=_llama(HEAD_NORMS + GATED, FOUR_NORMS)),
-        "gpt2": GPT2,
-        "gpt_neox": NEOX,
-        "granite": LLAMA,
-        "llama": LLAMA,
-        "mistral": MISTRAL,
-        "mixtral": MIXTRAL,
-        "opt": OPT,
-        "phi": PHI,
-        "phi3": replace(MISTRAL, layer=PHI3 + NORMS),
-        "qwen2": replace(MISTRAL, layer=_llama(q="")),
-        "qwen2_moe": QWEN2_MOE,
-        "qwen3": replace(MISTRAL, layer=_llama(HEAD_NORMS + GATED, q="attention_bias", o="attention_bias")),
-        "qwen3_moe": QWEN3_MOE,
-        "roberta": ROBERTA,
-        "xlm-roberta": ROBERTA,
-    }
-)

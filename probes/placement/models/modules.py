@@ -26,7 +26,6 @@ from probes.placement.models.description import (
     part_name,
 )
 from probes.placement.models.experts import count_experts, find_experts
-from probes.placement.models.ranges import FIRST_BEYOND, FIRST_EXACT, FIRST_KEPT, Ranges
 
 _CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # read no weights of the modules in them
 _NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
@@ -445,28 +444,6 @@ def describe_module(model: Module) -> ModelDescription:
     positions = next((n for key in POSITIONS if type(n := getattr(config, key, None)) is int), None)
     return ModelDescription(
         name, blocks, "module tree", notes=notes, in_memory=in_memory, positions=positions
-    )
-
-
-def module_ranges(model: Module) -> Ranges | None:
-    """What float16 does to the bfloat16 parameters; None where one of them has no values yet."""
-    total = Ranges()
-    for name, parameter in model.named_parameters():
-        if parameter.dtype is torch.bfloat16:
-            if parameter.is_meta:
-                return None
-            total = total.plus(_ranges(parameter.detach(), name))
-    return total
-
-
-def _ranges(values: torch.Tensor, name: str) -> Ranges:
-    exponents = (values.contiguous().view(torch.int16) >> 7) & 255
-    beyond = (exponents >= FIRST_BEYOND) & (exponents < 255)
-    return Ranges(
-        values.numel(),
-        int(((exponents >= FIRST_KEPT) & (exponents < FIRST_EXACT)).sum()),
-        int(((exponents > 1) & (exponents < FIRST_KEPT)).sum()),
-        name if bool(beyond.any()) else "",
     )
 
 

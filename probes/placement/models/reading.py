@@ -1,16 +1,15 @@
 """A model's description from what a user has: a known name, a config.json, a safetensors file or folder.
 
-`describe` takes any of them. A config is described by the rules of `families.py`; a checkpoint without a
+`describe` takes any of them. A config is described by `families.py`; a checkpoint without a
 config that has a rule, by guesses from the names and shapes in its headers.
 """
 
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +19,6 @@ from probes.core.codec import load
 from probes.core.errors import CheckpointUnreadable, ModelUnknown, UsageError
 from probes.core.spelling import guess
 from probes.hardware.cards import is_card
-from probes.placement.models.configs import (
-    HEADER_HINT,
-    ConfigFields,
-    TensorMaker,
-    build_description,
-    read_sizes,
-)
 from probes.placement.models.description import (
     BlockDescription,
     ModelDescription,
@@ -34,16 +26,14 @@ from probes.placement.models.description import (
     Use,
     block_name,
 )
-from probes.placement.models.families import BARE, FAMILIES
+from probes.placement.models.families import from_config
 from probes.placement.models.headers import (
     DTYPES,
     PICKLES,
-    StoredFile,
     StoredTensor,
     read_checkpoint,
     require_regular,
 )
-from probes.placement.stacks import DTYPE_BYTES, MODELS
 
 _TRAINED: Final = re.compile(r"(-(instruct|base|chat|hf|it|v[0-9.]+))+$")
 KNOWN: Final = Path(__file__).with_name("known.json")
@@ -180,88 +170,6 @@ def _values(path: Path) -> Mapping[str, Any]:
             f"can't read {path}: it is not a JSON object", "give the model's own config.json"
         )
     return values
-
-
-@dataclass(frozen=True)
-class CheckpointFolder:
-    """A checkpoint's config and what its headers say."""
-
-    path: Path
-    config: Mapping[str, Any]  # the content of config.json
-    names: tuple[str, ...]  # of the stored tensors
-    dtype: str  # torch's name of the dtype that most bytes have
-
-
-def read_folder(path: Path) -> CheckpointFolder:
-    """The folder's config.json and the headers of its safetensors.
-
-    Raises UsageError where the path isn't a folder or lacks a config.json, CheckpointUnreadable for files
-    that can't be read or contradict themselves, ModelUnknown for quantised weights.
-    """
-    if not path.is_dir():
-        raise UsageError(
-            f"{path} is neither a known model nor a folder with a checkpoint",
-            f"{guess(path.name, MODELS)}known are {', '.join(MODELS)}; else give the folder that has "
-            "config.json and *.safetensors",
-        )
-    files = read_checkpoint(path)
-    config = config_of(str(path))
-    dtype = _main_dtype(files)
-    if config.get("quantization_config") or dtype not in DTYPE_BYTES:
-        raise ModelUnknown(
-            f"{path} has quantised weights or others that aren't floating point: most are {dtype}",
-            f"give a checkpoint in {', '.join(DTYPE_BYTES)}",
-        )
-    return CheckpointFolder(path, config, tuple(t.name for file in files for t in file.tensors), dtype)
-
-
-def _main_dtype(files: tuple[StoredFile, ...]) -> str:
-    sizes: Counter[str] = Counter()
-    for file in files:
-        for tensor in file.tensors:
-            sizes[DTYPES[tensor.dtype]] += tensor.n_bytes
-    return max(sizes, key=lambda dtype: sizes[dtype], default="unknown")
-
-
-# From a config.json
-
-# Widths of heads where a config doesn't say them and they aren't the model's width over its heads
-HEAD_WIDTHS: Final[Mapping[str, int]] = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128}
-
-
-def from_config(values: Mapping[str, Any], *, name: str, where: str) -> ModelDescription:
-    """The description of a config's model. Raises ModelUnknown for an architecture without a rule here."""
-    fields = ConfigFields(values, where)
-    kind = fields.text("model_type")
-    if values.get("quantization_config"):
-        raise ModelUnknown(f"{where}: it is a quantised model", HEADER_HINT)
-    if kind not in FAMILIES:
-        listed = ", ".join(sorted(FAMILIES))
-        raise ModelUnknown(
-            f"{where}: the architecture {kind[:40]!r} has no rule here; known are {listed}", HEADER_HINT
-        )
-    size = read_sizes(fields, head_width=HEAD_WIDTHS.get(kind))
-    notes = (
-        () if fields.has("dtype") or fields.has("torch_dtype") else ("the config names no dtype: float32",)
-    )
-    parts = FAMILIES[kind].parts(fields, size, TensorMaker(size.dtype), _is_whole(values, kind))
-    return build_description(
-        parts,
-        size,
-        name=name or kind,
-        source=f"config.json of {kind}",
-        notes=notes,
-        positions=fields.positions(),
-    )
-
-
-def _is_whole(values: Mapping[str, Any], kind: str) -> bool:
-    """Whether the model has a head for a task, or is the bare stack of layers."""
-    names = values.get("architectures")
-    first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    if not first:
-        return kind not in BARE
-    return not first.endswith("Model") or first.endswith("LMHeadModel")
 
 
 # From the names and shapes in headers

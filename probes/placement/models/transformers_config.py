@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from probes.core.errors import LibraryMissing, ModelUnknown
-from probes.placement.models.families import BARE
+from probes.placement.models.families import families
 
 # Keys left out: `auto_map` names the model's own code; names of kernels may be repositories to download.
 LEFT_OUT: Final = frozenset(
@@ -98,7 +98,9 @@ def model_on_meta(values: Mapping[str, Any], dtype: str) -> Any:
         config = config_object(values)
         named = values.get("architectures") or [""]
         kind = model_class(config, str(named[0]))
-        if kind is None and config.model_type not in BARE and not str(named[0]).endswith("Model"):
+        family = families().get(config.model_type)
+        whole = family is None or family.whole
+        if kind is None and whole and not str(named[0]).endswith("Model"):
             kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         with torch.device("meta"):
             return instantiated(kind, config, getattr(torch, name)).eval()

@@ -11,20 +11,10 @@ from probes.placement.packing.packed import Layout
 
 # Weights handled at once: a bound for temporaries, which stay in the caches of a CPU's cores.
 CHUNK: Final = 1 << 22
-
-
 CPU_CHUNK: Final = 1 << 20
-
-
 _WINDOW: Final = 15
-
-
 _HIGHEST_BASE: Final = 127  # 2**base is a factor of the products and must be a float32
-
-
 _POSITION_BITS: Final = 16
-
-
 Place = Callable[[str, int, torch.Tensor], None]  # bytes of a part, as any integers, and their index there
 
 
@@ -221,14 +211,8 @@ def _escapes(values: torch.Tensor, indices: torch.Tensor, cut: Grid) -> dict[str
 
 FIRST: Final = 3  # exponents with 2-bit codes, which are 1 to 3; code 0 is an escape
 NEXT: Final = 8  # with 3-bit codes, in a stream of the escapes'
-
-
 _BLOCK: Final = 8192  # what the kernel handles
-
-
 _SMALL_BLOCK: Final = 256
-
-
 _TOGETHER: Final = 16  # 3-bit codes in three words of the stream; a block's are padded to a multiple
 
 

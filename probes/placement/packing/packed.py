@@ -61,26 +61,12 @@ class Layout:
 
 
 B12: Final = Layout("b12", torch.bfloat16, torch.bfloat16, 4)
-
-
 F28: Final = Layout("f28", torch.float32, torch.float32, 4)
-
-
 B10: Final = Layout("b10", torch.bfloat16, torch.bfloat16, 2)
-
-
 H13: Final = Layout("h13", torch.float16, torch.float16, 2)
-
-
 B12F32: Final = Layout("b12f32", torch.float32, torch.bfloat16, 4)
-
-
 H13F32: Final = Layout("h13f32", torch.float32, torch.float16, 2)
-
-
 BF16: Final = Layout("bf16", torch.bfloat16, torch.bfloat16, 8)
-
-
 LAYOUTS: Final = {layout.name: layout for layout in (B12, F28, B10, H13, B12F32, H13F32, BF16)}
 
 
@@ -117,11 +103,6 @@ class Packed:
     def packed_bytes(self) -> int:
         """Bytes of all parts, without alignment."""
         return sum(part.nbytes for part in self.parts.values())
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of the tensor as it was."""
-        return self.n_weights * int(self.layout.dtype.itemsize)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Packed":
         """A copy on another device."""

@@ -34,13 +34,8 @@ _USUAL: Final[Mapping[torch.dtype, Layout]] = MappingProxyType(
     {torch.bfloat16: B12, torch.float16: H13, torch.float32: F28}
 )
 
-
 _SAMPLE: Final = 1 << 20  # weights that the choice of codes is made by
-
-
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-
-
 _LEAST: Final = 0.85  # share of weights with a code, below which no layout saves anything
 
 

@@ -6,16 +6,18 @@ Whatever names a model becomes a `ModelDescription`, whatever names a machine it
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from probes.core.errors import UsageError
+from probes.core.unknown import Unknown
+from probes.hardware.host_card import HostCard, host_cards
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.ranges import Ranges, stored_ranges
 from probes.placement.models.reading import describe, is_known, named_path
-from probes.placement.planner.compute_dtype import Compute, needs_weight_ranges
-from probes.placement.planner.machine import Constants, from_report, machine_named
+from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.machine import Constants, from_report, machine_named, machine_of_card
 from probes.placement.planner.multi_gpu import make_cards_plan
 from probes.placement.planner.plan import check_workload, make_plan
 from probes.placement.types import CardsPlan, Objective, Plan, Workload
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from probes.placement.models.tracing import PassInputs
 
 
+EXAMPLES = (
+    "--machine 'RX 7900 XTX', --machine 'MI50 16GB' or, of a report that `run` wrote, --machine run.json"
+)
 LINK_BYTES = 64 << 20  # copied to measure the link
 Model: TypeAlias = "ModelDescription | Module | str | os.PathLike[str]"
 
@@ -45,7 +50,6 @@ def plan(
     captured: bool = False,
     compute: Compute = "auto",
     inputs: "PassInputs | None" = None,
-    weights: str | Path | None = None,
     measure: bool = False,
 ) -> Plan:
     """Where each block of a model goes on a machine, what that takes, how long a pass should last.
@@ -65,16 +69,15 @@ def plan(
     `measure`: each distinct operation of the trace is run on this machine's GPU, some seconds in all: the
     plan counts with its time and with the bytes that it takes meanwhile. `machine` must be this one's.
     `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
-    hold all of them, so they are read for it, from the model or from the checkpoint `weights`.
+    hold all of them: `place` and `load` refuse one that it doesn't hold.
 
     Raises PlanImpossible naming the smallest budget that works; CheckpointUnreadable, ModelUnknown,
-    ReportError and UsageError for what can't be read or makes no sense; PlacementError for a number that
-    float16 can't hold where that is asked for.
+    ReportError and UsageError for what can't be read or makes no sense.
     """
     workload = Workload(batch, tokens, context)
     description = resolve_model(model, workload, inputs, measure=measure, captured=captured)
     constants = resolve_machine(machine, measure=measure)
-    source = model if weights is None else named_path(weights, "weights' checkpoint")
+    description = with_compute_dtype(description, constants, objective=objective, compute=compute)
     return make_plan(
         description,
         constants,
@@ -83,8 +86,6 @@ def plan(
         workload=workload,
         objective=objective,
         captured=captured,
-        compute=compute,
-        ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
     ).plan
 
 
@@ -101,7 +102,6 @@ def plan_cards(
     objective: Objective = "exact",
     compute: Compute = "auto",
     inputs: "PassInputs | None" = None,
-    weights: str | Path | None = None,
 ) -> CardsPlan:
     """The plan over `cards` equal cards with `vram` bytes each and `host` bytes in all.
 
@@ -109,7 +109,7 @@ def plan_cards(
     """
     workload = Workload(batch, tokens, context)
     description, constants = resolve_model(model, workload, inputs), resolve_machine(machine)
-    source = model if weights is None else named_path(weights, "weights' checkpoint")
+    description = with_compute_dtype(description, constants, objective=objective, compute=compute)
     return make_cards_plan(
         description,
         constants,
@@ -118,8 +118,6 @@ def plan_cards(
         host=host,
         workload=workload,
         objective=objective,
-        compute=compute,
-        ranges=weight_ranges(source, description, constants, objective=objective, compute=compute),
     ).plan
 
 
@@ -221,23 +219,40 @@ def _named_machine(machine: str | Path) -> Constants:
     return from_report(read_report(path), name=path.name)
 
 
-def weight_ranges(
-    model: Model,
-    description: ModelDescription,
-    machine: Constants,
-    *,
-    objective: Objective,
-    compute: Compute,
-) -> Ranges | None:
-    """What float16 does to the model's numbers; None where none are there or needed."""
-    if not needs_weight_ranges(description, machine, objective=objective, compute=compute):
-        return None
-    if isinstance(model, ModelDescription):
-        return None
-    if not isinstance(model, str | os.PathLike):
-        from probes.placement.models import modules  # needs torch
+def this_hosts_machine(found: Sequence[HostCard] | None = None) -> Constants:
+    """The constants of this host's card, with a note that says so. `found`: the cards, where they are known.
 
-        return modules.module_ranges(model)
-    path = named_path(model, "model")
-    stored = path.name.endswith((".safetensors", ".safetensors.index.json"))
-    return stored_ranges(path) if stored or (path.is_dir() and any(path.glob("*.safetensors"))) else None
+    Raises UsageError, which asks for --machine: where there is no card, where it isn't in the list or has no
+    profile, and where there are several different ones.
+    """
+    found = host_cards() if found is None else found
+    found = [one for one in found if not _is_shared(one)] or found
+    if not found:
+        raise _asking("no card was found on this host to plan for")
+    first = found[0]
+    if any(other.cards != first.cards for other in found):
+        raise _asking(f"this host has several cards: {', '.join(dict.fromkeys(map(_name, found)))}")
+    if len(first.cards) != 1:
+        unclear = f"could be {_name(first)}" if first.cards else "isn't in our list of cards"
+        raise _asking(f"this host's card, {first.seen}, {unclear}")
+    try:
+        vram = None if isinstance(first.vram_bytes, Unknown) else first.vram_bytes
+        made = machine_of_card(first.cards[0], vram)
+    except UsageError as error:
+        raise UsageError(f"this host's card: {error.message}", error.hint) from error
+    return replace(
+        made, notes=(*made.notes, f"for this host's card, {_name(first)}: --machine names another")
+    )
+
+
+def _is_shared(found: HostCard) -> bool:
+    """Whether it is a processor's GPU, which shares the machine's memory."""
+    return bool(found.cards) and not any(card.memory_variants for card in found.cards)
+
+
+def _name(found: HostCard) -> str:
+    return " or ".join(card.name for card in found.cards) or found.seen
+
+
+def _asking(why: str) -> UsageError:
+    return UsageError(f"which machine? {why}", f"name one: {EXAMPLES}")

@@ -23,11 +23,11 @@ from probes.placement.planner.pools import (
     notable,
     pool_bytes,
     pools_tried,
+    spread,
     with_best_pool,
     with_sizes,
 )
 from probes.placement.planner.simulation import ARRIVAL_S, RELEASE_S, Assignment
-from probes.placement.stacks import spread
 from probes.placement.types import DISK_BUFFERS, PrefetchPool, Tier
 
 MOST_PROGRAMS: Final = 60  # that are solved at first, the most promising ones

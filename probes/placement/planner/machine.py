@@ -63,7 +63,6 @@ class Constants:
     fused_rows_rate: float  # likewise for several rows and few outputs, which are bound by the decoding
     link_rate: float  # copies of pinned memory to VRAM
     link_alpha_s: float  # and what each copy takes beyond its bytes
-    pageable_rate: float
     zero_copy_rate: float  # kernels reading pinned host memory
     flops: Mapping[str, float]  # multiplications and additions, by dtype: float16, bfloat16, float32
     cpu_rate: float  # products on the CPU reading weights at batch 1
@@ -157,23 +156,6 @@ def profile(name: str) -> Constants:
     return _Profile(name).constants()
 
 
-def sources(name: str) -> dict[str, str]:
-    """For each number of a machine's profile, its source and the date on which that was read."""
-    known = table()["sources"]
-    target = str(table()["machines"][name]["target"])
-    counted = {
-        f"instructions and transactions a weight of {kernel}": of[_counted_target(target)]
-        for kernel, of in table()["counted"].items()
-        if target.startswith("gfx")
-    }
-    entry = {**table()["reached"], **counted, **table()["common"], **table()["machines"][name]}
-    return {
-        key: f"{known[value['source']]['what']} ({known[value['source']]['date']})"
-        for key, value in entry.items()
-        if isinstance(value, dict)
-    }
-
-
 class _Profile:
     """One machine's entry of the file, merged over what is common to all machines."""
 
@@ -216,7 +198,6 @@ class _Profile:
             fused_rows_rate=self._kernels_rate(fused, "few_rows even", nvidia="fused_rows"),
             link_rate=link,
             link_alpha_s=self._value("copy_alpha_us") * 1e-6,
-            pageable_rate=link if unified else link * self._reached("pageable"),
             zero_copy_rate=peak * self._reached("vram_read")
             if unified
             else link * self._reached("zero_copy"),
@@ -371,7 +352,7 @@ def _instead(card: Card) -> str:
 
 # Seconds that small work took on the H100 on which the profiles' constants of small kernels were measured.
 SMALL_WORK_S: Final[Mapping[SmallWork, float]] = {"layers": 286e-6, "product": 4.05e-6, "unpack": 2.83e-6}
-PLAIN_OPERATIONS: Final = 11  # of a plain layer: the unit in which models/families.py counts operations
+PLAIN_OPERATIONS: Final = 11  # of a plain layer: the unit in which planner/rules.py counts operations
 SHORT_COPY: Final = 64 << 10  # bytes: a copy whose time is mostly its latency
 LARGE: Final = 64 << 20  # bytes: in smaller copies the latency is a notable part of the time
 CPU_SHARE: Final = 0.5  # of the rate of reading memory, which products on the CPU reach
@@ -455,7 +436,6 @@ def _with_measurements(
         fused_rate=machine.fused_rate * scale,
         fused_rows_rate=min(machine.fused_rows_rate, machine.fused_rate * scale),
         link_rate=rate("h2d_pinned", machine.link_rate),
-        pageable_rate=rate("h2d_pageable", machine.pageable_rate),
         zero_copy_rate=rate("zero_copy_read", machine.zero_copy_rate),
         flops={key: flops.get(key, value) for key, value in machine.flops.items()},
         unified=gpu.integrated is True,

@@ -12,8 +12,7 @@ from typing import Final
 
 from probes.core.errors import PlanImpossible, UsageError
 from probes.placement.models.description import DTYPE_BITS, BlockDescription, ModelDescription
-from probes.placement.models.ranges import Ranges
-from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.compute_dtype import with_compute_dtype
 from probes.placement.planner.costs import Option
 from probes.placement.planner.machine import Constants, with_host
 from probes.placement.planner.plan import PlanResult, check_numbers, make_plan, pass_time
@@ -52,8 +51,6 @@ def make_cards_plan(
     workload: Workload,
     objective: Objective,
     captured: bool = False,
-    compute: Compute = "auto",
-    ranges: Ranges | None = None,
 ) -> CardsResult:
     """The plan over `cards` equal cards with `vram` bytes each, and `host` bytes in all.
 
@@ -65,50 +62,28 @@ def make_cards_plan(
     if not 1 <= cards <= min(MOST_CARDS, len(model.blocks)):
         most = min(MOST_CARDS, len(model.blocks))
         raise UsageError(f"{model.name} can be cut into 1 to {most} stages, not {cards}", "lower --cards")
-    model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
+    model = with_compute_dtype(model, machine, objective=objective)
     machine, host = with_host(machine, host)
     host_bytes = machine.host_bytes if host is None else host
-    parts = list(_parts(model, cards))
-    stages = [
-        _stage(
-            part,
-            machine,
-            vram=vram,
-            host=None if host_bytes is None else host_bytes // cards,
-            workload=workload,
-            objective=objective,
-            captured=captured,
-        )
-        for part in parts
-    ]
+    parts, stages = list(_parts(model, cards)), []
+    for part in parts:
+        try:
+            stage = make_plan(
+                part,
+                machine,
+                vram=vram,
+                host=None if host_bytes is None else host_bytes // cards,
+                workload=workload,
+                objective=objective,
+                captured=captured,
+                experts_apart=False,
+            )
+        except PlanImpossible as error:
+            raise PlanImpossible(error.message, f"for this part: {error.hint}") from error
+        stages.append(stage)
     rows = workload.batch * (1 if workload.context_tokens else workload.tokens)
     row_bytes = max((_row_bytes(part.blocks[0].computed(model.becomes)) for part in parts[1:]), default=0)
     return _joined(model, stages, machine, rows * row_bytes)
-
-
-def _stage(
-    part: ModelDescription,
-    machine: Constants,
-    *,
-    vram: int,
-    host: int | None,
-    workload: Workload,
-    objective: Objective,
-    captured: bool,
-) -> PlanResult:
-    try:
-        return make_plan(
-            part,
-            machine,
-            vram=vram,
-            host=host,
-            workload=workload,
-            objective=objective,
-            captured=captured,
-            experts_apart=False,
-        )
-    except PlanImpossible as error:
-        raise PlanImpossible(error.message, f"for this part: {error.hint}") from error
 
 
 def _parts(model: ModelDescription, cards: int) -> Iterator[ModelDescription]:

@@ -12,10 +12,9 @@ from typing import Final
 
 from probes.core.errors import PlanImpossible, UsageError
 from probes.core.units import binary_bytes
-from probes.placement.models.description import BlockDescription, ModelDescription
-from probes.placement.models.ranges import Ranges
+from probes.placement.models.description import BlockDescription, ModelDescription, most_bytes
 from probes.placement.plan_file import MOST
-from probes.placement.planner.compute_dtype import Compute, with_compute_dtype
+from probes.placement.planner.compute_dtype import with_compute_dtype
 from probes.placement.planner.costs import Option, cache_bytes
 from probes.placement.planner.experts_cache import experts_plan, with_cache
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
@@ -88,7 +87,6 @@ RULES_SPREAD: Final = 0.35
 # rules took 0.33 to 7.7 of it, 15 of them 0.45 to 3.5, on one H200
 GUESSED: Final = (0.6, 3.5)
 PYTHON_SPREAD: Final = 0.40  # of a pass that waits for Python, by three hosts within two minutes each
-
 
 # Where each operation was measured on this card: 67 of 84 captured passes on an H200 were within it, 77 with
 # those that were run again after mending (docs/results/bench-placement-any-captured.json and -again.json)
@@ -225,11 +223,8 @@ def _by_products(task: PlanningTask) -> bool:
 
 def _compute_dtype(task: PlanningTask) -> str:
     """The dtype in which most of the weights are multiplied."""
-    sizes: dict[str, int] = {}
-    for kind in task.kinds:
-        for tensor in kind.block.tensors:
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.n_bytes * len(kind.places)
-    return max(sizes, key=sizes.__getitem__, default="float32")
+    tensors = ((t, len(kind.places)) for kind in task.kinds for t in kind.block.tensors)
+    return most_bytes((tensor.dtype, tensor.n_bytes * count) for tensor, count in tensors)
 
 
 def _notes(task: PlanningTask, result: SearchResult, vram: int) -> tuple[str, ...]:
@@ -339,8 +334,6 @@ def make_plan(
     workload: Workload,
     objective: Objective,
     captured: bool = False,
-    compute: Compute = "auto",
-    ranges: Ranges | None = None,
     experts_apart: bool = True,
 ) -> PlanResult:
     """The best plan. `vram` limits torch's allocator; the card's size limits that and the driver's context.
@@ -349,7 +342,7 @@ def make_plan(
     no Python time, so all of its blocks are divided where that saves time: smaller blocks need smaller
     buffers. `host` None: as much as the machine has, else what is assumed. Raises PlanImpossible
     naming the smallest budget that works, and UsageError for a workload or model that makes no sense.
-    `compute` and `ranges` are for bfloat16 weights on a GPU without units for them: `with_compute_dtype`.
+    bfloat16 weights become what `with_compute_dtype` says by itself, unless they have been converted before.
     Without `experts_apart` no expert is placed by itself.
     """
     check_numbers(workload, vram=vram, host=host)
@@ -358,7 +351,7 @@ def make_plan(
     machine, host = with_host(machine, given_host)
     if objective not in OBJECTIVES:
         raise UsageError(f"the objective {objective!r} is unknown", f"give one of {', '.join(OBJECTIVES)}")
-    model = with_compute_dtype(model, machine, objective=objective, compute=compute, ranges=ranges)
+    model = with_compute_dtype(model, machine, objective=objective)
     versions = all_versions(model, vram)[: 2 if captured else 1]
     if experts_apart and machine.has_gpu and not model.becomes:
         with_experts = model.with_experts_apart()

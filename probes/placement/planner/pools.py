@@ -161,3 +161,10 @@ def _few(sizes: set[int], most: int) -> list[int]:
     if len(ordered) <= most:
         return ordered
     return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
+
+
+def spread(layers: int, spilled: int) -> tuple[int, ...]:
+    """`spilled` indices out of `layers`, evenly apart, so that copies can run while resident layers do."""
+    if spilled >= layers:
+        return tuple(range(layers))
+    return tuple(-(-nth * layers // spilled) - 1 for nth in range(1, spilled + 1))

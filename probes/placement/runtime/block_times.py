@@ -77,13 +77,13 @@ class _TimedHook(ForwardHook):
 @contextmanager
 def timed_blocks(engine: Engine, blocks: Sequence[Block]) -> Iterator[BlockTimes]:
     """Time the blocks' calls and the engine's steps meanwhile."""
-    watches = engine.watches = Stopwatches(engine.streams)
-    times, hooks = BlockTimes(engine, watches), ParameterOrigins()
-    try:
-        for block in blocks:
-            for module in block.modules:
-                hooks.add_hook(module, partial(_TimedHook, times=times, name=block.name))
-        yield times
-    finally:
-        hooks.remove_hooks()
-        engine.watches = None
+    hooks = ParameterOrigins()
+    with engine.watched() as watches:
+        times = BlockTimes(engine, watches)
+        try:
+            for block in blocks:
+                for module in block.modules:
+                    hooks.add_hook(module, partial(_TimedHook, times=times, name=block.name))
+            yield times
+        finally:
+            hooks.remove_hooks()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from math import prod
 from typing import Final
 
@@ -53,7 +52,6 @@ from probes.placement.runtime.host_memory import HostArena, node_of_gpu, zero_co
 from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, joins_its_weights
 from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import (
-    MemorySource,
     ModelWeights,
     PackedValues,
     WeightSource,
@@ -273,44 +271,25 @@ def choose_spilled(
 ) -> list[SpillCandidate] | None:
     """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
 
-    Packed blocks go first. The others are moved only with all packed ones that pass through the same staging
-    buffers.
+    The smallest staging buffers with which moving all blocks that fit them is enough are taken; what larger
+    ones take besides is counted. Packed blocks go first; others are moved only with all packed ones that fit.
     """
     packed = [block for block in candidates if block.packed]
     for usable in (packed, candidates):
-        size = _staging_size_for(usable, over, staging)
-        if size is None:
-            continue
-        wanted = over + staging.count * (size - staging.n_bytes)
-        first = [block for block in packed if block.staging_bytes <= size]
-        if usable is packed:
-            return _fewest(first, wanted)
-        others = [block for block in candidates if not block.packed and block.staging_bytes <= size]
-        return first + _fewest(others, wanted - sum(block.freed for block in first))
-    return None
-
-
-def _staging_size_for(candidates: Sequence[SpillCandidate], over: int, staging: StagingSize) -> int | None:
-    """Bytes of the smallest staging buffer with which moving all candidates that fit it frees enough.
-
-    What larger staging buffers take besides is counted. None where no size is enough.
-    """
-
-    def needed(block: SpillCandidate) -> int:
-        return max(block.staging_bytes, staging.n_bytes)
-
-    freed = 0
-    for size, alike in groupby(sorted(candidates, key=needed), key=needed):
-        freed += sum(block.freed for block in alike)
-        if freed >= over + staging.count * (size - staging.n_bytes):
-            return size
+        for size in sorted({max(block.staging_bytes, staging.n_bytes) for block in usable}):
+            fitting = [block for block in usable if block.staging_bytes <= size]
+            wanted = over + staging.count * (size - staging.n_bytes)
+            if sum(block.freed for block in fitting) >= wanted:
+                chosen = _fewest([block for block in fitting if block.packed], wanted)
+                left = wanted - sum(block.freed for block in chosen)
+                return chosen + _fewest([block for block in fitting if not block.packed], left)
     return None
 
 
 def _fewest(usable: Sequence[SpillCandidate], wanted: int) -> list[SpillCandidate]:
-    """The smallest block that is enough, else the largest, and again for the rest."""
+    """The smallest block that is enough, else the largest, and again for the rest, if there are any."""
     left, chosen = sorted(usable, key=lambda block: block.freed), list[SpillCandidate]()
-    while wanted > 0:
+    while left and wanted > 0:
         smallest_enough = bisect_left(left, wanted, key=lambda block: block.freed)
         chosen.append(left.pop(min(smallest_enough, len(left) - 1)))
         wanted -= chosen[-1].freed
@@ -663,7 +642,7 @@ class Builder:
             weight_source = placement.weight_source
             if weight_source is None:
                 assert placement.memory is not None
-                weight_source = MemorySource(placement.memory)
+                weight_source = WeightSource(placement.memory)
             engine.add(placement.stored, weight_source, through, decode_buffer, whole=self._whole(placement))
 
     @property

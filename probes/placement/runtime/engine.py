@@ -22,6 +22,7 @@ Parameters are at fixed addresses, since a block always uses the same buffers: s
 
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
@@ -51,8 +52,6 @@ from probes.placement.runtime.weight_sources import WeightSource
 
 # The innermost functorch transform under way, or None. Each call of a block asks.
 active_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack
-
-
 Result = TypeVar("Result")
 
 
@@ -221,6 +220,15 @@ class Engine:
         self._unpacks_ahead = False  # on the unpack stream, beside the compute stream
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
+
+    @contextmanager
+    def watched(self) -> Iterator[Stopwatches]:
+        """Time the steps of each stream meanwhile."""
+        self.watches = Stopwatches(self.streams)
+        try:
+            yield self.watches
+        finally:
+            self.watches = None
 
     @property
     def work(self) -> PackedOperations:

@@ -426,11 +426,8 @@ class Handle(PlacedModel):
     @contextmanager
     def watched(self) -> Iterator[Stopwatches]:
         """Time the steps of each stream meanwhile."""
-        watches = self._engine.watches = Stopwatches(self._engine.streams)
-        try:
+        with self._engine.watched() as watches:
             yield watches
-        finally:
-            self._engine.watches = None
 
     def measure(self, work: Callable[..., Any], *inputs: Any, passes: int = 5) -> Measured:
         """Time `work(*inputs)`, a pass through the model, for `report()`: its wall time, then its streams."""
@@ -520,11 +517,8 @@ def wall_times(finish: Callable[[], None], work: Callable[[], object], passes: i
 def measure(engine: Engine, work: Callable[[], object], passes: int) -> Measured:
     """Time passes by the host's clock, after one to warm up, then the steps of one more on their streams."""
     walls = wall_times(engine.streams.finish, work, passes)
-    watches = engine.watches = Stopwatches(engine.streams)
-    try:
+    with engine.watched() as watches:
         work()
         engine.streams.finish()
-    finally:
-        engine.watches = None
     copied, unpacked, waited = (watches.seconds(what) for what in ("copy", "unpack", "wait"))
     return Measured(walls, copied, unpacked, waited, watches.copied_bytes)

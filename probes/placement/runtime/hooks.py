@@ -273,8 +273,6 @@ def host_round_trip(device: torch.device) -> "RoundTrip":
 
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-
-
 Seen: TypeAlias = dict[int, tuple[Any, Any]]  # by identity: a thing, and what it has become
 
 

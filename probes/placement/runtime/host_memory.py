@@ -17,8 +17,6 @@ from probes.hardware.torch_build import first_line
 from probes.placement.packing.format import aligned
 
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since 5.14
-
-
 _PORTABLE_MAPPED: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 

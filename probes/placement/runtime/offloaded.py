@@ -32,22 +32,13 @@ from probes.placement.runtime.buffers import (
     lay_out,
     memory_order,
 )
-from probes.placement.runtime.weight_sources import MemorySource, WeightSource
+from probes.placement.runtime.weight_sources import WeightSource
 
 Fetch = Callable[[], torch.Tensor]
-
-
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]
-
-
 Lookup = Callable[[torch.Tensor], torch.Tensor]
-
-
 _HOST: Final = torch.device("cpu")
-
-
 _REMOVE: Final = "call remove() of the handle first"
-
 
 # torch before 2.3 gives address 0 instead of an error
 _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
@@ -549,7 +540,7 @@ def _piece(
     n_bytes = span.end - span.begin
     whole = (span.begin, span.end) == (0, block.stored.n_bytes)
     weight_source = (
-        block.weight_source if whole else MemorySource(block.weight_source.whole()[span.begin : span.end])
+        block.weight_source if whole else WeightSource(block.weight_source.whole()[span.begin : span.end])
     )
     piece = Piece(
         block,

@@ -18,7 +18,6 @@ from probes.placement.types import Plan
 
 Fetch = Callable[[], torch.Tensor]
 
-
 _CHANGES: Final = {
     "_apply": "converted or moved",  # this is what to(), half() and cuda() call
     "load_state_dict": "loaded from a state dict",

@@ -185,7 +185,6 @@ class Stopwatches:
 # brings two: the seed and the offset of its random numbers, whether it draws any or not.
 SMALL_SEGMENT: Final = 2 << 20
 
-
 # what torch's own stream context and `current_stream` call, without what they do around it; None: not there
 _CURRENT_ADDRESS: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _CURRENT_STREAM: Final[Any] = getattr(torch._C, "_cuda_getCurrentStream", None)

@@ -1,8 +1,8 @@
 """Where weights come from: the whole model's when it is placed, one block's in each pass.
 
 `ModelWeights` is the first, of which `ModuleWeights` is a model that is already built (`loading.py` has one
-for checkpoints). `WeightSource` is the second, of which `MemorySource` is in host memory or VRAM
-(`read_ahead.py` has one for files). Conversions between dtypes that lose numbers are refused or noted here.
+for checkpoints). `WeightSource` is the second, in host memory or VRAM (`read_ahead.py` has one for files).
+Conversions between dtypes that lose numbers are refused or noted here.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,51 +22,32 @@ from probes.placement.runtime.streams import Stream, Streams
 from probes.placement.tensor_reading import require_range
 
 
-class WeightSource(Protocol):
-    """The source of one block's bytes, laid out as its `StoredBlock` says."""
+class WeightSource:
+    """The source of one block's bytes, laid out as its `StoredBlock` says; here they stay in memory."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
 
     def announce(self) -> None:
         """The block is called soon: begin to get its bytes, in another thread. Returns at once."""
 
     def ready(self) -> bool:
         """Whether `send` wouldn't make the calling thread wait."""
+        return True
 
     def send(self, target: torch.Tensor, stream: Stream) -> None:
         """Append to the stream a copy of all bytes into `target`. Waits for bytes that aren't ready.
 
         What the copy reads stays unchanged until the stream has done it.
         """
-
-    def whole(self) -> torch.Tensor:
-        """All bytes, on whatever device they are. For reads that no call announced; may be slow."""
-
-    def recover(self) -> None:
-        """A step was interrupted, perhaps here: forget what was announced. All copies have been made."""
-
-
-class MemorySource:
-    """A block's bytes that stay in memory, of the host or in VRAM."""
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self._flat = flat
-
-    def announce(self) -> None:
-        """Do nothing: the bytes are in memory."""
-
-    def ready(self) -> bool:
-        """Return True: the bytes are in memory."""
-        return True
-
-    def send(self, target: torch.Tensor, stream: Stream) -> None:
-        """One copy; asynchronous where the bytes are pinned."""
         stream.run(partial(target.copy_, self._flat, non_blocking=True))
 
     def whole(self) -> torch.Tensor:
-        """Return all bytes of the block."""
+        """All bytes, on whatever device they are. For reads that no call announced; may be slow."""
         return self._flat
 
     def recover(self) -> None:
-        """Do nothing: the bytes in memory don't change."""
+        """A step was interrupted, perhaps here: forget what was announced. All copies have been made."""
 
 
 class PackedValues(Protocol):
@@ -214,8 +195,6 @@ class Correction:
 
 
 _BITS = {2: torch.int16, 4: torch.int32}
-
-
 _FIRST_BEYOND = 143  # the biased exponent of 2^16 in bfloat16; float16 ends below it
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from probes.core.errors import UsageError
 from probes.hardware.torch_build import first_line
-from probes.placement.architectures import Block, Linear
+from probes.measure.architectures import Block, Linear
 from probes.throughput.direct.results import ModelFacts
 
 PARTICLES, FEATURES, CLASSES, NEIGHBOURS = 100, 7, 2, 16

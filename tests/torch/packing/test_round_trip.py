@@ -179,7 +179,6 @@ def test_any_shape_comes_back(shape, dtype):
     packed = pack(tensor)
     if tensor.numel() >= 16_384:
         assert packed is not None
-        assert packed.raw_bytes == tensor.nbytes
         assert bits_per_weight(packed) < 8 * dtype.itemsize * 0.95
     if packed is not None:
         assert same(unpack(packed), tensor)
@@ -221,7 +220,7 @@ def test_any_mixture_of_exponents_comes_back(data):
     packed = pack(tensor, dense=data.draw(st.booleans()))
     if packed is not None:
         assert same(unpack(packed), tensor)
-        assert form(packed).n_bytes < 0.97 * packed.raw_bytes
+        assert form(packed).n_bytes < 0.97 * tensor.nbytes
     assert same(unpack(forced(tensor)), tensor)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from probes.core.errors import OutOfMemory, Unsupported
 from probes.core.unknown import Unknown
 from probes.measure.spill import Gauges
+from probes.measure.stacks import Shape, StackPlan, linear_shape
 from probes.measure.workbench import READS_AFTER, WRITTEN, ClassedWork, Clocked, Pattern
-from probes.placement.stacks import Shape, StackPlan, linear_shape
 from probes.records.rows import Scenario, Split
 
 GIB = 2**30

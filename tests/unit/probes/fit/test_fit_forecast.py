@@ -13,7 +13,7 @@ from probes.fit.answer import answer
 from probes.fit.forecast import CPU, forecast, largest, place_of
 from probes.fit.report import STATES, FitReport, Question, fit_schema
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.reading import from_config
+from probes.placement.models.families import from_config
 from probes.placement.planner.machine import profile, profile_names
 
 GIB = 2**30

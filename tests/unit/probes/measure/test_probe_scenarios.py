@@ -12,7 +12,8 @@ from probe_samples import SETTINGS, TIMES, done, passes, report
 from probes.core.errors import ContentMismatch, DeviceUnusable
 from probes.core.unknown import Unknown
 from probes.measure import scenarios
-from probes.placement.stacks import Shape, linear_shape, plan_stack, spread
+from probes.measure.stacks import Shape, linear_shape, plan_stack
+from probes.placement.planner.pools import spread
 from probes.records.rows import Gap, Measurement, Noise, Pass, Split
 from probes.records.schema import Settings
 from probes.reports.crossover import Timed, k_star

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from probes.placement.models.reading import from_config
+from probes.placement.models.families import from_config
 from probes.placement.planner.machine import profile
 from probes.placement.planner.rules import Pass
 from probes.placement.planner.tiers import options

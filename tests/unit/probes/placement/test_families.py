@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from probes.placement.models.description import ModelDescription
-from probes.placement.models.families import FAMILIES
-from probes.placement.models.reading import from_config
+from probes.placement.models.families import families, from_config
 from probes.placement.planner.rules import count_rule
 
 PUBLISHED = {
@@ -143,7 +142,7 @@ def test_a_model_has_as_many_numbers_as_its_authors_published(name: str) -> None
     assert sum(tensor.numbers for block in model.blocks for tensor in block.tensors) == numbers
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(families()))
 @pytest.mark.parametrize("whole", [False, True])
 def test_layers_differ_in_their_numbers_alone(kind: str, whole: bool) -> None:
     more = {"architectures": [f"{kind}ForCausalLM"]} if whole else {}
@@ -161,7 +160,7 @@ def test_layers_differ_in_their_numbers_alone(kind: str, whole: bool) -> None:
     assert sum(block.around for block in model.blocks) > 0
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(families()))
 def test_a_layer_in_parts_has_the_tensors_costs_and_attention_of_the_whole(kind: str) -> None:
     model = described({"model_type": kind, **SMALL})
     for block in model.blocks:

@@ -274,7 +274,6 @@ def test_what_is_no_path_is_said_by_every_name_that_takes_one(bad: Any) -> None:
         (lambda: plan(model, vram=GIB, machine=bad), "the machine is "),
         (lambda: plan_cards(model, cards=1, vram=GIB, machine=bad), "the machine is "),
         (lambda: read_plan(bad), "the plan is "),
-        (lambda: plan(model, vram=GIB, machine="h200", weights=5 if bad is None else bad), "the weights' "),
     ):
         with pytest.raises(UsageError, match=what):
             asked()

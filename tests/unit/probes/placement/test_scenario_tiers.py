@@ -9,7 +9,7 @@ from probes.measure.placement_scenarios import (
     layer_tiers,
     packed_bytes,
 )
-from probes.placement.stacks import Shape, linear_shape, plan_stack
+from probes.measure.stacks import Shape, linear_shape, plan_stack
 
 WAYS = ("resident", "zero_copy_weights", "zero_copy_all", "streamed", "packed")
 

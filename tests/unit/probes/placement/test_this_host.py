@@ -10,8 +10,8 @@ from probes.core.errors import Exit, UsageError
 from probes.core.unknown import Unknown
 from probes.hardware.cards import GIB, find_card
 from probes.hardware.host_card import HostCard, host_cards
+from probes.placement.planner.api import this_hosts_machine
 from probes.placement.planner.machine import profile
-from probes.placement.planner.this_host import this_hosts_machine
 from probes.records.facts import NvidiaCard
 
 NO = Unknown("not here")
@@ -92,12 +92,12 @@ def test_a_card_of_this_host_without_a_profile_says_so() -> None:
 def test_no_verb_takes_an_h200_for_granted(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("probes.placement.planner.this_host.host_cards", lambda: ())
+    monkeypatch.setattr("probes.placement.planner.api.host_cards", lambda: ())
     assert main([verb, "bert-base"]) == Exit.USAGE
     said = capsys.readouterr().err
     assert said.count("--machine") == 3
     here = (HostCard("NVIDIA GeForce RTX 4090", (find_card("4090"),), 24 * GIB),)
-    monkeypatch.setattr("probes.placement.planner.this_host.host_cards", lambda: here)
+    monkeypatch.setattr("probes.placement.planner.api.host_cards", lambda: here)
     assert main([verb, "bert-base"]) == Exit.OK
     said = capsys.readouterr().out
     assert "NVIDIA GeForce RTX 4090" in said

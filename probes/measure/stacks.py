@@ -1,15 +1,24 @@
-"""Models of equal layers with random weights, and which of their layers spill to host memory. No torch."""
+"""What is measured: models of equal layers with random weights, and checkpoints. No torch.
 
+`plan_stack` says which of equal layers spill to host memory.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from probes.core.errors import DeviceUnusable
+from probes.core.errors import DeviceUnusable, ModelUnknown, UsageError
+from probes.core.spelling import guess
 from probes.core.units import binary_bytes
+from probes.placement.models.description import most_bytes
+from probes.placement.models.headers import DTYPES as STORED_DTYPES
+from probes.placement.models.headers import read_checkpoint
+from probes.placement.models.reading import config_of
+from probes.placement.planner.pools import spread
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-
 DTYPES = tuple(DTYPE_BYTES)
-
 
 MODELS = (
     "mlp",
@@ -21,16 +30,9 @@ MODELS = (
     "qwen2.5-7b",
 )
 
-
 STREAM_BUFFERS = 2
-
-
 BUDGET = 0.75  # of the weights, where no --vram says otherwise
-
-
 FEWEST_LAYERS = 8
-
-
 TOKENS = 128  # of each input of a language model
 
 
@@ -106,8 +108,36 @@ def _plan_whole(shape: Shape, layers: int, *, budget_bytes: int, room_bytes: int
     return StackPlan(shape, layers, spread(layers, layers - min(max(resident, 0), layers - 1)))
 
 
-def spread(layers: int, spilled: int) -> tuple[int, ...]:
-    """`spilled` indices out of `layers`, evenly apart, so that copies can run while resident layers do."""
-    if spilled >= layers:
-        return tuple(range(layers))
-    return tuple(-(-nth * layers // spilled) - 1 for nth in range(1, spilled + 1))
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """A checkpoint's config and what its headers say."""
+
+    path: Path
+    config: Mapping[str, Any]  # the content of config.json
+    names: tuple[str, ...]  # of the stored tensors
+    dtype: str  # torch's name of the dtype that most bytes have
+
+
+def read_folder(path: Path) -> CheckpointFolder:
+    """The folder's config.json and the headers of its safetensors.
+
+    Raises UsageError where the path isn't a folder or lacks a config.json, CheckpointUnreadable for files
+    that can't be read or contradict themselves, ModelUnknown for quantised weights.
+    """
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is neither a known model nor a folder with a checkpoint",
+            f"{guess(path.name, MODELS)}known are {', '.join(MODELS)}; else give the folder that has "
+            "config.json and *.safetensors",
+        )
+    files = read_checkpoint(path)
+    config = config_of(str(path))
+    dtype = most_bytes(
+        (STORED_DTYPES[tensor.dtype], tensor.n_bytes) for file in files for tensor in file.tensors
+    )
+    if config.get("quantization_config") or dtype not in DTYPE_BYTES:
+        raise ModelUnknown(
+            f"{path} has quantised weights or others that aren't floating point: most are {dtype}",
+            f"give a checkpoint in {', '.join(DTYPE_BYTES)}",
+        )
+    return CheckpointFolder(path, config, tuple(t.name for file in files for t in file.tensors), dtype)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from probes.core.errors import Unsupported
-from probes.placement.stacks import DTYPE_BYTES, TOKENS, Shape, StackPlan
+from probes.measure.stacks import DTYPE_BYTES, TOKENS, Shape, StackPlan
 
 PLAIN_WIDTH, PLAIN_LAYERS, PLAIN_HEADS = 2048, 24, 16
 QWEN = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary
