@@ -5,8 +5,9 @@ A tree's prune stays on one file system and follows no symbolic link. Each file 
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +39,7 @@ from probes.core.units import decimal_bytes
 
 T = TypeVar("T")
 _ARCHIVE_MAGIC = b"!<arch>\n"
+_LIBRARY = re.compile(r"lib([^/]+?)\.so[0-9.]*")
 Announce = Callable[[Sequence["Change"]], None]
 
 # One file.
@@ -69,8 +71,14 @@ def prune_file(
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
-        base = plan_prune(source, targets, compress=compress, strict=strict, used=used)
-        plan = _stripped(base, source) if strip else base
+        stripped = plan_strip(source, anyway=True) if strip else None
+        bare = stripped.view(source) if stripped else source
+        base = plan = plan_prune(bare, targets, compress=compress, strict=strict, used=used)
+        if stripped and not base.changed:  # only what is worth it
+            stripped, bare = plan_strip(source), source
+            plan = PrunePlan.unchanged(source.size, base.kept_bytes)
+        if stripped:
+            plan = _joined(stripped, base)
         if not plan.changed and out is None:
             return plan
         status = os.fstat(descriptor)
@@ -86,10 +94,10 @@ def prune_file(
             try:
                 write_plan(plan, source, descriptor, handle)
                 written = window(handle, 0, os.fstat(handle).st_size)
+                if stripped:
+                    verify_stripped(source, bare if base.changed else written)
                 if base.changed:
-                    verify_prune(source, written if plan is base else base.view(source), targets, used)
-                if plan is not base:
-                    verify_stripped(base.view(source), written)
+                    verify_prune(bare, written, targets, used)
                 _copy_status(descriptor, handle)
             finally:
                 os.close(handle)
@@ -100,16 +108,13 @@ def prune_file(
     return plan
 
 
-def _stripped(plan: PrunePlan, source: Source) -> PrunePlan:
-    """The plan, and then without symbols; itself where there are none."""
-    step = plan_strip(plan.view(source))
-    if step is None:
-        return plan
+def _joined(stripped: PrunePlan, base: PrunePlan) -> PrunePlan:
+    """The plan that strips a file, and then cuts GPU code."""
     return replace(
-        plan.then(step),
-        kept_bytes=plan.kept_bytes,
-        removed_bytes=plan.removed_bytes,
-        zeroed_bytes=plan.zeroed_bytes,
+        stripped.then(base),
+        kept_bytes=base.kept_bytes,
+        removed_bytes=base.removed_bytes,
+        zeroed_bytes=base.zeroed_bytes,
     )
 
 
@@ -229,7 +234,8 @@ def prune_tree(
     """Prune everything below `root` to what `targets` can run; `progress` receives a line for each change.
 
     With `used`, CUDA code that runs didn't load goes as well; with `strip`, what no running program loads:
-    symbol tables, debug information, and static libraries but those that a link leads to.
+    symbol tables, debug information, static libraries, and second builds of libraries that nothing in the
+    tree names, but those that a link leads to.
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` isn't a directory; TargetMissing when there
@@ -242,7 +248,7 @@ def prune_tree(
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
-    foreign = _foreign(job, listing) | (_static_libraries(job, listing) if strip else {})
+    foreign = _foreign(job, listing) | (_needless(job, listing) if strip else {})
     _delete_all(job, foreign, result)
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
@@ -382,17 +388,73 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     return bytes_by_path | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
-def _static_libraries(job: _Job, listing: _Listing) -> dict[Path, int]:
-    """As `_foreign`, for archives that only linkers read."""
+def _needless(job: _Job, listing: _Listing) -> dict[Path, int]:
+    """As `_foreign`, for archives that only linkers read, and unnamed second builds of libraries."""
     links = Links({job.relative(link): _link_target(job.root, link) for link in listing.links})
     needed = {links.destination(job.relative(link)) for link in listing.links}
+    free = [
+        names for names in listing.names.values() if not any(job.relative(path) in needed for path in names)
+    ]
+    archives = [
+        names
+        for names in free
+        if all(path.suffix == ".a" for path in names) and _inspect(names[0], _is_archive, otherwise=False)
+    ]
+    unnamed = [[path] for path in _unnamed_builds(job, listing, {path for names in free for path in names})]
     bytes_by_path: dict[Path, int] = {}
-    for names in listing.names.values():
-        named = all(path.suffix == ".a" and job.relative(path) not in needed for path in names)
-        if named and _inspect(names[0], _is_archive, otherwise=False):
-            bytes_by_path |= dict.fromkeys(names, 0)
-            bytes_by_path[names[-1]] = _size(names[-1])
+    for names in (*archives, *unnamed):
+        bytes_by_path |= dict.fromkeys(names, 0)
+        bytes_by_path[names[-1]] = _size(names[-1])
     return bytes_by_path
+
+
+def _unnamed_builds(job: _Job, listing: _Listing, free: Collection[Path]) -> list[Path]:
+    """Second builds of libraries, as libnvrtc.alt.so.13 beside libnvrtc.so.13, that no file names.
+
+    Who loads one names it: the first build is what others link to. One that has code for the cards stays.
+    """
+    everything = {path for names in listing.names.values() for path in names}
+    stems = {
+        path: match[1].encode()
+        for path in sorted(free)
+        if (match := _LIBRARY.fullmatch(path.name))
+        and any(path.with_name(other) in everything for other in _first_builds(path.name))
+        and not any(serves_any(code, job.targets) for code in _codes_of(job, path))
+    }
+    if not stems:
+        return []
+    named: dict[Path, frozenset[bytes]] = {}  # by the files that name some
+    for names in listing.names.values():
+        if names[0].name != "RECORD":  # the list of all files of a distribution
+            named[names[0]] = _inspect(
+                names[0], partial(_names_in, names=stems.values()), frozenset(stems.values())
+            )
+    waiting = set().union(*(named.pop(path, frozenset()) for path in named.keys() - stems.keys()))
+    kept: set[bytes] = set()
+    while waiting - kept:
+        kept |= waiting
+        waiting = set().union(*(named[path] for path in named if stems[path] in kept))
+    return [path for path, stem in stems.items() if stem not in kept]
+
+
+def _first_builds(name: str) -> Iterator[str]:
+    """The names without one of their words between dots: `libnvrtc.so.13` of `libnvrtc.alt.so.13`."""
+    words = name.split(".")
+    for at in range(1, words.index("so")):
+        if words[at].isalpha():
+            yield ".".join(words[:at] + words[at + 1 :])
+
+
+def _names_in(source: Source, names: Collection[bytes]) -> frozenset[bytes]:
+    """Those of the names that stand somewhere in a file."""
+    present: set[bytes] = set()
+    longest = max(map(len, names))
+    before = b""
+    for chunk in source.chunks(0, source.size, "the file"):
+        text = before + chunk
+        present.update(name for name in names if name in text)
+        before = text[-longest:]
+    return frozenset(present)
 
 
 def _is_archive(source: Source) -> bool:

@@ -2,6 +2,7 @@
 
 import random
 import struct
+from dataclasses import replace
 
 import pytest
 from elf_maker import BYTES, GNU, LLD, program
@@ -77,7 +78,8 @@ def test_damaged_headers_are_never_a_traceback_nor_lose_loaded_bytes() -> None:
         if cut := plan_strip(source):
             made = applied(bytes(content), cut)
             read = elf.read_elf(source)
-            assert elf.read_elf(Source.of_bytes(made)).segments == read.segments
+            present = elf.read_elf(Source.of_bytes(made)).segments
+            assert [replace(s, align=1) for s in present] == [replace(s, align=1) for s in read.segments]
             for segment in read.segments:
                 if segment.type == elf.PT_LOAD:
                     start = max(segment.offset, elf.HEADER_BYTES)
