@@ -14,7 +14,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # of statements
 
 
 def source_of(path: str) -> str:
-    """The file that a module's bytecode was compiled from, without which Python passes it over; else empty."""
+    """The file that bytecode was compiled from, without which Python passes it over; else empty."""
     match = _BYTECODE.fullmatch(path)
     return f"{match['folder'] or ''}{match['stem']}.py" if match else ""
 

@@ -3,8 +3,8 @@
 `make bench-gpucode` downloads them one at a time with pip (14 GB in all, 10 GB of disk at most) and keeps
 none. Each is unpacked, counted by the audit's reader of layers and by `whole_scan.py`, which reads every byte
 and knows nothing of `buildtool.gpucode`; then it is pruned to the card that it has most machine code for, and
-judged by readelf, by the loader and by the scan; then with `--strip`, and judged again. Parts: `--only wheels`, `--only stack`. Exit code 1 when a
-bar is missed.
+judged by readelf, by the loader and by the scan; then with `--strip`, and judged again. Parts: `--only
+wheels`, `--only stack`. Exit code 1 when a bar is missed.
 
 The 30 wheels are drawn by this rule, written down before the first run. Of a list of all packages of the
 registry (name, version, month, rank among the most downloaded, summary), those from 2022 on whose name or

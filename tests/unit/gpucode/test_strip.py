@@ -86,6 +86,15 @@ def test_damaged_headers_are_never_a_traceback_nor_lose_loaded_bytes() -> None:
                     assert made[start : segment.file_end] == content[start : segment.file_end]
 
 
+@pytest.mark.parametrize(("machine", "align"), [(62, 4096), (183, 2 << 20)])
+def test_only_x86_64_has_pages_of_4_kib_for_certain(machine: int, align: int) -> None:
+    library = make_library(Spec(bundles(["gfx906"]), symbols=True, align=2 << 20, machine=machine)).data
+    plan = plan_strip(Source.of_bytes(library), anyway=True)
+    assert plan
+    made = elf.read_elf(Source.of_bytes(applied(library, plan)))
+    assert {each.align for each in made.segments if each.type == elf.PT_LOAD} == {align}
+
+
 def test_no_error_of_a_reader_leaves_it() -> None:
     def lost(_offset: int, _length: int) -> bytes:
         raise GpuCodeError("gone")
