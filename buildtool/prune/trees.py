@@ -45,6 +45,57 @@ Announce = Callable[[Sequence["Change"]], None]
 # One file.
 
 
+@dataclass(frozen=True)
+class PlannedFile:
+    """What a file becomes: stripped first, where it is, and then cut."""
+
+    source: Source
+    targets: tuple[TargetId, ...]
+    used: Used | None
+    stripped: PrunePlan | None
+    cut: PrunePlan
+
+    @property
+    def plan(self) -> PrunePlan:
+        """Both steps as one."""
+        if not self.stripped:
+            return self.cut
+        return replace(
+            self.stripped.then(self.cut),
+            kept_bytes=self.cut.kept_bytes,
+            removed_bytes=self.cut.removed_bytes,
+            zeroed_bytes=self.cut.zeroed_bytes,
+        )
+
+    def verify(self, written: Source) -> None:
+        """Compare what was written with the original, step by step. Raises VerifyFailed."""
+        bare = self.source
+        if self.stripped:
+            bare = self.stripped.view(self.source) if self.cut.changed else written
+            verify_stripped(self.source, bare)
+        if self.cut.changed:
+            verify_prune(bare, written, self.targets, self.used)
+
+
+def plan_file(
+    source: Source,
+    targets: Sequence[TargetId],
+    *,
+    compress: int | None = None,
+    strict: bool = True,
+    used: Used | None = None,
+    strip: bool = False,
+) -> PlannedFile:
+    """What is cut out of a file; with `strip`, also what no segment loads. Raises as `plan_prune` does."""
+    stripped = plan_strip(source, anyway=True) if strip else None
+    bare = stripped.view(source) if stripped else source
+    cut = plan_prune(bare, targets, compress=compress, strict=strict, used=used)
+    if stripped and not cut.changed:
+        stripped = plan_strip(source)  # only what is worth it
+        cut = PrunePlan.unchanged(stripped.bytes_after if stripped else source.size, cut.kept_bytes)
+    return PlannedFile(source, tuple(targets), used, stripped, cut)
+
+
 def prune_file(
     path: Path,
     targets: Sequence[TargetId],
@@ -71,14 +122,8 @@ def prune_file(
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
-        stripped = plan_strip(source, anyway=True) if strip else None
-        bare = stripped.view(source) if stripped else source
-        base = plan = plan_prune(bare, targets, compress=compress, strict=strict, used=used)
-        if stripped and not base.changed:  # only what is worth it
-            stripped, bare = plan_strip(source), source
-            plan = PrunePlan.unchanged(source.size, base.kept_bytes)
-        if stripped:
-            plan = _joined(stripped, base)
+        planned = plan_file(source, targets, compress=compress, strict=strict, used=used, strip=strip)
+        plan = planned.plan
         if not plan.changed and out is None:
             return plan
         status = os.fstat(descriptor)
@@ -94,10 +139,7 @@ def prune_file(
             try:
                 write_plan(plan, source, descriptor, handle)
                 written = window(handle, 0, os.fstat(handle).st_size)
-                if stripped:
-                    verify_stripped(source, bare if base.changed else written)
-                if base.changed:
-                    verify_prune(bare, written, targets, used)
+                planned.verify(written)
                 _copy_status(descriptor, handle)
             finally:
                 os.close(handle)
@@ -106,16 +148,6 @@ def prune_file(
         for link in links if out is None else ():
             link_over(path, link)
     return plan
-
-
-def _joined(stripped: PrunePlan, base: PrunePlan) -> PrunePlan:
-    """The plan that strips a file, and then cuts GPU code."""
-    return replace(
-        stripped.then(base),
-        kept_bytes=base.kept_bytes,
-        removed_bytes=base.removed_bytes,
-        zeroed_bytes=base.zeroed_bytes,
-    )
 
 
 def sizes_text(plan: PrunePlan) -> str:
@@ -262,10 +294,11 @@ def keys_below(root: Path) -> set[str]:
     """The keys of all CUDA machine code below a directory that can be read: `gpucode.loaded`."""
     listing = _walk(root, sweep=False)
     nothing: frozenset[str] = frozenset()
-    return {key for names in listing.names.values() for key in _inspect(names[0], _keys_in, nothing)}
+    return {key for names in listing.names.values() for key in _inspect(names[0], keys_in, nothing)}
 
 
-def _keys_in(source: Source) -> frozenset[str]:
+def keys_in(source: Source) -> frozenset[str]:
+    """The keys of a file's CUDA machine code that can be read."""
     try:
         return frozenset(map(key_of, machine_code(source) if may_hold_code(source) else ()))
     except GpuCodeError:

@@ -27,17 +27,20 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
 from board import Board, tell
 from whole_scan import code_digests, whole_scan
 
+from buildtool.core.compression import zstd
 from buildtool.gpucode.elf import SHF_ALLOC, read_elf
 from buildtool.gpucode.scan import find_code
 from buildtool.gpucode.source import BadTarget
 from buildtool.gpucode.target import TargetId, parse_targets, serves_any
 from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer
+from buildtool.image.layer_writer import ZSTD
 from buildtool.image.tar import TarReader
 from buildtool.prune.manifest import TreeResult
 from buildtool.prune.trees import open_source, prune_tree
@@ -212,11 +215,24 @@ def measure_tree(
 
 def audited(tree: Path) -> LayerIndex:
     """The tree as the audit reads a layer of it."""
+    with layer_of(tree) as chunks:
+        return index_layer(TarReader(chunks, place="tree"), place="tree")
+
+
+@contextmanager
+def layer_of(tree: Path) -> Iterator[Iterator[bytes]]:
+    """The tree as a layer's tar, in pieces."""
     words = ["tar", "-C", str(tree), "-cf", "-", "."]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        chunks = iter(lambda: process.stdout.read(1 << 18) if process.stdout else b"", b"")
-        return index_layer(TarReader(chunks, place="tree"), place="tree")
+        yield iter(lambda: process.stdout.read(1 << 18) if process.stdout else b"", b"")
+
+
+def stored_bytes(tree: Path) -> int:
+    """What a registry stores of the tree: holes are zeros in a tar, which take next to nothing compressed."""
+    packing = zstd.ZstdCompressor(level=ZSTD.level)
+    with layer_of(tree) as chunks:
+        return sum(len(packing.compress(chunk)) for chunk in chunks) + len(packing.flush())
 
 
 def target_of(name: str) -> TargetId | None:
@@ -301,9 +317,9 @@ def stack_bars(board: Board) -> None:
         for requirement in STACK:
             tell(requirement)
             unpacked(requirement, tree, folder)
-        before = tree_bytes(tree)
+        before, stored_before = tree_bytes(tree), stored_bytes(tree)
         measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda", strip=True)
-        after, on_disk = tree_bytes(tree), disk_bytes(tree)
+        after, on_disk, stored = tree_bytes(tree), disk_bytes(tree), stored_bytes(tree)
         board.line({"figure": "bytes that are left, by what they are", "unit": "MB", **byte_table(tree)})
     board.bar("CUDA stack: bytes differ from the scan's by more than 0.1 %", totals.differing, 0, "stacks")
     board.bar("CUDA stack: damages by the prune", len(totals.damages), 0, "damages", which=totals.damages)
@@ -313,6 +329,9 @@ def stack_bars(board: Board) -> None:
         f"CUDA stack pruned to {STACK_CARD}: files' lengths", after / 1e9, 2.6, "GB", before_gb=before / 1e9
     )
     board.bar(f"CUDA stack pruned to {STACK_CARD}: on a disk that knows holes", on_disk / 1e9, 2.6, "GB")
+    board.figure(
+        "CUDA stack stored, a layer by zstd -3", stored / 1e9, "GB", before_gb=round(stored_before / 1e9, 3)
+    )
 
 
 def byte_table(tree: Path) -> dict[str, float]:
