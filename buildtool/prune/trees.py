@@ -33,13 +33,15 @@ from buildtool.gpucode.target import (
 )
 from buildtool.gpucode.used import Used, machine_code
 from buildtool.gpucode.verify import verify_prune
-from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
+from buildtool.prune.manifest import FILE_NAME, Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
 from probes.core.units import decimal_bytes
 
 T = TypeVar("T")
 _ARCHIVE_MAGIC = b"!<arch>\n"
-_LIBRARY = re.compile(r"lib([^/]+?)\.so[0-9.]*")
+_LIBRARY = re.compile(r"lib([^/]+?)\.so(?:\.[0-9.]+)?")
+_LISTS = ("RECORD", FILE_NAME)  # of all files of a distribution, and of what was pruned
+_MOST_BUILDS = 50  # each is looked for in every file
 Announce = Callable[[Sequence["Change"]], None]
 
 # One file.
@@ -280,7 +282,8 @@ def prune_tree(
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
-    foreign = _foreign(job, listing) | (_needless(job, listing) if strip else {})
+    foreign = _foreign(job, listing)
+    foreign |= _needless(job, listing, foreign) if strip else {}
     _delete_all(job, foreign, result)
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
@@ -421,7 +424,7 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     return bytes_by_path | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
-def _needless(job: _Job, listing: _Listing) -> dict[Path, int]:
+def _needless(job: _Job, listing: _Listing, foreign: Collection[Path]) -> dict[Path, int]:
     """As `_foreign`, for archives that only linkers read, and unnamed second builds of libraries."""
     links = Links({job.relative(link): _link_target(job.root, link) for link in listing.links})
     needed = {links.destination(job.relative(link)) for link in listing.links}
@@ -433,41 +436,49 @@ def _needless(job: _Job, listing: _Listing) -> dict[Path, int]:
         for names in free
         if all(path.suffix == ".a" for path in names) and _inspect(names[0], _is_archive, otherwise=False)
     ]
-    unnamed = [[path] for path in _unnamed_builds(job, listing, {path for names in free for path in names})]
+    going = {*foreign, *(path for names in archives for path in names)}
+    unnamed = _unnamed_builds(job, listing, [names[0] for names in free if len(names) == 1], going)
     bytes_by_path: dict[Path, int] = {}
-    for names in (*archives, *unnamed):
+    for names in (*archives, *([path] for path in unnamed)):
         bytes_by_path |= dict.fromkeys(names, 0)
         bytes_by_path[names[-1]] = _size(names[-1])
     return bytes_by_path
 
 
-def _unnamed_builds(job: _Job, listing: _Listing, free: Collection[Path]) -> list[Path]:
+def _unnamed_builds(
+    job: _Job, listing: _Listing, free: Collection[Path], going: Collection[Path]
+) -> list[Path]:
     """Second builds of libraries, as libnvrtc.alt.so.13 beside libnvrtc.so.13, that no file names.
 
-    Who loads one names it: the first build is what others link to. One that has code for the cards stays.
+    Who loads one names it: the first build is what others link to. One that has code for the cards stays, and
+    so do all where there are more than a handful.
     """
     everything = {path for names in listing.names.values() for path in names}
-    stems = {
-        path: match[1].encode()
+    names_of = {
+        path: os.fsencode(match[1])
         for path in sorted(free)
         if (match := _LIBRARY.fullmatch(path.name))
         and any(path.with_name(other) in everything for other in _first_builds(path.name))
         and not any(serves_any(code, job.targets) for code in _codes_of(job, path))
     }
-    if not stems:
+    if not 0 < len(names_of) <= _MOST_BUILDS:
         return []
-    named: dict[Path, frozenset[bytes]] = {}  # by the files that name some
-    for names in listing.names.values():
-        if names[0].name != "RECORD":  # the list of all files of a distribution
-            named[names[0]] = _inspect(
-                names[0], partial(_names_in, names=stems.values()), frozenset(stems.values())
-            )
-    waiting = set().union(*(named.pop(path, frozenset()) for path in named.keys() - stems.keys()))
+    all_names = frozenset(names_of.values())
     kept: set[bytes] = set()
-    while waiting - kept:
-        kept |= waiting
-        waiting = set().union(*(named[path] for path in named if stems[path] in kept))
-    return [path for path, stem in stems.items() if stem not in kept]
+    named: dict[Path, frozenset[bytes]] = {}  # by the second builds
+    for path, *_ in listing.names.values():
+        if path not in going and path.name not in _LISTS:
+            present = _inspect(path, partial(_names_in, names=all_names), all_names)
+            if path in names_of:
+                named[path] = present
+            else:
+                kept |= present
+    waiting = set(kept)
+    while waiting:
+        more = {name for path, names in named.items() if names_of[path] in waiting for name in names}
+        waiting = more - kept
+        kept |= more
+    return [path for path, name in names_of.items() if name not in kept]
 
 
 def _first_builds(name: str) -> Iterator[str]:
@@ -479,7 +490,9 @@ def _first_builds(name: str) -> Iterator[str]:
 
 
 def _names_in(source: Source, names: Collection[bytes]) -> frozenset[bytes]:
-    """Those of the names that stand somewhere in a file."""
+    """Those of the names that stand somewhere in a file, without its symbols."""
+    if cut := plan_strip(source):
+        source = cut.view(source)
     present: set[bytes] = set()
     longest = max(map(len, names))
     before = b""

@@ -177,9 +177,8 @@ def unpacked(requirement: str, tree: Path, scratch: Path) -> int:
     raise OSError(failure)
 
 
-def measure_tree(
-    board: Board, totals: Totals, name: str, tree: Path, vendor: str, *, strip: bool = False
-) -> None:
+def measure_tree(board: Board, totals: Totals, name: str, tree: Path, vendor: str, *, card: str = "") -> None:
+    """Count a tree by both readers, prune it and judge that; with a card, to that one and with `--strip`."""
     files = [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink()]
     large = [path for path in files if path.stat().st_size >= HASHED_BYTES]
     scanned = {path: found for path in large if (found := whole_scan(path))}
@@ -204,12 +203,13 @@ def measure_tree(
         "wheel": name, "audit_bytes": audit.total(), "scan_bytes": scan.total(), "off": round(off, 6),
         "audit_unread": [f"{index.path(at).decode()}: {why}" for at, why in index.unread.items()],
     }  # fmt: skip
-    card = max((key for key in scan if card_of(key)), key=lambda key: scan[key], default="")
+    most = max((key for key in scan if card_of(key)), key=lambda key: scan[key], default="")
     if card:
-        row |= prune_facts(totals, name, tree, sorted(scanned), card, strip=strip)
-        if not strip:
-            left = [path for path in sorted(scanned) if path.exists()]
-            row["stripped"] = prune_facts(totals, f"{name}, --strip", tree, left, card, strip=True)
+        row |= prune_facts(totals, name, tree, sorted(scanned), card, strip=True)
+    elif most:
+        row |= prune_facts(totals, name, tree, sorted(scanned), most, strip=False)
+        left = [path for path in sorted(scanned) if path.exists()]
+        row["stripped"] = prune_facts(totals, f"{name}, --strip", tree, left, most, strip=True)
     board.line(row)
 
 
@@ -318,7 +318,7 @@ def stack_bars(board: Board) -> None:
             tell(requirement)
             unpacked(requirement, tree, folder)
         before, stored_before = tree_bytes(tree), stored_bytes(tree)
-        measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda", strip=True)
+        measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda", card=STACK_CARD)
         after, on_disk, stored = tree_bytes(tree), disk_bytes(tree), stored_bytes(tree)
         board.line({"figure": "bytes that are left, by what they are", "unit": "MB", **byte_table(tree)})
     board.bar("CUDA stack: bytes differ from the scan's by more than 0.1 %", totals.differing, 0, "stacks")

@@ -1,5 +1,6 @@
 """What goes beside other cards' code: what no running program loads, and what no observed run loaded."""
 
+import os
 import random
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def test_a_library_at_multiples_of_2_mib_is_cut_by_pages_once(tree: Path) -> Non
     assert (tree / "lib.so").read_bytes() == cut
 
 
-def test_second_builds_of_libraries_go_where_nothing_names_them(tree: Path) -> None:
+def test_second_builds_of_libraries_go_where_nothing_names_them(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lib = tree / "lib"
     (lib / "x.dist-info").mkdir(parents=True)
     program = cuda([])
@@ -85,13 +88,19 @@ def test_second_builds_of_libraries_go_where_nothing_names_them(tree: Path) -> N
         (lib / name).write_bytes(program + text)
     (lib / "libcode.alt.so").write_bytes(cuda([fatbin((CUBIN, 90, ONE))]))
     (lib / "libled.so").symlink_to("libled.alt.so.1")
+    odd = os.fsdecode(b"libodd\xff.alt.so1")
+    (lib / odd).write_bytes(program)
+    (lib / odd.replace(".alt", "")).write_bytes(program)
+    (lib / "static.a").write_bytes(b"!<arch>\nrtc.alt")  # goes as well
     (lib / "load.py").write_text("CDLL('libnamed.alt.so')")
     (lib / "x.dist-info" / "RECORD").write_text("".join(f"lib/{name},,\n" for name in gone))
     before = names(lib)
     assert main(["prune", str(tree), "--targets", "sm_90"]) == 0
     assert names(lib) == before, "without --strip"
     assert main(["prune", str(tree), "--targets", "sm_90", "--strip"]) == 0
-    assert before - names(lib) == gone.keys()
+    assert before - names(lib) == {*gone, "static.a"}
+    assert main(["prune", str(tree), "--targets", "sm_90", "--strip"]) == 0
+    assert "nothing to cut" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_assembler_for_later_cards_stays_for_them(tree: Path) -> None:
