@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".weir"
 SOURCE = "debian-rocm"  # the stack that the bars are about, whatever other index answers
 LIMIT_BYTES = 1_500_000_000
-# ROCr has kernels of its own for each of 36 cards, 35 kB each, as bare code objects, which no prune cuts and the
+# ROCr has kernels of its own for each of 36 cards, 35 kB each, as bare code objects, which no prune cuts; the
 # audit has seen since decision 107
 SMALL_BYTES = 100_000
 LIBRARY_BYTES = 5_000_000  # smaller ones add nothing to 100 MB for a target
