@@ -44,6 +44,7 @@ class Manifest:
                 self.whole = rest
         self.names = {path.rpartition("/")[2]: path for path in self.paths}
         self.told: set[str] = set()
+        self.refused: list[str] = []  # modules that were asked for, though a program may have gone on
 
     def path_of(self, name: str, places: Iterable[str]) -> str | None:
         """The file of a module that was left out, and that no place before has; None for another."""
@@ -78,9 +79,30 @@ class Manifest:
                 sys.stderr.write(f"{self.text(path, name)}\n")
                 sys.stderr.flush()
 
+    def tell_of_another(self, error: ModuleNotFoundError) -> None:
+        """Print a missing module that may be missing because of one that was left out.
+
+        A finder of a program may look for a module by importing another, as setuptools does for distutils.
+        """
+        trace, place = error.__traceback__, ""
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if not code.co_filename.startswith("<frozen importlib"):
+                place = f" ({code.co_filename}, line {trace.tb_lineno})"
+            trace = trace.tb_next
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(
+                f"{type(error).__name__}: {error}{place}\n"
+                f"weir: the image may lack it without {', '.join(self.refused)}: see above\n"
+            )
+            sys.stderr.flush()
+
     def explains(self, error: BaseException | None) -> bool:
         """Whether an error comes from what was left out; says so."""
         if isinstance(error, LeftOut):
+            return True
+        if isinstance(error, ModuleNotFoundError) and self.refused:
+            self.tell_of_another(error)
             return True
         path: str | None = None
         if isinstance(error, OSError) and error.errno == errno.ENOENT and error.filename is not None:
@@ -113,6 +135,8 @@ class Loader(importlib.abc.Loader):
     def refuse(self, name: str) -> LeftOut:
         """The error, which was told."""
         self.manifest.tell(self.path, name)
+        if name not in self.manifest.refused:
+            self.manifest.refused.append(name)
         return LeftOut(self.manifest.text(self.path, name), name=name, path=self.path)
 
 

@@ -49,6 +49,7 @@ from buildtool.image.secrets import (
     credentials_in_text,
     redacted,
 )
+from buildtool.keep.imports import source_of
 from buildtool.keep.keep_list import KeepList
 from probes.core.quoting import terminal
 
@@ -247,7 +248,8 @@ def _used_rows(merged: Merged, keep: KeepList) -> frozenset[int]:
         for row, visible in enumerate(merged.content_visible)
         if visible
     }
-    return frozenset(rows[path] for path in keep.select(frozenset(rows))[0])
+    used = keep.select(frozenset(rows))[0]
+    return frozenset(row for path, row in rows.items() if path in used or source_of(path) in used)
 
 
 class _OwnerNames:

@@ -9,10 +9,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
+from buildtool import gpucode, prune
 from buildtool import keep as keep_package
 from buildtool.build.plan import ENVIRONMENT, ImagePlan
 from buildtool.build.wheel_layer import PREFIX, SITE
@@ -22,14 +24,17 @@ from buildtool.core.files import scratch
 from buildtool.core.model import LABEL
 from buildtool.core.shipped import IMAGES
 from buildtool.gpucode.plan import PrunePlan, streamed
-from buildtool.gpucode.source import Source
+from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.strip import plan_strip
+from buildtool.gpucode.target import TargetId
+from buildtool.gpucode.used import Used
 from buildtool.image.flatten import Entry, flattened, tar_chunks
 from buildtool.image.layer_writer import LayerWriter, TarMembers
 from buildtool.image.written import LayerFile, WrittenImage, written_image
 from buildtool.keep.keep_list import HINT, KeepList
 from buildtool.keep.margin import Node, Reason, Tree, kept_paths, python_path
 from buildtool.keep.symbols import needed_libraries
+from buildtool.prune.trees import keys_in, plan_file
 from probes.core.quoting import command, terminal
 from probes.core.units import counted, decimal_bytes
 
@@ -56,7 +61,7 @@ def write_slim(
     """
     job = _Job(workplace, planned, whole, keep, name)
     store = workplace.layers
-    source = fingerprint((Path(keep_package.__file__).parent,))
+    source = fingerprint(tuple(Path(str(each.__file__)).parent for each in (keep_package, gpucode, prune)))
     own = Path(__file__).read_bytes()
     base = ([layer.diff_id for layer in whole.layers], sorted(keep.lines), source, own)
     layers = []
@@ -77,7 +82,13 @@ def write_slim(
 
 @dataclass
 class _Scan:
-    """What a pass over a whole image found: its tree, and how files are written without their symbols."""
+    """What a pass over a whole image found: its tree, and how ELF files are written without their symbols.
+
+    `used`: the GPU code that runs loaded, without the rest of which they are written, too.
+    """
+
+    used: Used | None = None
+    targets: tuple[TargetId, ...] = ()
 
     nodes: dict[str, Node] = field(default_factory=dict)
     cuts: dict[str, PrunePlan] = field(default_factory=dict)
@@ -115,11 +126,31 @@ class _Job:
     @cached_property
     def scan(self) -> _Scan:
         """All members, and what has to be known of their content."""
-        scan = _Scan()
         with scratch(self.workplace.state) as folder:
+            scan = _Scan(
+                self._used(folder / "file"), tuple(map(TargetId.parse, self.planned.variant.gpu_targets))
+            )
             for entry in self.entries():
                 _scan(entry, scan, folder / "file")
         return scan
+
+    def _used(self, place: Path) -> Used | None:
+        """The GPU code that the list names; None where no run looked."""
+        if not self.keep.gpu_code:
+            return None
+        present: set[str] = set()
+        for entry in self.entries():
+            if entry.info.isreg():
+                with _as_elf(entry, place) as source:
+                    present |= keys_in(source) if source else set()
+        used = Used.of(self.keep.gpu_code, present)
+        if not used.is_all:
+            n_absent = len(self.keep.gpu_code - present)
+            self.workplace.progress(
+                f"warning: {counted(n_absent, 'piece')} of GPU code in {self.name} are not in the image, so "
+                "PTX and other code that can't be read stays"
+            )
+        return used
 
     @cached_property
     def kept(self) -> Mapping[str, Reason]:
@@ -142,16 +173,17 @@ class _Job:
         sizes: Counter[str] = Counter()
         for path, node in self.scan.nodes.items():
             sizes[kept[path].value if path in kept else "left out"] += node.n_bytes
-        cut = sum(self._symbol_bytes(path) for path in self.scan.cuts if path in kept)
+        cut = sum(self._cut_bytes(path) for path in self.scan.cuts if path in kept)
         rows = [
             f"{decimal_bytes(sizes[reason.value])} {reason.value}" for reason in Reason if sizes[reason.value]
         ]
         self.workplace.progress(
             f"{self.planned.variant.name}: of {decimal_bytes(sum(sizes.values()))} stay {'; '.join(rows)}. "
             f"Left out: {decimal_bytes(sizes['left out'])} of files, {decimal_bytes(cut)} of symbol tables"
+            f"{' and of GPU code that no run loaded' if self.keep.gpu_code else ''}"
         )
 
-    def _symbol_bytes(self, path: str) -> int:
+    def _cut_bytes(self, path: str) -> int:
         return self.scan.nodes[path].n_bytes - self.scan.cuts[path].bytes_after
 
     def write_layer(self, number: int, layer: LayerWriter) -> LayerFile:
@@ -181,7 +213,8 @@ class _Job:
             if path not in self.kept and nodes[path].kind != "directory":
                 lines.append(f"file {nodes[path].n_bytes} /{terminal(path)}")
             elif path in self.kept and path in self.scan.cuts:
-                lines.append(f"symbols {self._symbol_bytes(path)} /{terminal(path)}")
+                what = "gpu-code" if self.scan.cuts[path].removed_bytes else "symbols"
+                lines.append(f"{what} {self._cut_bytes(path)} /{terminal(path)}")
         return "\n".join(lines) + "\n"
 
 
@@ -193,18 +226,39 @@ def _scan(entry: Entry, scan: _Scan, place: Path) -> None:
     if kind == "file" and info.name.endswith(".py") and info.size <= _MOST_SOURCE:
         node = Node(kind, info.size, source=b"".join(entry.content))
     elif kind == "file":
-        first = next(entry.content, b"")
-        if first.startswith(_ELF_MAGIC):
-            with place.open("w+b") as file:
-                file.write(first)
-                for piece in entry.content:
-                    file.write(piece)
-                file.flush()
-                source = Source(info.size, partial(_read_at, file.fileno()))
+        with _as_elf(entry, place) as source:
+            if source:
                 node = Node(kind, info.size, needed=needed_libraries(source))
-                if cut := plan_strip(source):
+                if cut := _cut(source, scan):
                     scan.cuts[info.name] = cut
     scan.nodes[info.name] = node
+
+
+@contextmanager
+def _as_elf(entry: Entry, place: Path) -> Iterator[Source | None]:
+    """A member's content, by way of a file at `place`; None for what is no ELF file."""
+    first = next(entry.content, b"")
+    if not first.startswith(_ELF_MAGIC):
+        yield None
+        return
+    with place.open("w+b") as file:
+        file.write(first)
+        for piece in entry.content:
+            file.write(piece)
+        file.flush()
+        yield Source(entry.info.size, partial(_read_at, file.fileno()))
+
+
+def _cut(source: Source, scan: _Scan) -> PrunePlan | None:
+    """What of an ELF file goes: symbols, and GPU code that no run loaded, where that can be cut."""
+    if scan.used:
+        with suppress(GpuCodeError, PruneRefused, VerifyFailed):
+            planned = plan_file(source, scan.targets, strict=False, used=scan.used, strip=True)
+            plan = planned.plan
+            if plan.changed:
+                planned.verify(plan.view(source))
+            return plan if plan.changed else None
+    return plan_strip(source)
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:

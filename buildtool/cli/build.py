@@ -88,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         slim,
         "--keep",
         "FILE",
-        "write a slim image: the files of this keep-list, which weir observe writes, and their margin; "
-        "{variant} in it means the variant's name",
+        "write a slim image: the files of this keep-list, which weir observe writes, and their margin; if it "
+        "names CUDA code, without the rest of that; {variant} in it means the variant's name",
         Path,
     )
     flag(

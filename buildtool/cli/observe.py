@@ -12,6 +12,7 @@ from buildtool.doctor import gather
 from buildtool.doctor.prove import devices_of
 from buildtool.engine import host as engine_host
 from buildtool.engine.client import Devices, Engine
+from buildtool.keep.imports import source_of
 from buildtool.keep.keep_list import GPU_CODE, is_line, merge_into, read_keep_list
 from buildtool.observe.runs import (
     FANOTIFY,
@@ -88,8 +89,10 @@ def run(args: argparse.Namespace) -> int:
                 gpu_code = loaded_code(rows, log.line)
         else:
             seen = observe(engine, args.image, workload, method=method, progress=log.line)
-    lines = sorted(filter(is_line, seen.paths))
-    odd = len(seen.paths) - len(lines)
+    # a module by its source, whether or not the image has bytecode of it: the margin keeps both
+    opened = {source_of(path) or path for path in seen.paths}
+    lines = sorted(filter(is_line, opened))
+    odd = len(opened) - len(lines)
     if odd:
         raise DataError(f"{counted(odd, 'opened file')} have names that no line can hold", "rename them")
     lines += sorted(f"{GPU_CODE}{key}" for key in gpu_code)

@@ -84,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         parser,
         "--strip",
-        "remove what no running program loads, too: symbol tables, debug information, and a tree's static "
-        "libraries",
+        "remove what no running program loads, too: symbol tables, debug information, gaps between segments; "
+        "of a tree static libraries and second builds of libraries that no file names",
     )
     option(
         parser,

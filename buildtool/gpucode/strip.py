@@ -1,14 +1,16 @@
 """ELF files without symbol tables and debug information, which no segment loads: a plan, and its proof.
 
 Debuggers and profilers read them, programs don't: what `strip --strip-unneeded` removes. Every byte that is
-loaded keeps its address; a segment behind them, as patchelf makes, moves to the front in the file by whole
-pages. Section headers of what goes become empty ones, so that numbers of sections stay.
+loaded keeps its address; segments move to the front in the file by whole pages: those that patchelf put
+behind the symbols, and those of x86-64 that older linkers put at multiples of 2 MiB. Section headers of what
+goes become empty ones, so that numbers of sections stay.
 """
 
 import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from buildtool.gpucode import elf
@@ -26,25 +28,26 @@ _ALIGN = 8  # of these parts
 Span = tuple[int, int]  # first byte, and the one behind the last
 
 
-def plan_strip(source: Source) -> PrunePlan | None:
-    """The file without what no segment loads; None where there is nothing of it, or the file isn't plain.
+def plan_strip(source: Source, *, anyway: bool = False) -> PrunePlan | None:
+    """The file without what no segment loads; None where there is hardly any of it, or the file isn't plain.
 
+    `anyway`: also where hardly anything goes, for a cut that frees pages: of 4 KiB then, not of 2 MiB.
     Files whose sections, headers and segments aren't all of their bytes stay as they are: a program may read
     what was appended to it.
     """
     try:
         file = elf.read_elf(source)
         file.check_loading(source.size)
-        return _plan(source, file)
+        return _plan(source, file, anyway=anyway)
     except GpuCodeError:
         return None
 
 
-def _plan(source: Source, file: elf.Elf) -> PrunePlan | None:
+def _plan(source: Source, file: elf.Elf, *, anyway: bool) -> PrunePlan | None:
     gone = {each.index for each in file.sections if _is_symbols(each)}
     names_index = int.from_bytes(source.exactly(_NAMES_INDEX, 2, "the header"), "little")
     spans = _loaded(file)
-    if not gone or names_index in gone or file.type not in (elf.ET_DYN, elf.ET_EXEC):
+    if names_index in gone or file.type not in (elf.ET_DYN, elf.ET_EXEC):
         return None
     table = (file.sections_offset, file.sections_offset + len(file.sections) * elf.SECTION_BYTES)
     loose = {
@@ -57,7 +60,8 @@ def _plan(source: Source, file: elf.Elf) -> PrunePlan | None:
         loose[-1] = table
     if not spans or spans[0][0] or not _is_all(source, spans, sorted(loose.values())):
         return None
-    align = max(PAGE_BYTES, *(each.align for each in file.segments if each.type == elf.PT_LOAD))
+    aligns = _aligns(source, file)
+    align = max(PAGE_BYTES, *aligns)
     pieces: list[Piece] = []
     moved: dict[int, int] = {}  # of loose parts: where they go
     places: list[int] = []  # of spans: where they go
@@ -76,7 +80,7 @@ def _plan(source: Source, file: elf.Elf) -> PrunePlan | None:
                 moved[index] = align_up(out, _ALIGN)
                 pieces += [Zeros(moved[index] - out), Copy(first, last - first)]
                 out = moved[index] + last - first
-    if source.size - out <= _PADDING:
+    if not anyway and source.size - out <= (_PADDING if gone else PAGE_BYTES):
         return None
 
     def new(offset: int) -> int:
@@ -89,7 +93,8 @@ def _plan(source: Source, file: elf.Elf) -> PrunePlan | None:
     patches = [Patch.word(_PHOFF, new(file.segments_offset)), Patch.word(_SHOFF, table_place)]
     for number, segment in enumerate(file.segments):
         at = new(file.segments_offset) + number * elf.SEGMENT_BYTES
-        patches.append(Patch.word(at + 8, new(segment.offset)))
+        moved_to = replace(segment, offset=new(segment.offset), align=aligns[number])
+        patches.append(Patch(at, moved_to.pack()))
     raw = source.exactly(table[0], table[1] - table[0], "the section headers")
     for index, fields in enumerate(struct.iter_unpack(elf.SECTION_FORMAT, raw)):
         row = list(fields)
@@ -101,6 +106,25 @@ def _plan(source: Source, file: elf.Elf) -> PrunePlan | None:
         patches.append(Patch(table_place + index * elf.SECTION_BYTES, packed))
     whole = tuple(piece for piece in pieces if piece.n_bytes)
     return PrunePlan(source.size, out, whole, tuple(patches))
+
+
+def _aligns(source: Source, file: elf.Elf) -> list[int]:
+    """The segments' alignments; for x86-64, whose pages are of 4 KiB, no more than what is in them needs."""
+    raw = source.exactly(file.sections_offset, len(file.sections) * elf.SECTION_BYTES, "the section headers")
+    loaded = [row[8] for row in struct.iter_unpack(elf.SECTION_FORMAT, raw) if row[2] & elf.SHF_ALLOC]
+    others = [each.align for each in file.segments if each.type != elf.PT_LOAD]
+    most = max([PAGE_BYTES, *loaded, *others])
+    is_known = file.machine == elf.EM_X86_64 and loaded and _is_power(most)
+    return [
+        most
+        if is_known and each.type == elf.PT_LOAD and each.align > most and _is_power(each.align)
+        else each.align
+        for each in file.segments
+    ]
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _is_symbols(section: elf.Section) -> bool:
@@ -133,15 +157,17 @@ def verify_stripped(old: Source, new: Source) -> None:
     """Raises VerifyFailed unless both are loaded as the same bytes, but for places in their headers."""
     before, after = elf.read_elf(old), elf.read_elf(new)
     after.check_loading(new.size)
+    aligns = [[each.align for each in before.segments], _aligns(old, before)]
     shape = [
-        [(s.type, s.flags, s.address, s.file_bytes, s.memory_bytes, s.align) for s in file.segments]
+        [(s.type, s.flags, s.address, s.file_bytes, s.memory_bytes) for s in file.segments]
         for file in (before, after)
     ]
     sections = [
         [(s.name, s.type, s.flags, s.address, s.n_bytes) for s in file.sections if s.flags & elf.SHF_ALLOC]
         for file in (before, after)
     ]
-    if shape[0] != shape[1] or sections[0] != sections[1]:
+    present = [each.align for each in after.segments]
+    if shape[0] != shape[1] or sections[0] != sections[1] or present not in aligns:
         raise _wrong("it has other segments or sections")
     places = (
         (_PHOFF, 16),

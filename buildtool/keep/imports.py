@@ -8,8 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 _MODULE = re.compile(r"(?:\.cpython-[^/.]+|\.abi3)?\.(?:py|so)$")
+_BYTECODE = re.compile(r"(?P<folder>.*/)?__pycache__/(?P<stem>[^/]+)\.cpython-\d+(?:\.opt-\d)?\.pyc")
 _IMPORTERS = ("import_module", "__import__")
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # of statements
+
+
+def source_of(path: str) -> str:
+    """The file that bytecode was compiled from, without which Python passes it over; else empty."""
+    match = _BYTECODE.fullmatch(path)
+    return f"{match['folder'] or ''}{match['stem']}.py" if match else ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from buildtool.core.errors import DataError
 from buildtool.image.tar import normal_path
-from buildtool.keep.imports import Modules
+from buildtool.keep.imports import Modules, source_of
 
 # kept wherever they are
 _ALWAYS = (
@@ -39,7 +39,6 @@ _ALWAYS = (
     "bin/sh",
     "opt/weir/app/*",  # the service and the probes
 )
-_BYTECODE = re.compile(r"(?P<folder>.*/)?__pycache__/(?P<stem>[^/]+)\.cpython-\d+(?:\.opt-\d)?\.pyc")
 _LITERAL = re.compile(r"""["']([^"'\n]{3,200})["']""")  # a text of Python, as far as a file's name goes
 
 
@@ -137,8 +136,8 @@ def _keep(kept: dict[str, Reason], paths: Iterable[str], reason: Reason, tree: T
 def _keep_modules(kept: dict[str, Reason], tree: Tree, modules: Modules) -> None:
     """Keep what the kept modules import, bytecode beside its source and the source of bytecode."""
     for path in [*kept]:  # without its source, bytecode isn't looked for
-        if match := _BYTECODE.fullmatch(path):
-            _keep(kept, [f"{match['folder'] or ''}{match['stem']}.py"], kept[path], tree)
+        if source := source_of(path):
+            _keep(kept, [source], kept[path], tree)
     waiting = [path for path in kept if path.endswith(".py")]
     seen = set(waiting)
     while waiting:
@@ -152,8 +151,8 @@ def _keep_modules(kept: dict[str, Reason], tree: Tree, modules: Modules) -> None
                     waiting.append(other)
     by_source: dict[str, list[str]] = {}
     for path in tree.files:
-        if match := _BYTECODE.fullmatch(path):
-            by_source.setdefault(f"{match['folder'] or ''}{match['stem']}.py", []).append(path)
+        if source := source_of(path):
+            by_source.setdefault(source, []).append(path)
     for source in [path for path in kept if path in by_source]:
         _keep(kept, by_source[source], kept[source], tree)
 
@@ -167,7 +166,7 @@ def _keep_named(kept: dict[str, Reason], tree: Tree, modules: Modules) -> None:
     tops = {path: _top(path, tree.python_path) for path in tree.files}
     named: dict[tuple[str, str], list[str]] = {}
     for path, top in tops.items():
-        if top and path not in modules.name_of and not _BYTECODE.fullmatch(path):
+        if top and path not in modules.name_of and not source_of(path):
             named.setdefault((top, posixpath.basename(path)), []).append(path)
     for path in [each for each in kept if each.endswith(".py")]:
         texts = set(_LITERAL.findall(tree.nodes[path].source.decode("utf-8", "replace")))

@@ -5,8 +5,9 @@ A tree's prune stays on one file system and follows no symbolic link. Each file 
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,15 +33,69 @@ from buildtool.gpucode.target import (
 )
 from buildtool.gpucode.used import Used, machine_code
 from buildtool.gpucode.verify import verify_prune
-from buildtool.prune.manifest import Change, Deleted, Pruned, Refused, TreeResult
+from buildtool.prune.manifest import FILE_NAME, Change, Deleted, Pruned, Refused, TreeResult
 from probes.core.files import sweep_partials, write_all
 from probes.core.units import decimal_bytes
 
 T = TypeVar("T")
 _ARCHIVE_MAGIC = b"!<arch>\n"
+_LIBRARY = re.compile(r"lib([^/]+?)\.so(?:\.[0-9.]+)?")
+_LISTS = ("RECORD", FILE_NAME)  # of all files of a distribution, and of what was pruned
+_MOST_BUILDS = 50  # each is looked for in every file
 Announce = Callable[[Sequence["Change"]], None]
 
 # One file.
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """What a file becomes: stripped first, where it is, and then cut."""
+
+    source: Source
+    targets: tuple[TargetId, ...]
+    used: Used | None
+    stripped: PrunePlan | None
+    cut: PrunePlan
+
+    @property
+    def plan(self) -> PrunePlan:
+        """Both steps as one."""
+        if not self.stripped:
+            return self.cut
+        return replace(
+            self.stripped.then(self.cut),
+            kept_bytes=self.cut.kept_bytes,
+            removed_bytes=self.cut.removed_bytes,
+            zeroed_bytes=self.cut.zeroed_bytes,
+        )
+
+    def verify(self, written: Source) -> None:
+        """Compare what was written with the original, step by step. Raises VerifyFailed."""
+        bare = self.source
+        if self.stripped:
+            bare = self.stripped.view(self.source) if self.cut.changed else written
+            verify_stripped(self.source, bare)
+        if self.cut.changed:
+            verify_prune(bare, written, self.targets, self.used)
+
+
+def plan_file(
+    source: Source,
+    targets: Sequence[TargetId],
+    *,
+    compress: int | None = None,
+    strict: bool = True,
+    used: Used | None = None,
+    strip: bool = False,
+) -> PlannedFile:
+    """What is cut out of a file; with `strip`, also what no segment loads. Raises as `plan_prune` does."""
+    stripped = plan_strip(source, anyway=True) if strip else None
+    bare = stripped.view(source) if stripped else source
+    cut = plan_prune(bare, targets, compress=compress, strict=strict, used=used)
+    if stripped and not cut.changed:
+        stripped = plan_strip(source)  # only what is worth it
+        cut = PrunePlan.unchanged(stripped.bytes_after if stripped else source.size, cut.kept_bytes)
+    return PlannedFile(source, tuple(targets), used, stripped, cut)
 
 
 def prune_file(
@@ -69,8 +124,8 @@ def prune_file(
     path = path.resolve()
     out = None if out is not None and out.resolve() == path else out
     with open_source(path) as (source, descriptor):
-        base = plan_prune(source, targets, compress=compress, strict=strict, used=used)
-        plan = _stripped(base, source) if strip else base
+        planned = plan_file(source, targets, compress=compress, strict=strict, used=used, strip=strip)
+        plan = planned.plan
         if not plan.changed and out is None:
             return plan
         status = os.fstat(descriptor)
@@ -86,10 +141,7 @@ def prune_file(
             try:
                 write_plan(plan, source, descriptor, handle)
                 written = window(handle, 0, os.fstat(handle).st_size)
-                if base.changed:
-                    verify_prune(source, written if plan is base else base.view(source), targets, used)
-                if plan is not base:
-                    verify_stripped(base.view(source), written)
+                planned.verify(written)
                 _copy_status(descriptor, handle)
             finally:
                 os.close(handle)
@@ -98,19 +150,6 @@ def prune_file(
         for link in links if out is None else ():
             link_over(path, link)
     return plan
-
-
-def _stripped(plan: PrunePlan, source: Source) -> PrunePlan:
-    """The plan, and then without symbols; itself where there are none."""
-    step = plan_strip(plan.view(source))
-    if step is None:
-        return plan
-    return replace(
-        plan.then(step),
-        kept_bytes=plan.kept_bytes,
-        removed_bytes=plan.removed_bytes,
-        zeroed_bytes=plan.zeroed_bytes,
-    )
 
 
 def sizes_text(plan: PrunePlan) -> str:
@@ -229,7 +268,8 @@ def prune_tree(
     """Prune everything below `root` to what `targets` can run; `progress` receives a line for each change.
 
     With `used`, CUDA code that runs didn't load goes as well; with `strip`, what no running program loads:
-    symbol tables, debug information, and static libraries but those that a link leads to.
+    symbol tables, debug information, static libraries, and second builds of libraries that nothing in the
+    tree names, but those that a link leads to.
     `announce` is called before changes are made; what it raises stops the prune, and they aren't made.
     A file that can't be cut safely is left alone and listed under `refused`; a library that has some
     of the targets keeps those. Raises DataError when `root` isn't a directory; TargetMissing when there
@@ -242,7 +282,8 @@ def prune_tree(
     listing = _walk(root, sweep=not dry_run)
     _require_served(job, listing)
     result = TreeResult(tuple(map(str, targets)))
-    foreign = _foreign(job, listing) | (_static_libraries(job, listing) if strip else {})
+    foreign = _foreign(job, listing)
+    foreign |= _needless(job, listing, foreign) if strip else {}
     _delete_all(job, foreign, result)
     for names in listing.names.values():
         remaining = [path for path in names if path not in foreign]
@@ -256,10 +297,11 @@ def keys_below(root: Path) -> set[str]:
     """The keys of all CUDA machine code below a directory that can be read: `gpucode.loaded`."""
     listing = _walk(root, sweep=False)
     nothing: frozenset[str] = frozenset()
-    return {key for names in listing.names.values() for key in _inspect(names[0], _keys_in, nothing)}
+    return {key for names in listing.names.values() for key in _inspect(names[0], keys_in, nothing)}
 
 
-def _keys_in(source: Source) -> frozenset[str]:
+def keys_in(source: Source) -> frozenset[str]:
+    """The keys of a file's CUDA machine code that can be read."""
     try:
         return frozenset(map(key_of, machine_code(source) if may_hold_code(source) else ()))
     except GpuCodeError:
@@ -382,17 +424,83 @@ def _foreign(job: _Job, listing: _Listing) -> dict[Path, int]:
     return bytes_by_path | {link: 0 for link in listing.links if job.is_foreign(link)}
 
 
-def _static_libraries(job: _Job, listing: _Listing) -> dict[Path, int]:
-    """As `_foreign`, for archives that only linkers read."""
+def _needless(job: _Job, listing: _Listing, foreign: Collection[Path]) -> dict[Path, int]:
+    """As `_foreign`, for archives that only linkers read, and unnamed second builds of libraries."""
     links = Links({job.relative(link): _link_target(job.root, link) for link in listing.links})
     needed = {links.destination(job.relative(link)) for link in listing.links}
+    free = [
+        names for names in listing.names.values() if not any(job.relative(path) in needed for path in names)
+    ]
+    archives = [
+        names
+        for names in free
+        if all(path.suffix == ".a" for path in names) and _inspect(names[0], _is_archive, otherwise=False)
+    ]
+    going = {*foreign, *(path for names in archives for path in names)}
+    unnamed = _unnamed_builds(job, listing, [names[0] for names in free if len(names) == 1], going)
     bytes_by_path: dict[Path, int] = {}
-    for names in listing.names.values():
-        named = all(path.suffix == ".a" and job.relative(path) not in needed for path in names)
-        if named and _inspect(names[0], _is_archive, otherwise=False):
-            bytes_by_path |= dict.fromkeys(names, 0)
-            bytes_by_path[names[-1]] = _size(names[-1])
+    for names in (*archives, *([path] for path in unnamed)):
+        bytes_by_path |= dict.fromkeys(names, 0)
+        bytes_by_path[names[-1]] = _size(names[-1])
     return bytes_by_path
+
+
+def _unnamed_builds(
+    job: _Job, listing: _Listing, free: Collection[Path], going: Collection[Path]
+) -> list[Path]:
+    """Second builds of libraries, as libnvrtc.alt.so.13 beside libnvrtc.so.13, that no file names.
+
+    Who loads one names it: the first build is what others link to. One that has code for the cards stays, and
+    so do all where there are more than a handful.
+    """
+    everything = {path for names in listing.names.values() for path in names}
+    names_of = {
+        path: os.fsencode(match[1])
+        for path in sorted(free)
+        if (match := _LIBRARY.fullmatch(path.name))
+        and any(path.with_name(other) in everything for other in _first_builds(path.name))
+        and not any(serves_any(code, job.targets) for code in _codes_of(job, path))
+    }
+    if not 0 < len(names_of) <= _MOST_BUILDS:
+        return []
+    all_names = frozenset(names_of.values())
+    kept: set[bytes] = set()
+    named: dict[Path, frozenset[bytes]] = {}  # by the second builds
+    for path, *_ in listing.names.values():
+        if path not in going and path.name not in _LISTS:
+            present = _inspect(path, partial(_names_in, names=all_names), all_names)
+            if path in names_of:
+                named[path] = present
+            else:
+                kept |= present
+    waiting = set(kept)
+    while waiting:
+        more = {name for path, names in named.items() if names_of[path] in waiting for name in names}
+        waiting = more - kept
+        kept |= more
+    return [path for path, name in names_of.items() if name not in kept]
+
+
+def _first_builds(name: str) -> Iterator[str]:
+    """The names without one of their words between dots: `libnvrtc.so.13` of `libnvrtc.alt.so.13`."""
+    words = name.split(".")
+    for at in range(1, words.index("so")):
+        if words[at].isalpha():
+            yield ".".join(words[:at] + words[at + 1 :])
+
+
+def _names_in(source: Source, names: Collection[bytes]) -> frozenset[bytes]:
+    """Those of the names that stand somewhere in a file, without its symbols."""
+    if cut := plan_strip(source):
+        source = cut.view(source)
+    present: set[bytes] = set()
+    longest = max(map(len, names))
+    before = b""
+    for chunk in source.chunks(0, source.size, "the file"):
+        text = before + chunk
+        present.update(name for name in names if name in text)
+        before = text[-longest:]
+    return frozenset(present)
 
 
 def _is_archive(source: Source) -> bool:

@@ -3,8 +3,8 @@
 `make bench-gpucode` downloads them one at a time with pip (14 GB in all, 10 GB of disk at most) and keeps
 none. Each is unpacked, counted by the audit's reader of layers and by `whole_scan.py`, which reads every byte
 and knows nothing of `buildtool.gpucode`; then it is pruned to the card that it has most machine code for, and
-judged by readelf, by the loader and by the scan. Parts: `--only wheels`, `--only stack`. Exit code 1 when a
-bar is missed.
+judged by readelf, by the loader and by the scan; then with `--strip`, and judged again. Parts: `--only
+wheels`, `--only stack`. Exit code 1 when a bar is missed.
 
 The 30 wheels are drawn by this rule, written down before the first run. Of a list of all packages of the
 registry (name, version, month, rank among the most downloaded, summary), those from 2022 on whose name or
@@ -27,17 +27,20 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
 from board import Board, tell
 from whole_scan import code_digests, whole_scan
 
+from buildtool.core.compression import zstd
 from buildtool.gpucode.elf import SHF_ALLOC, read_elf
 from buildtool.gpucode.scan import find_code
 from buildtool.gpucode.source import BadTarget
 from buildtool.gpucode.target import TargetId, parse_targets, serves_any
 from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer
+from buildtool.image.layer_writer import ZSTD
 from buildtool.image.tar import TarReader
 from buildtool.prune.manifest import TreeResult
 from buildtool.prune.trees import open_source, prune_tree
@@ -174,9 +177,8 @@ def unpacked(requirement: str, tree: Path, scratch: Path) -> int:
     raise OSError(failure)
 
 
-def measure_tree(
-    board: Board, totals: Totals, name: str, tree: Path, vendor: str, *, strip: bool = False
-) -> None:
+def measure_tree(board: Board, totals: Totals, name: str, tree: Path, vendor: str, *, card: str = "") -> None:
+    """Count a tree by both readers, prune it and judge that; with a card, to that one and with `--strip`."""
     files = [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink()]
     large = [path for path in files if path.stat().st_size >= HASHED_BYTES]
     scanned = {path: found for path in large if (found := whole_scan(path))}
@@ -201,19 +203,36 @@ def measure_tree(
         "wheel": name, "audit_bytes": audit.total(), "scan_bytes": scan.total(), "off": round(off, 6),
         "audit_unread": [f"{index.path(at).decode()}: {why}" for at, why in index.unread.items()],
     }  # fmt: skip
-    card = max((key for key in scan if card_of(key)), key=lambda key: scan[key], default="")
+    most = max((key for key in scan if card_of(key)), key=lambda key: scan[key], default="")
     if card:
-        row |= prune_facts(totals, name, tree, sorted(scanned), card, strip=strip)
+        row |= prune_facts(totals, name, tree, sorted(scanned), card, strip=True)
+    elif most:
+        row |= prune_facts(totals, name, tree, sorted(scanned), most, strip=False)
+        left = [path for path in sorted(scanned) if path.exists()]
+        row["stripped"] = prune_facts(totals, f"{name}, --strip", tree, left, most, strip=True)
     board.line(row)
 
 
 def audited(tree: Path) -> LayerIndex:
     """The tree as the audit reads a layer of it."""
+    with layer_of(tree) as chunks:
+        return index_layer(TarReader(chunks, place="tree"), place="tree")
+
+
+@contextmanager
+def layer_of(tree: Path) -> Iterator[Iterator[bytes]]:
+    """The tree as a layer's tar, in pieces."""
     words = ["tar", "-C", str(tree), "-cf", "-", "."]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        chunks = iter(lambda: process.stdout.read(1 << 18) if process.stdout else b"", b"")
-        return index_layer(TarReader(chunks, place="tree"), place="tree")
+        yield iter(lambda: process.stdout.read(1 << 18) if process.stdout else b"", b"")
+
+
+def stored_bytes(tree: Path) -> int:
+    """What a registry stores of the tree: holes are zeros in a tar, which take next to nothing compressed."""
+    packing = zstd.ZstdCompressor(level=ZSTD.level)
+    with layer_of(tree) as chunks:
+        return sum(len(packing.compress(chunk)) for chunk in chunks) + len(packing.flush())
 
 
 def target_of(name: str) -> TargetId | None:
@@ -298,9 +317,9 @@ def stack_bars(board: Board) -> None:
         for requirement in STACK:
             tell(requirement)
             unpacked(requirement, tree, folder)
-        before = tree_bytes(tree)
-        measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda", strip=True)
-        after, on_disk = tree_bytes(tree), disk_bytes(tree)
+        before, stored_before = tree_bytes(tree), stored_bytes(tree)
+        measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda", card=STACK_CARD)
+        after, on_disk, stored = tree_bytes(tree), disk_bytes(tree), stored_bytes(tree)
         board.line({"figure": "bytes that are left, by what they are", "unit": "MB", **byte_table(tree)})
     board.bar("CUDA stack: bytes differ from the scan's by more than 0.1 %", totals.differing, 0, "stacks")
     board.bar("CUDA stack: damages by the prune", len(totals.damages), 0, "damages", which=totals.damages)
@@ -310,6 +329,9 @@ def stack_bars(board: Board) -> None:
         f"CUDA stack pruned to {STACK_CARD}: files' lengths", after / 1e9, 2.6, "GB", before_gb=before / 1e9
     )
     board.bar(f"CUDA stack pruned to {STACK_CARD}: on a disk that knows holes", on_disk / 1e9, 2.6, "GB")
+    board.figure(
+        "CUDA stack stored, a layer by zstd -3", stored / 1e9, "GB", before_gb=round(stored_before / 1e9, 3)
+    )
 
 
 def byte_table(tree: Path) -> dict[str, float]:

@@ -403,6 +403,7 @@ def libraries(board: Board, wheels: Path, work: Path) -> None:
             for file, name, version in row["libraries"]
             if not is_named(found.get(file), name, version)
         ]
+        wrong += [[file, "", "", found[file].purl] for file in row.get("not_installed", ()) if file in found]
         known = {file for file, _, _ in row["libraries"]}
         n_named = len(row["libraries"]) - len(wrong)
         at_least = 95.0 if title.startswith("torch") else 0.0

@@ -1,13 +1,16 @@
 """Slim images: the files of a keep-list and their margin, the same bytes twice, and the way back."""
 
 import json
+import random
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from elf_maker import program
+from gpucode.cutting import CUBIN, cubin, cuda, fatbin
 from test_image_writer import EPOCH, FILES, members, place, written
 
 from buildtool.build import image_writer, pipeline, slim_image
@@ -15,9 +18,13 @@ from buildtool.build.workplace import Workplace
 from buildtool.cli import build
 from buildtool.core.errors import ConfigError, DataError, ProofFailed
 from buildtool.core.model import BuiltImage
+from buildtool.gpucode.loaded import key_of
+from buildtool.gpucode.source import Source
 from buildtool.image.written import WrittenImage
 from buildtool.keep.keep_list import KeepList
+from buildtool.prune.trees import keys_in
 
+NOISE = random.Random(1).randbytes(20_000)
 KEEP = KeepList(frozenset({"/opt/weir/lib/pkg/lib/program", "/opt/weir/lib/pkg/__init__.py"}))
 
 
@@ -59,6 +66,28 @@ def test_what_is_kept_what_is_left_out_and_what_says_so(tmp_path: Path) -> None:
     assert b"sitecustomize" in top["opt/weir/lib/sitecustomize.py"][1]
     labels = json.loads(slim.config)["config"]["Labels"]
     assert labels[slim_image.WHOLE] == whole.digest
+
+
+def test_gpu_code_that_no_run_of_the_list_loaded_is_cut(tmp_path: Path) -> None:
+    one, two = cubin("_Z3onev"), cubin("_Z3twov", n_bytes=20_000, stuff=NOISE)
+    library = cuda([fatbin((CUBIN, 90, one)), fatbin((CUBIN, 90, two))], align=2 << 20)
+    path = "opt/weir/lib/pkg/lib/libkernels.so"
+    workplace, plan = place(tmp_path, {**FILES, "pkg/lib/libkernels.so": library})
+    whole = written(workplace, plan)
+    planned = replace(plan.images[0], variant=replace(plan.images[0].variant, gpu_targets=("sm_90",)))
+    files = KEEP.with_lines({f"/{path}"})
+
+    def slim(keys: set[str]) -> tuple[bytes, str]:
+        keep = files.with_lines({f"gpu-code:{key}" for key in keys})
+        image = pipeline.write_kept(workplace, planned, whole, (Path("k"), keep), epoch=EPOCH)
+        below, top = (members(workplace.layers, image.layers[number]) for number in (1, -1))
+        return below[path][1], top["opt/weir/left-out.txt"][1].decode()
+
+    assert slim(set())[0] == library, "no run looked"
+    content, left_out = slim({key_of(one)})
+    assert keys_in(Source.of_bytes(content)) == {key_of(one)}
+    assert f"gpu-code {len(library) - len(content)} /{path}" in left_out.splitlines()
+    assert keys_in(Source.of_bytes(slim({key_of(one), "0" * 64})[0])) == {key_of(one)}
 
 
 @pytest.mark.thorough

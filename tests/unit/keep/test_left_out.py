@@ -1,6 +1,8 @@
 """What a slim image says where a program asks for what was left out of it."""
 
 import builtins
+import contextlib
+import importlib.abc
 import importlib.util
 import io
 import runpy
@@ -56,6 +58,33 @@ def test_a_left_out_module_is_named_with_its_command(site: Path, capsys: pytest.
     assert text.count(f"{COMMAND} here_x.gone\n") == 1, "once, though it is raised and then not caught"
     assert "weir build cpu --undo" in text
     assert importlib.util.find_spec("here_x.gone"), "who only asks learns that the whole image has it"
+
+
+class AsSetuptools(importlib.abc.MetaPathFinder):
+    """Finds `alias_x` by importing what was left out, and passes over its failure."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "alias_x":
+            with contextlib.suppress(ImportError):
+                importlib.import_module("here_x.gone")
+
+
+def test_a_module_missing_after_a_left_out_one_gives_both_names_and_no_traceback(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ModuleNotFoundError("No module named 'other_x'", name="other_x")
+    before = sys.excepthook
+    sys.excepthook(ModuleNotFoundError, missing, None)
+    assert "No module named 'other_x'" in capsys.readouterr().err, "Python's own words: nothing was left out"
+    assert sys.excepthook is before
+    sys.meta_path.insert(0, AsSetuptools())
+    with pytest.raises(ModuleNotFoundError) as error:
+        importlib.import_module("alias_x.core")
+    sys.excepthook(error.type, error.value, error.tb)
+    text = said(capsys)
+    assert f"the module here_x.gone ({site}/here_x/gone.py) was left out" in text
+    assert "ModuleNotFoundError: No module named 'alias_x' (" in text
+    assert "may lack it without here_x.gone: see above" in text
 
 
 def test_a_directory_without_its_init_is_no_namespace_package(site: Path) -> None:
