@@ -1,9 +1,9 @@
 """Runs the cases of `probes.placement.packing.proof` on emulated AMD machine code: a line of JSON for each.
 
-    TRITON_INTERPRET=0 amd_child.py TARGET [SHARE [KIND]]
+    TRITON_INTERPRET=0 amd_child.py TARGET [SHARE...]
 
-With a share as 0/2, every second case; KIND: only cases with this word in their name. With `counted` as the
-share it is those whose instructions the cost model of plans rests on: large matrices, no weight an escape.
+A share as 0/2 is every second case; `counted` is those whose instructions the cost model of plans rests on:
+large matrices, no weight an escape.
 """
 
 import json
@@ -93,16 +93,13 @@ def counted() -> Iterator[proof.Case]:
 
 
 def main() -> None:
-    target, share = sys.argv[1], (sys.argv[2:3] or ["0/1"])[0]
+    target, shares = sys.argv[1], sys.argv[2:] or ["0/1"]
     gpu = settle(target)
-    if share == "counted":
-        for case in counted():
+    for share in shares:
+        first, _, step = share.partition("/")
+        chosen = counted() if share == "counted" else list(proof.cases())[int(first) :: int(step)]
+        for case in chosen:
             print(json.dumps(tried(case, gpu)), flush=True)
-        return
-    first, step = map(int, share.split("/"))
-    chosen = [case for case in proof.cases() if all(word in case.name for word in sys.argv[3:])]
-    for case in chosen[first::step]:
-        print(json.dumps(tried(case, gpu)), flush=True)
 
 
 if __name__ == "__main__":

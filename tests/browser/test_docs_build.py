@@ -16,7 +16,8 @@ FAULTS = """# Faulty
 
 
 def test_a_page_with_a_dead_link_or_a_foreign_script_fails_the_build(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    few = shutil.ignore_patterns("decisions", "results", "howto", "tutorial")  # fewer pages are built sooner
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=few)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "buildtool", "probes", "images"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: before anything imports one
+# threads of torch wait for each other by spinning: beside other groups that is most of a processor's time
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # as for tests/unit: the same examples in each run, and none fails because a busy machine is slow
 settings.register_profile(

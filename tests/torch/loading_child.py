@@ -22,7 +22,7 @@ from probes.placement.loading import load
 
 WIDTHS = (64, 1024)  # of convolutions, to warm up and to measure
 ORDERS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-LAYERS, WIDTH, ROWS = 8, 2048, 16  # of bfloat16: 8 MiB each, 64 MiB in all, and an embedding of 128 MiB
+LAYERS, WIDTH, ROWS = 8, 2048, 10  # of bfloat16: 8 MiB each, 64 MiB in all, and an embedding of 80 MiB
 
 
 def factory(layers: int = LAYERS, width: int = WIDTH) -> nn.Module:

@@ -1,6 +1,5 @@
 """Unit tests can't leave the process: no subprocess, no socket."""
 
-import gc
 import itertools
 import os
 import socket
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 
-# a test leaves little behind: to look through it after every 700 objects takes longer than many a test
-gc.set_threshold(1_000_000, 20, 100)
 FONTS = "fc-list"  # matplotlib asks for the system's fonts once, and keeps the answer in the account's cache
 
 
@@ -51,17 +48,6 @@ class _NoDots:
         if not report.passed:
             return None
         return "passed" if report.when == "call" else "", "", ""
-
-
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: the garbage collector need not look through it again and again."""
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """All that tests left is looked through once; pytest does it five times, but not with what is frozen."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

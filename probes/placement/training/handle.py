@@ -412,7 +412,7 @@ class Training:
             )
 
     def _in_order(self, optimizer: torch.optim.Optimizer) -> None:
-        """States are in the order of parameters, as they are where all are updated at once; none is shared."""
+        """States are in the order of parameters, as they are where all are updated at once; none shared."""
         self.finish()
         states = {p: optimizer.state.pop(p) for p in self._given if p in optimizer.state}
         for one in self.trained:

@@ -111,8 +111,8 @@ def plan_training(
 
     `loss` calls the model with a batch and returns the loss; it runs on tensors without numbers, under
     autocast to `autocast` where that is given. `link`: bytes a second each way while both are busy; `rate`:
-    products a second; `host`: seconds to hand over one operation. Raises PlanImpossible, which names the least budget, and PlacementError for models and
-    optimizers that can't be trained so.
+    products a second; `host`: seconds to hand over one operation. Raises PlanImpossible, which names
+    the least budget, and PlacementError for models and optimizers that can't be trained so.
     """
     if accumulate < 1:
         raise UsageError(f"accumulate is {accumulate}; it counts backward passes", "give 1 or more")

@@ -73,7 +73,8 @@ def test_all_65536_patterns_come_back_though_nothing_is_saved(layout):
 @pytest.mark.parametrize("layout", [B12, B10, H13], ids=lambda layout: layout.name)
 def test_all_65536_patterns_come_back_among_weights_that_pack(layout):
     odd = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(layout.dtype)
-    tensor = torch.cat((gaussian(1 << 20, dtype=layout.dtype), odd, gaussian(1 << 20, dtype=layout.dtype)))
+    around = gaussian(1 << 19, dtype=layout.dtype)
+    tensor = torch.cat((around, odd, around))
     packed = pack(tensor, dense=layout is B10)
     assert packed is not None
     assert packed.layout is layout
@@ -142,10 +143,8 @@ def test_float32_of_every_exponent_and_random_bits_come_back():
     tensor = words.view(torch.float32)
     assert pack(tensor) is None
     assert same(unpack(forced(tensor)), tensor)
-    assert same(
-        unpack(pack(torch.cat((gaussian(3_000_000, dtype=torch.float32), tensor)))),
-        torch.cat((gaussian(3_000_000, dtype=torch.float32), tensor)),
-    )
+    among = torch.cat((gaussian(3_000_000, dtype=torch.float32), tensor))
+    assert same(unpack(pack(among)), among)
 
 
 SHAPES = [
@@ -157,7 +156,7 @@ SHAPES = [
     (64, 64),
     (300, 258),
     (3, 5, 256),
-    (40, 70_000),
+    (5, 70_000),
     (128, 128, 3, 3),
     (16_385,),
     (131_071,),
@@ -377,6 +376,7 @@ def test_the_estimate_of_dense_bfloat16_is_within_one_percent():
         estimate("float99", 1000)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("octave", [i / 6 for i in range(6)])
 @pytest.mark.parametrize(
     ("dtype", "dense"),
@@ -447,7 +447,7 @@ def test_escapes_are_collected_in_time_that_grows_with_their_number():
 
 def test_a_tensor_with_many_escapes_in_many_pieces_comes_back():
     generator = torch.Generator().manual_seed(3)
-    weights = torch.randn(9000, 1024, generator=generator) * 0.02
+    weights = torch.randn(3000, 1024, generator=generator) * 0.02
     weights[torch.rand(weights.shape, generator=generator) < 0.1] *= 1e-9
     weights = weights.bfloat16()
     for dense in (False, True):

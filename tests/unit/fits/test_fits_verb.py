@@ -93,6 +93,7 @@ def test_what_is_too_large_for_card_and_host_exits_1_and_names_what_would_do(
     assert len(text.splitlines()) <= MOST_LINES
 
 
+@pytest.mark.thorough
 def test_the_size_of_memory_in_a_cards_name_counts(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     small, usual = shown(capsys, folder, "MI50 16GB"), shown(capsys, folder, "mi50")
     assert (small["card"]["vram_bytes"], usual["card"]["vram_bytes"]) == (16 * GIB, 32 * GIB)

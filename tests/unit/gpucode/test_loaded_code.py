@@ -90,6 +90,7 @@ def test_what_cupti_tells_is_written_once_for_each_module(tmp_path: Path) -> Non
     assert "without its code" in fault["error"]
 
 
+@pytest.mark.thorough
 def test_code_objects_in_rocrs_list_are_read_from_files_and_from_memory(tmp_path: Path) -> None:
     library, lines = tmp_path / "librocblas.so", tmp_path / "lines"
     library.write_bytes(b"host " + ONE + b" host")

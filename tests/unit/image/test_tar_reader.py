@@ -338,6 +338,7 @@ def test_whatever_a_number_says_the_walker_advances(name: str) -> None:
             assert pieces <= len(content) // 100
 
 
+@pytest.mark.thorough
 @given(st.text("01234567 \0" * 4 + "89+-_xo\t", min_size=8, max_size=12))
 def test_octal_fields_hold_digits_and_padding_alone(text: str) -> None:
     field = text.encode()

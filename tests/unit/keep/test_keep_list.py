@@ -54,6 +54,7 @@ def test_lines_name_files_directories_and_patterns() -> None:
     assert keep.modules == ("torch",)
 
 
+@pytest.mark.thorough
 def test_a_long_list_of_another_image_is_not_compared_with_every_path() -> None:
     files = frozenset(f"lib/{number}/x" for number in range(20_000))
     keep = KeepList(frozenset(f"/gone/{number}" for number in range(50_000)) | {"/lib/77"})

@@ -71,6 +71,7 @@ def test_the_dtype_of_a_converting_card_follows_the_objective() -> None:
     assert computed_in(resolve_model("bert-base"), machine) == "float32"
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_but_runs_placed_names_the_plan_that_can_be_typed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -39,6 +39,7 @@ def answer(text: str) -> str:
     return named.card.name + (f" @{named.memory_bytes // GIB}" if named.memory_bytes else "")
 
 
+@pytest.mark.thorough
 def test_a_spelling_finds_its_card_and_never_another() -> None:
     assert {text: answer(text) for _, text in SPELLINGS} == {text: expected for expected, text in SPELLINGS}
 

@@ -123,6 +123,7 @@ def test_a_model_that_fits_stays_in_vram_and_a_cpu_has_no_cache() -> None:
     assert not any(block.tier in EXPERTS for block in plan.blocks)
 
 
+@pytest.mark.thorough
 def test_published_mixtures_are_planned_by_their_configs_alone() -> None:
     plan = planned(describe("mixtral-8x7b"), 28 * GIB)
     assert plan.experts is not None

@@ -172,6 +172,7 @@ def test_a_file_makes_no_folder_outside_of_the_current_one(
     assert (tmp_path / "here/reports/new/x.json").is_file()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cards", ["1", "2"])
 def test_more_vram_than_the_card_has_is_refused(cards: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "qwen2.5-3b", "--machine", "wx4100", "--cards", cards, "--vram"]
@@ -185,7 +186,8 @@ def test_more_vram_than_the_card_has_is_refused(cards: str, capsys: pytest.Captu
     assert "less than the budget" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cards", ["1", pytest.param("2", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("cards", ["1", "2"])
 def test_a_profiles_host_memory_is_one_stated_size_whatever_the_model(
     cards: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

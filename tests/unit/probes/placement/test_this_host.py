@@ -104,6 +104,7 @@ def test_no_verb_takes_an_h200_for_granted(
     assert "for this host's card, GeForce RTX 4090: --machine names another" in said
 
 
+@pytest.mark.thorough
 def test_without_vram_a_plan_has_all_of_the_cards_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "bert-base", "--machine", "MI50 16GB"]) == Exit.OK
     assert "16.00 GiB of VRAM, all that the card has" in capsys.readouterr().out

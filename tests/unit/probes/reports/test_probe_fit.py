@@ -166,6 +166,7 @@ def test_the_faster_way_is_reported_for_each_count_of_reads(simulated: list[Reco
     assert ways[(64 * MIB, 8)] == "copy_first"
 
 
+@pytest.mark.thorough
 def test_the_advice_is_in_words(simulated: list[Record]) -> None:
     text = "\n".join(findings(report(done("transfer", *simulated))))
     assert "copy it to VRAM first, even for one read" in text
