@@ -13,6 +13,7 @@ import time
 import numpy
 import torch
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 PLANT = json.loads(os.environ.get("WEIR_PLANT", "{}"))
@@ -148,25 +149,22 @@ def samples():
 
 def _watched_link():
     """Tell OWN when gradients leave and are back. A slow link takes longer, and nobody is busy meanwhile."""
-    quick = distributed.all_reduce
+    plain = DistributedDataParallel.__init__
 
-    def watched(tensor, *args, **how):
-        OWN.exchanges(quick)
-        work = quick(tensor, *args, **how)
-        if not how.get("async_op"):
-            return work
-        future = work.get_future()
+    def exchange(_, bucket):
+        OWN.exchanges(distributed.all_reduce)
+        mean = bucket.buffer().div_(distributed.get_world_size())
 
-        class Late:
-            def get_future(self):
-                def late(done):
-                    if planted("link"):
-                        OWN.plant()
-                    OWN.returns()
-                    return done.value()
+        def late(done):
+            if planted("link"):
+                OWN.plant()
+            OWN.returns()
+            return done.value()[0]
 
-                return future.then(late)
+        return distributed.all_reduce(mean, async_op=True).get_future().then(late)
 
-        return Late()
+    def watched(self, *args, **how):
+        plain(self, *args, **how)
+        self.register_comm_hook(None, exchange)
 
-    distributed.all_reduce = watched
+    DistributedDataParallel.__init__ = watched
