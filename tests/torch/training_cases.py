@@ -54,18 +54,21 @@ class Own:
             self._now += time.perf_counter() - self._since
             self._since = None
 
-    def exchanges(self, all_reduce):
-        """Gradients leave: with them, what it computed since the last time."""
+    def leaves(self):
+        """Gradients leave: with them, what it computed since the last time. Waits for nobody."""
         self.ends()
-        both = torch.tensor([self._now - self._planted, -self._exchange])
+        self._both = torch.tensor([self._now - self._planted, -self._exchange])
         self._now = self._planted = 0.0
-        all_reduce(both, distributed.ReduceOp.MAX)
-        self.most = float(both[0] - both[1])
+        self._work = distributed.all_reduce(self._both, distributed.ReduceOp.MAX, async_op=True)
         self._left = time.perf_counter()
 
-    def returns(self):
-        """Gradients are back."""
+    def arrives(self):
+        """Gradients are back, and what all ranks computed."""
         self._exchange = 0.0 if planted("link") else time.perf_counter() - self._left
+        self._work.wait()
+        self.most = float(self._both[0] - self._both[1])
+        if planted("link"):
+            self.plant()
         self.begins()
 
     def plant(self, share=1.0):
@@ -152,16 +155,14 @@ def _watched_link():
     plain = DistributedDataParallel.__init__
 
     def exchange(_, bucket):
-        OWN.exchanges(distributed.all_reduce)
+        OWN.leaves()
         mean = bucket.buffer().div_(distributed.get_world_size())
 
-        def late(done):
-            if planted("link"):
-                OWN.plant()
-            OWN.returns()
+        def arrived(done):
+            OWN.arrives()
             return done.value()[0]
 
-        return distributed.all_reduce(mean, async_op=True).get_future().then(late)
+        return distributed.all_reduce(mean, async_op=True).get_future().then(arrived)
 
     def watched(self, *args, **how):
         plain(self, *args, **how)
