@@ -121,8 +121,11 @@ class Model(torch.nn.Module):
 class Samples(Dataset):
     """Inputs and labels by their numbers."""
 
+    def __init__(self, count=96):
+        self.count = count
+
     def __len__(self):
-        return 96
+        return self.count
 
     def __getitem__(self, number):
         OWN.ends()
@@ -140,6 +143,11 @@ class Samples(Dataset):
 
 def model():
     """What --model names."""
+    if planted("forks"):
+        child = os.fork()
+        if not child:
+            raise KeyError("in a child")
+        os.waitpid(child, 0)
     if PLANT.get("kind") in ("loader", "straggler", "link"):
         _watched_link()
     return Model()
@@ -148,6 +156,11 @@ def model():
 def samples():
     """What --data names."""
     return Samples()
+
+
+def uneven():
+    """Fewer on rank 1."""
+    return Samples(96 - RANK)
 
 
 def _watched_link():
