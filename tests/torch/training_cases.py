@@ -41,7 +41,7 @@ class Own:
     def __init__(self):
         self.most = 0.0
         self._now = self._planted = 0.0  # since gradients left the last time
-        self._left = self._exchange = 0.0
+        self._exchange = 0.0
         self._since = None
 
     def begins(self):
@@ -54,19 +54,16 @@ class Own:
             self._now += time.perf_counter() - self._since
             self._since = None
 
-    def leaves(self):
-        """Gradients leave: with them, what it computed since the last time. Waits for nobody."""
+    def exchange(self, gradients):
+        """Exchange gradients, and before them what ranks computed since the last time."""
         self.ends()
-        self._both = torch.tensor([self._now - self._planted, -self._exchange])
+        both = torch.tensor([self._now - self._planted, -self._exchange])
         self._now = self._planted = 0.0
-        self._work = distributed.all_reduce(self._both, distributed.ReduceOp.MAX, async_op=True)
-        self._left = time.perf_counter()
-
-    def arrives(self):
-        """Gradients are back, and what all ranks computed."""
-        self._exchange = 0.0 if planted("link") else time.perf_counter() - self._left
-        self._work.wait()
-        self.most = float(self._both[0] - self._both[1])
+        distributed.all_reduce(both, distributed.ReduceOp.MAX)
+        self.most = float(both[0] - both[1])
+        left = time.perf_counter()
+        distributed.all_reduce(gradients.div_(distributed.get_world_size()))
+        self._exchange = time.perf_counter() - left
         if planted("link"):
             self.plant()
         self.begins()
@@ -164,18 +161,18 @@ def uneven():
 
 
 def _watched_link():
-    """Tell OWN when gradients leave and are back. A slow link takes longer, and nobody is busy meanwhile."""
+    """Have OWN exchange gradients when all are made, so that nothing of it is hidden behind computing."""
     plain = DistributedDataParallel.__init__
 
     def exchange(_, bucket):
-        OWN.leaves()
-        mean = bucket.buffer().div_(distributed.get_world_size())
+        exchanged = torch.futures.Future()
 
-        def arrived(done):
-            OWN.arrives()
-            return done.value()[0]
+        def now():
+            OWN.exchange(bucket.buffer())
+            exchanged.set_result(bucket.buffer())
 
-        return distributed.all_reduce(mean, async_op=True).get_future().then(arrived)
+        torch.autograd.Variable._execution_engine.queue_callback(now)  # DDP's wait for it comes after it
+        return exchanged
 
     def watched(self, *args, **how):
         plain(self, *args, **how)
