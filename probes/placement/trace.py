@@ -41,13 +41,13 @@ MOST_WORDS: Final = 200  # characters of torch's own errors
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the bytes of storages from their making until nothing refers to them."""
+    """Counts the bytes of storages from their making until nothing refers to them, and operations."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._align = ALIGNMENT[device.partition(":")[0]]
         self._seen: Any = weakref.WeakKeyDictionary()
-        self.alive = self.highest = 0
+        self.alive = self.highest = self.calls = 0
         self.at_highest: Callable[[], None] = lambda: None
 
     def __torch_dispatch__(
@@ -59,6 +59,7 @@ class AliveBytes(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:  # noqa: ANN401  # what the operation gives
         """Run an operation and count what it made."""
         made = function(*args, **(kwargs or {}))
+        self.calls += 1
         self.count(made)
         return made
 

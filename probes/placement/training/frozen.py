@@ -19,7 +19,7 @@ from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block
 from probes.placement.packing.format import PackedForm, aligned
 from probes.placement.packing.packed import form, packed_in, write_into
-from probes.placement.packing.tensors import pack, unpack
+from probes.placement.packing.tensors import Packed, pack, unpack
 from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.streams import Event, Streams
 from probes.placement.training.activations import in_backward
@@ -60,6 +60,8 @@ class _Buffer:
     unpacked: Event  # the packed bytes can be overwritten
     block: _Block | None = None  # whose bytes arrive or have arrived
     ready: bool = False
+    views: dict[_Weight, torch.Tensor] = field(default_factory=dict)  # of `decoded`
+    packed: dict[_Weight, Packed] = field(default_factory=dict)  # of `staged`
 
 
 class FrozenBlocks:
@@ -141,8 +143,12 @@ class FrozenBlocks:
                 weight.parameter.data = self._view(self._buffers[0], weight)
 
     def _view(self, buffer: _Buffer, weight: _Weight) -> torch.Tensor:
-        size = weight.shape.numel() * weight.dtype.itemsize
-        return buffer.decoded[weight.to : weight.to + size].view(weight.dtype).view(weight.shape)
+        view = buffer.views.get(weight)
+        if view is None:
+            size = weight.shape.numel() * weight.dtype.itemsize
+            view = buffer.decoded[weight.to : weight.to + size].view(weight.dtype).view(weight.shape)
+            buffer.views[weight] = view
+        return view
 
     def computed(self, block: Block, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A block's forward with its weights there."""
@@ -196,11 +202,14 @@ class FrozenBlocks:
         assert buffer.block is not None
         for weight in buffer.block.weights:
             view = self._view(buffer, weight)
-            flat = buffer.staged[weight.at : weight.at + aligned(weight.n_bytes)]
             if weight.packed is None:
-                view.view(-1).view(torch.uint8).copy_(flat[: weight.n_bytes])
-            else:
-                unpack(packed_in(weight.packed, flat), view)
+                flat = buffer.staged[weight.at : weight.at + weight.n_bytes]
+                view.view(-1).view(torch.uint8).copy_(flat)
+                continue
+            if weight not in buffer.packed:
+                flat = buffer.staged[weight.at : weight.at + aligned(weight.n_bytes)]
+                buffer.packed[weight] = packed_in(weight.packed, flat)
+            unpack(buffer.packed[weight], view)
 
     # ---- values --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from probes.core.errors import PlacementError
 from probes.core.unknown import Unknown
 from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import Block, find_blocks
+from probes.placement.packing.format import aligned
 from probes.placement.packing.staging import bytes_of
 from probes.placement.runtime.host_memory import HostArena, node_of_gpu
 from probes.placement.runtime.streams import Streams, streams_of
@@ -24,7 +25,6 @@ from probes.placement.training.updates import (
     Updates,
     groups_of,
     is_elementwise,
-    slot_bytes,
     state_names,
 )
 from probes.placement.training.weights import Casts, GoneGradient, computed_with, placeholder
@@ -117,11 +117,11 @@ class Training:
         self._frozen = FrozenBlocks(self._streams, self._arena)
         for block in self._blocks:
             facts = planned[block.name]
-            trained = [self._adopt(block, facts, entry.parameter, entry.name) for entry in block.entries]
             ours = groups_of(
-                [one for one in trained if one is not None],
+                self._adopt(block, facts),
                 block.name,
                 self._streams,
+                self._state_names,
                 numbers=self.plan.piece_numbers,
                 divides=divides,
             )
@@ -133,7 +133,7 @@ class Training:
             if id(tensor) not in self._taken and not self._frozen.has(tensor):
                 self._move(tensor)
         self._arena.pin(self._streams.finish)
-        room = max((slot_bytes(group, self._state_names) for group in groups), default=0)
+        room = max((group.slot_bytes for group in groups), default=0)
         slots = [
             torch.empty(room, dtype=torch.uint8, device=self._device) for _ in range(max(self.plan.slots, 1))
         ]
@@ -161,37 +161,58 @@ class Training:
         if tensor.grad is not None:
             tensor.grad = tensor.grad.to(self._device)
 
-    def _adopt(self, block: Block, facts: BlockOfStep, parameter: nn.Parameter, name: str) -> Trained | None:
-        setting = self._setting.get(id(parameter))
-        if setting is None or not parameter.requires_grad:
-            return None
-        streams = facts.states == "host" and moves(parameter)
-        one = Trained(name, parameter, setting, streams)
-        self.trained.append(one)
-        state = self.optimizer.state.get(parameter) or {}
-        if streams and self._autocast is not None and casts(block, parameter):
-            self._origins.append((parameter, parameter.device))
-            self._taken.add(id(parameter))
-            one.master = self._host(parameter)
-            one.master.copy_(parameter.data)
-            one.working = parameter.data.to(self._device).to(self._autocast)
-            parameter.grad = None
-            parameter.data = placeholder(parameter, self._device)
-        else:
+    def _adopt(self, block: Block, facts: BlockOfStep) -> list[Trained]:
+        trained: list[Trained] = []
+        narrow: list[Trained] = []  # of which the card has a copy in autocast's dtype
+        wide: list[Trained] = []
+        for entry in block.entries:
+            parameter = entry.parameter
+            setting = self._setting.get(id(parameter))
+            if setting is None or not parameter.requires_grad:
+                continue
+            one = Trained(entry.name, parameter, setting, facts.states == "host" and moves(parameter))
+            trained.append(one)
+            if one.streams and self._autocast is not None and casts(block, parameter):
+                narrow.append(one)
+                continue
+            if one.streams:
+                wide.append(one)
             self._move(parameter)
-        if streams:
-            one.states = {key: self._host(parameter) for key in self._state_names}
-        if state:
-            self._take_states(one, state)
-        return one
+        self._house(narrow, ("master", *self._state_names))
+        self._house(wide, self._state_names)
+        for one in narrow:
+            self._origins.append((one.parameter, one.parameter.device))
+            self._taken.add(id(one.parameter))
+            one.master = one.states.pop("master")
+            one.master.copy_(one.parameter.data)
+            one.working = one.parameter.data.to(self._device).to(self._autocast)
+            one.parameter.grad = None
+            one.parameter.data = placeholder(one.parameter, self._device)
+        for one in trained:
+            state = self.optimizer.state.get(one.parameter) or {}
+            if state:
+                self._take_states(one, state)
+        self.trained += trained
+        return trained
 
-    def _host(self, like: torch.Tensor) -> torch.Tensor:
-        """Host memory of a tensor's size, with a storage of its own: a saved state dict has no more."""
-        n_bytes = like.numel() * like.element_size()
-        if self._arena.used + n_bytes > max(self.plan.host_bytes, 1):
-            self._arena.widen(n_bytes)
-        memory = self._arena.take(n_bytes)
-        return torch.frombuffer(bytes_of(memory), dtype=like.dtype).view(like.shape)
+    def _house(self, trained: Sequence[Trained], names: Sequence[str]) -> None:
+        """Host memory for states of parameters, by name: parameters that are neighbours stay neighbours.
+
+        Each tensor has a storage of its own: a saved state dict has no more.
+        """
+        ends = [0]
+        for one in trained:
+            one.at = ends[-1]
+            ends.append(ends[-1] + aligned(one.parameter.nbytes))
+        for name in names if trained else ():
+            if self._arena.used + ends[-1] > max(self.plan.host_bytes, 1):
+                self._arena.widen(ends[-1])
+            home = self._arena.take(ends[-1])
+            for one in trained:
+                one.homes[name] = home
+                numbers = bytes_of(home[one.at : one.at + one.parameter.nbytes])
+                like = one.parameter
+                one.states[name] = torch.frombuffer(numbers, dtype=like.dtype).view(like.shape)
 
     def _take_states(self, one: Trained, state: dict[str, Any]) -> None:
         for key in self._state_names:
@@ -212,6 +233,7 @@ class Training:
     def _hook(self, planned: dict[str, BlockOfStep], of_block: dict[str, list[Group]]) -> None:
         for one, others in getattr(self, "_first_others", {}).items():
             self._restate(one, others)
+        self.updates.share()
         keep, again = self._handles, Recomputation(self._streams)
         for one in self.trained:
             keep.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(self._made, one)))
@@ -228,10 +250,8 @@ class Training:
             for module in block.modules:
                 if facts.frozen == "host":
                     self._exchange(module, self._frozen.computed(block, module.forward))
-                if facts.activations == "recomputed":
-                    self._exchange(module, again.kept_inputs(module))
-                elif facts.activations == "moved":
-                    self._exchange(module, again.moved_inputs(module))
+                if facts.activations != "kept":
+                    self._exchange(module, again.again(module, moves=facts.activations == "moved"))
                 enter = functools.partial(self._enter, block.name, groups)
                 keep.append(module.register_forward_pre_hook(enter))
         keep.append(self.model.register_forward_pre_hook(self._begin))
@@ -285,7 +305,6 @@ class Training:
         self._take(one, narrow if one.uses == 1 else None)
         parameter.grad = GoneGradient(parameter)
         self.updates.made(one)
-        self.updates.hold_back()
 
     def _take(self, one: Trained, narrow: torch.Tensor | None = None) -> None:
         gradient = one.parameter.grad
@@ -380,9 +399,13 @@ class Training:
             )
 
     def _in_order(self, optimizer: torch.optim.Optimizer) -> None:
-        """States are in the order of parameters, as they are where all are updated at once."""
+        """States are in the order of parameters, as they are where all are updated at once; none is shared."""
         self.finish()
         states = {p: optimizer.state.pop(p) for p in self._given if p in optimizer.state}
+        for one in self.trained:
+            for key, value in states.get(one.parameter, {}).items():
+                if key not in self._state_names and isinstance(value, torch.Tensor):
+                    states[one.parameter][key] = value.clone()
         optimizer.state.update(states)
 
     def _open(self, held: Iterable[tuple[str, Trained]]) -> None:
@@ -441,6 +464,7 @@ class Training:
                 one.begun = [False] * len(one.begun)
             if isinstance(one.parameter.grad, GoneGradient):
                 one.parameter.grad = None
+        self.updates.share()
         self.updates.restart()  # after a backward pass that ended in an error
         self._streams.finish()
 

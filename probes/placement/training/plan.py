@@ -34,6 +34,7 @@ DECODE_BUFFERS: Final = 2  # blocks whose frozen weights are unpacked at once
 WORKSPACE: Final = 2 * (33 << 20)  # of cuBLAS, for the threads of both passes, on Hopper
 LINK: Final = 45e9  # bytes a second in each direction while both are busy; PCIe 5.0 x16
 RATE: Final = 300e12  # operations a second in 16-bit floats, of an H100 in eager code
+HOST: Final = 7e-6  # seconds of the host to hand over one operation of torch, beside an H200
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class TrainingPlan:
     to_card_bytes: int  # in each step
     to_host_bytes: int
     predicted_s: float
-    bound: Literal["link", "compute"]
+    bound: Literal["link", "compute", "host"]
 
 
 def plan_training(
@@ -104,12 +105,13 @@ def plan_training(
     device: torch.device | str | None = None,
     link: float = LINK,
     rate: float = RATE,
+    host: float = HOST,
 ) -> TrainingPlan:
     """Plan the training of a model within `vram` bytes of torch's allocator.
 
     `loss` calls the model with a batch and returns the loss; it runs on tensors without numbers, under
     autocast to `autocast` where that is given. `link`: bytes a second each way while both are busy; `rate`:
-    products a second. Raises PlanImpossible, which names the least budget, and PlacementError for models and
+    products a second; `host`: seconds to hand over one operation. Raises PlanImpossible, which names the least budget, and PlacementError for models and
     optimizers that can't be trained so.
     """
     if accumulate < 1:
@@ -120,7 +122,7 @@ def plan_training(
     blocks = find_blocks(model)
     step = traced(model, loss, blocks, autocast=autocast, device=where)
     given = _Given(
-        vram, autocast, updates, accumulate, len(names), link, rate, divides=is_elementwise(optimizer)
+        vram, autocast, updates, accumulate, len(names), link, rate, host, divides=is_elementwise(optimizer)
     )
     search = _Search(blocks, known, step, given)
     best: TrainingPlan | None = None
@@ -164,6 +166,7 @@ class _Given:
     states: int  # of the optimizer, as large as a parameter
     link: float
     rate: float
+    host: float
     divides: bool
 
     @property
@@ -180,8 +183,9 @@ class _Search:
         self._blocks, self._step, self._given = blocks, step, given
         self._bytes = {block.name: _bytes_of(block, known, given) for block in blocks}
         self._layers = [name for name in step.order if step.saved[name] > step.output[name]]
-        products = given.link * step.products / given.rate / 3
-        self._backlog = int(BACKLOG * products / (4 * (1 + given.states)))  # gradients in 2 bytes a number
+        forward_s = max(step.products / given.rate, step.calls * given.host) / 3
+        # gradients in 2 bytes a number
+        self._backlog = int(BACKLOG * given.link * forward_s / (4 * (1 + given.states)))
 
     def recomputations(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Which blocks may be recomputed, the first ones; and which of these from moved inputs."""
@@ -203,12 +207,15 @@ class _Search:
             for b in self._blocks
         }
 
+        backlog = 0
+
         def taken() -> StepVram:
-            return self._vram(chosen, frozen, activations)
+            return self._vram(chosen, frozen, activations, backlog)
 
         least = taken().total
         if least > vram:
             return None, least
+        backlog = min(self._backlog, vram - least)
         first = [b.name for b in self._blocks if not b.called or b.name not in self._layers]
         for name in [*first, *self._layers]:
             for places in (chosen, frozen):
@@ -220,6 +227,7 @@ class _Search:
         crossing = sum(sizes[n].crossing for n, memory in chosen.items() if memory == "host")
         packed = sum(2 * sizes[n].frozen_packed for n, memory in frozen.items() if memory == "host")
         compute = (self._step.products + self._step.products_again(again)) / given.rate
+        host = (self._step.calls + self._step.calls_again(again)) * given.host
         crossing += sum(self._step.input(name) for name in inputs)
         moved = (crossing + packed) / given.link
         return (
@@ -237,8 +245,8 @@ class _Search:
                 + sum(sizes[n].frozen_packed for n, memory in frozen.items() if memory == "host"),
                 to_card_bytes=crossing + packed,
                 to_host_bytes=crossing,
-                predicted_s=max(compute, moved) + 0.1 * min(compute, moved),
-                bound="link" if moved > compute else "compute",
+                predicted_s=max(compute, host, moved) + 0.1 * min(max(compute, host), moved),
+                bound="link" if moved > max(compute, host) else "compute" if compute > host else "host",
             ),
             least,
         )
@@ -248,6 +256,7 @@ class _Search:
         chosen: Mapping[str, Memory],
         frozen: Mapping[str, Memory],
         activations: int,
+        backlog: int,
     ) -> StepVram:
         sizes = self._bytes
         streamed = [sizes[n] for n, memory in chosen.items() if memory == "host"]
@@ -261,7 +270,7 @@ class _Search:
             gradients = trained
         else:  # those of blocks at work, and what the link can update while a forward pass runs
             most = sum(s.trained for s in streamed) // 2
-            gradients = 2 * max((s.trained for s in sizes.values()), default=0) + min(most, self._backlog)
+            gradients = 2 * max((s.trained for s in sizes.values()), default=0) + min(most, backlog)
             gradients = min(trained, gradients)
         return StepVram(
             weights=sum(s.streamed_vram for s in streamed)

@@ -42,11 +42,17 @@ class Step:
     buffers: int  # of the model
     products: int  # of a step, 2 for each multiply-add
     forward_products: Mapping[str, int]
+    forward_calls: Mapping[str, int]  # operations that the host hands over, of blocks
+    calls: int  # of a step
     on_gpu: bool
 
     def products_again(self, recomputed: Collection[str]) -> int:
         """Products of making these blocks' activations again."""
         return sum(self.forward_products[name] for name in recomputed)
+
+    def calls_again(self, recomputed: Collection[str]) -> int:
+        """Operations of making these blocks' activations again."""
+        return sum(self.forward_calls[name] for name in recomputed)
 
     def input(self, name: str) -> int:
         """Bytes that a block is called with, as the block before it returns them."""
@@ -88,6 +94,8 @@ def traced(
             if autocast is not None:
                 _narrow(model, autocast)
             counter = AliveBytes(device.type)
+            counter.count([*model.parameters(), *model.buffers()])  # a view of a weight takes nothing more
+            counter.alive = counter.highest = 0
             marks = _Marks(counter, flops, called)
             with flops, counter, _hooks(model, marks):
                 mode = torch.autocast(device.type, autocast) if autocast else nullcontext()
@@ -184,8 +192,9 @@ class _Marks:
         self._saved: dict[str, int] = {}
         self._output: dict[str, int] = {}
         self._products: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
         self._beside: dict[str, int] = {}
-        self._at = self._flops_at = 0
+        self._at = self._flops_at = self._calls_at = 0
         self._first = -1
         self._last = 0
         self._segment = ("", 0)
@@ -196,6 +205,7 @@ class _Marks:
         if in_backward():
             return
         self._at, self._flops_at = self._counter.alive, self._flops.get_total_flops()
+        self._calls_at = self._counter.calls
         if self._first < 0:
             self._first = self._at
 
@@ -211,6 +221,7 @@ class _Marks:
         self._output[name] = self._output.get(name, 0) + self._counter.bytes_of(tensors)
         products = self._flops.get_total_flops() - self._flops_at
         self._products[name] = self._products.get(name, 0) + products
+        self._calls[name] = self._calls.get(name, 0) + self._counter.calls - self._calls_at
         self._last = self._counter.alive
         self._counter.highest = self._last
         for tensor in tensors:
@@ -253,5 +264,7 @@ class _Marks:
             buffers,
             products,
             self._products,
+            self._calls,
+            self._counter.calls,
             on_gpu,
         )

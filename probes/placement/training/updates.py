@@ -18,6 +18,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -89,14 +90,14 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def stepped(
     shadow: torch.optim.Optimizer,
-    groups: Sequence[tuple[dict[str, Any], list[nn.Parameter]]],
-    states: Mapping[nn.Parameter, dict[str, Any]],
-) -> Mapping[nn.Parameter, dict[str, Any]]:
+    groups: Sequence[tuple[dict[str, Any], list[torch.Tensor]]],
+    states: Mapping[torch.Tensor, dict[str, Any]],
+) -> Mapping[torch.Tensor, dict[str, Any]]:
     """Let the optimizer's code update parameters that have gradients. Returns their states afterwards."""
     shadow.param_groups = [{**settings, "params": parameters} for settings, parameters in groups]
     shadow.state = defaultdict(dict, states)
     type(shadow).step(shadow)
-    after: Mapping[nn.Parameter, dict[str, Any]] = shadow.state
+    after: Mapping[torch.Tensor, dict[str, Any]] = shadow.state
     shadow.state, shadow.param_groups = defaultdict(dict), []
     return after
 
@@ -117,6 +118,8 @@ class Trained:
     working: torch.Tensor | None = None
     cast: tuple[int, torch.Tensor] | None = None  # the working copy as products use it, and since when
     states: dict[str, torch.Tensor] = field(default_factory=dict)
+    homes: dict[str, torch.Tensor] = field(default_factory=dict)  # bytes of states and masters of a block
+    at: int = 0  # where its own begin in each of them
     others: list[dict[str, Any]] = field(default_factory=list)  # of each part, states of other sizes
     begun: list[bool] = field(default_factory=list)  # of each part: it has been updated, and has states
     gradient: torch.Tensor | None = None
@@ -125,36 +128,87 @@ class Trained:
     uses: int = 0  # of the working copy, in backward passes since the last update
     narrow: torch.Tensor | None = None  # the gradient in the dtype of the working copy
 
-    @property
-    def values(self) -> torch.Tensor:
-        """The weight in its own dtype."""
-        return self.parameter.data if self.master is None else self.master
 
-
-@dataclass(frozen=True, eq=False)
 class Part:
     """Some of a parameter's numbers, in their order in memory; `whole` where that is all of them."""
 
-    of: Trained
-    number: int
-    first: int
-    last: int
+    def __init__(self, of: Trained, number: int, first: int, last: int) -> None:
+        self.of, self.number, self.first, self.last = of, number, first, last
+        self.whole = (first, last) == (0, of.parameter.numel())
 
     @property
-    def whole(self) -> bool:
-        """Whether it is the parameter as it is."""
-        return (self.first, self.last) == (0, self.of.parameter.numel())
+    def n_bytes(self) -> int:
+        """In the parameter's own dtype."""
+        return (self.last - self.first) * self.of.parameter.element_size()
+
+    @property
+    def at(self) -> int:
+        """Where its bytes begin in the block's homes."""
+        return self.of.at + self.first * self.of.parameter.element_size()
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its numbers of a tensor that has the parameter's shape: a view."""
         return tensor if self.whole else tensor.view(-1)[self.first : self.last]
 
+    def shaped(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Its numbers, one behind the other, in the parameter's shape if they are all of it."""
+        return numbers.view(self.of.parameter.shape) if self.whole else numbers
+
+
+class Span:
+    """Parts of a group whose states are neighbours in host memory: one copy brings those of all.
+
+    Where their master weights are, too, and the optimizer treats every number by itself, the parts are
+    updated as one tensor.
+    """
+
+    def __init__(self, parts: Sequence[Part], names: Sequence[str]) -> None:
+        self.parts = tuple(parts)
+        first, last = parts[0], parts[-1]
+        self.dtype, self.setting = first.of.parameter.dtype, first.of.setting
+        self.narrow = first.of.working is not None
+        self.n_bytes = last.at + last.n_bytes - first.at
+        self.names = (*(["master"] if self.narrow else []), *names)
+        self.homes = {
+            name: first.of.homes[name][first.at : first.at + self.n_bytes].view(self.dtype)
+            for name in self.names
+        }
+        self._views: dict[int, dict[str, torch.Tensor]] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """What it takes in a buffer: its states, its master weights and their gradients."""
+        return (len(self.names) + self.narrow) * aligned(self.n_bytes)
+
+    def views(self, memory: torch.Tensor, at: int) -> dict[str, torch.Tensor]:
+        """Places in a buffer from byte `at` on, by name: states, `master` and `gradient`."""
+        known = self._views.get(memory.data_ptr())
+        if known is None:
+            known = {}
+            for name in (*self.names, *(["gradient"] if self.narrow else [])):
+                known[name] = memory[at : at + self.n_bytes].view(self.dtype)
+                at += aligned(self.n_bytes)
+            self._views[memory.data_ptr()] = known
+        return known
+
+    def cut(self, numbers: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        """Those of neighbouring parts, of all numbers of the span."""
+        if len(parts) == len(self.parts):
+            return numbers
+        size = numbers.element_size()
+        first = (parts[0].at - self.parts[0].at) // size
+        return numbers[first : first + sum(part.n_bytes for part in parts) // size]
+
 
 class Group:
     """Parts that are updated together, in one buffer of the ring."""
 
-    def __init__(self, parts: Sequence[Part], block: str, streams: Streams) -> None:
+    def __init__(
+        self, parts: Sequence[Part], block: str, streams: Streams, names: Sequence[str], *, divides: bool
+    ) -> None:
         self.parts, self.block = tuple(parts), block
+        self.spans = _spans([part for part in parts if part.of.streams], names, divides=divides)
+        self.resident = [part for part in parts if not part.of.streams]
         self.order = 0  # of its block in a forward pass
         self.waits = False
         self.handed = False  # to the ring, since the last step
@@ -162,10 +216,41 @@ class Group:
         self.missing = {part.of for part in parts}  # whose gradients aren't made yet
         self.made, self.updated, self.home = streams.event(), streams.event(), streams.event()
         self.held: list[torch.Tensor] = []  # gradients, until the card has used them
+        self.taken_bytes = 0  # of these
+
+    @property
+    def slot_bytes(self) -> int:
+        """What it takes in a buffer."""
+        return sum(span.slot_bytes for span in self.spans)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of its gradients that are there."""
+        gradients = ((part, part.of.gradient) for part in self.parts)
+        return sum((part.last - part.first) * g.element_size() for part, g in gradients if g is not None)
 
     def again(self) -> None:
         """Wait for the gradients of the next step."""
         self.missing = {part.of for part in self.parts}
+
+
+def _spans(parts: Sequence[Part], names: Sequence[str], *, divides: bool) -> list[Span]:
+    spans: list[list[Part]] = []
+    for part in parts:
+        last = spans[-1][-1] if spans else None
+        if (
+            last is not None
+            and divides
+            and (last.last - last.first) % UNIT == 0
+            and last.at + last.n_bytes == part.at
+            and (last.of.working is None) is (part.of.working is None)
+            and last.of.setting == part.of.setting
+            and last.of.parameter.dtype is part.of.parameter.dtype
+        ):
+            spans[-1].append(part)
+        else:
+            spans.append([part])
+    return [Span(each, names) for each in spans]
 
 
 class Slot:
@@ -177,44 +262,36 @@ class Slot:
 
 
 def groups_of(
-    trained: Sequence[Trained], block: str, streams: Streams, *, numbers: int, divides: bool
+    trained: Sequence[Trained],
+    block: str,
+    streams: Streams,
+    names: Sequence[str],
+    *,
+    numbers: int,
+    divides: bool,
 ) -> list[Group]:
     """Groups of at most so many numbers each where parameters can be divided, else of whole parameters."""
-    groups: list[Group] = []
-    parts: list[Part] = []
+    groups: list[list[Part]] = [[]]
     room = numbers
     for one in trained:
         n, first, number = one.parameter.numel(), 0, 0
-        if not divides and n > room and parts:
-            groups.append(Group(parts, block, streams))
-            parts, room = [], numbers
+        if not divides and n > room and groups[-1]:
+            groups.append([])
+            room = numbers
         while first < n:
             last = min(first + room // UNIT * UNIT, n) if divides and n - first > room else n
             if last == first:  # too little room for a part: another group
-                groups.append(Group(parts, block, streams))
-                parts, room = [], numbers
+                groups.append([])
+                room = numbers
                 continue
-            parts.append(Part(one, number, first, last))
+            groups[-1].append(Part(one, number, first, last))
             one.others.append({})
             one.begun.append(False)
             room, first, number = room - (last - first), last, number + 1
             if room <= 0:
-                groups.append(Group(parts, block, streams))
-                parts, room = [], numbers
-    if parts:
-        groups.append(Group(parts, block, streams))
-    return groups
-
-
-def slot_bytes(group: Group, names: Sequence[str]) -> int:
-    """Bytes that a group takes in a buffer: its states, its master weights and its gradients."""
-    total = 0
-    for part in group.parts:
-        if part.of.streams:
-            n_bytes = aligned((part.last - part.first) * part.of.parameter.element_size())
-            vectors = len(names) + (2 if part.of.working is not None else 0)
-            total += vectors * n_bytes
-    return total
+                groups.append([])
+                room = numbers
+    return [Group(parts, block, streams, names, divides=divides) for parts in groups if parts]
 
 
 class Updates:
@@ -238,6 +315,7 @@ class Updates:
         self._under_way: deque[Group] = deque()
         self._pace: deque[Event] = deque()
         self._spare: list[Event] = []
+        self._gradient_bytes = 0  # of groups that wait, or are under way
         self._settings: list[dict[str, Any]] | None = None
         self.of: dict[Trained, list[Group]] = defaultdict(list)
         for group in groups:
@@ -282,11 +360,14 @@ class Updates:
 
     def made(self, one: Trained) -> None:
         """A gradient is there: groups that have all of theirs wait for the ring from now on."""
+        complete = False
         for group in self.of[one]:
             group.missing.discard(one)
             if not group.missing:
                 self.push(group)
-        self.pump()
+                complete = True
+        if complete:
+            self.hold_back()
 
     def push(self, group: Group) -> None:
         """Let a group wait for the ring."""
@@ -294,6 +375,8 @@ class Updates:
             return
         group.waits = group.handed = True
         group.settings = self.settings()
+        group.taken_bytes = group.gradient_bytes
+        self._gradient_bytes += group.taken_bytes
         self._streams.compute.record(group.made)
         self._waiting.append(group)
 
@@ -307,7 +390,7 @@ class Updates:
             mark.block()
             self._spare.append(mark)
         self.pump()
-        while self._held_bytes() > self._backlog and (self._waiting or self._under_way):
+        while self._gradient_bytes > self._backlog and (self._waiting or self._under_way):
             if self._under_way:
                 self._under_way[0].updated.block()
                 self._released()
@@ -315,19 +398,11 @@ class Updates:
                 self._slots[0].free.block()
             self.pump()
 
-    def _held_bytes(self) -> int:
-        held = {
-            id(part.of): part.of.gradient.nbytes
-            for group in self._waiting
-            for part in group.parts
-            if part.of.gradient is not None
-        }
-        held |= {id(tensor): tensor.nbytes for group in self._under_way for tensor in group.held}
-        return sum(held.values())
-
     def _released(self) -> None:
         while self._under_way and self._under_way[0].updated.reached():
-            self._under_way.popleft().held.clear()
+            group = self._under_way.popleft()
+            self._gradient_bytes -= group.taken_bytes
+            group.held.clear()
 
     # ---- the ring ------------------------------------------------------------------------------------------
 
@@ -361,27 +436,27 @@ class Updates:
         self._waiting.remove(group)
         group.waits = False
         streams, slot = self._streams, self._slots[0]
-        brought = self._laid_out(group, slot.memory)
-        if any(part.of.streams for part in group.parts):
+        brought: list[dict[str, torch.Tensor]] = []
+        if group.spans:
             self._slots.rotate(-1)
             streams.copy.wait(slot.free)
             streams.copy.wait(group.home)
-            for part, views in zip(group.parts, brought, strict=True):
-                for name, view in views.items():
-                    source = _home(part, name)
-                    if source is not None:
-                        streams.copy.run(partial(_copy, view, part.cut(source)))
+            at = 0
+            for span in group.spans:
+                brought.append(span.views(slot.memory, at))
+                at += span.slot_bytes
+            streams.copy.run(partial(_copy_all, _on_their_way(group.spans, brought)))
             streams.copy.record(slot.arrived)
             streams.unpack.wait(slot.arrived)
         streams.unpack.wait(group.made)
-        results: list[tuple[Part, dict[str, Any]]] = []
-        gradients = [part.of.gradient for part in group.parts]
-        streams.unpack.run(partial(self._update, group, gradients, brought, group.settings, results))
+        gradients = {part: part.of.gradient for part in group.parts}
+        updated: list[_Update] = []
+        streams.unpack.run(partial(self._update, group, gradients, brought, group.settings, updated))
         streams.unpack.record(group.updated)
-        streams.unpack.run(partial(self._bring_home, results))
+        streams.unpack.run(partial(self._bring_home, updated))
         streams.unpack.record(group.home)
         streams.unpack.record(slot.free)
-        group.held = [gradient for gradient in gradients if gradient is not None]
+        group.held = [gradient for gradient in gradients.values() if gradient is not None]
         self._under_way.append(group)
         group.again()
         for one in group.missing:
@@ -389,80 +464,72 @@ class Updates:
             if one.groups_left <= 0:
                 one.gradient = None
 
-    def _laid_out(self, group: Group, memory: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-        """Places of a buffer for a group's parts, by name: states, `master` and `gradient`."""
-        places: list[dict[str, torch.Tensor]] = []
-        at = 0
-        for part in group.parts:
-            views: dict[str, torch.Tensor] = {}
-            if part.of.streams:
-                names = [*self._names] + (["master", "gradient"] if part.of.working is not None else [])
-                for name in names:
-                    dtype = part.of.parameter.dtype
-                    end = at + (part.last - part.first) * dtype.itemsize
-                    flat = memory[at:end].view(dtype)
-                    views[name] = flat.view(part.of.parameter.shape) if part.whole else flat
-                    at += aligned(end - at)
-            places.append(views)
-        return places
-
     def _update(
         self,
         group: Group,
-        gradients: Sequence[torch.Tensor | None],
+        gradients: Mapping[Part, torch.Tensor | None],
         brought: Sequence[Mapping[str, torch.Tensor]],
         settings: Sequence[dict[str, Any]],
-        results: list[tuple[Part, dict[str, Any]]],
+        updated: "list[_Update]",
     ) -> None:
-        parameters: dict[nn.Parameter, tuple[Part, Mapping[str, torch.Tensor]]] = {}
-        by_setting: dict[int, list[nn.Parameter]] = defaultdict(list)
-        states = {}
-        for part, made, views in zip(group.parts, gradients, brought, strict=True):
-            one = part.of
-            if made is None:
-                continue
-            values = views["master"] if "master" in views else part.cut(one.parameter.data)
-            shadow = nn.Parameter(values)
-            gradient = part.cut(made)
-            if gradient.dtype is not shadow.dtype:
-                views["gradient"].copy_(gradient)
-                gradient = views["gradient"]
-            shadow.grad = gradient
-            if one.begun[part.number]:
-                states[shadow] = dict(one.others[part.number])
-                for name in self._names:
-                    if name in one.states:
-                        states[shadow][name] = views[name] if name in views else part.cut(one.states[name])
-            parameters[shadow] = part, views
-            by_setting[one.setting].append(shadow)
-        if not parameters:
+        for span, views in zip(group.spans, brought, strict=True):
+            for parts in _together(span, gradients):
+                updated.append(_in_slot(span, views, parts, gradients))
+        for part in group.resident:
+            gradient = gradients[part]
+            if gradient is not None:
+                values = part.cut(part.of.parameter.data)
+                states = {name: part.cut(state) for name, state in part.of.states.items()}
+                updated.append(_Update((part,), values, part.cut(gradient), states, None))
+        if not updated:
             return
+        by_setting: dict[int, list[torch.Tensor]] = defaultdict(list)
+        states = {}
+        for each in updated:
+            each.values.grad = each.gradient
+            by_setting[each.parts[0].of.setting].append(each.values)
+            if each.begun:
+                states[each.values] = {**each.others(), **each.states}
         after = stepped(self._shadow, [(settings[n], by_setting[n]) for n in sorted(by_setting)], states)
-        for shadow, (part, _) in parameters.items():
-            one = part.of
-            if one.working is not None:
-                part.cut(one.working).copy_(shadow.data)
-            results.append((part, {**after.get(shadow, {}), "master": shadow.data}))
-            shadow.grad = None
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for each in updated:
+            each.after = dict(after.get(each.values, {}))
+            each.values.grad = None
+            if each.span is not None and each.span.narrow:
+                at = 0
+                flat = each.values.view(-1)
+                for part in each.parts:
+                    assert part.of.working is not None
+                    n = part.last - part.first
+                    copies.append((part.cut(part.of.working), part.shaped(flat[at : at + n])))
+                    at += n
+        if copies:
+            torch._foreach_copy_([to for to, _ in copies], [source for _, source in copies])
 
-    def _bring_home(self, results: Sequence[tuple[Part, dict[str, Any]]]) -> None:
-        for part, after in results:
-            one = part.of
-            master = after.pop("master")
-            if one.master is not None:
-                part.cut(one.master).copy_(master, non_blocking=True)
+    def _bring_home(self, updated: "Sequence[_Update]") -> None:
+        for each in updated:
+            span = each.span
+            if span is not None and span.narrow:
+                span.cut(span.homes["master"], each.parts).copy_(each.values.view(-1), non_blocking=True)
+            others = {k: v for k, v in each.after.items() if k not in self._names}
             for name in self._names:
-                state = after.get(name)
+                state = each.after.get(name)
                 if state is None:
                     continue
-                if name not in one.states:  # on the card, where it was made
-                    one.states[name] = state if part.whole else torch.empty_like(one.parameter.data)
-                home = part.cut(one.states[name])
+                if span is not None:
+                    span.cut(span.homes[name], each.parts).copy_(state.view(-1), non_blocking=True)
+                    continue
+                (part,) = each.parts  # on the card, where it was made
+                if name not in part.of.states:
+                    whole = part.whole
+                    part.of.states[name] = state if whole else torch.empty_like(part.of.parameter.data)
+                home = part.cut(part.of.states[name])
                 if home.data_ptr() != state.data_ptr():
                     home.copy_(state, non_blocking=True)
-            one.others[part.number] = {k: v for k, v in after.items() if k not in self._names}
-            one.begun[part.number] = True
-            self._say(one, after)
+            for part in each.parts:
+                part.of.others[part.number] = others
+                part.of.begun[part.number] = True
+                self._say(part.of, each.after)
 
     def _say(self, one: Trained, after: Mapping[str, Any]) -> None:
         """Let the optimizer's own `state` have what it would have, in the same order."""
@@ -473,15 +540,106 @@ class Updates:
             k: one.states[k] if k in self._names else others.get(k, after[k]) for k in after
         }
 
+    def share(self) -> None:
+        """Let neighbours whose other states, such as a step's number, are equal have them in common."""
+        for span in (span for group in self.groups for span in group.spans):
+            for part, after in pairwise(span.parts):
+                one, other = part.of.others[part.number], after.of.others[after.number]
+                if one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one):
+                    after.of.others[after.number] = one
 
-def _home(part: Part, name: str) -> torch.Tensor | None:
-    if name == "master":
-        return part.of.master
-    return part.of.states.get(name) if part.of.begun[part.number] else None
+
+@dataclass(eq=False)
+class _Update:
+    """Numbers that the optimizer sees as one parameter: parts of a span, or one part on the card."""
+
+    parts: Sequence[Part]
+    values: torch.Tensor  # on the card, and all that follow
+    gradient: torch.Tensor
+    states: Mapping[str, torch.Tensor]
+    span: Span | None
+    after: dict[str, Any] = field(default_factory=dict)  # the optimizer's states of it
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are states."""
+        first = self.parts[0]
+        return first.of.begun[first.number]
+
+    def others(self) -> dict[str, Any]:
+        """States of other sizes, such as a step's number; its own, if parts that have them wait."""
+        first = self.parts[0]
+        others = first.of.others[first.number]
+        sharing = 1 if self.span is None else sum(p.of.others[p.number] is others for p in self.span.parts)
+        if sharing > len(self.parts):
+            return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in others.items()}
+        return dict(others)
 
 
-def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
-    to.copy_(source, non_blocking=True)
+def _on_their_way(
+    spans: Sequence[Span], brought: Sequence[Mapping[str, torch.Tensor]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Copies to the card, as destination and source."""
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for span, views in zip(spans, brought, strict=True):
+        begun = any(part.of.begun[part.number] for part in span.parts)
+        copies += [(views[name], span.homes[name]) for name in span.names if begun or name == "master"]
+    return copies
+
+
+def _copy_all(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for to, source in copies:
+        to.copy_(source, non_blocking=True)
+
+
+def _together(span: Span, gradients: Mapping[Part, torch.Tensor | None]) -> list[list[Part]]:
+    """The parts of a span that have gradients, those together that can be updated as one tensor."""
+    runs: list[list[Part]] = []
+    before: Part | None = None
+    for part in span.parts:
+        if gradients[part] is None:
+            before = None
+            continue
+        if before is not None and span.narrow and _alike(before, part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+        before = part
+    return runs
+
+
+def _alike(one: Part, other: Part) -> bool:
+    begun = one.of.begun[one.number]
+    if begun is not other.of.begun[other.number]:
+        return False
+    return not begun or one.of.others[one.number] is other.of.others[other.number]
+
+
+def _in_slot(
+    span: Span,
+    views: Mapping[str, torch.Tensor],
+    parts: Sequence[Part],
+    gradients: Mapping[Part, torch.Tensor | None],
+) -> _Update:
+    """Parts of a span in a buffer, their gradients in their own dtype."""
+    first = parts[0]
+    shaped = first.shaped if len(parts) == 1 else torch.Tensor.detach
+    held = [gradients[part] for part in parts]
+    made = [part.cut(gradient) for part, gradient in zip(parts, held, strict=True) if gradient is not None]
+    states = {
+        name: shaped(span.cut(views[name], parts))
+        for name in span.names
+        if name != "master" and name in first.of.states
+    }
+    if not span.narrow:
+        return _Update(parts, first.cut(first.of.parameter.data), made[0], states, span)
+    values = shaped(span.cut(views["master"], parts))
+    if len(parts) == 1 and made[0].dtype is span.dtype:
+        return _Update(parts, values, made[0], states, span)
+    numbers = span.cut(views["gradient"], parts)
+    places = list(numbers.split([part.last - part.first for part in parts]))
+    torch._foreach_copy_(places, [gradient.reshape(-1) for gradient in made])
+    return _Update(parts, values, shaped(numbers), states, span)
 
 
 def _same(a: Any, b: Any) -> bool:  # noqa: ANN401  # settings of any kind
