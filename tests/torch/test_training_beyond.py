@@ -15,7 +15,7 @@ from late_lanes import LateLanes
 from torch import nn
 
 from probes.placement import PlacementError, PlanImpossible, plan_training, train
-from probes.placement.training import activations
+from probes.placement.training import activations, plan
 from probes.placement.training.handle import Training
 
 torch.manual_seed(0)
@@ -100,8 +100,9 @@ def moving(amp=torch.bfloat16, made="kept", **more):
 
 
 @pytest.fixture(autouse=True)
-def inputs_move_whatever_their_size(monkeypatch):
+def small_ones_move_too(monkeypatch):
     monkeypatch.setattr(activations, "LEAST_BYTES", 1)
+    monkeypatch.setattr(plan, "LEAST_NUMBERS", 1 << 16)
 
 
 def same(a, b):

@@ -166,19 +166,15 @@ def unpack_planes(parts: Parts, out: torch.Tensor, *, table: tuple[int, ...], lo
     codes = ((0, *table[:3]), table[3:7], table[7:])
     words = [int.from_bytes(bytes(four), "little", signed=True) for four in codes]
     names = ("rest", "low", "two", "stream", "starts", "positions", "exponents")
-    there = [parts[name] if name in parts and parts[name].numel() else parts["rest"] for name in names]
+    known = [name in parts and parts[name].numel() > 0 for name in names]
+    tensors = [parts[name if is_there else "rest"] for name, is_there in zip(names, known, strict=True)]
+    tensors.append(out.view(torch.int16))  # none is a null pointer
+    numbers = (out.numel(), blocks, *words)
+    key = ("planes", out.device, low_bits, *known, *numbers)
     with _on(out.device):
-        kernel[(blocks,)](
-            *there,  # no null pointer
-            out.view(torch.int16),
-            out.numel(),
-            blocks,
-            *words,
-            BLOCK=_BLOCK,
-            LOW_BITS=low_bits,
-            PTX=_has_ptx(out.device),
-            num_warps=_WARPS,
-        )
+        if not start_again(key, tensors, numbers):
+            constants = {"BLOCK": _BLOCK, "LOW_BITS": low_bits, "PTX": _has_ptx(out.device)}
+            start(kernel, (blocks,), tensors, numbers, constants, options={"num_warps": _WARPS}, key=key)
     return True
 
 

@@ -23,6 +23,7 @@ from probes.placement.packing.tensors import Packed, pack, unpack
 from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.streams import Event, Streams
 from probes.placement.training.activations import in_backward
+from probes.placement.training.plan import packs
 
 BUFFERS: Final = 2
 
@@ -86,13 +87,13 @@ class FrozenBlocks:
         """Pack a block's frozen weights into host memory; the card keeps nothing of them."""
         device = self._streams.device
         held = _Block(block.name)
-        packs = []
+        flats = []
         for entry in block.entries:
             parameter = entry.parameter
             if parameter.requires_grad and id(parameter) in trained:
                 continue
             value = parameter.data.to(device).contiguous()
-            packed = pack(value, dense=True)  # the link decides, not the unpacking
+            packed = pack(value, dense=True) if packs(value) else None
             made = form(packed) if packed else None
             n_bytes = made.n_bytes if made else value.nbytes
             held.weights.append(
@@ -112,14 +113,14 @@ class FrozenBlocks:
                 write_into(packed, flat)
             else:
                 flat[:n_bytes].copy_(value.view(-1).view(torch.uint8))
-            packs.append(flat)
+            flats.append(flat)
             held.staged_bytes += aligned(n_bytes)
             held.decoded_bytes += aligned(value.nbytes)
         if not held.weights:
             return
         self._arena.widen(held.staged_bytes)
         held.host = self._arena.take(held.staged_bytes)
-        torch.cat([flat.cpu() for flat in packs], out=held.host)
+        torch.cat([flat.cpu() for flat in flats], out=held.host)
         for weight in held.weights:
             self._parameters.add(id(weight.parameter))
             weight.parameter.data = torch.empty(0, dtype=weight.dtype, device=device)

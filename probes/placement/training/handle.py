@@ -111,6 +111,7 @@ class Training:
         self._arena = HostArena(max(self.plan.host_bytes, 1), self._node())
         self.trained: list[Trained] = []
         self._taken: set[int] = set()
+        self._by_parameter: dict[int, Trained] = {}
         groups: list[Group] = []
         divides = is_elementwise(self.optimizer)
         of_block: dict[str, list[Group]] = {}
@@ -132,6 +133,12 @@ class Training:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if id(tensor) not in self._taken and not self._frozen.has(tensor):
                 self._move(tensor)
+        self._plain = [
+            [p for p in group["params"] if p.requires_grad and id(p) not in self._by_parameter]
+            for group in self.optimizer.param_groups
+        ]
+        for parameter in (p for group in self._plain for p in group):
+            _move_state(self.optimizer.state.get(parameter), self._device)
         self._arena.pin(self._streams.finish)
         room = max((group.slot_bytes for group in groups), default=0)
         slots = [
@@ -146,7 +153,6 @@ class Training:
             backlog_bytes=self.plan.vram.gradients,
         )
         self._frozen.allocate()
-        self._by_parameter = {id(one.parameter): one for one in self.trained}
         self._casts = Casts(self._device)
         self._hook(planned, of_block)
         self._streams.finish()
@@ -168,9 +174,9 @@ class Training:
         for entry in block.entries:
             parameter = entry.parameter
             setting = self._setting.get(id(parameter))
-            if setting is None or not parameter.requires_grad:
+            if setting is None or not parameter.requires_grad or not moves(parameter):
                 continue
-            one = Trained(entry.name, parameter, setting, facts.states == "host" and moves(parameter))
+            one = Trained(entry.name, parameter, setting, facts.states == "host")
             trained.append(one)
             if one.streams and self._autocast is not None and casts(block, parameter):
                 narrow.append(one)
@@ -193,6 +199,7 @@ class Training:
             if state:
                 self._take_states(one, state)
         self.trained += trained
+        self._by_parameter |= {id(one.parameter): one for one in trained}
         return trained
 
     def _house(self, trained: Sequence[Trained], names: Sequence[str]) -> None:
@@ -303,7 +310,7 @@ class Training:
                 "plan with accumulate= as many as there are, or with updates='step'",
             )
         self._take(one, narrow if one.uses == 1 else None)
-        parameter.grad = GoneGradient(parameter)
+        parameter.grad = _gone(one)
         self.updates.made(one)
 
     def _take(self, one: Trained, narrow: torch.Tensor | None = None) -> None:
@@ -334,8 +341,13 @@ class Training:
             raise PlacementError(
                 "the optimizer has got other parameters since", "remove() the training, plan and train again"
             )
+        plain = {id(p) for group in self._plain for p in group}
         for parameter in self._given:
-            if parameter.grad is not None and id(parameter) not in self._by_parameter:
+            if (
+                parameter.grad is not None
+                and id(parameter) not in self._by_parameter
+                and id(parameter) not in plain
+            ):
                 raise PlacementError(
                     "a parameter has a gradient that required none when the training began",
                     "remove() the training, plan and train again",
@@ -343,11 +355,12 @@ class Training:
         for one in self.trained:
             if one.parameter.grad is not None and not isinstance(one.parameter.grad, GoneGradient):
                 self._take(one)
-                one.parameter.grad = GoneGradient(one.parameter)  # until zero_grad()
+                one.parameter.grad = _gone(one)  # until zero_grad()
         for group in self.updates.groups:
             if any(part.of.gradient is not None for part in group.parts):  # others may have got none
                 self.updates.push(group)
         self.updates.pump()
+        self.updates.update_at_once(self._plain)
         self.updates.end_step()
         for one in self.trained:
             one.passes = one.uses = 0
@@ -442,7 +455,15 @@ class Training:
         for number, parameter in zip(numbers, parameters, strict=True):
             state = loaded["state"].get(number)
             one = self._by_parameter.get(id(parameter))
-            if state is None or one is None:
+            if state is None:
+                continue
+            if one is None:
+                optimizer.state[parameter] = {
+                    k: cast(parameter, v, number, loaded["param_groups"], k)
+                    if isinstance(v, torch.Tensor)
+                    else v
+                    for k, v in state.items()
+                }
                 continue
             others = {
                 k: cast(parameter, v, number, loaded["param_groups"], k) if isinstance(v, torch.Tensor) else v
@@ -518,6 +539,9 @@ class Training:
                         state[key] = state[key].to(device, copy=one.streams)
             one.master = one.working = one.cast = None
             one.states = {}
+        for parameter in (p for group in getattr(self, "_plain", ()) for p in group):
+            if places.get(id(parameter), self._device) != self._device:
+                _move_state(self.optimizer.state.get(parameter), places[id(parameter)])
         for tensor, device in self._origins:
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
@@ -528,6 +552,19 @@ class Training:
         arena = getattr(self, "_arena", None)
         if arena is not None:
             arena.release()
+
+
+def _gone(one: Trained) -> torch.Tensor:
+    if one.gone is None:
+        one.gone = GoneGradient(one.parameter)
+    return one.gone
+
+
+def _move_state(state: "dict[str, Any] | None", device: torch.device) -> None:
+    """Let states of a parameter's size be where it is; a step's number stays where the optimizer put it."""
+    for key, value in (state or {}).items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            state[key] = value.to(device)
 
 
 def _masters(

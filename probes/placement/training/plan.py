@@ -27,14 +27,14 @@ When = Literal["backward", "step"]
 SLOTS: Final = 3  # one is filled, one is updated and written back, one waits
 MOST_NUMBERS: Final = 16 << 20  # of a group: 64 MiB of each state in float32
 RING_SHARE: Final = 1 / 10  # of the budget, for the ring
-LEAST_NUMBERS: Final = 1 << 16  # of a parameter whose states move
+LEAST_NUMBERS: Final = 1 << 18  # of a parameter whose states move, and of a frozen one that is packed
 BACKLOG: Final = 3.0  # bytes of gradients for each number that the link can update in a forward pass
 MOST_TRIED: Final = 12  # numbers of blocks that are recomputed, and of those whose inputs move
 DECODE_BUFFERS: Final = 2  # blocks whose frozen weights are unpacked at once
 WORKSPACE: Final = 2 * (33 << 20)  # of cuBLAS, for the threads of both passes, on Hopper
 LINK: Final = 45e9  # bytes a second in each direction while both are busy; PCIe 5.0 x16
 RATE: Final = 300e12  # operations a second in 16-bit floats, of an H100 in eager code
-HOST: Final = 7e-6  # seconds of the host to hand over one operation of torch, beside an H200
+HOST: Final = 8e-6  # seconds of the host to hand over one operation of torch, beside an H200
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,7 @@ class _Search:
         host = (self._step.calls + self._step.calls_again(again)) * given.host
         crossing += sum(self._step.input(name) for name in inputs)
         moved = (crossing + packed) / given.link
+        alone = 2 * sum(self._step.input(name) for name in inputs) / given.link  # the host waits for them
         return (
             TrainingPlan(
                 blocks=tuple(self._block(b, chosen, frozen, again, inputs) for b in self._blocks),
@@ -245,7 +246,7 @@ class _Search:
                 + sum(sizes[n].frozen_packed for n, memory in frozen.items() if memory == "host"),
                 to_card_bytes=crossing + packed,
                 to_host_bytes=crossing,
-                predicted_s=max(compute, host, moved) + 0.1 * min(max(compute, host), moved),
+                predicted_s=max(compute, host, moved) + 0.1 * min(max(compute, host), moved) + alone,
                 bound="link" if moved > max(compute, host) else "compute" if compute > host else "host",
             ),
             least,
@@ -343,6 +344,11 @@ def moves(parameter: nn.Parameter) -> bool:
     return bool(parameter.numel() >= LEAST_NUMBERS and parameter.is_contiguous())
 
 
+def packs(parameter: torch.Tensor) -> bool:
+    """Whether a frozen parameter is large enough that packing it pays."""
+    return bool(parameter.numel() >= LEAST_NUMBERS)
+
+
 def casts(block: Block, parameter: nn.Parameter) -> bool:
     """Whether autocast casts a parameter in all its uses, as far as the classes of its modules can say."""
     owners = [owner for entry in block.entries if entry.parameter is parameter for owner in entry.owners]
@@ -350,4 +356,6 @@ def casts(block: Block, parameter: nn.Parameter) -> bool:
 
 
 def _packed(parameter: nn.Parameter) -> int:
+    if not packs(parameter):
+        return aligned(parameter.nbytes)
     return aligned(estimate(str(parameter.dtype).removeprefix("torch."), parameter.numel(), dense=True))

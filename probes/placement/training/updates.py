@@ -123,6 +123,7 @@ class Trained:
     others: list[dict[str, Any]] = field(default_factory=list)  # of each part, states of other sizes
     begun: list[bool] = field(default_factory=list)  # of each part: it has been updated, and has states
     gradient: torch.Tensor | None = None
+    gone: torch.Tensor | None = None  # in place of a gradient that has been used
     groups_left: int = 0  # that haven't taken the gradient yet
     passes: int = 0  # backward passes since the last update
     uses: int = 0  # of the working copy, in backward passes since the last update
@@ -217,6 +218,7 @@ class Group:
         self.made, self.updated, self.home = streams.event(), streams.event(), streams.event()
         self.held: list[torch.Tensor] = []  # gradients, until the card has used them
         self.taken_bytes = 0  # of these
+        self.is_made = False  # as far as the host has asked
 
     @property
     def slot_bytes(self) -> int:
@@ -377,6 +379,7 @@ class Updates:
         group.settings = self.settings()
         group.taken_bytes = group.gradient_bytes
         self._gradient_bytes += group.taken_bytes
+        group.is_made = False
         self._streams.compute.record(group.made)
         self._waiting.append(group)
 
@@ -413,7 +416,12 @@ class Updates:
             self._begin(self._chosen())
 
     def _chosen(self) -> Group:
-        ready = [group for group in self._waiting if group.made.reached()]
+        ready = []
+        for group in self._waiting:  # in the order in which the computing stream makes them
+            group.is_made = group.is_made or group.made.reached()
+            if not group.is_made:
+                break
+            ready.append(group)
         return min(ready or self._waiting[:1], key=lambda group: group.order)
 
     def ready(self, groups: Iterable[Group]) -> None:
@@ -539,6 +547,15 @@ class Updates:
         self._optimizer.state[one.parameter] = {
             k: one.states[k] if k in self._names else others.get(k, after[k]) for k in after
         }
+
+    def update_at_once(self, parameters: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Update parameters by their gradients as plain torch does. `parameters`: of each parameter group."""
+        pairs = zip(self._optimizer.param_groups, parameters, strict=True)
+        self._shadow.param_groups = [{**group, "params": list(chosen)} for group, chosen in pairs if chosen]
+        if self._shadow.param_groups:
+            self._shadow.state = self._optimizer.state
+            type(self._shadow).step(self._shadow)
+        self._shadow.state, self._shadow.param_groups = defaultdict(dict), []
 
     def share(self) -> None:
         """Let neighbours whose other states, such as a step's number, are equal have them in common."""
