@@ -67,9 +67,10 @@ def _write(content: dict[str, Any], path: Path, step: int) -> None:
     except (OSError, RuntimeError) as error:  # torch hides the disk's error in one of its own
         cause = error if isinstance(error, OSError) else error.__context__ or error.__cause__
         why = reason(cause) if isinstance(cause, OSError) else str(error).split("\n")[0][:120]
-        kept = "the one before is whole" if path.exists() else "there is none before it"
+        kept = "the one before is whole" if path.is_file() else "there is none before it"
         raise ReportError(
-            f"can't write the checkpoint of step {step} to {path}: {why}; {kept}", "free space there"
+            f"can't write the checkpoint of step {step} to {path}: {why}; {kept}",
+            "free space there, or choose another folder: --out DIR",
         ) from error
 
 
@@ -82,6 +83,8 @@ def resume(trainer: Trainer, folder: Path) -> bool:
     if not path.exists():
         return False
     again = f"remove it, or choose another folder: {path}"
+    if not path.is_file():  # a pipe would be waited for
+        raise ReportError(f"{path} is no regular file", again)
     try:
         with zipfile.ZipFile(path) as archive:  # torch compares no checksums
             if (name := archive.testzip()) is not None:

@@ -135,7 +135,7 @@ class StopAgreement:
 
     KEY: Final = "stop"
     SETTLED: Final = 8  # steps after which it is known how long one takes
-    EVERY_S: Final = 0.1  # between two looks into the store, which take about 0.1 ms
+    EVERY_S: Final = 1.0  # between two looks into the store: rank 0 answers them for all ranks
     MOST_STEPS: Final = 64
 
     def __init__(self, guard: Guard, store: Store) -> None:

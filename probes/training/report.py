@@ -181,6 +181,12 @@ def rank_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
 
 
+def rank_files(folder: Path) -> list[tuple[Path, int]]:
+    """All ranks' reports in a folder, by name, each with its rank's number. Raises OSError."""
+    found = ((path, _RANK.fullmatch(path.name)) for path in sorted(folder.iterdir()))
+    return [(path, int(match[1])) for path, match in found if match]
+
+
 def write_rank(report: RankReport, folder: Path) -> None:
     """Write a rank's report as a whole, or nothing. Raises ReportError."""
     path = rank_file(folder, report.rank)
@@ -192,7 +198,7 @@ def run_in(folder: Path, *, name: str = "") -> Run:
     """The run in a folder. Raises ReportError, also where no rank reported or ranks contradict each other."""
     reports = []
     with reading(folder, AGAIN):
-        paths = sorted(path for path in folder.iterdir() if _RANK.fullmatch(path.name))
+        paths = [path for path, _ in rank_files(folder)]
     for path in paths:
         with reading(path, AGAIN):
             value = json_of(files.read_text(path, most_bytes=MOST_RANK_BYTES))

@@ -24,7 +24,17 @@ from probes.fit.report import SHORT_OF_MEMORY, VERDICTS
 from probes.measure.worker import exit_now, require_torch
 from probes.training.guard import OTHERS_S, Guard, StopAgreement
 from probes.training.options import Start, start_of
-from probes.training.report import SYNTHETIC, TEMPFAIL, Device, Fault, RankReport, State, write_rank
+from probes.training.report import (
+    SYNTHETIC,
+    TEMPFAIL,
+    Device,
+    Fault,
+    RankReport,
+    State,
+    rank_file,
+    rank_files,
+    write_rank,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +55,7 @@ class Rank:
         self.device_name, self.library, self.backend = "not known yet", "not known yet", "none"
         self.resumed_at = 0
         self.code: int | None = None  # once it is known how the run ended
+        self._pid = os.getpid()  # a user's code may fork
 
     def _end(self, step: int, cause: str, code: int) -> None:
         """End the process from the guard's thread."""
@@ -92,14 +103,32 @@ class Rank:
             )
             error(f"error: rank {rank}: {busy}")
             return int(Exit.USAGE)
+        if not os.access(folder, os.W_OK | os.X_OK):  # now, and not after an epoch
+            error(f"error: rank {rank}: {folder} can't be written into; choose another folder: --out DIR")
+            return int(Exit.DATA)
+        self._clear()
         self.guard.start()
         try:
             return self._run()
         except BaseException as fault:  # a user's code may raise anything
+            if os.getpid() != self._pid:  # what it forked reports nothing, and closes nothing of the rank's
+                return _child_code(rank, fault)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a loader's process
             step, cause, code = self._judged(fault)
             self.report("failed", Fault(step, cause, code))
             return code
+
+    def _clear(self) -> None:
+        """Remove what an earlier start said of this run, and what it half wrote: the report of a rank that is
+        killed now must not be one that it wrote then."""
+        rank, world, folder = self.start.rank, self.start.world, self.start.folder
+        stale = [rank_file(folder, rank)]
+        if rank == 0:
+            files.sweep_partials(folder)
+            stale += [path for path, number in rank_files(folder) if number >= world]
+        for path in stale:
+            with suppress(OSError):
+                path.unlink()
 
     def _judged(self, fault: BaseException) -> tuple[int, str, int]:
         from probes.training.models import described
@@ -126,6 +155,7 @@ class Rank:
         return step, cause, int(code)
 
     def _run(self) -> int:
+        self.guard.moved("importing torch")
         require_torch("install torch: a build for this machine's cards")
         import torch
 
@@ -150,6 +180,9 @@ class Rank:
             )
         count = settings.samples * (start.world if settings.scaling == "weak" else 1)
         work = workload(settings, count)
+        if os.getpid() != self._pid:
+            raise RuntimeError("a function that the command names forked, and returned in both processes")
+        self._compare(len(work.samples))
         self.library = work.library
         trainer = Trainer(settings, work, device, guard)
         if trainer.batches.steps == 0:
@@ -229,12 +262,34 @@ class Rank:
         self.guard.store = ours
         return ours
 
+    def _compare(self, samples: int) -> None:
+        """Raises UsageError where ranks have different numbers of samples: one would wait for the other."""
+        if self.start.world == 1:
+            return
+        from torch import distributed
+
+        counts: list[int] = [0] * self.start.world
+        distributed.all_gather_object(counts, samples)
+        if other := next((at for at, count in enumerate(counts) if count != counts[0]), None):
+            raise UsageError(
+                f"the dataset has {counts[0]} samples on rank 0 and {counts[other]} on rank {other}",
+                "let it be the same on all ranks: each takes its own share of it",
+            )
+
     def _leave(self) -> None:
         from torch import distributed
 
         if distributed.is_initialized():
             with suppress(RuntimeError):
                 distributed.barrier()  # rank 0 has the store: it leaves with the others
+
+
+def _child_code(rank: int, fault: BaseException) -> int:
+    """The exit code of a process that a user's code has forked."""
+    if isinstance(fault, SystemExit) and (fault.code is None or isinstance(fault.code, int)):
+        return fault.code or 0
+    error(f"error: a process that rank {rank} forked: {type(fault).__name__}: {fault}")
+    return 1
 
 
 def _lost(fault: BaseException) -> bool:

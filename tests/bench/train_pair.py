@@ -1,21 +1,24 @@
 """Our loop and a loop as people write it, epoch by epoch in turns, on equal models and the same samples.
 
-One rank; started by torchrun for several. Rank 0 prints a line of JSON: the seconds of each pair of epochs,
-ours first.
+One rank; started by torchrun for several. A block is four epochs, ours, bare, bare, ours, and the next begins
+with bare: so a machine that gets slower meets both alike. Epochs are short, and blocks many, since the speed
+of a machine changes within seconds. Rank 0 prints a line of JSON: seconds of both in each block, ours first.
 
 The bare loop reads no loss, keeps no time, and knows no signal: it is the fastest that can be written.
 """
 
 import gc
 import json
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from board import Board
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -27,7 +30,32 @@ from probes.training.loop import HALVES, RATE, Trainer
 from probes.training.models import Workload, loss_of, workload
 from probes.training.report import Settings
 
-WARM = 1  # pairs that aren't counted
+WARM = 1  # blocks that aren't counted
+WITHIN = 0.02
+
+
+def judged(board: Board, name: str, printed: str) -> None:
+    """The bars of what a run printed: the median of its blocks with its interval, and its parts' sum."""
+    result = json.loads(printed.splitlines()[-1])
+    ratios = sorted(ours / bare for ours, bare in result["blocks"])
+    beside = round(0.98 * math.sqrt(len(ratios)))  # 95 % of medians are between these two, by the binomial
+    middle = (len(ratios) - 1) / 2
+    low, high = max(math.floor(middle) - beside, 0), min(math.ceil(middle) + beside, len(ratios) - 1)
+    steps = 2 * result["steps"]  # of two epochs
+    board.bar(
+        f"{name}: our loop / bare loop, median of {len(ratios)} blocks of four epochs",
+        statistics.median(ratios),
+        1 + WITHIN,
+        "ratio",
+        interval=[round(ratios[low], 4), round(ratios[high], 4)],
+        more_ms_a_step=round(1e3 * statistics.median(a - b for a, b in result["blocks"]) / steps, 3),
+        step_ms=round(1e3 * statistics.median(b for _, b in result["blocks"]) / steps, 2),
+        waiting_for_data=round(statistics.median(result["data"]), 3),
+        samples_per_s=round(statistics.median(result["rate"]), 1),
+        ratios=[round(ours / bare, 4) for ours, bare in result["blocks"]],
+    )
+    worst = max(abs(total - 1) for total in result["sums"])
+    board.bar(f"{name}: |parts / wall - 1|, worst of {len(result['sums'])} epochs", worst, WITHIN, "ratio")
 
 
 def bare(
@@ -68,8 +96,8 @@ def bare(
 
 
 def main() -> None:
-    """MODEL BATCH PRECISION SAMPLES TOKENS PAIRS WORKERS THREADS DEVICE."""
-    model, batch, precision, samples, tokens, pairs, workers, threads, kind = sys.argv[1:]
+    """MODEL BATCH PRECISION SAMPLES TOKENS BLOCKS WORKERS THREADS DEVICE."""
+    model, batch, precision, samples, tokens, blocks, workers, threads, kind = sys.argv[1:]
     settings = Settings(
         model,
         batch=int(batch),
@@ -111,27 +139,35 @@ def main() -> None:
             distributed.barrier()
         return time.perf_counter() - began
 
-    seconds = []
-    for number in range(int(pairs) + WARM):
-        if number == WARM:  # what is there stays: a collection of it would fall into one epoch of either
-            gc.collect()
-            gc.freeze()
-        each = {
+    def block(number: int) -> tuple[float, float]:
+        each: dict[str, Callable[[], object]] = {
             "ours": lambda: ours.epoch(lambda: agreement.here(ours.place.step)),
-            "bare": lambda number=number: theirs(number),
+            "bare": lambda: theirs(number),
         }
-        order = ("ours", "bare") if number % 2 else ("bare", "ours")
-        took = {name: timed(each[name]) for name in order}
-        seconds.append((took["ours"], took["bare"]))
+        outer, inner = ("bare", "ours") if number % 2 else ("ours", "bare")
+        took = dict.fromkeys(each, 0.0)
+        for name in (outer, inner, inner, outer):
+            took[name] += timed(each[name])
+        return took["ours"], took["bare"]
+
+    for number in range(WARM):
+        block(number)
+    gc.collect()
+    gc.freeze()  # what is there stays: a collection of it would fall into one epoch of either
+    seconds = [block(number) for number in range(int(blocks))]
     if rank == 0:
-        sums = [
-            (e.data_s + e.compute_s + _known(e.exchange_s) + _known(e.waiting_s)) / e.wall_s
-            for e in ours.epochs[WARM:]
-        ]
-        rate = samples and [e.samples * world / e.wall_s for e in ours.epochs[WARM:]]
-        data = [e.data_s / e.wall_s for e in ours.epochs[WARM:]]
-        result = {"pairs": seconds[WARM:], "sums": sums, "rate": rate, "data": data}
-        result["settings"] = replace(settings).__dict__
+        epochs = ours.epochs[2 * WARM :]
+        result = {
+            "blocks": seconds,
+            "steps": epochs[0].steps,
+            "sums": [
+                (e.data_s + e.compute_s + _known(e.exchange_s) + _known(e.waiting_s)) / e.wall_s
+                for e in epochs
+            ],
+            "rate": [e.samples * world / e.wall_s for e in epochs],
+            "data": [e.data_s / e.wall_s for e in epochs],
+            "settings": settings.__dict__,
+        }
         print(json.dumps(result), flush=True)
     if world > 1:
         distributed.barrier()

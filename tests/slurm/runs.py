@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from cluster import ROOT, Cluster
 
 PYTHON = Path(sys.executable).parent
@@ -49,11 +50,9 @@ class Launched:
 
     @property
     def step(self) -> int:
-        """The last step that a checkpoint or a report shows; 0 before."""
-        try:
-            return len(self.rank(0)["losses"])
-        except OSError:
-            return 0
+        """The step of the last checkpoint; 0 before."""
+        path = self.out / "checkpoint.pt"
+        return torch.load(path, weights_only=True)["place"]["step"] if path.exists() else 0
 
 
 def launched(cluster: Cluster, out: Path, *words: str, command: tuple[str, ...] = ()) -> Launched:

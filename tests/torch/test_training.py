@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 
 import pytest
 import torch
@@ -121,6 +122,7 @@ def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
         (("--precision", "tf32"), 2, "TF32 is a format of NVIDIA's GPUs"),
         (("--data", "training_cases:nothing"), 2, "training_cases:nothing can't be called"),
         (("--data", "training_cases:Model"), 2, "no dataset with a length"),
+        (("--data", "training_cases:uneven"), 2, "has 96 samples on rank 0 and 95 on rank 1"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused_by_every_rank(ranks, tmp_path, words, code, said):
@@ -145,6 +147,34 @@ def test_a_checkpoint_of_another_run_or_a_broken_one_is_refused(ranks, tmp_path)
         assert codes == [5], log
         assert "checkpoint.pt is broken" in log
         assert "Traceback" not in log
+    (tmp_path / "checkpoint.pt").unlink()
+    os.mkfifo(tmp_path / "checkpoint.pt")
+    codes, log = ranks.run(tmp_path, *FEW, "--resume")
+    assert codes == [5], log
+    assert "checkpoint.pt is no regular file" in log
+
+
+def test_what_an_earlier_start_left_is_no_report_of_this_one(ranks, tmp_path):
+    half_written = tmp_path / ".weir-0123456789abcdef.partial"
+    half_written.touch()
+    codes, log = ranks.run(tmp_path, *FEW, "--checkpoint-every", 2, world=2)
+    assert codes == [0, 0], log
+    assert not half_written.exists()
+    codes, _ = ranks.run(tmp_path, *FEW, world=2, plant={"kind": "kill", "rank": 1, "step": 4})
+    assert codes == [4, -9]
+    assert "rank 1 left no report" in figures.cause_of(run_in(tmp_path))
+    (tmp_path / "rank-1.json").write_text("{}")
+    codes, log = ranks.run(tmp_path, *FEW)
+    assert codes == [0], log
+    assert run_in(tmp_path).state == "done"
+
+
+def test_a_process_that_a_users_code_forks_reports_nothing(ranks, tmp_path):
+    codes, log = ranks.run(tmp_path, *FEW, plant={"kind": "forks"})
+    assert codes == [0], log
+    assert "error: a process that rank 0 forked: " in log
+    assert "error: rank 0" not in log
+    assert run_in(tmp_path).state == "done"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 import numpy
 import torch
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 PLANT = json.loads(os.environ.get("WEIR_PLANT", "{}"))
@@ -40,7 +41,7 @@ class Own:
     def __init__(self):
         self.most = 0.0
         self._now = self._planted = 0.0  # since gradients left the last time
-        self._left = self._exchange = 0.0
+        self._exchange = 0.0
         self._since = None
 
     def begins(self):
@@ -53,18 +54,18 @@ class Own:
             self._now += time.perf_counter() - self._since
             self._since = None
 
-    def exchanges(self, all_reduce):
-        """Gradients leave: with them, what it computed since the last time."""
+    def exchange(self, gradients):
+        """Exchange gradients, and before them what ranks computed since the last time."""
         self.ends()
         both = torch.tensor([self._now - self._planted, -self._exchange])
         self._now = self._planted = 0.0
-        all_reduce(both, distributed.ReduceOp.MAX)
+        distributed.all_reduce(both, distributed.ReduceOp.MAX)
         self.most = float(both[0] - both[1])
-        self._left = time.perf_counter()
-
-    def returns(self):
-        """Gradients are back."""
-        self._exchange = 0.0 if planted("link") else time.perf_counter() - self._left
+        left = time.perf_counter()
+        distributed.all_reduce(gradients.div_(distributed.get_world_size()))
+        self._exchange = time.perf_counter() - left
+        if planted("link"):
+            self.plant()
         self.begins()
 
     def plant(self, share=1.0):
@@ -117,8 +118,11 @@ class Model(torch.nn.Module):
 class Samples(Dataset):
     """Inputs and labels by their numbers."""
 
+    def __init__(self, count=96):
+        self.count = count
+
     def __len__(self):
-        return 96
+        return self.count
 
     def __getitem__(self, number):
         OWN.ends()
@@ -136,6 +140,11 @@ class Samples(Dataset):
 
 def model():
     """What --model names."""
+    if planted("forks"):
+        child = os.fork()
+        if not child:
+            raise KeyError("in a child")
+        os.waitpid(child, 0)
     if PLANT.get("kind") in ("loader", "straggler", "link"):
         _watched_link()
     return Model()
@@ -146,27 +155,27 @@ def samples():
     return Samples()
 
 
+def uneven():
+    """Fewer on rank 1."""
+    return Samples(96 - RANK)
+
+
 def _watched_link():
-    """Tell OWN when gradients leave and are back. A slow link takes longer, and nobody is busy meanwhile."""
-    quick = distributed.all_reduce
+    """Have OWN exchange gradients when all are made, so that nothing of it is hidden behind computing."""
+    plain = DistributedDataParallel.__init__
 
-    def watched(tensor, *args, **how):
-        OWN.exchanges(quick)
-        work = quick(tensor, *args, **how)
-        if not how.get("async_op"):
-            return work
-        future = work.get_future()
+    def exchange(_, bucket):
+        exchanged = torch.futures.Future()
 
-        class Late:
-            def get_future(self):
-                def late(done):
-                    if planted("link"):
-                        OWN.plant()
-                    OWN.returns()
-                    return done.value()
+        def now():
+            OWN.exchange(bucket.buffer())
+            exchanged.set_result(bucket.buffer())
 
-                return future.then(late)
+        torch.autograd.Variable._execution_engine.queue_callback(now)  # DDP's wait for it comes after it
+        return exchanged
 
-        return Late()
+    def watched(self, *args, **how):
+        plain(self, *args, **how)
+        self.register_comm_hook(None, exchange)
 
-    distributed.all_reduce = watched
+    DistributedDataParallel.__init__ = watched

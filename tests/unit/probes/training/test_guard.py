@@ -5,6 +5,7 @@ import random
 import pytest
 
 from probes.training.guard import Guard, StopAgreement
+from probes.training.worker import main
 
 
 class Shared:
@@ -72,3 +73,11 @@ def test_a_rank_says_where_it_is_when_another_gives_up_though_its_own_time_is_no
     store.set("stuck", "0")
     guard._answer()
     assert store.values["stuck/1"] == b"compute of step 7"
+
+
+def test_a_folder_that_cannot_be_written_into_is_refused_before_anything_is_trained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["m:f", "--data", "m:d", "--out", "/dev/null/x"]) == 5
+    told = "error: rank 0: /dev/null/x can't be written into; choose another folder: --out DIR\n"
+    assert capsys.readouterr().err == told
