@@ -47,7 +47,7 @@ class AliveBytes(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._align = ALIGNMENT[device.partition(":")[0]]
         self._seen: Any = weakref.WeakKeyDictionary()
-        self.alive = self.highest = self.calls = 0
+        self.alive = self.highest = self.dispatched = 0
         self.at_highest: Callable[[], None] = lambda: None
 
     def __torch_dispatch__(
@@ -59,7 +59,7 @@ class AliveBytes(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:  # noqa: ANN401  # what the operation gives
         """Run an operation and count what it made."""
         made = function(*args, **(kwargs or {}))
-        self.calls += 1
+        self.dispatched += 1
         self.count(made)
         return made
 

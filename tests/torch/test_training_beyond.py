@@ -15,7 +15,8 @@ from late_lanes import LateLanes
 from torch import nn
 
 from probes.placement import PlacementError, PlanImpossible, plan_training, train
-from probes.placement.training import activations, plan
+from probes.placement.training import activations
+from probes.placement.training import plan as plans
 from probes.placement.training.handle import Training
 
 torch.manual_seed(0)
@@ -102,7 +103,7 @@ def moving(amp=torch.bfloat16, made="kept", **more):
 @pytest.fixture(autouse=True)
 def small_ones_move_too(monkeypatch):
     monkeypatch.setattr(activations, "LEAST_BYTES", 1)
-    monkeypatch.setattr(plan, "LEAST_NUMBERS", 1 << 16)
+    monkeypatch.setattr(plans, "LEAST_NUMBERS", 1 << 16)
 
 
 def same(a, b):

@@ -18,8 +18,8 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block
 from probes.placement.packing.format import PackedForm, aligned
-from probes.placement.packing.packed import form, packed_in, write_into
-from probes.placement.packing.tensors import Packed, pack, unpack
+from probes.placement.packing.packed import Packed, form, packed_in, write_into
+from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.streams import Event, Streams
 from probes.placement.training.activations import in_backward

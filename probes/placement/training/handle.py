@@ -562,7 +562,8 @@ def _gone(one: Trained) -> torch.Tensor:
 
 def _move_state(state: "dict[str, Any] | None", device: torch.device) -> None:
     """Let states of a parameter's size be where it is; a step's number stays where the optimizer put it."""
-    for key, value in (state or {}).items():
+    state = {} if state is None else state
+    for key, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim():
             state[key] = value.to(device)
 

@@ -205,7 +205,7 @@ class _Marks:
         if in_backward():
             return
         self._at, self._flops_at = self._counter.alive, self._flops.get_total_flops()
-        self._calls_at = self._counter.calls
+        self._calls_at = self._counter.dispatched
         if self._first < 0:
             self._first = self._at
 
@@ -221,7 +221,7 @@ class _Marks:
         self._output[name] = self._output.get(name, 0) + self._counter.bytes_of(tensors)
         products = self._flops.get_total_flops() - self._flops_at
         self._products[name] = self._products.get(name, 0) + products
-        self._calls[name] = self._calls.get(name, 0) + self._counter.calls - self._calls_at
+        self._calls[name] = self._calls.get(name, 0) + self._counter.dispatched - self._calls_at
         self._last = self._counter.alive
         self._counter.highest = self._last
         for tensor in tensors:
@@ -265,6 +265,6 @@ class _Marks:
             products,
             self._products,
             self._calls,
-            self._counter.calls,
+            self._counter.dispatched,
             on_gpu,
         )

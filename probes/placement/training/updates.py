@@ -140,12 +140,12 @@ class Part:
     @property
     def n_bytes(self) -> int:
         """In the parameter's own dtype."""
-        return (self.last - self.first) * self.of.parameter.element_size()
+        return (self.last - self.first) * int(self.of.parameter.element_size())
 
     @property
     def at(self) -> int:
         """Where its bytes begin in the block's homes."""
-        return self.of.at + self.first * self.of.parameter.element_size()
+        return self.of.at + self.first * int(self.of.parameter.element_size())
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its numbers of a tensor that has the parameter's shape: a view."""
@@ -473,7 +473,7 @@ class Updates:
         self._taken(group)
 
     def _update_in_place(self, group: Group) -> None:
-        """Update parts whose states are on the card, there and then: neither the link nor a buffer is needed."""
+        """Update parts whose states are on the card there and then: neither link nor buffer is needed."""
         gradients = {part: part.of.gradient for part in group.parts}
         updated: list[_Update] = []
         streams = self._streams
