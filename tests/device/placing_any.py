@@ -76,6 +76,8 @@ def judge(board: Any, rows: list[dict[str, Any]]) -> None:
         board.figure(f"{title}: measured", len(timed), "cases")
         differing = sum(bool(row["differing_bits"]) for row in timed)
         board.bar(f"{title}: other bits than resident", differing, 0, "cases")
+        repeats = sum(not row["resident_again_differing_bits"] for row in of)
+        board.figure(f"{title}: resident twice has the same bits", repeats, "cases")
     if slow := [row["over"] for row in cases if row.get("over")]:
         board.bar("any architecture: eager placed over resident or captured", max(slow), EAGER_OVER, "x")
 
@@ -107,7 +109,8 @@ def _model(group: Any, model: Model) -> None:
 
 
 def _times(resident: dict[str, Any]) -> dict[str, Any]:
-    return {f"resident_{name}": resident[name] for name in ("eager_s", "captured_s")}
+    names = ("eager_s", "captured_s", "again_differing_bits")
+    return {f"resident_{name}": resident[name] for name in names}
 
 
 def _resident(bench: Bench, batch: int) -> dict[str, Any]:
@@ -115,6 +118,7 @@ def _resident(bench: Bench, batch: int) -> dict[str, Any]:
     output = bench.model.output(one()).cpu()
     found: dict[str, Any] = {
         "output": output,
+        "again_differing_bits": differing_bits(bench.model.output(one()).cpu(), output),
         "eager_s": wall_s(one, least_s=0.05, samples=5),
         "captured_s": None,
     }
