@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from probes.core.errors import PlacementError
 from probes.placement.packing.staging import host_buffer
+from probes.placement.runtime.packed_tables import autocast_dtype
 from probes.placement.runtime.streams import Event, Streams
 
 LEAST_BYTES: Final = 1 << 18  # of an input that moves
@@ -152,9 +153,7 @@ class _Again:
         self._places: list[weakref.ref[_Saved]] = []
         self._random = _random_states(device)
         kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-        self._autocast = [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds
-        ]
+        self._autocast = [(kind, autocast_dtype(kind)) for kind in kinds]
         self._caches = torch.is_autocast_cache_enabled()
 
     def __call__(self) -> Any:  # noqa: ANN401  # the block's
@@ -185,10 +184,9 @@ class _Again:
         _set_random_states(self._random)
         try:
             with torch.enable_grad(), ExitStack() as stack:
-                for kind, dtype, enabled in self._autocast:
-                    stack.enter_context(
-                        torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self._caches)
-                    )
+                for kind, dtype in self._autocast:
+                    cast = {"enabled": False} if dtype is None else {"dtype": dtype}
+                    stack.enter_context(torch.autocast(kind, cache_enabled=self._caches, **cast))
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(fill, _never))
                 self._forward()
         except _Enough:
@@ -213,7 +211,8 @@ def _never(_: object) -> torch.Tensor:
 def _random_states(device: torch.device) -> list[tuple[torch.Generator, torch.Tensor]]:
     generators = [torch.default_generator]
     if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
     return [(generator, generator.get_state()) for generator in generators]
 
 
