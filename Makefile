@@ -91,11 +91,14 @@ $(UNITS): export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 # their files lie in memory where that can be: a thousand of them are synced
 $(UNITS): export PYTEST_DEBUG_TEMPROOT := $(wildcard /dev/shm)
 
+# so that both take as long
+WITH_PROBES := $(addprefix tests/unit/,contracts fits launch)
+
 unit-probes: $(READY)
-	$(call group,$(PY),$(UNIT)/probes tests/unit/fits tests/unit/launch -m "not thorough")
+	$(call group,$(PY),$(UNIT)/probes $(WITH_PROBES) -m "not thorough")
 
 unit-others: $(READY)
-	$(call group,$(PY),$(UNIT) --ignore=tests/unit/probes --ignore=tests/unit/fits --ignore=tests/unit/launch -m "not thorough")
+	$(call group,$(PY),$(UNIT) $(addprefix --ignore=,tests/unit/probes $(WITH_PROBES)) -m "not thorough")
 
 # simulations, fuzzing, limits at full size and whatever takes a tenth of a second, which `check` leaves out
 unit-thorough: $(READY)
