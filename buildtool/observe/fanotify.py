@@ -8,6 +8,7 @@ import os
 import select
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _AT_FDCWD = -100
 _EVENT = struct.Struct("=IBBHQii")  # fanotify_event_metadata
 _READ_BYTES = 64 << 10
 _POLL_S = 0.2
+STARTS_WITHIN_S = 10.0  # of the engine's word that it runs
 
 
 class Fanotify:
@@ -105,11 +107,21 @@ def _files_below(root: bytes) -> Iterator[str]:
 
 
 def is_local(pid: int, gate: str) -> bool:
-    """Whether a container's first process is this host's, and not that of another machine with an engine."""
-    try:
-        return gate.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    """Whether a container's first process is this host's, and not that of another machine with an engine.
+
+    The engine may say that it runs while it is still `runc init`, the runtime's own program: that is waited for.
+    """
+    ends = time.monotonic() + STARTS_WITHIN_S
+    while True:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        if gate.encode() in words:
+            return True
+        if words[1:2] not in ([b"init"], []) or time.monotonic() > ends:
+            return False
+        time.sleep(0.01)
 
 
 def _error(call: str) -> OSError:

@@ -85,8 +85,8 @@ def observe(engine: Engine, ref: str, workload: Workload, *, method: str, progre
     return Observation(paths, used)
 
 
-class _Refused(Exception):
-    """A way of watching doesn't work here."""
+class _Refused(OSError):
+    """A way of watching doesn't work here. An OSError, since those pass through what words the engine's."""
 
 
 def _observed(

@@ -39,6 +39,20 @@ def test_both_ways_of_watching_see_the_same_files_of_threads_children_and_progra
     assert "/tmp/mine" not in lists["inotify"], "what a run makes and removes is no file of its image"
 
 
+def test_where_fanotify_is_refused_the_container_watches_itself(tmp_path: Path) -> None:
+    refuses = (
+        "import sys\nfrom buildtool.cli.program import main\nfrom buildtool.observe import runs\n"
+        "runs.is_local = lambda *_: False\nsys.exit(main(sys.argv[1:]))"
+    )
+    words = ["observe", "--keep", str(tmp_path / "keep"), IMAGE, "--", "python3", "-S", "-c", READS]
+    done = subprocess.run(
+        [sys.executable, "-c", refuses, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fanotify can't watch: the engine is on another machine" in done.stderr
+    assert "/usr/bin/env" in (tmp_path / "keep").read_text().splitlines()
+
+
 def test_a_run_that_fails_leaves_the_list_as_it_was(tmp_path: Path) -> None:
     keep = tmp_path / "keep"
     keep.write_text("/a\n")
