@@ -109,7 +109,7 @@ def _files_below(root: bytes) -> Iterator[str]:
 def is_local(pid: int, gate: str) -> bool:
     """Whether a container's first process is this host's, and not that of another machine with an engine.
 
-    The engine may say that it runs while it is still `runc init`, the runtime's own program: that is waited for.
+    The engine may say that it runs while it is still the runtime's `runc init`: that is waited for.
     """
     ends = time.monotonic() + STARTS_WITHIN_S
     while True:
