@@ -14,6 +14,6 @@ set -uo pipefail
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 # Equal losses need cuBLAS's same workspaces; other parts go without: torch 2.11 parses the setting by a regular
 # expression at every product, which took over a third of a step's launches on an H100's host
-[[ " $* " == *losses* ]] && export CUBLAS_WORKSPACE_CONFIG=${CUBLAS_WORKSPACE_CONFIG:-:4096:8}
+[[ " $* " != *--only* || " $* " == *losses* ]] && export CUBLAS_WORKSPACE_CONFIG=${CUBLAS_WORKSPACE_CONFIG:-:4096:8}
 export PYTHONPATH=$PWD:$PWD/tests/bench${PYTHONPATH:+:$PYTHONPATH}
 exec timeout -k 10 "${LIMIT_S:-540}" "${PYTHON:-python3}" tests/device/training_beyond.py --out "${OUT:-reports/training}" "$@"
