@@ -145,7 +145,7 @@ class _Again:
     """A block's forward whose saved tensors aren't kept: it is done again when the first is asked for.
 
     What torch's non-reentrant checkpoint does, with the same graph and so the same sums of gradients, in a
-    third of its Python: a place for each saved tensor instead of handles by graph and hashes of holders.
+    part of its Python: a place for each saved tensor instead of handles by graph and hashes of holders.
     """
 
     def __init__(self, forward: Callable[[], Any], module: nn.Module, device: torch.device) -> None:
