@@ -303,8 +303,10 @@ def _streamed(codes: torch.Tensor, in_blocks: torch.Tensor) -> torch.Tensor:
     to = torch.arange(codes.numel(), device=codes.device) + moved.repeat_interleave(in_blocks)
     padded = torch.zeros(int(room.sum()), dtype=torch.uint8, device=codes.device)
     padded[to] = codes
-    eights = 8.0 ** torch.arange(_TOGETHER, dtype=torch.float64, device=codes.device)
-    together = (padded.view(-1, _TOGETHER).to(torch.float64) @ eights).to(torch.int64)  # of 48 bits: exact
+    together = padded  # integers alone: a GPU's power of a floating-point number is off by its last bit
+    for bits, dtype in ((3, torch.uint8), (6, torch.int32), (12, torch.int32), (24, torch.int64)):
+        pairs = together.view(-1, 2).to(dtype)
+        together = pairs[:, 0] | (pairs[:, 1] << bits)
     return together.view(torch.int16).view(-1, 4)[:, :3].reshape(-1)
 
 
