@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS
 
@@ -178,8 +178,6 @@ def piece_bytes(shape: tuple[int, ...]) -> int:
     return piece_rows(shape) * shape[1] * 2
 
 
-Kind = Literal["gaussian"]
-
 DENSE_FROM: Final = 1 << 17  # weights of a tensor, below which 2-bit codes aren't worth their padding
 WORTH_IT: Final = 0.97  # packed over raw bytes; a tensor that saves less stays as it is
 LEAST_SAVED: Final = 1024  # bytes likewise: a norm's weights save 256, and each pass pays a kernel for them
@@ -198,14 +196,12 @@ _PARTS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
 _DENSE: Final = (8.0, 2.0, *_TWO)  # bfloat16 in the layout `b10`
 
 
-def estimate(dtype: str, n_weights: int, kind: Kind = "gaussian", *, dense: bool = False) -> int:
-    """Predicted bytes of a packed tensor of `dtype` (torch's name), aligned as in a flat buffer.
+def estimate(dtype: str, n_weights: int, *, dense: bool = False) -> int:
+    """Predicted bytes of a packed tensor of Gaussian weights of `dtype` (torch's name) in a flat buffer.
 
     A tensor that isn't worth packing is counted as it is. `dense` predicts the layout with
-    2-bit codes, which only bfloat16 has beside the usual one. Raises KeyError for an unknown dtype or kind.
+    2-bit codes, which only bfloat16 has beside the usual one. Raises KeyError for an unknown dtype.
     """
-    if kind != "gaussian":
-        raise KeyError(kind)
     raw = -(-n_weights * DTYPE_BITS[dtype] // 8)
     parts = _DENSE if dense and dtype == "bfloat16" else _PARTS.get(dtype, ())
     packed = sum(aligned(int(n_weights * bits / 8)) for bits in parts)

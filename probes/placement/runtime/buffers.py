@@ -6,10 +6,10 @@ dimensions in memory: a library may choose another product, and round otherwise,
 transposed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from probes.placement.packing.format import (
 )
 from probes.placement.packing.packed import Packed, as_it_is, form, packed_in
 from probes.placement.runtime.streams import Event, Streams
-from probes.placement.types import Plan
+from probes.placement.types import BlockPlan
 
 # Buffers on the device
 
@@ -272,34 +272,10 @@ def memory_order(entry: Entry) -> tuple[int, ...]:
 
 # How a plan has blocks stored
 
-
-@dataclass(frozen=True)
-class StorageOptions:
-    """What a plan says of how blocks are stored, besides their tiers. Names of blocks."""
-
-    fast: bool  # few rows are multiplied with packed weights
-    dense: Collection[str] = ()  # packed with 2-bit codes
-    kept: Collection[str] = ()  # kept as bfloat16 and converted for each call
-    tables: Collection[str] = ()  # packed and never unpacked as a whole
-
-    @staticmethod
-    def of(plan: Plan) -> "StorageOptions":
-        """The options of a plan."""
-        return StorageOptions(
-            plan.objective == "fast",
-            {block.name for block in plan.blocks if block.dense},
-            {block.name for block in plan.blocks if block.kept},
-            {block.name for block in plan.blocks if block.table},
-        )
-
-    def is_compared(self, block: Block) -> bool:
-        """Whether a table's products in pieces are compared with those of the whole, read in place."""
-        return block.name in self.tables and not self.fast and is_multiplied(block.entries[0])
+PlannedBlock: TypeAlias = tuple[Block, BlockPlan]
 
 
-def store_block(
-    block: Block, packed: Sequence[Packed | None], options: StorageOptions, *, most: int
-) -> StoredBlock:
+def store_block(block: Block, plan: BlockPlan, packed: Sequence[Packed | None], *, most: int) -> StoredBlock:
     """Lay a block out, given the outline of each of its packed entries; None for one that isn't packed.
 
     At most `most` bytes are copied at once; 0: the block is copied as a whole. It is cut only where its
@@ -308,23 +284,21 @@ def store_block(
     forms: list[PackedForm | None] = []
     cuts: list[Cuts] = []
     for entry, outline in zip(block.entries, packed, strict=True):
-        forms.append(form(outline) if outline else _given_form(block, entry, options))
+        forms.append(form(outline) if outline else _given_form(entry) if plan.kept else None)
         cuts.append(_cuts(entry, outline, most) if most and (outline or forms[-1] is None) else ())
     stored = lay_out(block, forms)
     cut = replace(lay_out(block, forms, cuts), most=most)
     several = stored.is_unpacked or len(cut.pieces) > 1
     if most and several and cut.n_bytes <= unpacked_bytes(block):
         stored = cut
-    if block.name in options.tables and forms[0] is not None:
+    if plan.table and forms[0] is not None:
         stored = replace(stored, table=True, room=table_room(block.entries[0]))
     return stored
 
 
-def _given_form(block: Block, entry: Entry, options: StorageOptions) -> PackedForm | None:
+def _given_form(entry: Entry) -> PackedForm | None:
     """The form of an entry that is kept as bfloat16 and converted for each call; None for any other."""
-    if not entry.converts or block.name not in options.kept:
-        return None
-    return as_it_is(tuple(entry.shape[d] for d in memory_order(entry)))
+    return as_it_is(tuple(entry.shape[d] for d in memory_order(entry))) if entry.converts else None
 
 
 def _cuts(entry: Entry, outline: Packed | None, most: int) -> Cuts:

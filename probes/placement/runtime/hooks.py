@@ -238,11 +238,14 @@ class InputConversionHook(ForwardHook):
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
         if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):
-            args, kwargs = map_tensors(args, self._converted), map_tensors(kwargs, self._converted)
+            change = partial(converted, dtype=self._dtype)
+            args, kwargs = map_tensors(args, change), map_tensors(kwargs, change)
         return self.forward(*args, **kwargs)
 
-    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._dtype) if tensor.dtype is torch.bfloat16 else tensor
+
+def converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in another dtype, if it is bfloat16."""
+    return tensor.to(dtype) if tensor.dtype is torch.bfloat16 else tensor
 
 
 def outside_transforms(step: Callable[..., None]) -> Callable[..., None]:

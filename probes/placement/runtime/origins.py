@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.placement.models.modules import Block, Entry
-from probes.placement.runtime.buffers import raw_view
-from probes.placement.runtime.hooks import ForwardHook
+from probes.placement.models.modules import Entry
+from probes.placement.runtime.buffers import PlannedBlock, raw_view
+from probes.placement.runtime.hooks import ForwardHook, InputConversionHook, converted
 from probes.placement.runtime.offloaded import DetachedParameter
 from probes.placement.types import Plan
 
@@ -88,26 +88,36 @@ class ParameterOrigins:
     def move_buffers(self, model: nn.Module, device: torch.device, staying: Collection[nn.Module]) -> None:
         """Move buffers to the device, except those of modules that compute on the host."""
         kept = set(map(id, staying))
-        moved: dict[int, torch.Tensor] = {}
-        for module in model.modules():
-            for key, buffer in module._buffers.items():
-                if buffer is None or id(module) in kept or buffer.device == device:
-                    continue
-                if id(buffer) not in moved:
-                    moved[id(buffer)] = buffer.to(device)
-                module._buffers[key] = moved[id(buffer)]
-                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, moved[id(buffer)]))
+        moving = (module for module in model.modules() if id(module) not in kept)
+        self._change_buffers(moving, lambda buffer: buffer.to(device))
 
-    def convert_buffers(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Convert buffers that are bfloat16."""
-        converted: dict[int, torch.Tensor] = {}
-        for module in model.modules():
+    def convert_buffers(self, model: nn.Module, dtype: torch.dtype | None) -> None:
+        """Convert buffers that are bfloat16; None: nothing is converted."""
+        if dtype is not None:
+            self._change_buffers(model.modules(), partial(converted, dtype=dtype))
+
+    def convert_inputs(
+        self, model: nn.Module, blocks: Iterable[PlannedBlock], dtype: torch.dtype | None
+    ) -> None:
+        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
+        if dtype is not None:
+            modules = (*(module for block, _ in blocks for module in block.modules), model)
+            for module in {id(module): module for module in modules}.values():
+                self.add_hook(module, partial(InputConversionHook, dtype=dtype))
+
+    def _change_buffers(
+        self, modules: Iterable[nn.Module], change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        changed: dict[int, torch.Tensor] = {}
+        for module in modules:
             for key, buffer in module._buffers.items():
-                if buffer is None or buffer.dtype is not torch.bfloat16:
+                if buffer is None:
                     continue
-                new = converted.setdefault(id(buffer), buffer.to(dtype))
-                module._buffers[key] = new
-                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, new))
+                if id(buffer) not in changed:
+                    changed[id(buffer)] = change(buffer)
+                if (new := changed[id(buffer)]) is not buffer:
+                    module._buffers[key] = new
+                    self._buffers.append(_BufferOrigin(module._buffers, key, buffer, new))
 
     def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
         """Replace the module's forward by the hook that `make` makes of it."""
@@ -330,9 +340,3 @@ def bfloat16_target(plan: Plan) -> torch.dtype | None:
 
 
 _BECOMES = {"float16": torch.float16, "float32": torch.float32}
-
-
-def converting_modules(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
-    """Where inputs of another dtype may come in: the blocks, which any method may call, and the model."""
-    modules = [*(module for block, _ in blocks for module in block.modules), model]
-    return list({id(module): module for module in modules}.values())
