@@ -6,7 +6,7 @@ dimensions in memory: a library may choose another product, and round otherwise,
 transposed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -26,7 +26,7 @@ from probes.placement.packing.format import (
     piece_bytes,
 )
 from probes.placement.packing.packed import Packed, as_it_is, form, packed_in
-from probes.placement.runtime.streams import Event, Streams
+from probes.placement.runtime.streams import Event
 from probes.placement.types import BlockPlan
 
 # Buffers on the device
@@ -93,11 +93,6 @@ class DeviceBuffer:
         self.filled = self.computed = self.unpacked = None
 
 
-def make_buffers(memories: Iterable[torch.Tensor], streams: Streams) -> list[DeviceBuffer]:
-    """A pool of buffers, one over each of these memories."""
-    return [DeviceBuffer(memory, (streams.event(), streams.event(), streams.event())) for memory in memories]
-
-
 # A block's bytes
 
 
@@ -156,6 +151,15 @@ class StoredEntry:
         assert self.form
         assert len(self.units) == 1
         return packed_in(self.form, self.bytes(buffer))
+
+    def unpacked(
+        self, buffer: torch.Tensor, unpack: Callable[..., Any], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The values in memory of their own, where the entry's bytes are. `dtype`: as in `raw_view`."""
+        dtype = dtype or self.entry.dtype
+        flat = torch.empty(prod(self.entry.shape) * dtype.itemsize, dtype=torch.uint8, device=buffer.device)
+        self.write(buffer, flat.view(dtype), unpack)
+        return raw_view(self.entry, flat, dtype)
 
     def write(self, buffer: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
         """Write all weights, from the entry's bytes, into `flat`, of any dtype."""
@@ -252,6 +256,12 @@ def raw_view(entry: Entry, flat: torch.Tensor, dtype: torch.dtype | None = None)
     return view.as_strided(entry.shape, [given if size == 1 else viewed for size, given, viewed in strides])
 
 
+def room_for(entry: Entry, device: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Memory for the parameter's values; `dtype` as in `raw_view`."""
+    n_bytes = prod(entry.shape) * (dtype or entry.dtype).itemsize
+    return raw_view(entry, torch.empty(n_bytes, dtype=torch.uint8, device=device), dtype)
+
+
 def as_stored(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The values with the dimensions in the order of memory, contiguous: what is packed or copied."""
     return values.permute(memory_order(entry)).contiguous()
@@ -292,7 +302,9 @@ def store_block(block: Block, plan: BlockPlan, packed: Sequence[Packed | None], 
     if most and several and cut.n_bytes <= unpacked_bytes(block):
         stored = cut
     if plan.table and forms[0] is not None:
-        stored = replace(stored, table=True, room=table_room(block.entries[0]))
+        (entry,) = block.entries
+        room = aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0  # for a piece of it
+        stored = replace(stored, table=True, room=room)
     return stored
 
 
@@ -320,8 +332,3 @@ def can_be_table(block: Block) -> bool:
 def is_multiplied(entry: Entry) -> bool:
     """Whether products need the table as well: it isn't only looked up."""
     return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
-
-
-def table_room(entry: Entry) -> int:
-    """Bytes beside the packed table that its products need."""
-    return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0

@@ -34,8 +34,8 @@ from probes.placement.runtime.buffers import (
     can_be_table,
     is_multiplied,
     lay_out,
-    make_buffers,
     raw_view,
+    room_for,
     store_block,
     unpacked_bytes,
 )
@@ -540,7 +540,7 @@ class Builder:
             groups.append(make_group(placement.stored, placement.memory, seen, first))
         room = self.vram.take(self.experts_bytes)
         self.experts = PlacedExperts(groups, room, self.streams, engine.work)
-        self.experts.install()
+        self.experts.install(self.origins)
 
     @property
     def vram_bytes(self) -> int:
@@ -627,8 +627,8 @@ class Builder:
 
     def _buffers(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
-        memories = [self.vram.take(n_bytes) for _ in range(count)]
-        return make_buffers(memories, self.streams)
+        event = self.streams.event
+        return [DeviceBuffer(self.vram.take(n_bytes), (event(), event(), event())) for _ in range(count)]
 
     def _move(self, engine: Engine) -> None:
         staging = self._buffers(self.staging_count, self.staging_bytes)
@@ -748,9 +748,7 @@ class MemoryFiller:
         """A model that is built has its values there already; one on meta gets memory for them."""
         for entry in block.entries:
             if entry.parameter.is_meta or entry.converts:
-                self._fill_plain(
-                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
-                )
+                self._fill_plain(entry, room_for(entry, "cpu"))
             else:
                 self.origins.adopt(entry, entry.parameter.detach())
 
@@ -800,6 +798,4 @@ def _identity(view: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked_from(item: StoredEntry, memory: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
-    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
-    return raw_view(item.entry, flat, item.entry.given)
+    return item.unpacked(item.bytes(memory).cpu(), unpack, item.entry.given)

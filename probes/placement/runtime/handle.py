@@ -462,7 +462,7 @@ class Handle(PlacedModel):
         placed = self._builder.experts
         if placed is None:
             return None
-        rate = placed.hit_rate()
+        rate = placed.cache.hit_rate()
         return ExpertsReport(placed.cache.count, placed.cache.cached, rate, self.plan.experts)
 
     def remove(self) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Entry
-from probes.placement.runtime.buffers import PlannedBlock, raw_view
+from probes.placement.runtime.buffers import PlannedBlock, room_for
 from probes.placement.runtime.hooks import ForwardHook, InputConversionHook, converted
 from probes.placement.runtime.offloaded import DetachedParameter
 from probes.placement.types import Plan
@@ -132,7 +132,9 @@ class ParameterOrigins:
     def refuse_changes(self, model: nn.Module) -> None:
         """Refuse what would change weights one after another, and stop at the first that moves."""
         for module, name in itertools.product(model.modules(), _CHANGES):
-            if "merge" not in name or _is_adapted(module):
+            # layers with adapters, as peft makes them, can be merged into their weights
+            adapted = all(hasattr(module, key) for key in ("merge", "unmerge", "merged_adapters"))
+            if "merge" not in name or adapted:
                 self._exchange(module, name, partial(_refuse_change, name))
 
     def leave_weights_apart(self, model: nn.Module) -> None:
@@ -185,9 +187,10 @@ class ParameterOrigins:
         origin = self._origins.get(id(entry))
         return origin.parameter if origin else entry.parameter
 
-    def wanted(self, entry: Entry, *, gradients: bool) -> None:
-        """Gradients of the parameter were asked for, or not, since the model was placed."""
-        self._origins[id(entry)].requires_grad = gradients
+    def wanted(self, entry: Entry, gradients: bool) -> None:
+        """Gradients of the parameter are asked for, or not, while the model is placed."""
+        if (origin := self._origins.get(id(entry))) is not None:
+            origin.requires_grad = gradients
 
     def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
         """Copy the values to the host now, if they have left it."""
@@ -292,11 +295,6 @@ def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
     )
 
 
-def _is_adapted(module: nn.Module) -> bool:
-    """Whether it is a layer with adapters, as peft makes them, which can be merged into its weight."""
-    return all(hasattr(module, name) for name in ("merge", "unmerge", "merged_adapters"))
-
-
 def joins_its_weights(block: nn.Module) -> bool:
     """Whether it has a recurrent module that joins its weights for cuDNN (see `leave_weights_apart`)."""
     return any(isinstance(module, nn.RNNBase) and not module.bias for module in block.modules())
@@ -323,8 +321,7 @@ def _saved(
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The model's own values in host memory of their own, in the parameter's order of dimensions."""
-    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
-    return view.copy_(values)
+    return room_for(entry, "cpu", entry.given).copy_(values)
 
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:

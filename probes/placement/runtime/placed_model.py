@@ -71,14 +71,15 @@ class PlacedModel:
     def _start(self, plan: Plan, planned: PlannedBytes | None, gate: Gate | None = None) -> None:
         """Have nothing placed, and take no more than `planned` from now on."""
         self.plan = plan
+        self._origins = ParameterOrigins(gate)
         self._engine = Engine(
             self._streams,
             ahead=plan.rings.ahead,
             fast=plan.objective == "fast",
             work=self._work,
             turns=self._turns,
+            wanted=self._origins.wanted,
         )
-        self._origins = ParameterOrigins(gate)
         self._builder = Builder(
             self.model,
             self._streams,
@@ -204,7 +205,7 @@ class PlacedModel:
     def follow_experts(self) -> None:
         """Between passes: let the cache of experts follow what passes choose. Within one, nothing is done."""
         if self._builder.experts is not None and not self._engine.recording:
-            self._builder.experts.update()
+            self._builder.experts.cache.update()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One pass, in this thread's turn. Threads that waited for it come here, by whichever hook."""
@@ -242,8 +243,6 @@ class PlacedModel:
             for block in blocks:
                 for place in block.places:
                     place.give_back(self._origins.parameter(place.entry))
-                    if id(place.entry) in block.wanted:
-                        self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
             if self._builder.experts is not None:
                 self._builder.experts.give_back(self._origins)
             if leave_values:
