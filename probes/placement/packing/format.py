@@ -17,6 +17,9 @@ ALIGNMENT: Final = 256  # bytes
 _PART_BYTES: Final = {"uint8": 1, "int16": 2, "int32": 4}
 
 
+PACKED_PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # of `b12`, as kernels take them
+
+
 def aligned(n_bytes: int) -> int:
     """The bytes taken by a part of `n_bytes`."""
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
@@ -158,6 +161,14 @@ def _rows(n: int, *, most: int, least: int, programs: int) -> int:
     while rows > least and n // rows < programs:
         rows //= 2
     return rows
+
+
+def rows_of_expert(shape: tuple[int, ...], count: int) -> int:
+    """Rows of a packed tensor that one of `count` experts in it has; 0 where it can't be cut there."""
+    cut, each = grid(shape), math.prod(shape) // count
+    whole = not cut.padding and cut.width > 0 and each > 0 and not each % cut.width
+    rows = each // cut.width if whole else 0
+    return 0 if rows % cut.group_rows else rows
 
 
 def is_table(shape: tuple[int, ...], dtype: str) -> bool:

@@ -12,7 +12,6 @@ Whatever else reads a fused tensor gets all of it, slowly.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -22,7 +21,7 @@ from torch import nn
 from probes.placement.models.experts import count_experts
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing import launch
-from probes.placement.packing.format import aligned, grid
+from probes.placement.packing.format import PACKED_PARTS, aligned, grid, rows_of_expert
 from probes.placement.packing.packed import B12, Packed
 from probes.placement.runtime.buffers import StoredBlock, StoredEntry, memory_order, raw_view, room_for
 from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, fixed_bytes
@@ -36,7 +35,6 @@ from probes.placement.runtime.offloaded import (
 from probes.placement.runtime.origins import ParameterOrigins
 from probes.placement.runtime.streams import Streams
 
-PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # of a packed tensor, in the table's order
 _NONE: Final = -(1 << 40)  # instead of an expert: nothing is read
 _ATEN: Final[Any] = torch.ops.aten
 _MATRICES_TURNED: Final[Any] = getattr(_ATEN.mT, "default", None)
@@ -63,16 +61,8 @@ def is_packed_by_expert(block: Block, entry: Entry) -> bool:
     if entry.given is not torch.bfloat16:
         return False
     if any(entry.parameter is own for own in block.modules[0]._parameters.values()):
-        return rows_of_expert(entry.shape) > 0
+        return rows_of_expert(entry.shape, entry.shape[0]) > 0
     return True
-
-
-def rows_of_expert(shape: tuple[int, ...]) -> int:
-    """Rows of a packed fused tensor that one expert has; 0 where it can't be cut there."""
-    cut, each = grid(shape), prod(shape[1:])
-    whole = not cut.padding and cut.width > 0 and each > 0 and not each % cut.width
-    rows = each // cut.width if whole else 0
-    return 0 if rows % cut.group_rows else rows
 
 
 # One module's experts
@@ -145,7 +135,7 @@ def table_bytes(stored: Sequence[StoredBlock]) -> int:
     """Bytes of the table for these blocks of experts, and of what belongs to it."""
     count = columns = 0
     for block in stored:
-        own = sum(1 if item.form is None else len(PARTS) for item in block.items)
+        own = sum(1 if item.form is None else len(PACKED_PARTS) for item in block.items)
         count, columns = count + _count(block), max(columns, own)
     return aligned(fixed_bytes(count, columns))
 
@@ -180,7 +170,7 @@ def _spans(item: StoredEntry, memory: torch.Tensor, count: int) -> Iterator[list
         }
         yield [
             (item.offset + begins[name] + begin, n_bytes)
-            for name in PARTS
+            for name in PACKED_PARTS
             for begin, n_bytes in (numbers[name],)
         ]
 
@@ -273,7 +263,7 @@ class PlacedExperts:
             if tensor.item.form is None:
                 launch.gather_experts(table, ids, out, counts)
             else:
-                base, rows = tensor.item.form.base, rows_of_expert(tensor.entry.shape)
+                base, rows = tensor.item.form.base, rows_of_expert(tensor.entry.shape, len(group.experts))
                 launch.unpack_experts(table, ids, out, counts, rows=rows, base=base)
             return out
         number = len(group.experts)
@@ -300,7 +290,7 @@ class PlacedExperts:
 
     def _slices(self, group: ExpertGroup, tensor: ExpertTensor, expert: int) -> list[torch.Tensor]:
         """The bytes of one expert's tensor where they are now."""
-        number = 1 if tensor.item.form is None else len(PARTS)
+        number = 1 if tensor.item.form is None else len(PACKED_PARTS)
         columns = range(tensor.column, tensor.column + number)
         parts = [self.cache.bytes_of(group.first + expert, column) for column in columns]
         if self._work.reads is not None:
@@ -314,8 +304,9 @@ def _linear(fetch: Callable[[], torch.Tensor], x: torch.Tensor, bias: torch.Tens
 
 
 def _packed_shape(tensor: ExpertTensor) -> tuple[int, int]:
-    cut = grid(tensor.entry.shape)
-    return (rows_of_expert(tensor.entry.shape) if tensor.only is None else cut.rows), cut.width
+    shape = tensor.entry.shape
+    rows = rows_of_expert(shape, shape[0]) if tensor.only is None else grid(shape).rows
+    return rows, grid(shape).width
 
 
 def _packed_expert(tensor: ExpertTensor, parts: Sequence[torch.Tensor], device: torch.device) -> Packed:
@@ -325,7 +316,7 @@ def _packed_expert(tensor: ExpertTensor, parts: Sequence[torch.Tensor], device: 
     kinds = {part.name: getattr(torch, part.dtype) for part in form.parts}
     typed = {
         name: part.to(device, non_blocking=True).view(kinds[name])
-        for name, part in zip(PARTS, parts, strict=True)
+        for name, part in zip(PACKED_PARTS, parts, strict=True)
     }
     return Packed(B12, _packed_shape(tensor), typed, base=form.base)
 
