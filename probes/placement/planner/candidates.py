@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from probes.placement.planner.costs import Option
-from probes.placement.planner.ilp import LOOSE_GAP, Choice, Counts, Group, Program, Search
+from probes.placement.planner.ilp import Choice, Counts, Group, Program, Search
 from probes.placement.planner.kinds import Kind, unmerge_options
 from probes.placement.planner.pools import (
     MANY_BLOCKS,
@@ -83,7 +83,6 @@ class CandidateSearch:
         self._kinds, self._limits, self._most_sizes = kinds, limits, most_sizes
         self.ranked: list[Candidate] = []
         self.bound = math.inf  # no counts take less than this, by the programs
-        self._answers: dict[tuple[PrefetchPool, float], list[_Answer]] = {}
         self._placed: set[Used] = set()
         self._undominated: dict[tuple[int, tuple[Option, ...]], Kind] = {}
 
@@ -102,8 +101,9 @@ class CandidateSearch:
 
         def enqueue(restriction: Restriction) -> None:
             problem = self._subproblem(restriction)
-            if (restriction.pool, problem.slot_sizes) not in seen and not self._answered(problem):
-                seen.add((restriction.pool, problem.slot_sizes))
+            slot_sizes = frozenset(option.slot_bytes for kind in problem.kinds for option in kind.options)
+            if (restriction.pool, slot_sizes) not in seen:
+                seen.add((restriction.pool, slot_sizes))
                 heapq.heappush(waiting, (problem.search.promise, next(ticket), problem))
 
         for pool in pools_tried(self._kinds, self._limits, self._most_sizes):
@@ -147,14 +147,11 @@ class CandidateSearch:
 
     def _try(self, problem: "_Subproblem", better_than: float = math.inf) -> PrefetchPool | None:
         """Place the best counts. Returns the pool that they need; None where there are no such counts."""
-        if self._answered(problem):
-            return None
         counts = problem.search.run(better_than)
         if counts is None:
             return None
         used = used_options(problem.kinds, counts)
-        needed = frozenset(option for uses in used for option, _ in uses)
-        self._answers.setdefault(problem.program, []).append(_Answer(problem.options, needed, counts.gap))
+        needed = [option for uses in used for option, _ in uses]
         if used not in self._placed:
             self._placed.add(used)
             spreads = (
@@ -169,18 +166,8 @@ class CandidateSearch:
         slot, scratch = max(o.slot_bytes for o in needed), max(o.scratch_bytes for o in needed)
         return with_sizes(problem.restriction.pool, slot, scratch)
 
-    def _answered(self, problem: "_Subproblem") -> bool:
-        """Whether the best counts of these options are known, or those of more options use only these."""
-        answers = self._answers.get(problem.program, ())
-        return any(
-            answer.used <= problem.options <= answer.options
-            and (answer.gap <= LOOSE_GAP or problem.options == answer.options)
-            for answer in answers
-        )
-
     def _subproblem(self, restriction: Restriction) -> "_Subproblem":
         kinds: list[Kind] = []
-        options: list[Option] = []
         for nth, kind in enumerate(self._kinds):
             fitting = options_fitting(
                 kind.options, restriction.pool.slot_bytes, restriction.pool.scratch_bytes
@@ -191,19 +178,10 @@ class CandidateSearch:
                 if not 0 < option.slot_bytes < restriction.least_slot
                 and option.tier not in restriction.without
             )
-            options += few
             if (nth, few) not in self._undominated:
                 self._undominated[nth, few] = replace(kind, options=undominated(few))
             kinds.append(self._undominated[nth, few])
-        return _Subproblem(restriction, kinds, frozenset(options), self._limits)
-
-
-class _Answer(NamedTuple):
-    """The options that counts were looked for with, and those of the best ones."""
-
-    options: frozenset[Option]
-    used: frozenset[Option]
-    gap: float
+        return _Subproblem(restriction, kinds, self._limits)
 
 
 @dataclass(frozen=True)
@@ -212,23 +190,12 @@ class _Subproblem:
 
     restriction: Restriction
     kinds: Sequence[Kind]
-    options: frozenset[Option]  # all that are problem
     limits: Limits
 
     @cached_property
     def search(self) -> Search:
         """Return the integer program of this restriction."""
         return Search(count_program(self.kinds, self.restriction.pool, self.limits, self.restriction.longer))
-
-    @property
-    def program(self) -> tuple[PrefetchPool, float]:
-        """What the program depends on besides the options."""
-        return self.restriction.pool, self.restriction.longer
-
-    @property
-    def slot_sizes(self) -> frozenset[int]:
-        """The sizes of slots that the options need."""
-        return frozenset(option.slot_bytes for kind in self.kinds for option in kind.options)
 
 
 def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
