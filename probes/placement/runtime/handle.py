@@ -329,7 +329,7 @@ class Handle(PlacedModel):
     def _tried_in_full(
         self, work: Callable[..., Any], *args: Any
     ) -> tuple[Any, torch.cuda.OutOfMemoryError | None]:
-        """As `_tried`, with an error also where a library was refused its workspace and did without (cuDNN)."""
+        """As `_tried`, with an error also where a library was refused its workspace (cuDNN does without)."""
         before = self._streams.refused_allocations()
         output, error = _tried(work, *args)
         if error is None and self._streams.refused_allocations() > before:
