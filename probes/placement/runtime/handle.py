@@ -180,6 +180,7 @@ class Handle(PlacedModel):
         self._changing: set[Hashable] = set()  # sizes of passes that change modules or draw random numbers
         self._too_large: set[Hashable] = set()  # passes for which no room was enough
         super().__init__(model, plan, source, streams, **options)
+        self._refusals = streams.refused_allocations()
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
@@ -302,8 +303,13 @@ class Handle(PlacedModel):
         try:
             self._guarding = True
             state = None if size in self._changing else self._state(size, given)
-            tried = _tried if size in self._known_sizes or kind in self._too_large else self._tried_in_full
-            output, error = tried(work, args, kwargs)
+            graphs = self._graphs()
+            if size not in self._known_sizes:
+                self._quietly_refused()  # of what came before
+            output, error = _tried(work, args, kwargs)
+            is_new = size not in self._known_sizes or self._graphs() > graphs
+            if error is None and is_new and kind not in self._too_large:
+                error = self._quietly_refused()
             if isinstance(error, _QuietlyRefusedError) and (state is None or state.is_lost):
                 self._say(QUIETLY)
                 error = None
@@ -326,15 +332,13 @@ class Handle(PlacedModel):
             self._guarding = False
         return output
 
-    def _tried_in_full(
-        self, work: Callable[..., Any], *args: Any
-    ) -> tuple[Any, torch.cuda.OutOfMemoryError | None]:
-        """As `_tried`, with an error also where a library was refused its workspace (cuDNN does without)."""
-        before = self._streams.refused_allocations()
-        output, error = _tried(work, *args)
-        if error is None and self._streams.refused_allocations() > before:
-            error = _QuietlyRefusedError(QUIETLY)
-        return output, error
+    def _graphs(self) -> int:
+        return sum(recorder.count for recorder in (self.recorder, *self._recorders) if recorder)
+
+    def _quietly_refused(self) -> torch.cuda.OutOfMemoryError | None:
+        """Since this was last asked: a library was refused its workspace, and did without, as cuDNN does."""
+        before, self._refusals = self._refusals, self._streams.refused_allocations()
+        return _QuietlyRefusedError(QUIETLY) if self._refusals > before else None
 
     def _state(self, size: Hashable, given: tuple[Any, ...]) -> PassState:
         """How things are before a pass; with all values before the first of its size, likeliest to fail."""
@@ -370,7 +374,9 @@ class Handle(PlacedModel):
                 why = str(refused)
                 free_memory()  # which may be enough, or for the pass without its recording
             state = note()
-            output, failed = self._tried_in_full(work)
+            self._quietly_refused()  # of what came before
+            output, failed = _tried(work)
+            failed = failed or self._quietly_refused()
             if failed is None:
                 self._measured = Unknown("no pass has been measured since one ran out of memory")
                 freed = before - self._builder.vram_bytes
@@ -503,7 +509,7 @@ class Handle(PlacedModel):
         self._source.close()
 
 
-class _QuietlyRefusedError(torch.cuda.OutOfMemoryError):
+class _QuietlyRefusedError(torch.cuda.OutOfMemoryError):  # type: ignore[misc]  # torch's has no types
     """A pass ended well, with other bits perhaps than with more memory."""
 
 
