@@ -43,8 +43,6 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[2], LEFT_OUT[-1])  # for very many blocks, where each search takes long
-# A link that waits for slots isn't always busy: counts are also looked for as if it took longer by a factor.
-LONGER: Final = (1.06, 1.15, 1.3)
 VARIED: Final = 5  # pools for which that is done: the two best and the best of other sizes
 NEARBY: Final = 1.3  # ratio up to which other sizes are tried for the two best
 LANES: Final = 5  # entries of `Option.lanes`
@@ -58,7 +56,6 @@ class Restriction:
 
     pool: PrefetchPool
     least_slot: int = 0  # bytes: options that need smaller slots are left out
-    longer: float = 1.0  # factor by which copies are taken to keep the link busy longer
     without: tuple[Tier, ...] = ()
 
 
@@ -123,7 +120,7 @@ class CandidateSearch:
                 enqueue(replace(problem.restriction, least_slot=pool.slot_bytes // 2))
 
     def vary_the_best(self) -> None:
-        """Add counts for the best pools: as if copies took longer, without tiers in use, in nearby sizes."""
+        """Add counts for the best pools without tiers in use, and for nearby sizes."""
         used = {candidate.restriction: candidate.tiers for candidate in reversed(self.ranked)}
         by_size = {c.restriction.pool.slot_bytes: c.restriction for c in reversed(self.ranked)}
         ranked = list(dict.fromkeys(candidate.restriction for candidate in self.ranked))
@@ -134,9 +131,8 @@ class CandidateSearch:
             for tiers in LEFT_OUT_OF_MANY:
                 self._try(self._subproblem(replace(cheapest, without=tiers)))
             return
-        varied = [replace(base, longer=longer) for base in best for longer in LONGER]
         bases = dict.fromkeys((cheapest, *best))
-        varied += [replace(base, without=t) for t in LEFT_OUT for base in bases if used[base] & set(t)]
+        varied = [replace(base, without=t) for t in LEFT_OUT for base in bases if used[base] & set(t)]
         slots = {option.slot_bytes for kind in self._kinds for option in kind.options}
         for base in best[:2]:
             slot, scratch = base.pool.slot_bytes, base.pool.scratch_bytes
@@ -195,18 +191,15 @@ class _Subproblem:
     @cached_property
     def search(self) -> Search:
         """Return the integer program of this restriction."""
-        return Search(count_program(self.kinds, self.restriction.pool, self.limits, self.restriction.longer))
+        return Search(count_program(self.kinds, self.restriction.pool, self.limits))
 
 
-def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
-    """The program of how many blocks of each kind take each option.
-
-    `longer`: factor by which copies are taken to keep the link busy longer.
-    """
+def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits) -> Program:
+    """The program of how many blocks of each kind take each option."""
     groups = tuple(
         Group(
             len(kind.places),
-            tuple(Choice(_lanes(option, pool.slots, longer), option.memories) for option in kind.options),
+            tuple(Choice(_lanes(option, pool.slots), option.memories) for option in kind.options),
         )
         for kind in kinds
     )
@@ -217,7 +210,7 @@ def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, lon
     return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
 
 
-def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
+def _lanes(option: Option, slots: int) -> tuple[float, ...]:
     """Seconds of the lanes, including waits for copies and for slots.
 
     A slot holds a block from the beginning of its copy until it has been unpacked or computed.
@@ -227,7 +220,7 @@ def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
     device, link, *others = option.lanes
     waits = option.pieces * ARRIVAL_S
     held = option.copy_s + waits + option.pieces * RELEASE_S + (option.unpack_s or option.compute_s)
-    return (device + waits, link + max(longer * option.copy_s, held / slots) - option.copy_s, *others)
+    return (device + waits, link + max(option.copy_s, held / slots) - option.copy_s, *others)
 
 
 def options_fitting(options: Sequence[Option], slot: int, scratch: int) -> list[Option]:
