@@ -254,7 +254,7 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
                 raise ConfigError(
                     f"--restore {terminal(line)} is neither a path nor a module", "write /opt/... or a.b"
                 )
-        keeps[variant.name] = path, read_keep_list(path).with_lines(args.restore)
+        keeps[variant.name] = path, read_keep_list(path).restoring(args.restore)
     return keeps
 
 
