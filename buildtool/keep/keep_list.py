@@ -1,8 +1,8 @@
 """Keep-lists: which files of an image observed runs opened, as a text file beside the catalog.
 
-A line each, sorted, each once: the same runs give the same bytes, and runs merge. Comments come first. `weir observe` writes
-paths, and `gpu-code:` with the key of code that was loaded. By hand, a line may also be a directory, a
-pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted name of a Python module.
+A line each, sorted, each once, below comments: the same runs give the same bytes, and runs merge. `weir
+observe` writes paths, and `gpu-code:` with the key of code that was loaded. By hand, a line may also be a
+directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted name of a Python module.
 """
 
 import fnmatch
