@@ -6,12 +6,13 @@ Neither says when it was written: CycloneDX needn't, and SPDX gets the time that
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
-from buildtool.sbom.inventory import Component, Inventory
-from buildtool.sbom.libraries import purl_of
+from buildtool.sbom.inventory import Inventory
+from buildtool.sbom.libraries import Component, purl_of
 from probes.core.invocation import tool_version
 
 CYCLONEDX, SPDX = "cyclonedx", "spdx"
@@ -37,9 +38,9 @@ def render(inventory: Inventory, format_name: str) -> str:
 
 def cyclonedx(inventory: Inventory) -> Json:
     """The inventory as a CycloneDX 1.6 document."""
-    names = _Names()
+    numbers = count(1)  # with which a document's identifiers end, each once
     image = f"image:{inventory.digest}"
-    rows = [_cyclonedx_row(each, names) for each in (*inventory.components, *inventory.unowned)]
+    rows = [_cyclonedx_row(each, numbers) for each in (*inventory.components, *inventory.unowned)]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -68,12 +69,11 @@ def cyclonedx(inventory: Inventory) -> Json:
     }
 
 
-def _cyclonedx_row(component: Component, names: "_Names") -> Json:
+def _cyclonedx_row(component: Component, numbers: Iterator[int]) -> Json:
     """A component with those inside it, which CycloneDX nests."""
-    named = component.purl or component.name
     row: Json = {
         "type": component.kind,
-        "bom-ref": names.unused(f"{named}#{component.path}" if component.path else named),
+        "bom-ref": f"{component.purl or component.name}:{next(numbers)}",
         "name": component.name,
     }
     if component.version:
@@ -96,7 +96,7 @@ def _cyclonedx_row(component: Component, names: "_Names") -> Json:
     if rows := _properties(properties):
         row["properties"] = rows
     if component.parts:
-        row["components"] = [_cyclonedx_row(part, names) for part in component.parts]
+        row["components"] = [_cyclonedx_row(part, numbers) for part in component.parts]
     return row
 
 
@@ -124,10 +124,8 @@ def _properties(values: Mapping[str, object]) -> list[Json]:
 
 def spdx(inventory: Inventory) -> Json:
     """The inventory as an SPDX 2.3 document: packages, and files that no package owns."""
-    names = _Names()
     known_time = _TIME.match(inventory.created)
-    writer = _SpdxWriter(names)
-    image = names.unused("SPDXRef-image")
+    writer, image = _SpdxWriter(), "SPDXRef-image"
     writer.packages.append(
         {
             "name": inventory.name,
@@ -169,8 +167,8 @@ def spdx(inventory: Inventory) -> Json:
 class _SpdxWriter:
     """The lists of a document while it is written."""
 
-    def __init__(self, names: "_Names") -> None:
-        self._names = names
+    def __init__(self) -> None:
+        self._numbers = count(1)
         self.packages: list[Json] = []
         self.files: list[Json] = []
         self.relationships: list[Json] = []
@@ -183,9 +181,8 @@ class _SpdxWriter:
 
     def package(self, component: Component, holder: str) -> None:
         """Add a component as a package that its holder contains, and what is inside it."""
-        identifier = self._names.unused(
-            f"SPDXRef-{component.kind}-{_ID_CHARS.sub('-', component.name)}"[:200]
-        )
+        named = _ID_CHARS.sub("-", component.name)[:160]
+        identifier = f"SPDXRef-{component.kind}-{named}-{next(self._numbers)}"
         row: Json = {
             "name": component.name,
             "SPDXID": identifier,
@@ -209,7 +206,7 @@ class _SpdxWriter:
 
     def file(self, component: Component) -> None:
         """Add a file that no package owns; what is linked into it are packages that it contains."""
-        identifier = self._names.unused("SPDXRef-File")
+        identifier = f"SPDXRef-File-{next(self._numbers)}"
         self.files.append(
             {
                 "fileName": f"./{component.path}",
@@ -242,23 +239,6 @@ def _purl_reference(purl: str) -> Json:
 
 
 # Both
-
-
-class _Names:
-    """Identifiers of a document, each used once."""
-
-    def __init__(self) -> None:
-        self._used: dict[str, int] = {}
-
-    def unused(self, wanted: str) -> str:
-        """The name, with a number behind it where it has been used."""
-        while True:
-            times = self._used.get(wanted, 0) + 1
-            self._used[wanted] = times
-            name = wanted if times == 1 else f"{wanted}-{times}"
-            if times == 1 or name not in self._used:
-                self._used[name] = max(1, self._used.get(name, 0))
-                return name
 
 
 def _digests(component: Component) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,9 @@ A file is a regular file or a hard link of the final tree; links and directories
 """
 
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -18,8 +18,7 @@ from buildtool.image.reader import ImageContents
 from buildtool.image.tar import FILE, HARDLINK
 from buildtool.sbom.binaries import EMPTY, FileFacts, digests
 from buildtool.sbom.libraries import (
-    Declared,
-    Identity,
+    Component,
     declared_as,
     identify,
     inside,
@@ -36,31 +35,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NO_PACKAGE = Package(Manager.PYTHON, "", "")
 _MOST_DECLARED = 1000  # components of a wheel's own bill of materials
 _MOST_CHARS = 4096  # of an evidence or a name from outside
-
-
-@dataclass(frozen=True)
-class Component:
-    """Something that an image has. `kind` is a type of CycloneDX's.
-
-    `why_unknown` is the reason where there is no `version`. Digests are in hex, of the file at `path` or,
-    for a wheel, of the `archive` that it was installed from. `n_files` are those that are its own.
-    """
-
-    kind: str
-    name: str
-    version: str = ""
-    purl: str = ""
-    path: str = ""
-    sha256: str = ""
-    sha1: str = ""
-    archive: str = ""
-    n_files: int = 0
-    confidence: float = 1.0
-    technique: str = "manifest-analysis"
-    evidence: str = ""
-    why_unknown: str = ""
-    build_id: str = ""
-    parts: tuple["Component", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,21 +58,14 @@ class Inventory:
         return sum(each.n_files for each in self.components) + len(self.unowned)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _File:
-    path: str
+    raw: bytes  # its path
     facts: FileFacts
 
-
-@dataclass
-class _Sorted:
-    """Files by what they belong to."""
-
-    counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # by owner's number
-    libraries: dict[int, list[_File]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # shared ones of wheels
-    unowned: list[_File] = field(default_factory=list)
+    @property
+    def path(self) -> str:
+        return _text(self.raw)
 
 
 def take_inventory(
@@ -120,11 +87,10 @@ def take_inventory(
     components = [_system(system)] if system else []
     for number, package in enumerate(ownership.packages):
         if number != UNOWNED:
-            component = _package(package, system, archives, n_files=files.counts[number])
+            component = _package(package, system, archives, n_files=len(files[number]))
             own = declared.get((package.place, normalised(package.name), package.version), [])
-            parts = _libraries(files.libraries[number], package, own)
-            components.append(replace(component, parts=parts))
-    models, unowned = _models(files.unowned, _revisions(merged), captured)
+            components.append(replace(component, parts=_libraries(files[number], package, own)))
+    models, unowned = _models(files[UNOWNED], _revisions(merged), captured)
     return Inventory(
         name=terminal(name),
         digest=contents.manifest_digest or contents.config_digest,
@@ -154,8 +120,9 @@ def _order(component: Component) -> tuple[str, str, str, str]:
 # Files.
 
 
-def _sort(merged: Merged, ownership: Ownership) -> _Sorted:
-    files = _Sorted()
+def _sort(merged: Merged, ownership: Ownership) -> Mapping[int, list[_File]]:
+    """Files by their owner's number."""
+    files: dict[int, list[_File]] = defaultdict(list)
     dangling = {*merged.dangling}
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, kind in enumerate(index.kinds):
@@ -167,13 +134,7 @@ def _sort(merged: Merged, ownership: Ownership) -> _Sorted:
             held, at_held = merged.layers[layer], content - merged.starts[layer]
             if held.kinds[at_held] != FILE:
                 continue  # another name of a symbolic link
-            owner = ownership.owner[row]
-            files.counts[owner] += 1
-            facts = _facts(held, at_held)
-            if owner == UNOWNED:
-                files.unowned.append(_File(_text(index.path(at)), facts))
-            elif facts.shared and ownership.packages[owner].manager in (Manager.PYTHON, Manager.CONDA):
-                files.libraries[owner].append(_File(_text(index.path(at)), facts))
+            files[ownership.owner[row]].append(_File(index.path(at), _facts(held, at_held)))
     return files
 
 
@@ -271,12 +232,12 @@ def _package(
 # Libraries inside wheels.
 
 
-def _declared(captured: Mapping[str, bytes]) -> dict[tuple[str, str, str], list[Declared]]:
+def _declared(captured: Mapping[str, bytes]) -> dict[tuple[str, str, str], list[Component]]:
     """What wheels' own bills of materials list (PEP 770), by place, name and version of the wheel.
 
     Damaged ones list nothing.
     """
-    listed: dict[tuple[str, str, str], list[Declared]] = defaultdict(list)
+    listed: dict[tuple[str, str, str], list[Component]] = defaultdict(list)
     for path, text in sorted(captured.items()):
         place, _, info = path.rpartition("/sboms/")[0].rpartition("/")
         name, _, version = info.removesuffix(".dist-info").partition("-")
@@ -287,72 +248,65 @@ def _declared(captured: Mapping[str, bytes]) -> dict[tuple[str, str, str], list[
     return listed
 
 
-def _rows_of(text: bytes) -> Iterator[Declared]:
+def _rows_of(text: bytes) -> Iterator[Component]:
     try:
         document: Any = load(text)
     except ValueError:
         return
-    waiting = deque([document])
-    while waiting:
-        node = waiting.popleft()
-        inner = node.get("components") if isinstance(node, dict) else None
-        for row in inner if isinstance(inner, list) else ():
-            waiting.append(row)
-            if isinstance(row, dict):
-                fields = [row.get(key) for key in ("name", "version", "purl")]
-                name, version, purl = (
-                    terminal(value)[:_MOST_CHARS] if isinstance(value, str) else "" for value in fields
-                )
-                if name and row.get("type") == "library":
-                    yield Declared(name, version, purl if purl.startswith("pkg:") else "")
+    for row in _components(document):
+        fields = [row.get(key) for key in ("name", "version", "purl")]
+        name, version, purl = (
+            terminal(value)[:_MOST_CHARS] if isinstance(value, str) else "" for value in fields
+        )
+        if name and row.get("type") == "library":
+            yield Component(
+                "library", name, version, purl if purl.startswith("pkg:") else "",
+                confidence=0.9, evidence="the wheel's own bill of materials lists it",
+                why_unknown="" if version else "the wheel's own bill of materials gives none",
+            )  # fmt: skip
+
+
+def _components(node: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """The components of a document and of those, as deep as a document may be."""
+    inner = node.get("components") if isinstance(node, dict) else None
+    for row in inner if isinstance(inner, list) else ():
+        if isinstance(row, dict):
+            yield row
+            yield from _components(row)
 
 
 def _libraries(
-    files: Sequence[_File], package: Package, declared: Sequence[Declared]
+    files: Sequence[_File], package: Package, declared: Sequence[Component]
 ) -> tuple[Component, ...]:
     """The native libraries of a wheel: each that is a file of its own, then what is declared but no file."""
-    found = [_library(file, package, declared) for file in sorted(files, key=lambda each: each.path)]
+    if package.manager not in (Manager.PYTHON, Manager.CONDA):
+        return ()
+    shared = sorted((file for file in files if file.facts.shared), key=lambda each: each.path)
+    found = [_library(file, package, declared) for file in shared]
     kept = [each for each in found if each.parts or not is_extension_module(each.path)]
-    used = {declared_as(file.path.rpartition("/")[2], declared) for file in files}
+    used = {declared_as(file.path.rpartition("/")[2], declared) for file in shared}
     missing = [
-        Component(
-            "library", row.name, row.version, row.purl or purl_of("generic", row.name, row.version),
-            confidence=0.9, evidence="the wheel's own bill of materials lists it",
-            why_unknown="" if row.version else "the wheel's own bill of materials gives none",
-        )
+        replace(row, purl=row.purl or purl_of("generic", row.name, row.version))
         for row in declared
         if row not in used
-    ]  # fmt: skip
+    ]
     return (*kept, *missing)
 
 
-def _library(file: _File, package: Package, declared: Sequence[Declared]) -> Component:
+def _library(file: _File, package: Package, declared: Sequence[Component]) -> Component:
     """A shared library, with those whose code is linked into it."""
-    facts = file.facts.shared
+    facts, path = file.facts.shared, file.path
     assert facts  # of files that are none, nothing asks
     marks = dict(facts.marks)
-    identity = identify(
-        file.path.removeprefix(f"{package.place}/"),
+    own = identify(
+        path.removeprefix(f"{package.place}/"),
         soname=terminal(facts.soname), build_id=facts.build_id, marks=marks, confirmed=facts.confirmed,
         wheel=(normalised(package.name), package.version), declared=declared,
     )  # fmt: skip
-    own = _of_identity(identity, file.path)
     why = f"{own.why_unknown}; its tables can't be read: {facts.unread}" if facts.unread else own.why_unknown
     return replace(
-        own,
-        sha256=file.facts.sha256,
-        sha1=file.facts.sha1,
-        build_id=facts.build_id,
-        why_unknown=terminal(why) if not own.version else "",
-        parts=tuple(_of_identity(each, file.path) for each in inside(file.path, marks)),
-    )
-
-
-def _of_identity(identity: Identity, path: str) -> Component:
-    return Component(
-        "library", identity.name, identity.version, identity.purl, path,
-        confidence=identity.confidence, technique=identity.technique, evidence=identity.evidence,
-        why_unknown=identity.why_unknown,
+        own, path=path, sha256=file.facts.sha256, sha1=file.facts.sha1, build_id=facts.build_id,
+        why_unknown=terminal(why) if not own.version else "", parts=inside(path, marks),
     )  # fmt: skip
 
 

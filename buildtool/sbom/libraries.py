@@ -6,7 +6,7 @@
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ _FILE = re.compile(
 )
 _EXTENSION = re.compile(r"\.(?:cpython-\d+\w*(?:-[\w-]+)?|abi3|pypy\d+\w*-[\w-]+)\.so$")
 _MOST_CHARS = 255  # of a file's name, as file systems have it; a tar may hold longer ones
+_BY_TEXT = "binary-analysis"
 _RELEASE = re.compile(r"\d+\.\d+[\w.]*")
 
 
@@ -41,28 +42,29 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A component that a wheel's own bill of materials lists."""
+class Component:
+    """Something that an image has. `kind` is a type of CycloneDX's, `technique` one of its techniques.
 
-    name: str
-    version: str
-    purl: str
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a library is. `why_unknown` is the reason where `version` is empty.
-
-    `confidence` is from 0 to 1, `technique` one of CycloneDX's, `evidence` what was seen.
+    `why_unknown` is the reason where there is no `version`. Digests are in hex, of the file at `path` or,
+    for a wheel, of the `archive` that it was installed from. `n_files` are those that are its own.
+    `confidence` is from 0 to 1, `evidence` what was seen.
     """
 
+    kind: str
     name: str
-    version: str
-    purl: str
-    confidence: float
-    technique: str
-    evidence: str
+    version: str = ""
+    purl: str = ""
+    path: str = ""
+    sha256: str = ""
+    sha1: str = ""
+    archive: str = ""
+    n_files: int = 0
+    confidence: float = 1.0
+    technique: str = "manifest-analysis"
+    evidence: str = ""
     why_unknown: str = ""
+    build_id: str = ""
+    parts: tuple["Component", ...] = ()
 
 
 def _load() -> tuple[tuple[Library, ...], Mapping[str, str]]:
@@ -119,8 +121,8 @@ def identify(
     marks: Mapping[str, str],
     confirmed: bool,
     wheel: tuple[str, str],
-    declared: Iterable[Declared],
-) -> Identity:
+    declared: Iterable[Component],
+) -> Component:
     """What the library at a `path` in a wheel (name, version) is; the path is from the wheel's place on.
 
     `marks` are the libraries whose code is in it -> release; `confirmed`: its code has the version of its
@@ -132,60 +134,62 @@ def identify(
     shown = f"soname {soname}" if soname else f"the file's name {file}"
     if purl := BUILDS.get(build_id):
         name, version = _parts_of(purl)
-        return Identity(name, version, purl, 1.0, "hash-comparison", f"build id {build_id}")
+        return Component(
+            "library", name, version, purl, technique="hash-comparison", evidence=f"build id {build_id}"
+        )
     if row := declared_as(file, declared):
-        evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
         name = known.name if known and not row.purl else row.name
+        evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
         purl = row.purl or purl_of("generic", name, row.version)
-        why = "" if row.version else "the wheel's own bill of materials gives none"
-        return Identity(name, row.version, purl, 0.95, "manifest-analysis", evidence, why)
+        return replace(row, name=name, purl=purl, confidence=0.95, evidence=evidence)
     if known:
         return _known(known, file_version(file), shown, marks, confirmed=confirmed)
     vendored = folder.endswith(".libs")
     if wheel[0] and not vendored and (not file_version(file) or _is_named_after(stem, wheel[0])):
         purl = purl_of("pypi", wheel[0], wheel[1], path=path)
         evidence = f"{shown}: without a version of its own, in the wheel's folder"
-        return Identity(f"lib{stem}", wheel[1], purl, 0.8, "filename", evidence)
+        return replace(_generic(f"lib{stem}", wheel[1], 0.8, evidence), purl=purl)
     version = file_version(file) if confirmed else ""
-    why = "" if version else "the name is unknown to libraries.toml, and a file's version isn't its release"
-    confidence = 0.6 if version else 0.3
-    return Identity(stem, version, purl_of("generic", stem, version), confidence, "filename", shown, why)
+    why = "the name is unknown to libraries.toml, and a file's version isn't its release"
+    return _generic(stem, version, 0.6 if version else 0.3, shown, why)
+
+
+def _generic(
+    name: str, version: str, confidence: float, evidence: str, why: str = "", *, technique: str = "filename"
+) -> Component:
+    """A library that no registry has; `why` there is no version, where there is none."""
+    return Component(
+        "library", name, version, purl_of("generic", name, version), confidence=confidence,
+        technique=technique, evidence=evidence, why_unknown="" if version else why,
+    )  # fmt: skip
 
 
 def _known(
     library: Library, in_name: str, shown: str, marks: Mapping[str, str], *, confirmed: bool
-) -> Identity:
-    """The identity of a library by its row."""
-    version, confidence, technique = marks.get(library.name, ""), 0.9, "binary-analysis"
-    evidence, why = f"{shown}; the text of its version", ""
-    if not version and confirmed and _RELEASE.fullmatch(in_name):
-        version, evidence = in_name, f"{shown}; {in_name} is in its file's name and in its code"
-    if not version and library.release_in_name and _RELEASE.fullmatch(in_name):
-        version, confidence, technique = in_name, 0.7, "filename"
-        evidence = f"{shown}; its file's name has the release"
-    if not version:
-        confidence, technique, evidence = 0.6, "filename", shown
-        why = "its code has no text of its release, its build id isn't known, and its wheel declares nothing"
-    purl = purl_of("generic", library.name, version)
-    return Identity(library.name, version, purl, confidence, technique, evidence, why)
+) -> Component:
+    """The component of a library by its row."""
+    name, is_release = library.name, _RELEASE.fullmatch(in_name) is not None
+    if version := marks.get(name, ""):
+        return _generic(name, version, 0.9, f"{shown}; the text of its version", technique=_BY_TEXT)
+    if confirmed and is_release:
+        evidence = f"{shown}; {in_name} is in its file's name and in its code"
+        return _generic(name, in_name, 0.9, evidence, technique=_BY_TEXT)
+    if library.release_in_name and is_release:
+        return _generic(name, in_name, 0.7, f"{shown}; its file's name has the release")
+    why = "its code has no text of its release, its build id isn't known, and its wheel declares nothing"
+    return _generic(name, "", 0.6, shown, why)
 
 
-def inside(path: str, marks: Mapping[str, str]) -> list[Identity]:
+def inside(path: str, marks: Mapping[str, str]) -> tuple[Component, ...]:
     """The libraries that are linked into a file which is another one."""
     itself = _by_stem().get(_stem(path.rpartition("/")[2]))
-    return [
-        Identity(
-            name,
-            version,
-            purl_of("generic", name, version),
-            0.7 if version else 0.6,
-            "binary-analysis",
-            "a text among the constants that only its code has",
-            "" if version else "its code has no text of its release",
-        )
+    evidence, why = "a text among the constants that only its code has", "its code has no text of its release"
+    parts = (
+        _generic(name, version, 0.7 if version else 0.6, evidence, why, technique=_BY_TEXT)
         for name, version in sorted(marks.items())
         if not itself or name != itself.name
-    ]
+    )
+    return tuple(replace(part, path=path) for part in parts)
 
 
 def _stem(file: str) -> str:
@@ -194,7 +198,7 @@ def _stem(file: str) -> str:
     return (match["stem"] if match else file).lower().rstrip("_")
 
 
-def declared_as(file: str, declared: Iterable[Declared]) -> Declared | None:
+def declared_as(file: str, declared: Iterable[Component]) -> Component | None:
     """What a wheel declares of a file of this name; None where it doesn't."""
     stem = _stem(file)
     known = _by_stem().get(stem)
