@@ -71,52 +71,41 @@ def cyclonedx(inventory: Inventory) -> Json:
 
 def _cyclonedx_row(component: Component, numbers: Iterator[int]) -> Json:
     """A component with those inside it, which CycloneDX nests."""
-    row: Json = {
+    hashes = [{"alg": kind, "content": value} for kind, value in _digests(component)]
+    origin = {"type": "distribution", "url": quote(component.archive), "hashes": hashes}
+    method = {
+        "technique": component.technique,
+        "confidence": component.confidence,
+        "value": component.evidence,
+    }
+    identity = {
+        "field": "purl" if component.purl else "name",
+        "confidence": component.confidence,
+        "methods": [_filled(method)],
+    }
+    places = [{"location": f"/{component.path}"}] if component.path else []
+    properties = {
+        "files": component.n_files or "",
+        "version-unknown": component.why_unknown,
+        "build-id": component.build_id,
+    }
+    row = {
         "type": component.kind,
         "bom-ref": f"{component.purl or component.name}:{next(numbers)}",
         "name": component.name,
+        "version": component.version,
+        "purl": component.purl,
+        "externalReferences": [origin] if component.archive and hashes else [],
+        "hashes": [] if component.archive else hashes,
+        "evidence": _filled({"identity": [identity], "occurrences": places}),
+        "properties": _properties(properties),
+        "components": [_cyclonedx_row(part, numbers) for part in component.parts],
     }
-    if component.version:
-        row["version"] = component.version
-    if component.purl:
-        row["purl"] = component.purl
-    hashes = [{"alg": kind, "content": value} for kind, value in _digests(component) if value]
-    if component.archive and hashes:
-        row["externalReferences"] = [
-            {"type": "distribution", "url": quote(component.archive), "hashes": hashes}
-        ]
-    elif hashes:
-        row["hashes"] = hashes
-    row["evidence"] = _evidence(component)
-    properties = {
-        "files": component.n_files or None,
-        "version-unknown": component.why_unknown or None,
-        "build-id": component.build_id or None,
-    }
-    if rows := _properties(properties):
-        row["properties"] = rows
-    if component.parts:
-        row["components"] = [_cyclonedx_row(part, numbers) for part in component.parts]
-    return row
-
-
-def _evidence(component: Component) -> Json:
-    method = {"technique": component.technique, "confidence": component.confidence}
-    if component.evidence:
-        method["value"] = component.evidence
-    identity: Json = {
-        "field": "purl" if component.purl else "name",
-        "confidence": component.confidence,
-        "methods": [method],
-    }
-    where = {"occurrences": [{"location": f"/{component.path}"}]} if component.path else {}
-    return {"identity": [identity], **where}
+    return _filled(row)
 
 
 def _properties(values: Mapping[str, object]) -> list[Json]:
-    return [
-        {"name": f"weir:{key}", "value": str(value)} for key, value in values.items() if value is not None
-    ]
+    return [{"name": f"weir:{key}", "value": str(value)} for key, value in values.items() if value != ""]
 
 
 # SPDX
@@ -183,23 +172,19 @@ class _SpdxWriter:
         """Add a component as a package that its holder contains, and what is inside it."""
         named = _ID_CHARS.sub("-", component.name)[:160]
         identifier = f"SPDXRef-{component.kind}-{named}-{next(self._numbers)}"
-        row: Json = {
+        row = {
             "name": component.name,
             "SPDXID": identifier,
             "primaryPackagePurpose": _PURPOSE[component.kind],
             "downloadLocation": "NOASSERTION",
             "filesAnalyzed": False,
             "comment": _comment(component),
+            "versionInfo": component.version,
+            "packageFileName": component.archive or (component.path and f"./{component.path}"),
+            "checksums": _checksums(component),
+            "externalRefs": [_purl_reference(component.purl)] if component.purl else [],
         }
-        if component.version:
-            row["versionInfo"] = component.version
-        if component.archive or component.path:
-            row["packageFileName"] = component.archive or f"./{component.path}"
-        if checksums := _checksums(component):
-            row["checksums"] = checksums
-        if component.purl:
-            row["externalRefs"] = [_purl_reference(component.purl)]
-        self.packages.append(row)
+        self.packages.append(_filled(row))
         self.relate(holder, "CONTAINS", identifier)
         for part in component.parts:
             self.package(part, identifier)
@@ -221,17 +206,20 @@ class _SpdxWriter:
 
 
 def _checksums(component: Component) -> list[Json]:
-    rows = (("SHA1", component.sha1), ("SHA256", component.sha256))
-    return [{"algorithm": kind, "checksumValue": value} for kind, value in rows if value]
+    return [
+        {"algorithm": kind.replace("-", ""), "checksumValue": value} for kind, value in _digests(component)
+    ]
 
 
 def _comment(component: Component) -> str:
-    parts = [f"identified by {component.technique}, confidence {component.confidence}"]
-    parts += [component.evidence] if component.evidence else []
-    parts += [f"version unknown: {component.why_unknown}"] if component.why_unknown else []
-    parts += [f"build id {component.build_id}"] if component.build_id else []
-    parts += [f"{component.n_files} files"] if component.n_files else []
-    return "; ".join(parts)
+    parts = {
+        "": component.evidence,
+        "version unknown: ": component.why_unknown,
+        "build id ": component.build_id,
+        "files: ": component.n_files,
+    }
+    start = f"identified by {component.technique}, confidence {component.confidence}"
+    return "; ".join([start, *(f"{name}{value}" for name, value in parts.items() if value)])
 
 
 def _purl_reference(purl: str) -> Json:
@@ -241,9 +229,15 @@ def _purl_reference(purl: str) -> Json:
 # Both
 
 
-def _digests(component: Component) -> Iterator[tuple[str, str]]:
-    yield "SHA-1", component.sha1
-    yield "SHA-256", component.sha256
+def _filled(row: Json) -> Json:
+    """A row without its empty values."""
+    return {key: value for key, value in row.items() if value or value is False}
+
+
+def _digests(component: Component) -> list[tuple[str, str]]:
+    return [
+        (kind, value) for kind, value in (("SHA-1", component.sha1), ("SHA-256", component.sha256)) if value
+    ]
 
 
 def _uuid(inventory: Inventory, kind: str) -> str:
