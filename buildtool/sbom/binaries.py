@@ -13,16 +13,14 @@ from typing import IO
 
 from buildtool.core.errors import DataError
 from buildtool.gpucode import elf
-from buildtool.gpucode.source import BadElf, GpuCodeError, Source
+from buildtool.gpucode.source import GpuCodeError, Source
 from buildtool.image.streams import peek
 from buildtool.sbom.libraries import LIBRARIES, Library, file_version
 
-_DT_STRTAB, _DT_SONAME = 5, 14
 _DISTRIBUTION = (b"usr/lib/", b"lib/")  # where a distribution's own libraries are, which its packages name
 _PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
 _SHT_PROGBITS, _SHT_STRTAB, _SHF_EXECINSTR = 1, 3, 4
 _MOST_NOTE_BYTES = 64 << 10  # of all segments of a file
-_MOST_NAME_BYTES = 255
 _MOST_SEARCHED = 1 << 30  # bytes of a file's constants and names; libtorch_cpu.so has 0.2 GB of them
 _MOST_PLACES = 100  # of one text
 _AROUND = 200  # bytes around a library's mark in which its version stands
@@ -97,25 +95,14 @@ def _elf_facts(file: IO[bytes], in_name: str) -> ElfFacts:
         source = Source(len(content), lambda offset, length: content[offset : offset + length])
         try:
             headers = elf.read_elf(source)
-            soname, build_id = _soname(source, headers), _build_id(source, headers)
+            soname = "".join(elf.dynamic_names(source, headers, elf.DT_SONAME)[:1])
+            build_id = _build_id(source, headers)
         except GpuCodeError as error:
             return ElfFacts(unread=error.message)
         spans = _searched(headers, len(content))
         found = ((library.name, _release(content, spans, library)) for library in LIBRARIES if library.mark)
         marks = tuple((name, version) for name, version in found if version is not None)
         return ElfFacts(soname, build_id, marks, _has_word(content, spans, in_name.encode()))
-
-
-def _soname(source: Source, headers: elf.Elf) -> str:
-    """DT_SONAME; empty where there is none. Raises BadElf."""
-    tags = elf.read_dynamic(source, headers)
-    if _DT_SONAME not in tags or _DT_STRTAB not in tags:
-        return ""
-    start = headers.offset_of(tags[_DT_STRTAB], 1) + tags[_DT_SONAME]
-    if start >= source.size:
-        raise BadElf("the library's name is outside the file", place=start)
-    raw = source.exactly(start, min(_MOST_NAME_BYTES, source.size - start), "the library's name")
-    return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _build_id(source: Source, headers: elf.Elf) -> str:
