@@ -114,26 +114,34 @@ def _properties(values: Mapping[str, object]) -> list[Json]:
 def spdx(inventory: Inventory) -> Json:
     """The inventory as an SPDX 2.3 document: packages, and files that no package owns."""
     known_time = _TIME.match(inventory.created)
-    writer, image = _SpdxWriter(), "SPDXRef-image"
-    writer.packages.append(
-        {
-            "name": inventory.name,
-            "SPDXID": image,
-            "versionInfo": inventory.digest,
-            "primaryPackagePurpose": "CONTAINER",
-            "downloadLocation": "NOASSERTION",
-            "filesAnalyzed": False,
-            "checksums": [{"algorithm": "SHA256", "checksumValue": inventory.digest.removeprefix("sha256:")}],
-            "externalRefs": [_purl_reference(_image_purl(inventory))],
-            "comment": f"{inventory.n_files} files for {inventory.platform}; no package owns "
-            f"{len(inventory.unowned)} of them, which are listed as files",
-        }
-    )
-    writer.relate("SPDXRef-DOCUMENT", "DESCRIBES", image)
+    image, numbers = "SPDXRef-image", count(1)
+    row = {
+        "name": inventory.name,
+        "SPDXID": image,
+        "versionInfo": inventory.digest,
+        "primaryPackagePurpose": "CONTAINER",
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "checksums": [{"algorithm": "SHA256", "checksumValue": inventory.digest.removeprefix("sha256:")}],
+        "externalRefs": [_purl_reference(_image_purl(inventory))],
+        "comment": f"{inventory.n_files} files for {inventory.platform}; no package owns "
+        f"{len(inventory.unowned)} of them, which are listed as files",
+    }
+    packages = [(row, _related("SPDXRef-DOCUMENT", "DESCRIBES", image))]
     for component in inventory.components:
-        writer.package(component, image)
+        packages += _spdx_packages(component, image, numbers)
+    files: list[tuple[Json, Json]] = []
     for component in inventory.unowned:
-        writer.file(component)
+        identifier = f"SPDXRef-File-{next(numbers)}"
+        file = {
+            "fileName": f"./{component.path}",
+            "SPDXID": identifier,
+            "checksums": _checksums(component),
+            "comment": component.why_unknown,
+        }
+        files.append((file, _related("SPDXRef-DOCUMENT", "DESCRIBES", identifier)))
+        for part in component.parts:  # what is linked into it
+            packages += _spdx_packages(part, identifier, numbers)
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -147,62 +155,35 @@ def spdx(inventory: Inventory) -> Json:
             if known_time
             else "the image doesn't say when it was made, and the same image gives the same document",
         },
-        "packages": writer.packages,
-        "files": writer.files,
-        "relationships": writer.relationships,
+        "packages": [row for row, _ in packages],
+        "files": [row for row, _ in files],
+        "relationships": [relation for _, relation in (*packages, *files)],
     }
 
 
-class _SpdxWriter:
-    """The lists of a document while it is written."""
+def _related(origin: str, kind: str, target: str) -> Json:
+    return {"spdxElementId": origin, "relationshipType": kind, "relatedSpdxElement": target}
 
-    def __init__(self) -> None:
-        self._numbers = count(1)
-        self.packages: list[Json] = []
-        self.files: list[Json] = []
-        self.relationships: list[Json] = []
 
-    def relate(self, origin: str, kind: str, target: str) -> None:
-        """Add a relationship."""
-        self.relationships.append(
-            {"spdxElementId": origin, "relationshipType": kind, "relatedSpdxElement": target}
-        )
-
-    def package(self, component: Component, holder: str) -> None:
-        """Add a component as a package that its holder contains, and what is inside it."""
-        named = _ID_CHARS.sub("-", component.name)[:160]
-        identifier = f"SPDXRef-{component.kind}-{named}-{next(self._numbers)}"
-        row = {
-            "name": component.name,
-            "SPDXID": identifier,
-            "primaryPackagePurpose": _PURPOSE[component.kind],
-            "downloadLocation": "NOASSERTION",
-            "filesAnalyzed": False,
-            "comment": _comment(component),
-            "versionInfo": component.version,
-            "packageFileName": component.archive or (component.path and f"./{component.path}"),
-            "checksums": _checksums(component),
-            "externalRefs": [_purl_reference(component.purl)] if component.purl else [],
-        }
-        self.packages.append(_filled(row))
-        self.relate(holder, "CONTAINS", identifier)
-        for part in component.parts:
-            self.package(part, identifier)
-
-    def file(self, component: Component) -> None:
-        """Add a file that no package owns; what is linked into it are packages that it contains."""
-        identifier = f"SPDXRef-File-{next(self._numbers)}"
-        self.files.append(
-            {
-                "fileName": f"./{component.path}",
-                "SPDXID": identifier,
-                "checksums": _checksums(component),
-                "comment": component.why_unknown,
-            }
-        )
-        self.relate("SPDXRef-DOCUMENT", "DESCRIBES", identifier)
-        for part in component.parts:
-            self.package(part, identifier)
+def _spdx_packages(component: Component, holder: str, numbers: Iterator[int]) -> Iterator[tuple[Json, Json]]:
+    """A component as a package, what is inside it, and that the holder contains each."""
+    named = _ID_CHARS.sub("-", component.name)[:160]
+    identifier = f"SPDXRef-{component.kind}-{named}-{next(numbers)}"
+    row = {
+        "name": component.name,
+        "SPDXID": identifier,
+        "primaryPackagePurpose": _PURPOSE[component.kind],
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "comment": _comment(component),
+        "versionInfo": component.version,
+        "packageFileName": component.archive or (component.path and f"./{component.path}"),
+        "checksums": _checksums(component),
+        "externalRefs": [_purl_reference(component.purl)] if component.purl else [],
+    }
+    yield _filled(row), _related(holder, "CONTAINS", identifier)
+    for part in component.parts:
+        yield from _spdx_packages(part, identifier, numbers)
 
 
 def _checksums(component: Component) -> list[Json]:

@@ -4,14 +4,15 @@ A file is a regular file or a hard link of the final tree; links and directories
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from buildtool.audit.packages import UNOWNED, Manager, Ownership, Package, assign_unlisted_files, find_owners
-from buildtool.core.model import LABEL, Wheel, normalised
+from buildtool.core.model import Wheel, normalised
 from buildtool.image.layer import LayerIndex
 from buildtool.image.merge import Merged, merge
 from buildtool.image.reader import ImageContents
@@ -33,6 +34,7 @@ _SNAPSHOT = re.compile(r"snapshots/(?P<revision>[0-9a-f]{40})/")
 _HUB_FOLDER = "/.cache/huggingface/download/"  # below a folder that huggingface_hub filled
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NO_PACKAGE = Package(Manager.PYTHON, "", "")
+_ORDER = attrgetter("kind", "purl", "name", "path")
 _MOST_DECLARED = 1000  # components of a wheel's own bill of materials
 _MOST_CHARS = 4096  # of an evidence or a name from outside
 
@@ -96,7 +98,7 @@ def take_inventory(
         digest=contents.manifest_digest or contents.config_digest,
         platform=str(contents.config.platform),
         created=created,
-        components=tuple(sorted([*components, *models], key=_order)),
+        components=tuple(sorted([*components, *models], key=_ORDER)),
         unowned=tuple(sorted((_unowned(file) for file in unowned), key=lambda each: each.path)),
         notes=(*contents.notes, *contents.layer_notes()),
     )
@@ -106,15 +108,6 @@ def image_name(contents: ImageContents, label: str) -> str:
     """What an image is called: by its title, else by the name that it was asked for, never by a path."""
     titles = (contents.config.labels.get(f"org.opencontainers.image.{key}") for key in ("title", "ref.name"))
     return next((title for title in titles if title), contents.ref if contents.ref != label else "image")
-
-
-def locked_wheels(contents: ImageContents, variants: Mapping[str, Sequence[Wheel]]) -> Sequence[Wheel]:
-    """The wheels of a lock file that are of the variant which the image's label names."""
-    return variants.get(contents.config.labels.get(f"{LABEL}.variant", ""), ())
-
-
-def _order(component: Component) -> tuple[str, str, str, str]:
-    return component.kind, component.purl, component.name, component.path
 
 
 # Files.
@@ -334,20 +327,29 @@ def _models(
     A model is a folder of huggingface_hub's cache, or one that it filled (`local_dir`), where a file beside
     says which commit each file is of.
     """
-    counts: dict[tuple[str, str, str], int] = defaultdict(int)  # name, revision, folder -> files
+    counts: Counter[tuple[str, str, str]] = Counter()  # name, revision, folder -> files
     left: list[_File] = []
     local = dict(_local_files(captured))
     for file in files:
         if cache := _HUB_CACHE.match(file.path):
-            known = commits.get(cache[0], set())
-            name = f"{cache['owner']}/{cache['name']}"
-            counts[name, ", ".join(sorted(known)), cache[0].rstrip("/")] += 1
+            revision = ", ".join(sorted(commits.get(cache[0], ())))
+            counts[f"{cache['owner']}/{cache['name']}", revision, cache[0].rstrip("/")] += 1
         elif file.path in local:
             folder, commit = local[file.path]
             counts[folder.rpartition("/")[2], commit, folder] += 1
         else:
             left.append(file)
-    models = [_model(*key, n_files) for key, n_files in sorted(counts.items())]
+    models = [
+        Component(
+            "machine-learning-model", name, revision,
+            purl_of("huggingface", name, revision if _COMMIT.fullmatch(revision) else "")
+            if "/" in name
+            else "",
+            path=folder, n_files=n_files, confidence=0.9, evidence="what huggingface_hub wrote beside it",
+            why_unknown="" if revision else "its cache has no folder of a commit",
+        )
+        for (name, revision, folder), n_files in sorted(counts.items())
+    ]  # fmt: skip
     return models, left
 
 
@@ -359,14 +361,3 @@ def _local_files(captured: Mapping[str, bytes]) -> Iterator[tuple[str, tuple[str
         if inside and path.endswith(".metadata") and _COMMIT.fullmatch(commit):
             yield path, (folder, commit)
             yield f"{folder}/{name.removesuffix('.metadata')}", (folder, commit)
-
-
-def _model(name: str, revision: str, folder: str, n_files: int) -> Component:
-    single = _COMMIT.fullmatch(revision) is not None
-    return Component(
-        "machine-learning-model", name, revision,
-        purl_of("huggingface", name, revision if single else "") if "/" in name else "",
-        path=folder, n_files=n_files, confidence=0.9, technique="manifest-analysis",
-        evidence="what huggingface_hub wrote beside it",
-        why_unknown="" if revision else "its cache has no folder of a commit",
-    )  # fmt: skip
