@@ -15,7 +15,7 @@ from buildtool.core.errors import DataError
 from buildtool.gpucode import elf
 from buildtool.gpucode.source import GpuCodeError, Source
 from buildtool.image.streams import peek
-from buildtool.sbom.libraries import LIBRARIES, Library, file_version
+from buildtool.sbom.libraries import LIBRARIES, ElfFacts, Library, file_version
 
 _DISTRIBUTION = (b"usr/lib/", b"lib/")  # where a distribution's own libraries are, which its packages name
 _PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
@@ -24,21 +24,6 @@ _MOST_NOTE_BYTES = 64 << 10  # of all segments of a file
 _MOST_SEARCHED = 1 << 30  # bytes of a file's constants and names; libtorch_cpu.so has 0.2 GB of them
 _MOST_PLACES = 100  # of one text
 _AROUND = 200  # bytes around a library's mark in which its version stands
-
-
-@dataclass(frozen=True)
-class ElfFacts:
-    """What identifies a shared library.
-
-    `marks` are the libraries whose code is in it, each with its release or an empty text. `confirmed`: its
-    constants have the version of its file's name as a text.
-    """
-
-    soname: str = ""
-    build_id: str = ""
-    marks: tuple[tuple[str, str], ...] = ()
-    confirmed: bool = False
-    unread: str = ""  # why its tables couldn't be read
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,7 @@ def inspect(path: bytes, _size: int, pieces: Iterator[bytes]) -> FileFacts:
         return digests(pieces)
     try:
         with tempfile.TemporaryFile(prefix="weir-elf-") as kept:
-            facts = digests(_copied(pieces, kept))
+            facts = digests(pieces, kept)
             kept.flush()
             in_name = file_version(path.rpartition(b"/")[2].decode("utf-8", "replace"))
             return replace(facts, shared=_elf_facts(kept, in_name))
@@ -75,18 +60,14 @@ def inspect(path: bytes, _size: int, pieces: Iterator[bytes]) -> FileFacts:
         ) from error
 
 
-def _copied(pieces: Iterator[bytes], target: IO[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        target.write(piece)
-        yield piece
-
-
-def digests(pieces: Iterator[bytes]) -> FileFacts:
-    """A file's digests alone."""
+def digests(pieces: Iterator[bytes], copy: IO[bytes] | None = None) -> FileFacts:
+    """A file's digests alone; its content goes into `copy`, if there is one."""
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(usedforsecurity=False)  # which SPDX demands
     for piece in pieces:
         sha256.update(piece)
         sha1.update(piece)
+        if copy:
+            copy.write(piece)
     return FileFacts(sha256.hexdigest(), sha1.hexdigest())
 
 

@@ -18,12 +18,6 @@ from probes.core.invocation import tool_version
 CYCLONEDX, SPDX = "cyclonedx", "spdx"
 _NO_TIME = "1970-01-01T00:00:00Z"
 _TIME = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d")
-_PURPOSE = {
-    "library": "LIBRARY",
-    "operating-system": "OPERATING_SYSTEM",
-    "machine-learning-model": "OTHER",
-    "file": "FILE",
-}
 _ID_CHARS = re.compile(r"[^A-Za-z0-9.-]+")
 Json = dict[str, Any]
 
@@ -169,10 +163,11 @@ def _spdx_packages(component: Component, holder: str, numbers: Iterator[int]) ->
     """A component as a package, what is inside it, and that the holder contains each."""
     named = _ID_CHARS.sub("-", component.name)[:160]
     identifier = f"SPDXRef-{component.kind}-{named}-{next(numbers)}"
+    is_model = component.kind == "machine-learning-model"
     row = {
         "name": component.name,
         "SPDXID": identifier,
-        "primaryPackagePurpose": _PURPOSE[component.kind],
+        "primaryPackagePurpose": "OTHER" if is_model else component.kind.upper().replace("-", "_"),
         "downloadLocation": "NOASSERTION",
         "filesAnalyzed": False,
         "comment": _comment(component),

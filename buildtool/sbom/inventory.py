@@ -290,16 +290,12 @@ def _library(file: _File, package: Package, declared: Sequence[Component]) -> Co
     """A shared library, with those whose code is linked into it."""
     facts, path = file.facts.shared, file.path
     assert facts  # of files that are none, nothing asks
-    marks = dict(facts.marks)
-    own = identify(
-        path.removeprefix(f"{package.place}/"),
-        soname=terminal(facts.soname), build_id=facts.build_id, marks=marks, confirmed=facts.confirmed,
-        wheel=(normalised(package.name), package.version), declared=declared,
-    )  # fmt: skip
+    wheel = normalised(package.name), package.version
+    own = identify(path.removeprefix(f"{package.place}/"), facts, wheel=wheel, declared=declared)
     why = f"{own.why_unknown}; its tables can't be read: {facts.unread}" if facts.unread else own.why_unknown
     return replace(
         own, path=path, sha256=file.facts.sha256, sha1=file.facts.sha1, build_id=facts.build_id,
-        why_unknown=terminal(why) if not own.version else "", parts=inside(path, marks),
+        why_unknown=terminal(why) if not own.version else "", parts=inside(path, facts),
     )  # fmt: skip
 
 

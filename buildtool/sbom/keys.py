@@ -81,18 +81,15 @@ class PrivateKey:
 
 def _text(path: Path) -> bytes:
     text = b""
-    with reading(path, "name the key's file, in PEM"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer
-        try:
-            while len(text) <= _MOST_BYTES:
-                if not select.select([descriptor], [], [], _WAIT_S)[0]:
-                    raise ConfigError(f"{path} is a pipe that nothing comes from", _MAKE)
-                piece = os.read(descriptor, _MOST_BYTES + 1)
-                if not piece:
-                    break
-                text += piece
-        finally:
-            os.close(descriptor)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe may have no writer
+    with reading(path, "name the key's file, in PEM"), os.fdopen(os.open(path, flags), "rb", 0) as file:
+        while len(text) <= _MOST_BYTES:
+            if not select.select([file], [], [], _WAIT_S)[0]:
+                raise ConfigError(f"{path} is a pipe that nothing comes from", _MAKE)
+            piece = file.read(_MOST_BYTES + 1)
+            if not piece:
+                break
+            text += piece
     if len(text) > _MOST_BYTES:
         raise ConfigError(f"{path} is no key: it is longer than {_MOST_BYTES:,} bytes", _MAKE)
     return text

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from probes.core.quoting import terminal
+
 _DATA = Path(__file__).with_name("libraries.toml")
 # auditwheel writes digits of the original's SHA-256 into a file's name; a rebuilt wheel has them twice
 _FILE = re.compile(
@@ -39,6 +41,21 @@ class Library:
         found = self.version.search(text) if self.version else None
         groups = found.groups(b"") if found else ()
         return ".".join(group.decode("ascii", "replace") for group in groups if group)
+
+
+@dataclass(frozen=True)
+class ElfFacts:
+    """What identifies a shared library.
+
+    `marks` are the libraries whose code is in it, each with its release or an empty text. `confirmed`: its
+    constants have the version of its file's name as a text.
+    """
+
+    soname: str = ""
+    build_id: str = ""
+    marks: tuple[tuple[str, str], ...] = ()
+    confirmed: bool = False
+    unread: str = ""  # why its tables couldn't be read
 
 
 @dataclass(frozen=True)
@@ -114,28 +131,20 @@ def file_version(file_name: str) -> str:
 
 
 def identify(
-    path: str,
-    *,
-    soname: str,
-    build_id: str,
-    marks: Mapping[str, str],
-    confirmed: bool,
-    wheel: tuple[str, str],
-    declared: Iterable[Component],
+    path: str, facts: ElfFacts, *, wheel: tuple[str, str], declared: Iterable[Component]
 ) -> Component:
     """What the library at a `path` in a wheel (name, version) is; the path is from the wheel's place on.
 
-    `marks` are the libraries whose code is in it -> release; `confirmed`: its code has the version of its
-    file name as a text; `declared` is what the wheel lists.
+    `declared` is what the wheel lists.
     """
     folder, _, file = path.rpartition("/")
     stem = _stem(file)
     known = _by_stem().get(stem)
-    shown = f"soname {soname}" if soname else f"the file's name {file}"
-    if purl := BUILDS.get(build_id):
-        name, version = _parts_of(purl)
+    shown = f"soname {terminal(facts.soname)}" if facts.soname else f"the file's name {file}"
+    if purl := BUILDS.get(facts.build_id):
+        name, _, version = unquote(purl.partition("?")[0].rpartition("/")[2]).partition("@")
         return Component(
-            "library", name, version, purl, technique="hash-comparison", evidence=f"build id {build_id}"
+            "library", name, version, purl, technique="hash-comparison", evidence=f"build id {facts.build_id}"
         )
     if row := declared_as(file, declared):
         name = known.name if known and not row.purl else row.name
@@ -143,13 +152,13 @@ def identify(
         purl = row.purl or purl_of("generic", name, row.version)
         return replace(row, name=name, purl=purl, confidence=0.95, evidence=evidence)
     if known:
-        return _known(known, file_version(file), shown, marks, confirmed=confirmed)
+        return _known(known, file_version(file), shown, facts)
     vendored = folder.endswith(".libs")
     if wheel[0] and not vendored and (not file_version(file) or _is_named_after(stem, wheel[0])):
         purl = purl_of("pypi", wheel[0], wheel[1], path=path)
         evidence = f"{shown}: without a version of its own, in the wheel's folder"
         return replace(_generic(f"lib{stem}", wheel[1], 0.8, evidence), purl=purl)
-    version = file_version(file) if confirmed else ""
+    version = file_version(file) if facts.confirmed else ""
     why = "the name is unknown to libraries.toml, and a file's version isn't its release"
     return _generic(stem, version, 0.6 if version else 0.3, shown, why)
 
@@ -164,14 +173,12 @@ def _generic(
     )  # fmt: skip
 
 
-def _known(
-    library: Library, in_name: str, shown: str, marks: Mapping[str, str], *, confirmed: bool
-) -> Component:
+def _known(library: Library, in_name: str, shown: str, facts: ElfFacts) -> Component:
     """The component of a library by its row."""
     name, is_release = library.name, _RELEASE.fullmatch(in_name) is not None
-    if version := marks.get(name, ""):
+    if version := dict(facts.marks).get(name, ""):
         return _generic(name, version, 0.9, f"{shown}; the text of its version", technique=_BY_TEXT)
-    if confirmed and is_release:
+    if facts.confirmed and is_release:
         evidence = f"{shown}; {in_name} is in its file's name and in its code"
         return _generic(name, in_name, 0.9, evidence, technique=_BY_TEXT)
     if library.release_in_name and is_release:
@@ -180,13 +187,13 @@ def _known(
     return _generic(name, "", 0.6, shown, why)
 
 
-def inside(path: str, marks: Mapping[str, str]) -> tuple[Component, ...]:
+def inside(path: str, facts: ElfFacts) -> tuple[Component, ...]:
     """The libraries that are linked into a file which is another one."""
     itself = _by_stem().get(_stem(path.rpartition("/")[2]))
     evidence, why = "a text among the constants that only its code has", "its code has no text of its release"
     parts = (
         _generic(name, version, 0.7 if version else 0.6, evidence, why, technique=_BY_TEXT)
-        for name, version in sorted(marks.items())
+        for name, version in sorted(facts.marks)
         if not itself or name != itself.name
     )
     return tuple(replace(part, path=path) for part in parts)
@@ -213,8 +220,3 @@ def declared_as(file: str, declared: Iterable[Component]) -> Component | None:
 def _is_named_after(stem: str, wheel: str) -> bool:
     """Whether a word of a wheel's name begins the stem: cublas of nvidia-cublas begins cublasLt."""
     return any(len(word) >= 4 and stem.startswith(word) for word in re.split(r"[-_.]", wheel.lower()))
-
-
-def _parts_of(purl: str) -> tuple[str, str]:
-    name, _, version = purl.partition("?")[0].rpartition("/")[2].partition("@")
-    return unquote(name), unquote(version)
