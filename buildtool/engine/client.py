@@ -293,9 +293,10 @@ class Engine:
         for name in self.left_containers():
             with engine_errors(), contextlib.suppress(docker.errors.APIError):  # another run was quicker
                 api.remove_container(name, v=True, force=True)
-        for name in self._left(api.networks):
-            with engine_errors(), contextlib.suppress(docker.errors.APIError):
-                api.remove_network(name)
+        with contextlib.suppress(BuildFailed):  # an engine may list none, and another run be quicker
+            for name in self._left(api.networks):
+                with engine_errors():
+                    api.remove_network(name)
 
     def left_containers(self) -> tuple[str, ...]:
         """The ids of the containers of this state directory's runs whose scratch directory is gone."""
