@@ -126,7 +126,7 @@ class LateLanes:
         self.random = random.Random(seed)
         self.copy, self.unpack, self.compute = (LateLane(self) for _ in range(3))
         self.laziness = self.random.choice([0.1, 0.3, 0.6, 0.9, 1.0])
-        self.checked = self.replayed = self.ended = 0
+        self.checked = self.replayed = self.ended = self.passes_recorded = 0
         self.muted = False
         self.records = True
 

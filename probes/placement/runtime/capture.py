@@ -106,6 +106,7 @@ class Recorder:
                 raise
             self.refused[key] = first_line(error)
         else:
+            self._engine.streams.passes_recorded += 1
             return recorded
         gc.collect()  # the failed recording's tensors: the call that follows needs their memory
         return None

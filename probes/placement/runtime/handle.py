@@ -303,11 +303,11 @@ class Handle(PlacedModel):
         try:
             self._guarding = True
             state = None if size in self._changing else self._state(size, given)
-            graphs = self._graphs()
+            graphs = self._streams.passes_recorded
             if size not in self._known_sizes:
                 self._quietly_refused()  # of what came before
             output, error = _tried(work, args, kwargs)
-            is_new = size not in self._known_sizes or self._graphs() > graphs
+            is_new = size not in self._known_sizes or self._streams.passes_recorded > graphs
             if error is None and is_new and kind not in self._too_large:
                 error = self._quietly_refused()
             if isinstance(error, _QuietlyRefusedError) and (state is None or state.is_lost):
@@ -331,9 +331,6 @@ class Handle(PlacedModel):
         finally:
             self._guarding = False
         return output
-
-    def _graphs(self) -> int:
-        return sum(recorder.count for recorder in (self.recorder, *self._recorders) if recorder)
 
     def _quietly_refused(self) -> torch.cuda.OutOfMemoryError | None:
         """Since this was last asked: a library was refused its workspace, and did without, as cuDNN does."""

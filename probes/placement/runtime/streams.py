@@ -67,6 +67,7 @@ class Streams:
     """The three streams of a device, here of the CPU. `compute` is where the model's own operations go."""
 
     records = False  # whether there are graphs
+    passes_recorded = 0  # so far
     compute: Stream
     copy: Stream
     unpack: Stream
