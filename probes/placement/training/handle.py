@@ -74,6 +74,7 @@ class Training(NeverCopied):
         self._handles: list[Any] = []
         self._forwards: list[tuple[nn.Module, Any]] = []
         self._numbered: dict[str, int] = {}  # blocks in the order of their first calls
+        self._first_others: dict[Trained, dict[str, Any]] = {}  # states of other sizes that were there before
         self._late: list[Group] = []  # of parameters that are used outside their block's call
         planned = {block.name: block for block in plan.blocks}
         own = {id(p) for p in model.parameters()}
@@ -228,9 +229,7 @@ class Training(NeverCopied):
                     one.states[key].copy_(state[key])
                 else:
                     one.states[key] = state[key].to(self._device)
-        one_others = {k: v for k, v in state.items() if k not in self._state_names}
-        self._first_others = getattr(self, "_first_others", {})
-        self._first_others[one] = one_others
+        self._first_others[one] = {k: v for k, v in state.items() if k not in self._state_names}
         self.optimizer.state[one.parameter] = {
             k: one.states[k] if k in self._state_names else v for k, v in state.items()
         }
@@ -238,13 +237,13 @@ class Training(NeverCopied):
     # ---- hooks ---------------------------------------------------------------------------------------------
 
     def _hook(self, planned: dict[str, BlockOfStep], of_block: dict[str, list[Group]]) -> None:
-        for one, others in getattr(self, "_first_others", {}).items():
-            self._restate(one, others)
+        for each, others in self._first_others.items():
+            self._restate(each, others)
         self.updates.share()
         keep, again = self._handles, Recomputation(self._streams)
-        for one in self.trained:
-            made = functools.partial(_made, weakref.ref(self), weakref.ref(one))
-            keep.append(one.parameter.register_post_accumulate_grad_hook(made))
+        for each in self.trained:
+            made = functools.partial(_made, weakref.ref(self), weakref.ref(each))
+            keep.append(each.parameter.register_post_accumulate_grad_hook(made))
         for block in self._blocks:
             facts, groups = planned[block.name], of_block[block.name]
             for entry in block.entries:
