@@ -41,8 +41,7 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 	docker compose run --rm $(PROBE)
 	@.venv/bin/weir probe show "$$(ls -t reports/probes/*.json | head -n 1)"
 
-# the CPU build from where this machine's pip looks, else from the index of PyTorch itself; our own package is
-# built in the checkout, so never for two environments at a time
+# the CPU build from where this machine's pip looks, else from the index of PyTorch itself
 $(TORCH_READY): $(if $(shell test -x $(TORCH_PY) || echo no),no-python)
 	$(call alone,.venv-torch,$(call venv,.venv-torch) && \
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \

@@ -64,6 +64,8 @@ NOT_RUN = {
     "make mutants": "takes minutes, and is judged by a person",
     "weir audit weir/rocm:latest": AUDITED,
     "weir audit weir/rocm:latest --targets gfx906 --json rocm.json --html rocm.html": AUDITED,
+    "weir audit weir/rocm:latest --targets gfx906 --json rocm.json": "`make images` has just audited it, and "
+    "tests/docker/test_docs_run.py takes that report",
     "weir prune weir/rocm:latest --targets gfx906 --dry-run": "audits a whole image once more; "
     "tests/docker does it with two of its libraries",
     "weir audit cpu.tar": AUDITED,
