@@ -108,7 +108,7 @@ unit-thorough: $(READY)
 # than everything else, and seldom find more
 thorough: thorough-units thorough-torch thorough-engine thorough-launch ## all cases that `make test` draws from, the real images pruned and rebuilt
 
-thorough-units thorough-torch: export ALL_CASES := 1
+thorough-units thorough-torch thorough-engine: export ALL_CASES := 1
 
 thorough-units: $(READY)
 	$(call group,$(PY),$(UNIT))
@@ -121,7 +121,7 @@ thorough-launch: $(TORCH_READY)
 	@$(TORCH_PY) tests/bench/bench_launch.py --quick
 
 thorough-engine: images
-	$(call group,$(PY),$(WHOLE))
+	$(call group,$(PY),$(WHOLE) tests/docker/test_build_tags.py)
 
 # the longest first
 GROUPS := build-tests image-tests service-tests loopback-tests placing-tests model-tests packing-tests page-tests unit-thorough

@@ -61,7 +61,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory, nginx_image: str) -> Iterat
     for path in ROOT.iterdir():
         if path.name not in LEFT_OUT:
             (folder / path.name).symlink_to(path)
-    shutil.copy(ROOT / "reports/images/rocm.json", folder)  # to compare with: an audit reads 2.8 GB
+    for report, name in (("rocm", "rocm"), ("cpu", "main")):  # to compare with
+        shutil.copy(ROOT / f"reports/images/{report}.json", folder / f"{name}.json")
     port, tls_port = free_port(), free_port()
     kept = {
         name: text
