@@ -141,6 +141,9 @@ class LateLanes:
     def event(self):
         return LateMark()
 
+    def refused_allocations(self):
+        return 0
+
     def stir(self):
         while self.random.random() > self.laziness:
             if (

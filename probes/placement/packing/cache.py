@@ -31,7 +31,7 @@ from probes.placement.packing.packed import Packed, Put, form, outline, scattere
 from probes.placement.packing.staging import HostBuffers, bytes_of
 from probes.placement.packing.tensors import Values, pack_into
 
-_VERSION: Final = 5  # of the layouts and of these files: another one has other names
+_VERSION: Final = 6  # of the layouts and of these files: another one has other names
 _SETTLED_NS: Final = 100_000_000  # a file changed more recently may change again within one tick of its times
 
 

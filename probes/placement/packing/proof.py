@@ -216,6 +216,13 @@ def _packed(tensor: torch.Tensor, layout: Layout) -> Packed:
     return packed
 
 
+def _packed_otherwise(packed: Packed, values: torch.Tensor) -> str:
+    """What is other where its device packs the values, empty if nothing."""
+    there = _packed(values.to(packed.device), packed.layout).parts if packed.device.type != "cpu" else {}
+    other = [name for name, part in there.items() if not torch.equal(part, packed.parts[name])]
+    return f"packed on the device, {' and '.join(other)} differ" if other else ""
+
+
 def _same_bits(wanted: torch.Tensor, result: torch.Tensor) -> str:
     places = (bits(result) != bits(wanted)).nonzero().view(-1)
     if not len(places):
@@ -224,12 +231,13 @@ def _same_bits(wanted: torch.Tensor, result: torch.Tensor) -> str:
 
 
 def unpacked(kernel: str, shape: _Shape, kind: str, dtype: torch.dtype, layout: Layout) -> Case:
-    """A case that unpacks weights, whose bits must come back."""
+    """A case that unpacks weights, whose bits must come back. A device must pack them as a CPU does."""
 
     def prepare(device: torch.device) -> Prepared:
-        packed = _packed(weights(shape, kind, dtype), layout).to(device)
+        values = weights(shape, kind, dtype)
+        packed = _packed(values, layout).to(device)
         out = _untouched(shape, dtype, device)
-        return Prepared(lambda: unpack(packed, out))
+        return Prepared(lambda: unpack(packed, out), also=lambda: _packed_otherwise(packed, values))
 
     name = f"{kernel}, {_text(shape)}, {kind}"
     judge = lambda result: _same_bits(weights(shape, kind, dtype), result)  # noqa: E731

@@ -48,6 +48,7 @@ WRITTEN: Final = (
     "it can't be done again: it has written to a tensor, or was given an object such as a cache, of which "
     "nothing is kept"
 )
+QUIETLY: Final = "a library was refused memory in a pass, and took another algorithm: bits may differ"
 _REFUSED: Final = re.compile(r"Tried to allocate ([0-9.]+) ([KMGT])iB")  # torch's words
 
 
@@ -179,6 +180,7 @@ class Handle(PlacedModel):
         self._changing: set[Hashable] = set()  # sizes of passes that change modules or draw random numbers
         self._too_large: set[Hashable] = set()  # passes for which no room was enough
         super().__init__(model, plan, source, streams, **options)
+        self._refusals = streams.refused_allocations()
 
     def abandon(self) -> None:
         """A pass failed, or was interrupted anywhere: none of its calls is under way."""
@@ -295,12 +297,22 @@ class Handle(PlacedModel):
         tensors = direct_tensors(given)
         try:  # a mask grows with each token: shapes of about one size are one kind
             size = tuple([(tuple(map(int.bit_length, tensor.shape)), tensor.dtype) for tensor in tensors])
+            kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         except TypeError:  # torch traces this call: its sizes are tensors
-            size = ()
+            size = kind = ()
         try:
             self._guarding = True
             state = None if size in self._changing else self._state(size, given)
+            graphs = self._graphs()
+            if size not in self._known_sizes:
+                self._quietly_refused()  # of what came before
             output, error = _tried(work, args, kwargs)
+            is_new = size not in self._known_sizes or self._graphs() > graphs
+            if error is None and is_new and kind not in self._too_large:
+                error = self._quietly_refused()
+            if isinstance(error, _QuietlyRefusedError) and (state is None or state.is_lost):
+                self._say(QUIETLY)
+                error = None
             if state is None:
                 if error is not None:
                     error.add_note(
@@ -308,14 +320,25 @@ class Handle(PlacedModel):
                     )
                     raise error
             elif error is not None:
-                kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
                 note = partial(self._state, size, given)
-                output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
+                try:
+                    output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
+                except _QuietlyRefusedError:  # for want of room, with what the library makes of it
+                    output = work(args, kwargs)
+                    self._say(QUIETLY)
             elif size not in self._known_sizes and len(self._known_sizes) < MAX_COUNTED:
                 (self._known_sizes if state.left_modules_alone else self._changing).add(size)
         finally:
             self._guarding = False
         return output
+
+    def _graphs(self) -> int:
+        return sum(recorder.count for recorder in (self.recorder, *self._recorders) if recorder)
+
+    def _quietly_refused(self) -> torch.cuda.OutOfMemoryError | None:
+        """Since this was last asked: a library was refused its workspace, and did without, as cuDNN does."""
+        before, self._refusals = self._refusals, self._streams.refused_allocations()
+        return _QuietlyRefusedError(QUIETLY) if self._refusals > before else None
 
     def _state(self, size: Hashable, given: tuple[Any, ...]) -> PassState:
         """How things are before a pass; with all values before the first of its size, likeliest to fail."""
@@ -351,7 +374,9 @@ class Handle(PlacedModel):
                 why = str(refused)
                 free_memory()  # which may be enough, or for the pass without its recording
             state = note()
+            self._quietly_refused()  # of what came before
             output, failed = _tried(work)
+            failed = failed or self._quietly_refused()
             if failed is None:
                 self._measured = Unknown("no pass has been measured since one ran out of memory")
                 freed = before - self._builder.vram_bytes
@@ -387,7 +412,8 @@ class Handle(PlacedModel):
         """Bytes to free, one after the other: first twice what was refused, or more. 0: none can be."""
         refused = _REFUSED.search(str(error))
         size = float(refused[1]) * 1024 ** ("KMGT".index(refused[2]) + 1) if refused else 0.0
-        first = max(self._builder.vram_bytes // 4, int(2 * size))
+        share = 16 if isinstance(error, _QuietlyRefusedError) else 4  # workspaces are small beside weights
+        first = max(self._builder.vram_bytes // share, int(2 * size))
         if first < self._builder.movable_bytes:
             yield first
         yield self._builder.movable_bytes
@@ -481,6 +507,10 @@ class Handle(PlacedModel):
     def _remove(self) -> None:
         self.take_down(leave_values=False)
         self._source.close()
+
+
+class _QuietlyRefusedError(torch.cuda.OutOfMemoryError):  # type: ignore[misc]  # torch's has no types
+    """A pass ended well, with other bits perhaps than with more memory."""
 
 
 def _exactly(time: PassTime, seconds: float) -> PassTime:

@@ -82,6 +82,10 @@ class Streams:
     def use(self, memory: torch.Tensor) -> None:
         """Tell the allocator that all streams use the memory: none of it is reused before they are done."""
 
+    def refused_allocations(self) -> int:
+        """How often memory was refused so far, also where a library that asked for it did without."""
+        return 0
+
     def finish(self) -> None:
         """Wait until every stream is done."""
 
@@ -311,6 +315,10 @@ class CudaStreams(Streams):
         """The allocator knows the stream that asked for it, and from now on ours."""
         for stream in self.forked:
             memory.record_stream(stream.stream)
+
+    def refused_allocations(self) -> int:
+        """As torch's allocator has counted them."""
+        return int(torch.cuda.memory_stats(self.device).get("num_ooms", 0))
 
     def finish(self) -> None:
         """Wait for the whole device."""
