@@ -157,13 +157,13 @@ class _Job:
         """What stays, and why. Says so."""
         nodes = self.scan.nodes
         tree = Tree(nodes, python_path([f"{key}={value}" for key, value in ENVIRONMENT.items()], nodes))
-        observed, unused = self.keep.select(tree.files)
+        observed, unused = self.keep.select(tree.files, tree.resolve)
         if not observed:
             raise DataError(f"{self.name} names no file of {self.planned.variant.name}", HINT)
         if unused:
             self.workplace.progress(
                 f"warning: {counted(len(unused), 'line')} of {self.name} name nothing in the image, such as "
-                f"{terminal(unused[0])}: it was observed on another version; observe it again"
+                f"{terminal(unused[0][:200])}: it was observed on another version; observe it again"
             )
         kept = kept_paths(tree, observed, self.keep.modules)
         self._tell(kept)

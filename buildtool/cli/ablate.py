@@ -8,9 +8,9 @@ from typing import Any
 
 from buildtool.core.command import CommandFailed
 from buildtool.core.errors import Exit, ProofFailed, ToolError
-from buildtool.core.files import scratch
 from buildtool.core.progress import Progress, ProgressLog
 from buildtool.core.yaml_text import text_of
+from buildtool.engine.client import Engine
 from buildtool.engine.compose import project, resolved
 from buildtool.observe.ablation import (
     PRIVILEGED,
@@ -25,12 +25,12 @@ from buildtool.observe.ablation import (
     without_host_values,
     without_privileged,
 )
-from buildtool.observe.runs import run_program
+from buildtool.observe.runs import run_program, words_of
 from probes.core.output import option, write
 from probes.core.quoting import terminal
 from probes.core.units import counted
 
-_WAIT_S = 300
+_WAIT_S, _MOST_WAIT_S = 300, 86_400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program on this host that the service has to pass each time it was started; WEIR_URL tells it where "
         "(default: the service ends by itself, with 0)",
     )
-    option(parser, "--wait", "SECONDS", "how long a service may take to get healthy", int, default=_WAIT_S)
+    option(
+        parser, "--wait", "SECONDS", "how long a service may take to get healthy", _seconds, default=_WAIT_S
+    )
+
+
+def _seconds(text: str) -> int:
+    """Of --wait. Raises ArgumentTypeError."""
+    if not text.isdecimal() or not 0 < int(text[:10]) <= _MOST_WAIT_S:
+        raise argparse.ArgumentTypeError(f"write a number of seconds from 1 to {_MOST_WAIT_S}")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Find the least, and print the compose file with it."""
+    if args.workload:
+        words_of(args.workload)
     document = resolved([args.file], args.service)
-    with ProgressLog() as log, scratch() as folder:
-        trials = _Trials(document, args, folder, log.line)
+    with ProgressLog() as log, Engine().owning() as (folder, label):
+        trials = _Trials(document, args, folder, label, log.line)
         kept = trials.least()
     service = granted(without_host_values(trials.service), kept)
     service = {key: value for key, value in service.items() if value is not None}
@@ -72,11 +83,16 @@ class _Trials:
     """Starts of a service, each with a part of what it is granted."""
 
     def __init__(
-        self, document: Mapping[str, Any], args: argparse.Namespace, folder: Path, progress: Progress
+        self,
+        document: Mapping[str, Any],
+        args: argparse.Namespace,
+        folder: Path,
+        label: Mapping[str, str],
+        progress: Progress,
     ) -> None:
         self.count = 0
         self._document, self._args = document, args
-        self._folder, self._progress = folder, progress
+        self._folder, self._label, self._progress = folder, label, progress
         self._capabilities = host_capabilities()
         self._known: dict[frozenset[Grant], str] = {}
         self.service: dict[str, Any] = dict(document["services"][args.service])
@@ -120,6 +136,12 @@ class _Trials:
         document = {**self._document, "services": {**self._document["services"], name: service}}
         document.pop("name", None)
         document["networks"] = networks_of_its_own(document.get("networks") or {})
+        # which the next run knows them by, if this one is killed
+        document["services"] = {key: self._owned(each) for key, each in document["services"].items()}
+        document["networks"] = {
+            key: each if each.get("external") else self._owned(each)
+            for key, each in document["networks"].items()
+        }
         with project(self._folder, document, self._name, name) as started:
             try:
                 if not self._args.workload:
@@ -131,7 +153,11 @@ class _Trials:
                 return _last_line(error)
         return ""
 
+    def _owned(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        return {**part, "labels": {**(part.get("labels") or {}), **self._label}}
+
 
 def _last_line(error: ToolError) -> str:
     lines = (error.hint or error.message).strip().splitlines()
+    lines = [line for line in lines if line != "Aborting on container exit..."]
     return terminal(lines[-1][:300]) if lines else error.message

@@ -1,6 +1,7 @@
 """`weir build`: what `make images` does, from variants.yaml to proved images and their audit."""
 
 import argparse
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _build(args: argparse.Namespace, log: ProgressLog) -> Exit:
     options = build_options(args, progress)
     extra = _extra_names(args, options)
     outputs = _outputs(args, options)
-    key = _signing_key(args, options)
+    key = _signing_key(args, options, progress)
     keeps = _keeps(args, options)
     if args.platform:
         require_platform(args.platform, "")
@@ -238,6 +239,11 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
             raise ConfigError(f"--{name} is for slim images", "name the keep-list: --keep FILE")
     if (args.env or args.volume) and not args.workload:
         raise ConfigError("--env and --volume are for a workload", "name it: --workload PROGRAM")
+    if args.workload:
+        from buildtool.observe.runs import environments, words_of
+
+        words_of(args.workload)
+        environments(args.env)
     keeps: dict[str, tuple[Path, KeepList]] = {}
     for candidates in options.candidates if args.keep else ():
         variant = candidates[0]
@@ -254,7 +260,7 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
                 raise ConfigError(
                     f"--restore {terminal(line)} is neither a path nor a module", "write /opt/... or a.b"
                 )
-        keeps[variant.name] = path, read_keep_list(path).with_lines(args.restore)
+        keeps[variant.name] = path, read_keep_list(path).restoring(args.restore)
     return keeps
 
 
@@ -344,7 +350,7 @@ def _outputs(args: argparse.Namespace, options: BuildOptions) -> list[Output]:
     return outputs
 
 
-def _signing_key(args: argparse.Namespace, options: BuildOptions) -> "PrivateKey | None":
+def _signing_key(args: argparse.Namespace, options: BuildOptions, progress: Progress) -> "PrivateKey | None":
     """The key of --sign. Raises ConfigError where nothing is written that could have attestations."""
     if not (args.attest or args.sign):
         return None
@@ -363,7 +369,11 @@ def _signing_key(args: argparse.Namespace, options: BuildOptions) -> "PrivateKey
         return None
     from buildtool.sbom.keys import PrivateKey
 
-    return PrivateKey.read(args.sign)
+    key = PrivateKey.read(args.sign)
+    mode = args.sign.stat().st_mode
+    if stat.S_ISREG(mode) and mode & 0o077:
+        progress(f"warning: other users can read the key: {command('chmod', '600', str(args.sign))}")
+    return key
 
 
 def _attached(

@@ -22,6 +22,7 @@ from buildtool.observe.runs import (
     loaded_code,
     observe,
     watching_gpu_code,
+    words_of,
 )
 from probes.core.output import echo, flag, option
 from probes.core.quoting import terminal
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.volume),
         _devices() if args.gpus else None,
     )
+    if args.workload:
+        words_of(args.workload)
     if args.keep:  # before minutes go into runs
         require_writable(args.keep.absolute().parent, "name another file: --keep FILE")
         if args.keep.exists():

@@ -9,10 +9,11 @@ from buildtool.build.lockfile import Lock
 from buildtool.cli.arguments import add_source_arguments
 from buildtool.core.errors import ConfigError, DataError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
+from buildtool.core.model import LABEL
 from buildtool.image.reader import parse_platform
 from buildtool.sbom.binaries import inspect
 from buildtool.sbom.documents import DOCUMENTS, render
-from buildtool.sbom.inventory import image_name, locked_wheels, take_inventory
+from buildtool.sbom.inventory import image_name, take_inventory
 from probes.core.output import error, option, write
 from probes.core.units import counted
 
@@ -54,9 +55,12 @@ def run(args: argparse.Namespace) -> int:
     )
     locked = _lock(args.lock).entries if args.lock else {}
     contents = read_source(args.source, options, pull=not args.no_pull, inspect=inspect)
-    wheels = locked_wheels(contents, {name: entry.wheels for name, entry in locked.items()})
+    entry = locked.get(contents.config.labels.get(f"{LABEL}.variant", ""))
     inventory = take_inventory(
-        contents, name=image_name(contents, args.source), created=contents.config.created, wheels=wheels
+        contents,
+        name=image_name(contents, args.source),
+        created=contents.config.created,
+        wheels=entry.wheels if entry else (),
     )
     text = render(inventory, args.format)
     if args.output:

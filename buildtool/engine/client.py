@@ -7,9 +7,10 @@ import contextlib
 import posixpath
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -263,14 +264,9 @@ class Engine:
 
     @contextmanager
     def held(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
-        """A container for the duration of the block. Those that killed runs left behind are removed first.
-
-        Its label names a scratch directory that this process holds for as long.
-        """
+        """A container for the duration of the block. Those that killed runs left behind are removed first."""
         # the package's errors are OSErrors, as scratch's are
-        with scratch(_containers()) as held, engine_errors():
-            self.sweep_containers()
-            owner = {_OWNER: f"{socket.gethostname()}:{held}"}
+        with self.owning() as (_, owner), engine_errors():
             try:
                 container = self._client.containers.create(ref, command, labels=owner, **settings)
             except docker.errors.ImageNotFound as error:
@@ -280,18 +276,36 @@ class Engine:
             finally:
                 container.remove(force=True, v=True)
 
+    @contextmanager
+    def owning(self) -> Iterator[tuple[Path, dict[str, str]]]:
+        """A scratch directory that this process holds for the block, and the label which names it.
+
+        Containers and networks with the label of a directory that is gone are removed by the next run.
+        """
+        with scratch(_containers()) as held:
+            self.sweep_containers()
+            yield held, {_OWNER: f"{socket.gethostname()}:{held}"}
+
     def sweep_containers(self) -> None:
-        """Remove the containers that killed runs of this state directory left behind."""
+        """Remove the containers that killed runs of this state directory left behind, and their networks."""
         sweep_partials(_containers())
+        api = self._client.api
         for name in self.left_containers():
             with engine_errors(), contextlib.suppress(docker.errors.APIError):  # another run was quicker
-                self._client.api.remove_container(name, v=True, force=True)
+                api.remove_container(name, v=True, force=True)
+        with contextlib.suppress(BuildFailed):  # an engine may list none, and another run be quicker
+            for name in self._left(api.networks):
+                with engine_errors():
+                    api.remove_network(name)
 
     def left_containers(self) -> tuple[str, ...]:
         """The ids of the containers of this state directory's runs whose scratch directory is gone."""
+        return self._left(partial(self._client.api.containers, all=True))
+
+    def _left(self, listing: Callable[..., object]) -> tuple[str, ...]:
         ours = f"{socket.gethostname()}:{_containers()}/"
         with engine_errors():
-            rows = self._client.api.containers(all=True, filters={"label": _OWNER})
+            rows = listing(filters={"label": _OWNER})
             owned = {
                 row.Id: row.Labels.get(_OWNER, "") for row in parse_answer(tuple[ContainerRow, ...], rows)
             }

@@ -50,7 +50,7 @@ class Project:
     service: str
 
     def _run(self, *words: str) -> str:
-        return run([*_COMPOSE, "-p", self.name, "-f", str(self.file), *words]).stdout
+        return run([*_COMPOSE, "--progress", "quiet", "-p", self.name, "-f", str(self.file), *words]).stdout
 
     def up(self, seconds: int) -> None:
         """Start the service and wait until it is healthy, or runs. Raises CommandFailed."""

@@ -106,12 +106,22 @@ class Served:
         deadline = time.monotonic() + READY_S
         while (state := self._inspected().State).Health.Status not in ("none", "", "healthy"):
             if state.Status != "running":
-                raise ProofFailed(
-                    f"its program ended with {state.ExitCode} before it was ready\n{self.log()}"
-                )
+                raise self._ended(state, "before it was ready")
             if time.monotonic() > deadline:
                 raise ProofFailed(f"it isn't healthy after {READY_S:.0f} s\n{self.log()}")
             time.sleep(0.1)
+
+    def _ended(self, state: _State, when: str) -> ProofFailed:
+        return ProofFailed(
+            f"its program ended with {state.ExitCode} {when}\n{self.log()}",
+            "where that is 137, it was killed: give it more memory, or end what kills it",
+        )
+
+    def require_no_end(self) -> None:
+        """Raises ProofFailed where its program ended with an error before anybody stopped it."""
+        state = self._inspected().State
+        if state.Status != "running" and state.ExitCode:
+            raise self._ended(state, "while the workload used it")
 
     def exit_code(self) -> int:
         """Wait for the end of its program."""

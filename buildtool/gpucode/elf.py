@@ -29,11 +29,13 @@ SHF_ALLOC = 2
 PAGE_SHIFT = 12  # x86-64's pages
 DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_RELAENT, DT_REL, DT_JMPREL = 0, 2, 7, 8, 9, 17, 23
 DT_RELRSZ, DT_RELR = 35, 36
+DT_NEEDED, DT_STRTAB, DT_SONAME = 1, 5, 14
 
 _MAX_SEGMENTS_BYTES = 1 << 16  # as load_elf_phdrs in Linux
 _MAX_NAMES_BYTES = 16 << 20
 _NAME_BYTES = 256  # of one name; those that are looked for have 20 at most
 _MAX_DYNAMIC_BYTES = 1 << 20
+_MAX_NAMES = 1000  # of libraries that one needs; torch's need 20
 
 
 @dataclass(frozen=True)
@@ -222,19 +224,32 @@ def _name(names: bytes, start: int) -> str:
 
 def read_dynamic(source: Source, elf: Elf) -> dict[int, int]:
     """Tags of the dynamic segment, the last of each; empty for a static file. Raises BadElf."""
+    return dict(_dynamic_entries(source, elf))
+
+
+def dynamic_names(source: Source, elf: Elf, tag: int) -> list[str]:
+    """The names under a tag of the dynamic segment, such as DT_NEEDED, cut where too long. Raises BadElf."""
+    entries = list(_dynamic_entries(source, elf))
+    table, starts = dict(entries).get(DT_STRTAB), [value for key, value in entries if key == tag]
+    if len(starts) > _MAX_NAMES:
+        raise BadElf(f"the dynamic segment has {len(starts):,} names of one kind")
+    places = [elf.offset_of(table + start, 1) for start in starts] if table is not None else []
+    names = (source.read_at(place, _NAME_BYTES).partition(b"\0")[0] for place in places)
+    return [name.decode("utf-8", "surrogateescape") for name in names]
+
+
+def _dynamic_entries(source: Source, elf: Elf) -> Iterator[tuple[int, int]]:
     dynamic = [segment for segment in elf.segments if segment.type == PT_DYNAMIC]
     if not dynamic:
-        return {}
+        return
     if len(dynamic) > 1 or dynamic[0].file_bytes > _MAX_DYNAMIC_BYTES:
         raise BadElf("the dynamic segment is impossible", place=dynamic[0].offset)
     n_bytes = dynamic[0].file_bytes // 16 * 16
     raw = source.exactly(dynamic[0].offset, n_bytes, "the dynamic segment")
-    tags: dict[int, int] = {}
     for tag, value in struct.iter_unpack("<QQ", raw):
         if tag == DT_NULL:
-            break
-        tags[tag] = value
-    return tags
+            return
+        yield tag, value
 
 
 def iter_records(

@@ -1,15 +1,15 @@
 """Keep-lists: which files of an image observed runs opened, as a text file beside the catalog.
 
-A line each, sorted, each once: the same runs give the same bytes, and runs merge. `weir observe` writes
-paths, and `gpu-code:` with the key of code that was loaded. By hand, a line may also be a directory, a
-pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted name of a Python module.
+A line each, sorted, each once, below comments: the same runs give the same bytes, and runs merge. `weir
+observe` writes paths, and `gpu-code:` with the key of code that was loaded. By hand, a line may also be a
+directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted name of a Python module.
 """
 
 import fnmatch
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildtool.core.errors import DataError
@@ -32,17 +32,26 @@ MOST_PATTERNS = 1000  # each is tried on all paths with its beginning
 
 @dataclass(frozen=True)
 class KeepList:
-    """Paths from an image's root, with a leading slash, patterns of such paths, and names of modules."""
+    """Paths from an image's root, with a leading slash, patterns of such paths, and names of modules.
+
+    Each of the `restored` lines has to name something. `comments` are somebody's own.
+    """
 
     lines: frozenset[str] = frozenset()
+    restored: frozenset[str] = frozenset()
+    comments: tuple[str, ...] = ()
 
     def with_lines(self, others: Iterable[str]) -> "KeepList":
         """The list with more lines."""
-        return KeepList(self.lines | frozenset(others))
+        return replace(self, lines=self.lines | frozenset(others))
+
+    def restoring(self, others: Iterable[str]) -> "KeepList":
+        """The list with more lines, which have to name something."""
+        return replace(self.with_lines(others), restored=self.restored | frozenset(others))
 
     def text(self) -> str:
         """The file's content."""
-        return _HEADER + "".join(f"{line}\n" for line in sorted(self.lines))
+        return _HEADER + "".join(f"{line}\n" for line in (*self.comments, *sorted(self.lines)))
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -54,10 +63,13 @@ class KeepList:
         """The keys of GPU code that was loaded: `gpucode.loaded`. None where no run looked."""
         return frozenset(line.removeprefix(GPU_CODE) for line in self.lines if line.startswith(GPU_CODE))
 
-    def select(self, files_there: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    def select(
+        self, files_there: frozenset[str], resolve: Callable[[str], str] = lambda path: path
+    ) -> tuple[frozenset[str], tuple[str, ...]]:
         """The files that paths and patterns name, without leading slashes, and the lines that name none.
 
-        Raises DataError for more than MOST_PATTERNS patterns.
+        `resolve` follows the links in a path. Raises DataError for more than MOST_PATTERNS patterns, and for
+        a restored line that names nothing.
         """
         absent = [line for line in self.lines if line.startswith("/") and line[1:] not in files_there]
         n_patterns = sum(_WILD.search(line) is not None for line in absent)
@@ -70,10 +82,13 @@ class KeepList:
         unused: list[str] = []
         ordered = sorted(files_there)
         for line in sorted(line[1:] for line in self.lines if line.startswith("/")):
-            named = [line] if line in files_there else list(_named(line, ordered))
+            real = line if line in files_there else resolve(line)
+            named = [real] if real in files_there else list(_named(real, ordered))
             chosen.update(named)
             if not named:
                 unused.append(f"/{line}")
+        if missing := next((line for line in unused if line in self.restored), None):
+            raise DataError(f"the image has no {missing[:200]}", "correct what --restore names")
         return frozenset(chosen), tuple(unused)
 
 
@@ -103,8 +118,10 @@ def read_keep_list(path: Path) -> KeepList:
             text = files.read_text(path, most_bytes=MAX_BYTES)
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is no keep-list: it isn't UTF-8 text", HINT) from error
-    kept = set()
+    kept, comments = set(), list[str]()
     for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith("#"):
+            comments += [line] if f"{line}\n" != _HEADER else []
         if not line or line.startswith("#"):
             continue
         if not is_line(line):
@@ -113,7 +130,7 @@ def read_keep_list(path: Path) -> KeepList:
                 f"{path}, line {number}: {shown} is neither a path from the root nor a module", HINT
             )
         kept.add(line)
-    return KeepList(frozenset(kept))
+    return KeepList(frozenset(kept), comments=tuple(comments))
 
 
 def merge_into(path: Path, lines: Iterable[str]) -> tuple[KeepList, int]:

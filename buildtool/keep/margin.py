@@ -112,7 +112,9 @@ def kept_paths(tree: Tree, observed: Collection[str], names: Iterable[str] = ())
     _keep(kept, (tree.resolve(path) for path in observed), Reason.OBSERVED, tree)
     for name in names:
         if name not in modules.path_of:
-            raise DataError(f"the image has no module {name}", "take its line out of the keep-list")
+            raise DataError(
+                f"the image has no module {name}", "correct --restore, or take its line out of the keep-list"
+            )
         _keep(kept, modules.with_packages(name), Reason.OBSERVED, tree)
     always = re.compile("|".join(fnmatch.translate(pattern) for pattern in _ALWAYS))
     paths = {path for path in tree.files if always.match(path)}

@@ -93,7 +93,9 @@ class Fanotify:
         self.close()
         if self._fault:
             raise OSError(f"events were lost: {self._fault}")
-        return self._files & self._paths
+        # a file that was removed before its event was read
+        removed = {path.removesuffix(" (deleted)") for path in self._paths}
+        return self._files & (self._paths | removed)
 
 
 def _files_below(root: bytes) -> Iterator[str]:

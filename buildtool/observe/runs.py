@@ -190,6 +190,7 @@ def _drive(
     if workload.program:
         container.wait_until_ready()
         run_program(workload.program, container.url, {"WEIR_CONTAINER": container.name}, progress)
+        container.require_no_end()
         stop(container)
 
 
@@ -205,16 +206,23 @@ def _require_success(container: Served, workload: Workload, code: int) -> None:
         raise ProofFailed(f"its command ended with {code}\n{container.log()}")
 
 
-def run_program(program: str, url: str, variables: Mapping[str, str], progress: Progress) -> None:
-    """Run a workload's program on this host. Raises ProofFailed where it fails."""
+def words_of(program: str) -> list[str]:
+    """A workload's program and its arguments. Raises ConfigError for one that can't be run."""
     try:
         words = shlex.split(program)
     except ValueError as error:
         raise ConfigError(
             f"--workload can't be read as a command: {error}", "close its quotation marks"
         ) from error
-    if not words:
-        raise ConfigError("--workload names no program", "write one, such as 'python3 requests.py'")
+    if not words or shutil.which(words[0]) is None:
+        named = f"{terminal(words[0])}, which can't be run" if words else "no program"
+        raise ConfigError(f"--workload names {named}", "write one, such as 'python3 requests.py'")
+    return words
+
+
+def run_program(program: str, url: str, variables: Mapping[str, str], progress: Progress) -> None:
+    """Run a workload's program on this host. Raises ProofFailed where it fails, and as `words_of` does."""
+    words = words_of(program)
     try:
         run_streaming(words, progress=progress, env={**os.environ, "WEIR_URL": url, **variables})
     except CommandFailed as error:
@@ -294,4 +302,5 @@ __all__ = [
     "prove",
     "run_program",
     "watching_gpu_code",
+    "words_of",
 ]

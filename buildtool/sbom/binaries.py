@@ -13,34 +13,17 @@ from typing import IO
 
 from buildtool.core.errors import DataError
 from buildtool.gpucode import elf
-from buildtool.gpucode.source import BadElf, GpuCodeError, Source
+from buildtool.gpucode.source import GpuCodeError, Source
 from buildtool.image.streams import peek
-from buildtool.sbom.libraries import LIBRARIES, Library, file_version
+from buildtool.sbom.libraries import LIBRARIES, ElfFacts, Library, file_version
 
-_DT_STRTAB, _DT_SONAME = 5, 14
 _DISTRIBUTION = (b"usr/lib/", b"lib/")  # where a distribution's own libraries are, which its packages name
 _PT_NOTE, _NT_GNU_BUILD_ID = 4, 3
 _SHT_PROGBITS, _SHT_STRTAB, _SHF_EXECINSTR = 1, 3, 4
 _MOST_NOTE_BYTES = 64 << 10  # of all segments of a file
-_MOST_NAME_BYTES = 255
 _MOST_SEARCHED = 1 << 30  # bytes of a file's constants and names; libtorch_cpu.so has 0.2 GB of them
 _MOST_PLACES = 100  # of one text
 _AROUND = 200  # bytes around a library's mark in which its version stands
-
-
-@dataclass(frozen=True)
-class ElfFacts:
-    """What identifies a shared library.
-
-    `marks` are the libraries whose code is in it, each with its release or an empty text. `confirmed`: its
-    constants have the version of its file's name as a text.
-    """
-
-    soname: str = ""
-    build_id: str = ""
-    marks: tuple[tuple[str, str], ...] = ()
-    confirmed: bool = False
-    unread: str = ""  # why its tables couldn't be read
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,7 @@ def inspect(path: bytes, _size: int, pieces: Iterator[bytes]) -> FileFacts:
         return digests(pieces)
     try:
         with tempfile.TemporaryFile(prefix="weir-elf-") as kept:
-            facts = digests(_copied(pieces, kept))
+            facts = digests(pieces, kept)
             kept.flush()
             in_name = file_version(path.rpartition(b"/")[2].decode("utf-8", "replace"))
             return replace(facts, shared=_elf_facts(kept, in_name))
@@ -77,18 +60,14 @@ def inspect(path: bytes, _size: int, pieces: Iterator[bytes]) -> FileFacts:
         ) from error
 
 
-def _copied(pieces: Iterator[bytes], target: IO[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        target.write(piece)
-        yield piece
-
-
-def digests(pieces: Iterator[bytes]) -> FileFacts:
-    """A file's digests alone."""
+def digests(pieces: Iterator[bytes], copy: IO[bytes] | None = None) -> FileFacts:
+    """A file's digests alone; its content goes into `copy`, if there is one."""
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(usedforsecurity=False)  # which SPDX demands
     for piece in pieces:
         sha256.update(piece)
         sha1.update(piece)
+        if copy:
+            copy.write(piece)
     return FileFacts(sha256.hexdigest(), sha1.hexdigest())
 
 
@@ -97,25 +76,14 @@ def _elf_facts(file: IO[bytes], in_name: str) -> ElfFacts:
         source = Source(len(content), lambda offset, length: content[offset : offset + length])
         try:
             headers = elf.read_elf(source)
-            soname, build_id = _soname(source, headers), _build_id(source, headers)
+            soname = "".join(elf.dynamic_names(source, headers, elf.DT_SONAME)[:1])
+            build_id = _build_id(source, headers)
         except GpuCodeError as error:
             return ElfFacts(unread=error.message)
         spans = _searched(headers, len(content))
         found = ((library.name, _release(content, spans, library)) for library in LIBRARIES if library.mark)
         marks = tuple((name, version) for name, version in found if version is not None)
         return ElfFacts(soname, build_id, marks, _has_word(content, spans, in_name.encode()))
-
-
-def _soname(source: Source, headers: elf.Elf) -> str:
-    """DT_SONAME; empty where there is none. Raises BadElf."""
-    tags = elf.read_dynamic(source, headers)
-    if _DT_SONAME not in tags or _DT_STRTAB not in tags:
-        return ""
-    start = headers.offset_of(tags[_DT_STRTAB], 1) + tags[_DT_SONAME]
-    if start >= source.size:
-        raise BadElf("the library's name is outside the file", place=start)
-    raw = source.exactly(start, min(_MOST_NAME_BYTES, source.size - start), "the library's name")
-    return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _build_id(source: Source, headers: elf.Elf) -> str:

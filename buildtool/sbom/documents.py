@@ -6,23 +6,18 @@ Neither says when it was written: CycloneDX needn't, and SPDX gets the time that
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
-from buildtool.sbom.inventory import Component, Inventory
-from buildtool.sbom.libraries import purl_of
+from buildtool.sbom.inventory import Inventory
+from buildtool.sbom.libraries import Component, purl_of
 from probes.core.invocation import tool_version
 
 CYCLONEDX, SPDX = "cyclonedx", "spdx"
 _NO_TIME = "1970-01-01T00:00:00Z"
 _TIME = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d")
-_PURPOSE = {
-    "library": "LIBRARY",
-    "operating-system": "OPERATING_SYSTEM",
-    "machine-learning-model": "OTHER",
-    "file": "FILE",
-}
 _ID_CHARS = re.compile(r"[^A-Za-z0-9.-]+")
 Json = dict[str, Any]
 
@@ -37,9 +32,9 @@ def render(inventory: Inventory, format_name: str) -> str:
 
 def cyclonedx(inventory: Inventory) -> Json:
     """The inventory as a CycloneDX 1.6 document."""
-    names = _Names()
+    numbers = count(1)  # with which a document's identifiers end, each once
     image = f"image:{inventory.digest}"
-    rows = [_cyclonedx_row(each, names) for each in (*inventory.components, *inventory.unowned)]
+    rows = [_cyclonedx_row(each, numbers) for each in (*inventory.components, *inventory.unowned)]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -68,55 +63,43 @@ def cyclonedx(inventory: Inventory) -> Json:
     }
 
 
-def _cyclonedx_row(component: Component, names: "_Names") -> Json:
+def _cyclonedx_row(component: Component, numbers: Iterator[int]) -> Json:
     """A component with those inside it, which CycloneDX nests."""
-    named = component.purl or component.name
-    row: Json = {
-        "type": component.kind,
-        "bom-ref": names.unused(f"{named}#{component.path}" if component.path else named),
-        "name": component.name,
+    hashes = [{"alg": kind, "content": value} for kind, value in _digests(component)]
+    origin = {"type": "distribution", "url": quote(component.archive), "hashes": hashes}
+    method = {
+        "technique": component.technique,
+        "confidence": component.confidence,
+        "value": component.evidence,
     }
-    if component.version:
-        row["version"] = component.version
-    if component.purl:
-        row["purl"] = component.purl
-    hashes = [{"alg": kind, "content": value} for kind, value in _digests(component) if value]
-    if component.archive and hashes:
-        row["externalReferences"] = [
-            {"type": "distribution", "url": quote(component.archive), "hashes": hashes}
-        ]
-    elif hashes:
-        row["hashes"] = hashes
-    row["evidence"] = _evidence(component)
-    properties = {
-        "files": component.n_files or None,
-        "version-unknown": component.why_unknown or None,
-        "build-id": component.build_id or None,
-    }
-    if rows := _properties(properties):
-        row["properties"] = rows
-    if component.parts:
-        row["components"] = [_cyclonedx_row(part, names) for part in component.parts]
-    return row
-
-
-def _evidence(component: Component) -> Json:
-    method = {"technique": component.technique, "confidence": component.confidence}
-    if component.evidence:
-        method["value"] = component.evidence
-    identity: Json = {
+    identity = {
         "field": "purl" if component.purl else "name",
         "confidence": component.confidence,
-        "methods": [method],
+        "methods": [_filled(method)],
     }
-    where = {"occurrences": [{"location": f"/{component.path}"}]} if component.path else {}
-    return {"identity": [identity], **where}
+    places = [{"location": f"/{component.path}"}] if component.path else []
+    properties = {
+        "files": component.n_files or "",
+        "version-unknown": component.why_unknown,
+        "build-id": component.build_id,
+    }
+    row = {
+        "type": component.kind,
+        "bom-ref": f"{component.purl or component.name}:{next(numbers)}",
+        "name": component.name,
+        "version": component.version,
+        "purl": component.purl,
+        "externalReferences": [origin] if component.archive and hashes else [],
+        "hashes": [] if component.archive else hashes,
+        "evidence": _filled({"identity": [identity], "occurrences": places}),
+        "properties": _properties(properties),
+        "components": [_cyclonedx_row(part, numbers) for part in component.parts],
+    }
+    return _filled(row)
 
 
 def _properties(values: Mapping[str, object]) -> list[Json]:
-    return [
-        {"name": f"weir:{key}", "value": str(value)} for key, value in values.items() if value is not None
-    ]
+    return [{"name": f"weir:{key}", "value": str(value)} for key, value in values.items() if value != ""]
 
 
 # SPDX
@@ -124,29 +107,35 @@ def _properties(values: Mapping[str, object]) -> list[Json]:
 
 def spdx(inventory: Inventory) -> Json:
     """The inventory as an SPDX 2.3 document: packages, and files that no package owns."""
-    names = _Names()
     known_time = _TIME.match(inventory.created)
-    writer = _SpdxWriter(names)
-    image = names.unused("SPDXRef-image")
-    writer.packages.append(
-        {
-            "name": inventory.name,
-            "SPDXID": image,
-            "versionInfo": inventory.digest,
-            "primaryPackagePurpose": "CONTAINER",
-            "downloadLocation": "NOASSERTION",
-            "filesAnalyzed": False,
-            "checksums": [{"algorithm": "SHA256", "checksumValue": inventory.digest.removeprefix("sha256:")}],
-            "externalRefs": [_purl_reference(_image_purl(inventory))],
-            "comment": f"{inventory.n_files} files for {inventory.platform}; no package owns "
-            f"{len(inventory.unowned)} of them, which are listed as files",
-        }
-    )
-    writer.relate("SPDXRef-DOCUMENT", "DESCRIBES", image)
+    image, numbers = "SPDXRef-image", count(1)
+    row = {
+        "name": inventory.name,
+        "SPDXID": image,
+        "versionInfo": inventory.digest,
+        "primaryPackagePurpose": "CONTAINER",
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "checksums": [{"algorithm": "SHA256", "checksumValue": inventory.digest.removeprefix("sha256:")}],
+        "externalRefs": [_purl_reference(_image_purl(inventory))],
+        "comment": f"{inventory.n_files} files for {inventory.platform}; no package owns "
+        f"{len(inventory.unowned)} of them, which are listed as files",
+    }
+    packages = [(row, _related("SPDXRef-DOCUMENT", "DESCRIBES", image))]
     for component in inventory.components:
-        writer.package(component, image)
+        packages += _spdx_packages(component, image, numbers)
+    files: list[tuple[Json, Json]] = []
     for component in inventory.unowned:
-        writer.file(component)
+        identifier = f"SPDXRef-File-{next(numbers)}"
+        file = {
+            "fileName": f"./{component.path}",
+            "SPDXID": identifier,
+            "checksums": _checksums(component),
+            "comment": component.why_unknown,
+        }
+        files.append((file, _related("SPDXRef-DOCUMENT", "DESCRIBES", identifier)))
+        for part in component.parts:  # what is linked into it
+            packages += _spdx_packages(part, identifier, numbers)
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -160,81 +149,53 @@ def spdx(inventory: Inventory) -> Json:
             if known_time
             else "the image doesn't say when it was made, and the same image gives the same document",
         },
-        "packages": writer.packages,
-        "files": writer.files,
-        "relationships": writer.relationships,
+        "packages": [row for row, _ in packages],
+        "files": [row for row, _ in files],
+        "relationships": [relation for _, relation in (*packages, *files)],
     }
 
 
-class _SpdxWriter:
-    """The lists of a document while it is written."""
+def _related(origin: str, kind: str, target: str) -> Json:
+    return {"spdxElementId": origin, "relationshipType": kind, "relatedSpdxElement": target}
 
-    def __init__(self, names: "_Names") -> None:
-        self._names = names
-        self.packages: list[Json] = []
-        self.files: list[Json] = []
-        self.relationships: list[Json] = []
 
-    def relate(self, origin: str, kind: str, target: str) -> None:
-        """Add a relationship."""
-        self.relationships.append(
-            {"spdxElementId": origin, "relationshipType": kind, "relatedSpdxElement": target}
-        )
-
-    def package(self, component: Component, holder: str) -> None:
-        """Add a component as a package that its holder contains, and what is inside it."""
-        identifier = self._names.unused(
-            f"SPDXRef-{component.kind}-{_ID_CHARS.sub('-', component.name)}"[:200]
-        )
-        row: Json = {
-            "name": component.name,
-            "SPDXID": identifier,
-            "primaryPackagePurpose": _PURPOSE[component.kind],
-            "downloadLocation": "NOASSERTION",
-            "filesAnalyzed": False,
-            "comment": _comment(component),
-        }
-        if component.version:
-            row["versionInfo"] = component.version
-        if component.archive or component.path:
-            row["packageFileName"] = component.archive or f"./{component.path}"
-        if checksums := _checksums(component):
-            row["checksums"] = checksums
-        if component.purl:
-            row["externalRefs"] = [_purl_reference(component.purl)]
-        self.packages.append(row)
-        self.relate(holder, "CONTAINS", identifier)
-        for part in component.parts:
-            self.package(part, identifier)
-
-    def file(self, component: Component) -> None:
-        """Add a file that no package owns; what is linked into it are packages that it contains."""
-        identifier = self._names.unused("SPDXRef-File")
-        self.files.append(
-            {
-                "fileName": f"./{component.path}",
-                "SPDXID": identifier,
-                "checksums": _checksums(component),
-                "comment": component.why_unknown,
-            }
-        )
-        self.relate("SPDXRef-DOCUMENT", "DESCRIBES", identifier)
-        for part in component.parts:
-            self.package(part, identifier)
+def _spdx_packages(component: Component, holder: str, numbers: Iterator[int]) -> Iterator[tuple[Json, Json]]:
+    """A component as a package, what is inside it, and that the holder contains each."""
+    named = _ID_CHARS.sub("-", component.name)[:160]
+    identifier = f"SPDXRef-{component.kind}-{named}-{next(numbers)}"
+    is_model = component.kind == "machine-learning-model"
+    row = {
+        "name": component.name,
+        "SPDXID": identifier,
+        "primaryPackagePurpose": "OTHER" if is_model else component.kind.upper().replace("-", "_"),
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "comment": _comment(component),
+        "versionInfo": component.version,
+        "packageFileName": component.archive or (component.path and f"./{component.path}"),
+        "checksums": _checksums(component),
+        "externalRefs": [_purl_reference(component.purl)] if component.purl else [],
+    }
+    yield _filled(row), _related(holder, "CONTAINS", identifier)
+    for part in component.parts:
+        yield from _spdx_packages(part, identifier, numbers)
 
 
 def _checksums(component: Component) -> list[Json]:
-    rows = (("SHA1", component.sha1), ("SHA256", component.sha256))
-    return [{"algorithm": kind, "checksumValue": value} for kind, value in rows if value]
+    return [
+        {"algorithm": kind.replace("-", ""), "checksumValue": value} for kind, value in _digests(component)
+    ]
 
 
 def _comment(component: Component) -> str:
-    parts = [f"identified by {component.technique}, confidence {component.confidence}"]
-    parts += [component.evidence] if component.evidence else []
-    parts += [f"version unknown: {component.why_unknown}"] if component.why_unknown else []
-    parts += [f"build id {component.build_id}"] if component.build_id else []
-    parts += [f"{component.n_files} files"] if component.n_files else []
-    return "; ".join(parts)
+    parts = {
+        "": component.evidence,
+        "version unknown: ": component.why_unknown,
+        "build id ": component.build_id,
+        "files: ": component.n_files,
+    }
+    start = f"identified by {component.technique}, confidence {component.confidence}"
+    return "; ".join([start, *(f"{name}{value}" for name, value in parts.items() if value)])
 
 
 def _purl_reference(purl: str) -> Json:
@@ -244,26 +205,15 @@ def _purl_reference(purl: str) -> Json:
 # Both
 
 
-class _Names:
-    """Identifiers of a document, each used once."""
-
-    def __init__(self) -> None:
-        self._used: dict[str, int] = {}
-
-    def unused(self, wanted: str) -> str:
-        """The name, with a number behind it where it has been used."""
-        while True:
-            times = self._used.get(wanted, 0) + 1
-            self._used[wanted] = times
-            name = wanted if times == 1 else f"{wanted}-{times}"
-            if times == 1 or name not in self._used:
-                self._used[name] = max(1, self._used.get(name, 0))
-                return name
+def _filled(row: Json) -> Json:
+    """A row without its empty values."""
+    return {key: value for key, value in row.items() if value or value is False}
 
 
-def _digests(component: Component) -> Iterator[tuple[str, str]]:
-    yield "SHA-1", component.sha1
-    yield "SHA-256", component.sha256
+def _digests(component: Component) -> list[tuple[str, str]]:
+    return [
+        (kind, value) for kind, value in (("SHA-1", component.sha1), ("SHA-256", component.sha256)) if value
+    ]
 
 
 def _uuid(inventory: Inventory, kind: str) -> str:

@@ -4,22 +4,22 @@ A file is a regular file or a hard link of the final tree; links and directories
 """
 
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from buildtool.audit.packages import UNOWNED, Manager, Ownership, Package, assign_unlisted_files, find_owners
-from buildtool.core.model import LABEL, Wheel, normalised
+from buildtool.core.model import Wheel, normalised
 from buildtool.image.layer import LayerIndex
 from buildtool.image.merge import Merged, merge
 from buildtool.image.reader import ImageContents
 from buildtool.image.tar import FILE, HARDLINK
 from buildtool.sbom.binaries import EMPTY, FileFacts, digests
 from buildtool.sbom.libraries import (
-    Declared,
-    Identity,
+    Component,
     declared_as,
     identify,
     inside,
@@ -34,33 +34,9 @@ _SNAPSHOT = re.compile(r"snapshots/(?P<revision>[0-9a-f]{40})/")
 _HUB_FOLDER = "/.cache/huggingface/download/"  # below a folder that huggingface_hub filled
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NO_PACKAGE = Package(Manager.PYTHON, "", "")
+_ORDER = attrgetter("kind", "purl", "name", "path")
 _MOST_DECLARED = 1000  # components of a wheel's own bill of materials
 _MOST_CHARS = 4096  # of an evidence or a name from outside
-
-
-@dataclass(frozen=True)
-class Component:
-    """Something that an image has. `kind` is a type of CycloneDX's.
-
-    `why_unknown` is the reason where there is no `version`. Digests are in hex, of the file at `path` or,
-    for a wheel, of the `archive` that it was installed from. `n_files` are those that are its own.
-    """
-
-    kind: str
-    name: str
-    version: str = ""
-    purl: str = ""
-    path: str = ""
-    sha256: str = ""
-    sha1: str = ""
-    archive: str = ""
-    n_files: int = 0
-    confidence: float = 1.0
-    technique: str = "manifest-analysis"
-    evidence: str = ""
-    why_unknown: str = ""
-    build_id: str = ""
-    parts: tuple["Component", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,21 +60,14 @@ class Inventory:
         return sum(each.n_files for each in self.components) + len(self.unowned)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _File:
-    path: str
+    raw: bytes  # its path
     facts: FileFacts
 
-
-@dataclass
-class _Sorted:
-    """Files by what they belong to."""
-
-    counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # by owner's number
-    libraries: dict[int, list[_File]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # shared ones of wheels
-    unowned: list[_File] = field(default_factory=list)
+    @property
+    def path(self) -> str:
+        return _text(self.raw)
 
 
 def take_inventory(
@@ -120,17 +89,16 @@ def take_inventory(
     components = [_system(system)] if system else []
     for number, package in enumerate(ownership.packages):
         if number != UNOWNED:
-            component = _package(package, system, archives, n_files=files.counts[number])
+            component = _package(package, system, archives, n_files=len(files[number]))
             own = declared.get((package.place, normalised(package.name), package.version), [])
-            parts = _libraries(files.libraries[number], package, own)
-            components.append(replace(component, parts=parts))
-    models, unowned = _models(files.unowned, _revisions(merged), captured)
+            components.append(replace(component, parts=_libraries(files[number], package, own)))
+    models, unowned = _models(files[UNOWNED], _revisions(merged), captured)
     return Inventory(
         name=terminal(name),
         digest=contents.manifest_digest or contents.config_digest,
         platform=str(contents.config.platform),
         created=created,
-        components=tuple(sorted([*components, *models], key=_order)),
+        components=tuple(sorted([*components, *models], key=_ORDER)),
         unowned=tuple(sorted((_unowned(file) for file in unowned), key=lambda each: each.path)),
         notes=(*contents.notes, *contents.layer_notes()),
     )
@@ -142,20 +110,12 @@ def image_name(contents: ImageContents, label: str) -> str:
     return next((title for title in titles if title), contents.ref if contents.ref != label else "image")
 
 
-def locked_wheels(contents: ImageContents, variants: Mapping[str, Sequence[Wheel]]) -> Sequence[Wheel]:
-    """The wheels of a lock file that are of the variant which the image's label names."""
-    return variants.get(contents.config.labels.get(f"{LABEL}.variant", ""), ())
-
-
-def _order(component: Component) -> tuple[str, str, str, str]:
-    return component.kind, component.purl, component.name, component.path
-
-
 # Files.
 
 
-def _sort(merged: Merged, ownership: Ownership) -> _Sorted:
-    files = _Sorted()
+def _sort(merged: Merged, ownership: Ownership) -> Mapping[int, list[_File]]:
+    """Files by their owner's number."""
+    files: dict[int, list[_File]] = defaultdict(list)
     dangling = {*merged.dangling}
     for index, start in zip(merged.layers, merged.starts, strict=True):
         for at, kind in enumerate(index.kinds):
@@ -167,13 +127,7 @@ def _sort(merged: Merged, ownership: Ownership) -> _Sorted:
             held, at_held = merged.layers[layer], content - merged.starts[layer]
             if held.kinds[at_held] != FILE:
                 continue  # another name of a symbolic link
-            owner = ownership.owner[row]
-            files.counts[owner] += 1
-            facts = _facts(held, at_held)
-            if owner == UNOWNED:
-                files.unowned.append(_File(_text(index.path(at)), facts))
-            elif facts.shared and ownership.packages[owner].manager in (Manager.PYTHON, Manager.CONDA):
-                files.libraries[owner].append(_File(_text(index.path(at)), facts))
+            files[ownership.owner[row]].append(_File(index.path(at), _facts(held, at_held)))
     return files
 
 
@@ -271,12 +225,12 @@ def _package(
 # Libraries inside wheels.
 
 
-def _declared(captured: Mapping[str, bytes]) -> dict[tuple[str, str, str], list[Declared]]:
+def _declared(captured: Mapping[str, bytes]) -> dict[tuple[str, str, str], list[Component]]:
     """What wheels' own bills of materials list (PEP 770), by place, name and version of the wheel.
 
     Damaged ones list nothing.
     """
-    listed: dict[tuple[str, str, str], list[Declared]] = defaultdict(list)
+    listed: dict[tuple[str, str, str], list[Component]] = defaultdict(list)
     for path, text in sorted(captured.items()):
         place, _, info = path.rpartition("/sboms/")[0].rpartition("/")
         name, _, version = info.removesuffix(".dist-info").partition("-")
@@ -287,72 +241,61 @@ def _declared(captured: Mapping[str, bytes]) -> dict[tuple[str, str, str], list[
     return listed
 
 
-def _rows_of(text: bytes) -> Iterator[Declared]:
+def _rows_of(text: bytes) -> Iterator[Component]:
     try:
         document: Any = load(text)
     except ValueError:
         return
-    waiting = deque([document])
-    while waiting:
-        node = waiting.popleft()
-        inner = node.get("components") if isinstance(node, dict) else None
-        for row in inner if isinstance(inner, list) else ():
-            waiting.append(row)
-            if isinstance(row, dict):
-                fields = [row.get(key) for key in ("name", "version", "purl")]
-                name, version, purl = (
-                    terminal(value)[:_MOST_CHARS] if isinstance(value, str) else "" for value in fields
-                )
-                if name and row.get("type") == "library":
-                    yield Declared(name, version, purl if purl.startswith("pkg:") else "")
+    for row in _components(document):
+        fields = [row.get(key) for key in ("name", "version", "purl")]
+        name, version, purl = (
+            terminal(value)[:_MOST_CHARS] if isinstance(value, str) else "" for value in fields
+        )
+        if name and row.get("type") == "library":
+            yield Component(
+                "library", name, version, purl if purl.startswith("pkg:") else "",
+                confidence=0.9, evidence="the wheel's own bill of materials lists it",
+                why_unknown="" if version else "the wheel's own bill of materials gives none",
+            )  # fmt: skip
+
+
+def _components(node: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """The components of a document and of those, as deep as a document may be."""
+    inner = node.get("components") if isinstance(node, dict) else None
+    for row in inner if isinstance(inner, list) else ():
+        if isinstance(row, dict):
+            yield row
+            yield from _components(row)
 
 
 def _libraries(
-    files: Sequence[_File], package: Package, declared: Sequence[Declared]
+    files: Sequence[_File], package: Package, declared: Sequence[Component]
 ) -> tuple[Component, ...]:
     """The native libraries of a wheel: each that is a file of its own, then what is declared but no file."""
-    found = [_library(file, package, declared) for file in sorted(files, key=lambda each: each.path)]
+    if package.manager not in (Manager.PYTHON, Manager.CONDA):
+        return ()
+    shared = sorted((file for file in files if file.facts.shared), key=lambda each: each.path)
+    found = [_library(file, package, declared) for file in shared]
     kept = [each for each in found if each.parts or not is_extension_module(each.path)]
-    used = {declared_as(file.path.rpartition("/")[2], declared) for file in files}
+    used = {declared_as(file.path.rpartition("/")[2], declared) for file in shared}
     missing = [
-        Component(
-            "library", row.name, row.version, row.purl or purl_of("generic", row.name, row.version),
-            confidence=0.9, evidence="the wheel's own bill of materials lists it",
-            why_unknown="" if row.version else "the wheel's own bill of materials gives none",
-        )
+        replace(row, purl=row.purl or purl_of("generic", row.name, row.version))
         for row in declared
         if row not in used
-    ]  # fmt: skip
+    ]
     return (*kept, *missing)
 
 
-def _library(file: _File, package: Package, declared: Sequence[Declared]) -> Component:
+def _library(file: _File, package: Package, declared: Sequence[Component]) -> Component:
     """A shared library, with those whose code is linked into it."""
-    facts = file.facts.shared
+    facts, path = file.facts.shared, file.path
     assert facts  # of files that are none, nothing asks
-    marks = dict(facts.marks)
-    identity = identify(
-        file.path.removeprefix(f"{package.place}/"),
-        soname=terminal(facts.soname), build_id=facts.build_id, marks=marks, confirmed=facts.confirmed,
-        wheel=(normalised(package.name), package.version), declared=declared,
-    )  # fmt: skip
-    own = _of_identity(identity, file.path)
+    wheel = normalised(package.name), package.version
+    own = identify(path.removeprefix(f"{package.place}/"), facts, wheel=wheel, declared=declared)
     why = f"{own.why_unknown}; its tables can't be read: {facts.unread}" if facts.unread else own.why_unknown
     return replace(
-        own,
-        sha256=file.facts.sha256,
-        sha1=file.facts.sha1,
-        build_id=facts.build_id,
-        why_unknown=terminal(why) if not own.version else "",
-        parts=tuple(_of_identity(each, file.path) for each in inside(file.path, marks)),
-    )
-
-
-def _of_identity(identity: Identity, path: str) -> Component:
-    return Component(
-        "library", identity.name, identity.version, identity.purl, path,
-        confidence=identity.confidence, technique=identity.technique, evidence=identity.evidence,
-        why_unknown=identity.why_unknown,
+        own, path=path, sha256=file.facts.sha256, sha1=file.facts.sha1, build_id=facts.build_id,
+        why_unknown=terminal(why) if not own.version else "", parts=inside(path, facts),
     )  # fmt: skip
 
 
@@ -380,20 +323,29 @@ def _models(
     A model is a folder of huggingface_hub's cache, or one that it filled (`local_dir`), where a file beside
     says which commit each file is of.
     """
-    counts: dict[tuple[str, str, str], int] = defaultdict(int)  # name, revision, folder -> files
+    counts: Counter[tuple[str, str, str]] = Counter()  # name, revision, folder -> files
     left: list[_File] = []
     local = dict(_local_files(captured))
     for file in files:
         if cache := _HUB_CACHE.match(file.path):
-            known = commits.get(cache[0], set())
-            name = f"{cache['owner']}/{cache['name']}"
-            counts[name, ", ".join(sorted(known)), cache[0].rstrip("/")] += 1
+            revision = ", ".join(sorted(commits.get(cache[0], ())))
+            counts[f"{cache['owner']}/{cache['name']}", revision, cache[0].rstrip("/")] += 1
         elif file.path in local:
             folder, commit = local[file.path]
             counts[folder.rpartition("/")[2], commit, folder] += 1
         else:
             left.append(file)
-    models = [_model(*key, n_files) for key, n_files in sorted(counts.items())]
+    models = [
+        Component(
+            "machine-learning-model", name, revision,
+            purl_of("huggingface", name, revision if _COMMIT.fullmatch(revision) else "")
+            if "/" in name
+            else "",
+            path=folder, n_files=n_files, confidence=0.9, evidence="what huggingface_hub wrote beside it",
+            why_unknown="" if revision else "its cache has no folder of a commit",
+        )
+        for (name, revision, folder), n_files in sorted(counts.items())
+    ]  # fmt: skip
     return models, left
 
 
@@ -405,14 +357,3 @@ def _local_files(captured: Mapping[str, bytes]) -> Iterator[tuple[str, tuple[str
         if inside and path.endswith(".metadata") and _COMMIT.fullmatch(commit):
             yield path, (folder, commit)
             yield f"{folder}/{name.removesuffix('.metadata')}", (folder, commit)
-
-
-def _model(name: str, revision: str, folder: str, n_files: int) -> Component:
-    single = _COMMIT.fullmatch(revision) is not None
-    return Component(
-        "machine-learning-model", name, revision,
-        purl_of("huggingface", name, revision if single else "") if "/" in name else "",
-        path=folder, n_files=n_files, confidence=0.9, technique="manifest-analysis",
-        evidence="what huggingface_hub wrote beside it",
-        why_unknown="" if revision else "its cache has no folder of a commit",
-    )  # fmt: skip

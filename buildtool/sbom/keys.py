@@ -7,11 +7,9 @@ is the only module that imports `cryptography`, which the extra `sign` installs.
 import hashlib
 import os
 import select
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from buildtool.core.errors import ConfigError, EnvironmentMissing
 from buildtool.core.files import reading
@@ -43,13 +41,7 @@ class PublicKey:
             raise ConfigError(
                 f"{path} is a private key, which verifying doesn't need", f"take its public half: {public}"
             )
-        with _library(path):
-            from cryptography.hazmat.primitives import serialization
-            from cryptography.hazmat.primitives.asymmetric import ed25519
-
-            key = serialization.load_pem_public_key(text)
-        if not isinstance(key, ed25519.Ed25519PublicKey):
-            raise ConfigError(f"{path} holds a key of another kind than Ed25519", _MAKE)
+        key: ed25519.Ed25519PublicKey = _parsed(path, text, "Public")
         return cls(_key_id(key), key)
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
@@ -79,13 +71,7 @@ class PrivateKey:
             raise ConfigError(
                 f"{path} is encrypted, and nobody is asked for its password", f"decrypt it first: {plain}"
             )
-        with _library(path):
-            from cryptography.hazmat.primitives import serialization
-            from cryptography.hazmat.primitives.asymmetric import ed25519
-
-            key = serialization.load_pem_private_key(text, password=None)
-        if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise ConfigError(f"{path} holds a key of another kind than Ed25519", _MAKE)
+        key: ed25519.Ed25519PrivateKey = _parsed(path, text, "Private")
         return cls(_key_id(key.public_key()), key)
 
     def sign(self, message: bytes) -> bytes:
@@ -95,34 +81,37 @@ class PrivateKey:
 
 def _text(path: Path) -> bytes:
     text = b""
-    with reading(path, "name the key's file, in PEM"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer
-        try:
-            while len(text) <= _MOST_BYTES:
-                if not select.select([descriptor], [], [], _WAIT_S)[0]:
-                    raise ConfigError(f"{path} is a pipe that nothing comes from", _MAKE)
-                piece = os.read(descriptor, _MOST_BYTES + 1)
-                if not piece:
-                    break
-                text += piece
-        finally:
-            os.close(descriptor)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe may have no writer
+    with reading(path, "name the key's file, in PEM"), os.fdopen(os.open(path, flags), "rb", 0) as file:
+        while len(text) <= _MOST_BYTES:
+            if not select.select([file], [], [], _WAIT_S)[0]:
+                raise ConfigError(f"{path} is a pipe that nothing comes from", _MAKE)
+            piece = file.read(_MOST_BYTES + 1)
+            if not piece:
+                break
+            text += piece
     if len(text) > _MOST_BYTES:
         raise ConfigError(f"{path} is no key: it is longer than {_MOST_BYTES:,} bytes", _MAKE)
     return text
 
 
-@contextmanager
-def _library(path: Path) -> Iterator[None]:
-    """Errors of reading a key, as ours."""
+def _parsed(path: Path, text: bytes, half: str) -> Any:  # noqa: ANN401
+    """The `Public` or `Private` half of a key in PEM. Raises ConfigError, EnvironmentMissing."""
     try:
-        yield
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        no_password = {"password": None} if half == "Private" else {}
+        key = getattr(serialization, f"load_pem_{half.lower()}_key")(text, **no_password)
     except ImportError as error:
         raise EnvironmentMissing(
             "signatures need the Python package cryptography", "install it: pip install 'gpu-weir[sign]'"
         ) from error
     except Exception as error:  # its own errors, ValueError, TypeError: for every damage another
         raise ConfigError(f"{path} holds no key in PEM that can be read", _MAKE) from error
+    if not isinstance(key, getattr(ed25519, f"Ed25519{half}Key")):
+        raise ConfigError(f"{path} holds a key of another kind than Ed25519", _MAKE)
+    return key
 
 
 def _key_id(key: "ed25519.Ed25519PublicKey") -> str:

@@ -6,11 +6,13 @@
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
+
+from probes.core.quoting import terminal
 
 _DATA = Path(__file__).with_name("libraries.toml")
 # auditwheel writes digits of the original's SHA-256 into a file's name; a rebuilt wheel has them twice
@@ -19,6 +21,7 @@ _FILE = re.compile(
 )
 _EXTENSION = re.compile(r"\.(?:cpython-\d+\w*(?:-[\w-]+)?|abi3|pypy\d+\w*-[\w-]+)\.so$")
 _MOST_CHARS = 255  # of a file's name, as file systems have it; a tar may hold longer ones
+_BY_TEXT = "binary-analysis"
 _RELEASE = re.compile(r"\d+\.\d+[\w.]*")
 
 
@@ -41,28 +44,44 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A component that a wheel's own bill of materials lists."""
+class ElfFacts:
+    """What identifies a shared library.
 
-    name: str
-    version: str
-    purl: str
+    `marks` are the libraries whose code is in it, each with its release or an empty text. `confirmed`: its
+    constants have the version of its file's name as a text.
+    """
+
+    soname: str = ""
+    build_id: str = ""
+    marks: tuple[tuple[str, str], ...] = ()
+    confirmed: bool = False
+    unread: str = ""  # why its tables couldn't be read
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a library is. `why_unknown` is the reason where `version` is empty.
+class Component:
+    """Something that an image has. `kind` is a type of CycloneDX's, `technique` one of its techniques.
 
-    `confidence` is from 0 to 1, `technique` one of CycloneDX's, `evidence` what was seen.
+    `why_unknown` is the reason where there is no `version`. Digests are in hex, of the file at `path` or,
+    for a wheel, of the `archive` that it was installed from. `n_files` are those that are its own.
+    `confidence` is from 0 to 1, `evidence` what was seen.
     """
 
+    kind: str
     name: str
-    version: str
-    purl: str
-    confidence: float
-    technique: str
-    evidence: str
+    version: str = ""
+    purl: str = ""
+    path: str = ""
+    sha256: str = ""
+    sha1: str = ""
+    archive: str = ""
+    n_files: int = 0
+    confidence: float = 1.0
+    technique: str = "manifest-analysis"
+    evidence: str = ""
     why_unknown: str = ""
+    build_id: str = ""
+    parts: tuple["Component", ...] = ()
 
 
 def _load() -> tuple[tuple[Library, ...], Mapping[str, str]]:
@@ -112,80 +131,72 @@ def file_version(file_name: str) -> str:
 
 
 def identify(
-    path: str,
-    *,
-    soname: str,
-    build_id: str,
-    marks: Mapping[str, str],
-    confirmed: bool,
-    wheel: tuple[str, str],
-    declared: Iterable[Declared],
-) -> Identity:
+    path: str, facts: ElfFacts, *, wheel: tuple[str, str], declared: Iterable[Component]
+) -> Component:
     """What the library at a `path` in a wheel (name, version) is; the path is from the wheel's place on.
 
-    `marks` are the libraries whose code is in it -> release; `confirmed`: its code has the version of its
-    file name as a text; `declared` is what the wheel lists.
+    `declared` is what the wheel lists.
     """
     folder, _, file = path.rpartition("/")
     stem = _stem(file)
     known = _by_stem().get(stem)
-    shown = f"soname {soname}" if soname else f"the file's name {file}"
-    if purl := BUILDS.get(build_id):
-        name, version = _parts_of(purl)
-        return Identity(name, version, purl, 1.0, "hash-comparison", f"build id {build_id}")
+    shown = f"soname {terminal(facts.soname)}" if facts.soname else f"the file's name {file}"
+    if purl := BUILDS.get(facts.build_id):
+        name, _, version = unquote(purl.partition("?")[0].rpartition("/")[2]).partition("@")
+        return Component(
+            "library", name, version, purl, technique="hash-comparison", evidence=f"build id {facts.build_id}"
+        )
     if row := declared_as(file, declared):
-        evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
         name = known.name if known and not row.purl else row.name
+        evidence = f"{shown}; the wheel's bill of materials lists {row.name}"
         purl = row.purl or purl_of("generic", name, row.version)
-        why = "" if row.version else "the wheel's own bill of materials gives none"
-        return Identity(name, row.version, purl, 0.95, "manifest-analysis", evidence, why)
+        return replace(row, name=name, purl=purl, confidence=0.95, evidence=evidence)
     if known:
-        return _known(known, file_version(file), shown, marks, confirmed=confirmed)
+        return _known(known, file_version(file), shown, facts)
     vendored = folder.endswith(".libs")
     if wheel[0] and not vendored and (not file_version(file) or _is_named_after(stem, wheel[0])):
         purl = purl_of("pypi", wheel[0], wheel[1], path=path)
         evidence = f"{shown}: without a version of its own, in the wheel's folder"
-        return Identity(f"lib{stem}", wheel[1], purl, 0.8, "filename", evidence)
-    version = file_version(file) if confirmed else ""
-    why = "" if version else "the name is unknown to libraries.toml, and a file's version isn't its release"
-    confidence = 0.6 if version else 0.3
-    return Identity(stem, version, purl_of("generic", stem, version), confidence, "filename", shown, why)
+        return replace(_generic(f"lib{stem}", wheel[1], 0.8, evidence), purl=purl)
+    version = file_version(file) if facts.confirmed else ""
+    why = "the name is unknown to libraries.toml, and a file's version isn't its release"
+    return _generic(stem, version, 0.6 if version else 0.3, shown, why)
 
 
-def _known(
-    library: Library, in_name: str, shown: str, marks: Mapping[str, str], *, confirmed: bool
-) -> Identity:
-    """The identity of a library by its row."""
-    version, confidence, technique = marks.get(library.name, ""), 0.9, "binary-analysis"
-    evidence, why = f"{shown}; the text of its version", ""
-    if not version and confirmed and _RELEASE.fullmatch(in_name):
-        version, evidence = in_name, f"{shown}; {in_name} is in its file's name and in its code"
-    if not version and library.release_in_name and _RELEASE.fullmatch(in_name):
-        version, confidence, technique = in_name, 0.7, "filename"
-        evidence = f"{shown}; its file's name has the release"
-    if not version:
-        confidence, technique, evidence = 0.6, "filename", shown
-        why = "its code has no text of its release, its build id isn't known, and its wheel declares nothing"
-    purl = purl_of("generic", library.name, version)
-    return Identity(library.name, version, purl, confidence, technique, evidence, why)
+def _generic(
+    name: str, version: str, confidence: float, evidence: str, why: str = "", *, technique: str = "filename"
+) -> Component:
+    """A library that no registry has; `why` there is no version, where there is none."""
+    return Component(
+        "library", name, version, purl_of("generic", name, version), confidence=confidence,
+        technique=technique, evidence=evidence, why_unknown="" if version else why,
+    )  # fmt: skip
 
 
-def inside(path: str, marks: Mapping[str, str]) -> list[Identity]:
+def _known(library: Library, in_name: str, shown: str, facts: ElfFacts) -> Component:
+    """The component of a library by its row."""
+    name, is_release = library.name, _RELEASE.fullmatch(in_name) is not None
+    if version := dict(facts.marks).get(name, ""):
+        return _generic(name, version, 0.9, f"{shown}; the text of its version", technique=_BY_TEXT)
+    if facts.confirmed and is_release:
+        evidence = f"{shown}; {in_name} is in its file's name and in its code"
+        return _generic(name, in_name, 0.9, evidence, technique=_BY_TEXT)
+    if library.release_in_name and is_release:
+        return _generic(name, in_name, 0.7, f"{shown}; its file's name has the release")
+    why = "its code has no text of its release, its build id isn't known, and its wheel declares nothing"
+    return _generic(name, "", 0.6, shown, why)
+
+
+def inside(path: str, facts: ElfFacts) -> tuple[Component, ...]:
     """The libraries that are linked into a file which is another one."""
     itself = _by_stem().get(_stem(path.rpartition("/")[2]))
-    return [
-        Identity(
-            name,
-            version,
-            purl_of("generic", name, version),
-            0.7 if version else 0.6,
-            "binary-analysis",
-            "a text among the constants that only its code has",
-            "" if version else "its code has no text of its release",
-        )
-        for name, version in sorted(marks.items())
+    evidence, why = "a text among the constants that only its code has", "its code has no text of its release"
+    parts = (
+        _generic(name, version, 0.7 if version else 0.6, evidence, why, technique=_BY_TEXT)
+        for name, version in sorted(facts.marks)
         if not itself or name != itself.name
-    ]
+    )
+    return tuple(replace(part, path=path) for part in parts)
 
 
 def _stem(file: str) -> str:
@@ -194,7 +205,7 @@ def _stem(file: str) -> str:
     return (match["stem"] if match else file).lower().rstrip("_")
 
 
-def declared_as(file: str, declared: Iterable[Declared]) -> Declared | None:
+def declared_as(file: str, declared: Iterable[Component]) -> Component | None:
     """What a wheel declares of a file of this name; None where it doesn't."""
     stem = _stem(file)
     known = _by_stem().get(stem)
@@ -209,8 +220,3 @@ def declared_as(file: str, declared: Iterable[Declared]) -> Declared | None:
 def _is_named_after(stem: str, wheel: str) -> bool:
     """Whether a word of a wheel's name begins the stem: cublas of nvidia-cublas begins cublasLt."""
     return any(len(word) >= 4 and stem.startswith(word) for word in re.split(r"[-_.]", wheel.lower()))
-
-
-def _parts_of(purl: str) -> tuple[str, str]:
-    name, _, version = purl.partition("?")[0].rpartition("/")[2].partition("@")
-    return unquote(name), unquote(version)

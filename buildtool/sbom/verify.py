@@ -81,7 +81,8 @@ def verify_archive(
         )
 
     def fetch(descriptor: Json, what: str) -> bytes:
-        return _from_archive(archive, descriptor, what)
+        place = "blobs/" + _text(descriptor, "digest", what).replace(":", "/")
+        return _checked(_document(archive, place), descriptor, what)
 
     rows = list(_rows(_document(archive, "index.json"), fetch))
     subject = next((row for row in rows if row.get("digest") == contents.manifest_digest), {})
@@ -285,11 +286,6 @@ def _document(archive: Archive, path: str) -> bytes:
     if text is None:
         raise NotVerified(f"{path} is missing, or no JSON")
     return text
-
-
-def _from_archive(archive: Archive, descriptor: Json, what: str) -> bytes:
-    digest = _text(descriptor, "digest", what)
-    return _checked(_document(archive, "blobs/" + digest.replace(":", "/")), descriptor, what)
 
 
 def _checked(content: bytes, descriptor: Json, what: str) -> bytes:

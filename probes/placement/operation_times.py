@@ -202,7 +202,7 @@ def _among_others(
         given = [(call, *operands.arguments(call)) for call, _ in row]
         device_s, host_s = _row_s(given, device)
     except RuntimeError:
-        torch.cuda.synchronize(device)
+        _synchronize(device)
         return times
     on_device, on_host = (
         _Shared(device_s, [s.device_s for _, s in row]),
@@ -239,7 +239,7 @@ def _row_s(given: Sequence[tuple[OperationCall, Any, Any]], device: torch.device
             call.run(args, kwargs)
 
     parts = [given[at : at + AT_ONCE] for at in range(0, len(given), AT_ONCE)]
-    rounds = [sum(_launching_s(partial(run, part), 1, device) for part in parts) for _ in range(1 + ROUNDS)]
+    rounds = [sum(_launching_s(partial(run, part), device) for part in parts) for _ in range(1 + ROUNDS)]
     replay = _recorded(partial(run, given))
     replay()
     return min(_device_s(replay) for _ in range(ROUNDS)), min(rounds[1:])
@@ -263,8 +263,7 @@ def _time_of(call: OperationCall, operands: Operands, device: torch.device) -> O
         sets = [operands.arguments(call) for _ in range(count)]
         return _times(call, sets, device, workspace)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _synchronize(device)
         return None
 
 
@@ -300,7 +299,7 @@ def _times(
     several()
     one_s = _finished_s(several, device) / repeats
     repeats = max(min(int(LONG_S / max(one_s, 1e-7)), MOST_REPEATS), len(sets))
-    host_s = min(_launching_s(several, 1, device) for _ in range(ROUNDS)) / repeats
+    host_s = min(_launching_s(several, device) for _ in range(ROUNDS)) / repeats
     if device.type != "cuda":
         return OperationTime(
             min(_finished_s(several, device) for _ in range(ROUNDS)) / repeats, 0.0, workspace
@@ -308,7 +307,7 @@ def _times(
     try:
         replay, recordable = _recorded(several), True
     except RuntimeError:  # it waits for the device
-        torch.cuda.synchronize(device)
+        _synchronize(device)
         replay, recordable = several, False
     replay()
     empty_s = min(_device_s(lambda: None) for _ in range(ROUNDS))
@@ -335,29 +334,28 @@ def _device_s(work: Callable[[], object]) -> float:
 
 
 def _finished_s(work: Callable[[], None], device: torch.device) -> float:
-    return _clocked(work, device, wait=True)
+    """Seconds of the host's clock, with what the device still does."""
+
+    def finished() -> None:
+        work()
+        _synchronize(device)
+
+    return _launching_s(finished, device)
 
 
-def _launching_s(work: Callable[[], Any], times: int, device: torch.device) -> float:
-    def all_of_it() -> None:
-        for _ in range(times):
-            work()
-
-    return _clocked(all_of_it, device, wait=False) / times
-
-
-def _clocked(work: Callable[[], None], device: torch.device, *, wait: bool) -> float:
-    """Seconds of the host's clock, with what the device still does (`wait`) or without."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _launching_s(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the host's clock to hand work over to an idle device."""
+    _synchronize(device)
     begun = time.perf_counter()
     work()
-    if wait and device.type == "cuda":
-        torch.cuda.synchronize(device)
     seconds = time.perf_counter() - begun
+    _synchronize(device)
+    return seconds
+
+
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return seconds
 
 
 SMALL_COPY: Final = 256 << 10  # bytes

@@ -33,7 +33,7 @@ from probes.placement.models.operations import (
     Trace,
     WeightUse,
 )
-from probes.placement.operation_times import OperationCall, measured
+from probes.placement.operation_times import OperationCall, OperationTime, measured
 
 ALIGNMENT: Final = {"cuda": 512, "cpu": 64}  # bytes that torch's allocators round to
 MOST_OPERATIONS: Final = 300_000  # of a pass; one that calls more isn't traced to its end
@@ -226,6 +226,7 @@ NO_KERNEL: Final = frozenset(
 # which had a mask, took 48 and 92 us a layer more than without on an H100 (docs/results)
 STEPWISE_LAUNCHES: Final = 9
 STEPWISE_TOUCHED: Final = 14
+MEANWHILE: Final = 0  # the name of what an operation takes while it runs: storages are numbered from 1
 LAYERS_IN_ONE: Final = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
@@ -239,11 +240,8 @@ class Tracer(AliveBytes):
         self.operations: list[Operation] = []
         self._keeps_calls = keeps_calls
         self._made_by: list[OperationCall | None] = []  # the call of each operation, where those are kept
-        self._workspaces: dict[int, int] = {}  # by operation, the place in `events`
-        self._largest_workspace = 0  # that was measured
         self.calls: dict[str, int] = {}
-        self.events: list[tuple[Event, ...]] = []  # a pair where only scores are allocated
-        self._scores: dict[int, int] = {}  # by operation, the place in `events`
+        self._events: list[Event | int] = []  # an operation by its place, for what it takes while it runs
         self._stack = [""]
         self._weights: Any = weakref.WeakKeyDictionary()
         self._there: Any = weakref.WeakKeyDictionary(
@@ -287,17 +285,22 @@ class Tracer(AliveBytes):
         if not n_bytes:
             return
         self._next += 1
-        self.events.append(((self._next, n_bytes),))
+        self._events.append((self._next, n_bytes))
         weakref.finalize(storage, self._ended, self._next).atexit = False
 
     def _ended(self, name: int) -> None:
-        self.events.append(((name, 0),))
+        self._events.append((name, 0))
 
-    def _meanwhile(self, n_bytes: int) -> int:
-        """Bytes that an operation takes while it runs, and has freed afterwards; their place in `events`."""
-        self._next += 1
-        self.events.append(((self._next, n_bytes), (self._next, 0)))
-        return len(self.events) - 1
+    def _allocations(self, *, with_scores: bool) -> Iterator[Event]:
+        """All events, with what operations take while they run, and have freed afterwards."""
+        for event in self._events:
+            if not isinstance(event, int):
+                yield event
+                continue
+            operation = self.operations[event]
+            for n_bytes in (operation.workspace, operation.scores if with_scores else 0):
+                if n_bytes:
+                    yield from ((MEANWHILE, n_bytes), (MEANWHILE, 0))
 
     def peak(self, *, with_scores: bool) -> PeakBytes:
         """The pass's peak, by a simulation of the allocator, and room for the largest measured workspace.
@@ -305,10 +308,9 @@ class Tracer(AliveBytes):
         A library that finds none, where segments are divided otherwise, takes another algorithm without a
         word: slower, and of other bits.
         """
-        left_out = set() if with_scores else set(self._scores.values())
-        taken = (pair for place, pair in enumerate(self.events) if place not in left_out)
-        alive, reserved = peak_of(event for pair in taken if len(pair) == 1 or pair[0][1] for event in pair)
-        return PeakBytes(alive, reserved + self._largest_workspace)
+        alive, reserved = peak_of(self._allocations(with_scores=with_scores))
+        measured_bytes = (each.workspace for each in self.operations if each.device_s is not None)
+        return PeakBytes(alive, reserved + max(measured_bytes, default=0))
 
     # ---- operations ----------------------------------------------------------------------------------------
 
@@ -335,13 +337,9 @@ class Tracer(AliveBytes):
         self.count(made)
         call = OperationCall.of(function, args, kwargs, self._is_weight) if self._keeps_calls else None
         for operation in self._described(function, name, args, kwargs, made):
-            place = len(self.operations)
+            self._events.append(len(self.operations))
             self.operations.append(operation)
             self._made_by.append(call)
-            if call is not None or operation.workspace:
-                self._workspaces[place] = self._meanwhile(operation.workspace)
-            if operation.scores:
-                self._scores[place] = self._meanwhile(operation.scores)
         return made
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
@@ -364,26 +362,17 @@ class Tracer(AliveBytes):
         ]
         times = measured(row, device)
         before: OperationCall | None = None
-        for place, (call, operation) in enumerate(zip(self._made_by, self.operations, strict=True)):
+        for place, (call, operation) in enumerate(made_by):
             if call is not None and (seen := times.get(call)) is not None:
-                again = call is before
+                taken = OperationTime(0.0, 0.0, 0) if call is before else seen
                 self.operations[place] = replace(
                     operation,
-                    device_s=0.0 if again else seen.device_s,
-                    host_s=0.0 if again else seen.host_s,
-                    workspace=0 if again else seen.workspace,
+                    device_s=taken.device_s,
+                    host_s=taken.host_s,
+                    workspace=taken.workspace,
                     scores=0,
                 )
-                self._taking(self._workspaces[place], self.operations[place].workspace)
-                self._largest_workspace = max(self._largest_workspace, self.operations[place].workspace)
-                if place in self._scores:
-                    self._taking(self._scores[place], 0)
             before = call
-
-    def _taking(self, at: int, n_bytes: int) -> None:
-        """Other bytes for what an operation takes while it runs."""
-        (name, _), end = self.events[at]
-        self.events[at] = ((name, n_bytes), end)
 
     def _parts(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         with self:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
 
 from probes.core import files
 from probes.core.codec import decode, encode
@@ -98,6 +99,7 @@ def resume(trainer: Trainer, folder: Path) -> bool:
             raise ReportError(
                 f"{path} is of a run {other}", "resume it as it was begun, or choose another folder"
             )
+        _same_weights(trainer, content["weights"], path)
         _restore(trainer, content)
     except OSError as error:
         raise ReportError(f"can't read {path}: {error.strerror or error}", again) from error
@@ -106,6 +108,20 @@ def resume(trainer: Trainer, folder: Path) -> bool:
     except (RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError, EOFError) as error:
         raise ReportError(f"{path} is broken: {str(error)[:120] or type(error).__name__}", again) from error
     return True
+
+
+def _same_weights(trainer: Trainer, weights: dict[str, Any], path: Path) -> None:
+    """Raises ReportError where a checkpoint has other weights than the model: torch would leave these out."""
+    module = trainer.module.module if isinstance(trainer.module, DistributedDataParallel) else trainer.module
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    shapes = {name: value.shape for name, value in module.state_dict().items() if hasattr(value, "shape")}
+    odd = sorted((trained - weights.keys()) | {n for n, v in weights.items() if shapes.get(n) != v.shape})
+    if odd:
+        more = f", and {len(odd) - 1} more" if odd[1:] else ""
+        raise ReportError(
+            f"{path} is of another model: {odd[0][:120]!r}{more} is of another name or shape there",
+            "resume it with the model that it was begun with, or choose another folder",
+        )
 
 
 def _restore(trainer: Trainer, content: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import placement_loading
 import placement_packing
 import placement_plan
 import placement_trace
+import placement_transformers
 from board import Board, tell
 
 MODULES = 1000
@@ -75,6 +76,7 @@ PARTS: dict[str, Callable[[Board], None]] = {
     "trace": placement_trace.bars,
     "loading": placement_loading.bars,
     "modules": random_modules,
+    "transformers": placement_transformers.bars,
     "experts": placement_experts.bars,
     "gpu": on_a_gpu,
 }

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.engine.client import Engine
+
 IMAGE = os.environ.get("WEIR_CPU_IMAGE") or "weir/cpu:latest"
 READS = (
     "import os, threading\n"
@@ -15,6 +17,12 @@ READS = (
     "t = threading.Thread(target=lambda: open('/etc/os-release').close()); t.start(); t.join()\n"
     "if not os.fork(): os.execv('/usr/bin/env', ['env', 'true'])\n"
     "os.wait()\n"
+)
+SERVES = (
+    "import http.server as h\n"
+    "class H(h.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+    "h.HTTPServer(('', 8000), H).serve_forever()\n"
 )
 
 
@@ -60,6 +68,42 @@ def test_a_run_that_fails_leaves_the_list_as_it_was(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert "its command ended with 1\nno" in done.stderr
     assert keep.read_text() == "/a\n"
+
+
+def test_a_service_that_is_killed_under_its_workload_gives_no_list(tmp_path: Path) -> None:
+    keep = tmp_path / "keep"
+    kill = "sh -c 'docker kill $WEIR_CONTAINER'"
+    words = ["observe", "--keep", str(keep), "--workload"]
+    done = weir(*words, kill, IMAGE, "--", "python3", "-S", "-c", SERVES)
+    assert done.returncode == 4
+    assert "its program ended with 137 while the workload used it" in done.stderr
+    assert not keep.exists()
+    done = weir(*words, "/no/such/program", IMAGE)
+    assert done.returncode == 2, "before anything is started"
+    assert "/no/such/program, which can't be run" in done.stderr
+
+
+def test_networks_of_a_killed_run_are_removed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path))
+    engine, name = Engine(), f"weir-test-{os.getpid()}"
+
+    def there() -> str:
+        engine.sweep_containers()
+        done = subprocess.run(
+            ["docker", "network", "ls", "-q", "-f", f"name={name}"],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        return done.stdout
+
+    with engine.owning() as (_, label):
+        labels = [f"--label={key}={value}" for key, value in label.items()]
+        subprocess.run(["docker", "network", "create", *labels, name], check=True, capture_output=True)
+        assert there()
+    assert not there()
 
 
 def test_the_least_is_printed_as_a_compose_file(tmp_path: Path) -> None:

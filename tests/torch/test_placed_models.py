@@ -834,7 +834,7 @@ def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():
             finally:
                 raise RuntimeError("the capture was invalidated")
 
-    engine = Engine(Ended(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns())
+    engine = Engine(Ended(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns(), wanted=print)
     recorder, x = Recorder(engine), torch.ones(2)
     for _ in range(2):
         recorder.call(lambda y: y + 1, (x,), {})
@@ -845,7 +845,9 @@ def test_an_interruption_that_ends_a_recording_is_no_reason_against_recording():
 
 def test_calls_that_all_differ_are_counted_in_bounded_memory(monkeypatch):
     monkeypatch.setattr("probes.placement.runtime.capture.MAX_COUNTED", 10)
-    recorder = Recorder(Engine(LateLanes(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns()))
+    recorder = Recorder(
+        Engine(LateLanes(1), ahead=2, fast=False, work=PackedOperations(), turns=Turns(), wanted=print)
+    )
     for length in range(1, 100):
         x = torch.ones(length)
         assert torch.equal(recorder.call(lambda y: y + 1, (x,), {}), x + 1)

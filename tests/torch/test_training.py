@@ -138,6 +138,12 @@ def test_a_checkpoint_of_another_run_or_a_broken_one_is_refused(ranks, tmp_path)
     assert codes == [5]
     assert "is of a run with other settings" in log
     whole = (tmp_path / "checkpoint.pt").read_bytes()
+    content = torch.load(tmp_path / "checkpoint.pt")
+    content["weights"] = {f"former.{name}": value for name, value in content["weights"].items()}
+    torch.save(content, tmp_path / "checkpoint.pt")
+    codes, log = ranks.run(tmp_path, *FEW, "--resume")
+    assert codes == [5], log
+    assert "is of another model" in log
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
     for content in (whole[:-600], whole[:0], b"PK" + whole[:middle], flipped):

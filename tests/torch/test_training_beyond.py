@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from late_lanes import LateLanes
 from torch import nn
 
 from probes.placement import PlacementError, PlanImpossible, plan_training, train
-from probes.placement.training import activations
+from probes.placement.training import activations, updates
 from probes.placement.training import plan as plans
 from probes.placement.training.handle import Training
 
@@ -211,7 +212,26 @@ def test_a_layer_outside_autocast_and_a_second_training_are_refused():
         loss_of(other, BATCHES[0])
     with pytest.raises(PlacementError, match="remove"):
         train(other, its, training.plan, device="cpu")
+    with pytest.raises(PlacementError, match="this model is in a training"):
+        train(other, torch.optim.SGD(other.parameters()), training.plan, device="cpu")
+    other.layers[0].up.weight = nn.Parameter(torch.zeros(8 * WIDTH, WIDTH))
+    with pytest.raises(PlacementError, match="replaced"), torch.autocast("cpu", torch.bfloat16):
+        loss_of(other, BATCHES[0])
     training.remove()
+
+
+def test_the_end_of_a_training_is_not_the_end_of_the_next():
+    model, optimizer, other, its = pair()
+    first = train(other, its, moving(), device="cpu")
+    curve(other, its)
+    first.remove()
+    second = train(other, its, moving(), device="cpu")
+    curve(other, its)
+    first.remove()
+    curve(model, optimizer)
+    curve(model, optimizer)
+    same_states(model, optimizer, other, its)
+    second.remove()
 
 
 def test_a_plan_keeps_its_budget_and_says_the_least_one():
@@ -356,6 +376,7 @@ def test_state_dicts_have_the_values_of_frozen_weights_that_are_packed():
 
     training = trained_as_plain(build, lambda model: loss_of(model, BATCHES[0]), "recomputed")
     model = training.model
+    assert model.layers[1].up.weight.isnan().all()  # not another block's numbers
     state = copy.deepcopy(model.state_dict())
     model.load_state_dict(state)
     state["layers.1.up.weight"] += 1
@@ -421,8 +442,9 @@ def test_gradients_that_would_add_up_and_copies_of_the_model_are_refused():
     its.step()
     with pytest.raises(PlacementError, match="call zero_grad"):
         loss_of(other, BATCHES[0]).backward()
-    with pytest.raises(PlacementError, match="copied"):
-        copy.deepcopy(other)
+    for each in (other, other.head, other.layers[0].up):
+        with pytest.raises(PlacementError, match="copied"):
+            copy.deepcopy(each)
     training.remove()
     copy.deepcopy(other)
 
@@ -451,3 +473,128 @@ def test_a_block_is_never_made_again_from_an_input_that_it_changed(made):
     with pytest.raises(PlacementError, match="in place"):
         loss_of(other, BATCHES[0])
     training.remove()
+
+
+def test_an_input_that_is_changed_while_it_leaves_is_never_made_again_from():
+    class Casts(Layer):  # its input, and keeps the cast: plain torch lets the input be changed
+        def forward(self, x):
+            return self.down(self.up(x))
+
+    class Adds(Words):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Casts() for _ in range(3))
+
+        def forward(self, ids):
+            x = self.table(ids)
+            for layer in self.layers:
+                x += layer(x)
+            return self.head(x)
+
+    def loss(model):
+        return loss_of(model, BATCHES[0])
+
+    trained_as_plain(Adds, loss, "kept", torch.bfloat16).remove()
+    with pytest.raises(PlacementError, match="in place"):
+        trained_as_plain(Adds, loss, "moved", torch.bfloat16)
+
+
+class Picture(nn.Module):
+    """Inputs that are channels_last, transposed, and three times the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, 3)
+        self.convs = nn.ModuleList(nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(2))
+        self.attend = nn.MultiheadAttention(WIDTH, 4)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for conv in self.convs:
+            x = x + conv(x).relu()
+        x = x.flatten(2).permute(2, 0, 1)
+        x = x + self.attend(x, x, x, need_weights=False)[0]
+        return self.head(x.transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("made", "amp"), [("moved", None), ("moved", torch.bfloat16), ("recomputed", torch.bfloat16)]
+)
+def test_inputs_of_blocks_come_back_in_their_order_in_memory_and_the_same_one_as_one(made, amp):
+    def loss(model):
+        images = torch.randn(2, 3, 10, 10).to(memory_format=torch.channels_last)
+        return model(images).float().square().mean()
+
+    trained_as_plain(Picture, loss, made, amp)
+
+
+def test_updates_are_the_same_whatever_the_pass_that_they_wait_for_is_in():
+    model, optimizer, other, its = pair(torch.optim.Adafactor, lr=1e-2)
+    training = train(other, its, moving(updates="step", slots=1), device="cpu")
+    assert len(training.updates.groups) > 1 + updates.QUEUED
+    for each, steps in ((model, optimizer), (other, its)):
+        for ids in BATCHES[:3]:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(each, ids)
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+                loss_of(each, ids)
+    same_states(model, optimizer, other, its)
+    training.remove()
+
+
+def test_states_of_another_optimizer_are_refused_and_change_nothing():
+    model, optimizer, other, its = pair()
+    training = train(other, its, moving(), device="cpu")
+    curve(other, its)
+    before = copy.deepcopy(its.state_dict())
+    momentum = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for steps in (momentum, optimizer):
+        curve(model, steps)
+        saved = steps.state_dict()
+        if steps is optimizer:
+            saved["state"] = {
+                k: {**v, "exp_avg": v["exp_avg"].flatten()[:1]} for k, v in saved["state"].items()
+            }
+        with pytest.raises(PlacementError, match="to be loaded for"):
+            its.load_state_dict(saved)
+    same(before, its.state_dict())
+    training.remove()
+
+
+def test_a_model_that_is_dropped_without_an_end_to_its_training_is_freed():
+    _, _, other, its = pair()
+    training = train(other, its, moving(), device="cpu")
+    curve(other, its)
+    alive = weakref.ref(other)
+    del other, its, training
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_block_that_remembers_its_last_call_is_not_taken_for_one_that_does_not():
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.seen = nn.Linear(WIDTH, 8 * WIDTH), []
+
+        def forward(self, x):
+            self.seen.append(x)
+            return self.up(torch.cat(self.seen))[-len(x) :].tanh().mean(-1, keepdim=True) + x
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Remembers() for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                layer.seen.clear()
+                x = layer(x)
+            return x
+
+    with pytest.raises(PlacementError, match="computes something else"):
+        trained_as_plain(Layers, lambda model: model(torch.randn(8, WIDTH)).square().mean(), "recomputed")

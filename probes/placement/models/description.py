@@ -327,6 +327,11 @@ class ModelDescription:
     traced: TracedFacts | None = None  # what a trace of the pass says; None: nothing was traced
 
     @property
+    def main_dtype(self) -> str:
+        """The dtype that most of its bytes are in, by torch's name."""
+        return most_bytes((tensor.dtype, tensor.n_bytes) for block in self.blocks for tensor in block.tensors)
+
+    @property
     def traced_as_computed(self) -> TracedFacts | None:
         """The trace's facts; its activations are twice as large where bfloat16 is computed in float32."""
         if self.traced is None or self.becomes != "float32":

@@ -8,7 +8,7 @@ recurrent module can be a block, too: it is called as a module of that one layer
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -151,7 +151,8 @@ def find_blocks(
             by_owner[id(owner)].append(entry)
     blocks: list[Block] = []
     taken: set[int] = set()
-    for name, module in units if names is None else _innermost_first(units):
+    # experts that are inside another block are apart from it: they take their parameters first
+    for name, module in sorted(units, key=lambda unit: names is None or not count_experts(unit[1])):
         recurrent = layers[name][0] if name in layers else None
         own, shared = _below(module, by_owner, taken, recurrent)
         taken |= {id(entry) for entry in (*own, *shared)}
@@ -161,11 +162,6 @@ def find_blocks(
     loose = [entry for entry in entries if id(entry) not in taken]
     called = {id(module) for block in blocks for module in block.modules}
     return (*blocks, *(_loose(entry, called, model) for entry in loose))
-
-
-def _innermost_first(units: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Experts that are inside another block are apart from it: they take their parameters first."""
-    return sorted(units, key=lambda unit: count_experts(unit[1]) == 0)
 
 
 def _writes(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -65,7 +65,7 @@ def traced_config(
     except ModelUnknown as error:
         refusal = error
     try:
-        dtype = main_dtype(described) if described else ""
+        dtype = described.main_dtype if described else ""
         module = model_on_meta(config_of(model), dtype)
     except (ModelUnknown, LibraryMissing, UsageError) as error:
         if described is None:
@@ -75,15 +75,6 @@ def traced_config(
         described = replace(describe_module(module), in_memory=False)
     with silently():
         return traced_module(module, described, workload, None, measure=measure, captured=captured)
-
-
-def main_dtype(model: ModelDescription) -> str:
-    """The dtype that most of the model's bytes are in."""
-    sizes: dict[str, int] = {}
-    for block in model.blocks:
-        for tensor in block.tensors:
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.n_bytes
-    return max(sizes, key=sizes.__getitem__, default="float32")
 
 
 def traced_module(
@@ -112,11 +103,10 @@ def traced_module(
     except PlacementError as error:
         return _untraced(described, f"nothing was traced: {error.message}")
     around = AROUND if hasattr(getattr(model, "config", None), "to_dict") else 0
-    paths = {id(part): path for path, part in model.named_modules()}
-    owners = [
-        Owners(block.name, tuple(paths[id(part)] for part in block.modules), block.called) for block in blocks
-    ]
-    return with_trace(described, traces, owners, around=around)
+    names = {id(part): name for name, part in model.named_modules()}
+    paths = {names[id(part)]: block.name for block in blocks for part in block.modules}
+    loose = {block.name for block in blocks if not block.called}
+    return with_trace(described, traces, paths, loose, around=around)
 
 
 def skeleton_of(model: nn.Module) -> nn.Module | None:
@@ -151,15 +141,6 @@ def traced_by_call(
         return described
     with torch.inference_mode(False), torch.no_grad():
         return traced_module(skeleton, described, workload, inputs)
-
-
-@dataclass(frozen=True)
-class Owners:
-    """The modules whose calls fetch a block, by path."""
-
-    block: str
-    paths: tuple[str, ...]
-    called: bool  # False: no call fetches it
 
 
 def _untraced(described: ModelDescription, note: str) -> ModelDescription:
@@ -244,18 +225,24 @@ def _of_transformers(
 
 
 def with_trace(
-    described: ModelDescription, traces: Sequence[Trace], owners: Sequence[Owners], *, around: int = 0
+    described: ModelDescription,
+    traces: Sequence[Trace],
+    paths: Mapping[str, str],
+    loose: Collection[str],
+    *,
+    around: int,
 ) -> ModelDescription:
     """The description with the first trace's operations, and the largest peaks of all traces.
 
-    Blocks are put in the order of their calls. A weight that is read outside its block's calls has to stay
-    where it is, and a note says so.
+    `paths`: blocks by the paths of their modules; `loose`: blocks that no call fetches. Blocks are put in the
+    order of their calls. A weight that is read outside its block's calls has to stay where it is, and a note
+    says so.
     """
     trace = traces[0]
     tensors = {tensor.name: tensor for block in described.blocks for tensor in block.tensors}
     trace = replace(trace, operations=tuple(_with_chosen(each, tensors) for each in trace.operations))
     kept = next((each.kept for each in traces if each.kept), {})
-    attributed = Attributed(described, trace, owners, kept)
+    attributed = Attributed(described, trace, paths, loose, kept)
     made = [
         replace(
             block,
@@ -306,7 +293,12 @@ class Attributed:
     """A trace's operations by block, and what else it says of each: by place in the description."""
 
     def __init__(
-        self, described: ModelDescription, trace: Trace, owners: Sequence[Owners], kept: Mapping[str, int]
+        self,
+        described: ModelDescription,
+        trace: Trace,
+        block_of: Mapping[str, str],
+        loose: Collection[str],
+        kept: Mapping[str, int],
     ) -> None:
         count = len(described.blocks)
         self.work: list[list[Operation]] = [[] for _ in range(count)]
@@ -315,7 +307,8 @@ class Attributed:
         self.kept = [0] * count  # bytes
         self.outside: set[int] = set()
         place_of = {block.name: place for place, block in enumerate(described.blocks)}
-        paths, loose = _places(owners, place_of)
+        paths = {path: place_of[block] for path, block in block_of.items()}
+        on_their_own = {place_of[block] for block in loose}
         holders = {tensor.name: p for p, block in enumerate(described.blocks) for tensor in block.tensors}
         ordered: dict[int, None] = {}
         for path, calls in trace.calls.items():
@@ -330,18 +323,12 @@ class Attributed:
         for operation in trace.operations:
             at = _inside(operation.at, paths)
             read = {holders[use.name] for use in operation.weights if use.name in holders}
-            self.outside |= {p for p in read if p != at and p not in loose}
+            self.outside |= {p for p in read if p != at and p not in on_their_own}
             place = at if at is not None else next(iter(read), last)
             self.work[place].append(operation)
             ordered.setdefault(place)
             last = place
         self.order = [*ordered, *(place for place in range(count) if place not in ordered)]
-
-
-def _places(owners: Sequence[Owners], place_of: Mapping[str, int]) -> tuple[dict[str, int], set[int]]:
-    """Places of blocks by the paths of their modules, and those of blocks that no call fetches."""
-    paths = {path: place_of[owner.block] for owner in owners for path in owner.paths}
-    return paths, {place_of[owner.block] for owner in owners if not owner.called}
 
 
 def _inside(path: str, paths: Mapping[str, int]) -> int | None:

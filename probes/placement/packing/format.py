@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from probes.placement.models.description import DTYPE_BITS
 
 ALIGNMENT: Final = 256  # bytes
 _PART_BYTES: Final = {"uint8": 1, "int16": 2, "int32": 4}
+
+
+PACKED_PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # of `b12`, as kernels take them
 
 
 def aligned(n_bytes: int) -> int:
@@ -160,6 +163,14 @@ def _rows(n: int, *, most: int, least: int, programs: int) -> int:
     return rows
 
 
+def rows_of_expert(shape: tuple[int, ...], count: int) -> int:
+    """Rows of a packed tensor that one of `count` experts in it has; 0 where it can't be cut there."""
+    cut, each = grid(shape), math.prod(shape) // count
+    whole = not cut.padding and cut.width > 0 and each > 0 and not each % cut.width
+    rows = each // cut.width if whole else 0
+    return 0 if rows % cut.group_rows else rows
+
+
 def is_table(shape: tuple[int, ...], dtype: str) -> bool:
     """Whether single rows of a packed tensor can be unpacked: a bfloat16 matrix of wide rows."""
     return dtype == "bfloat16" and is_matrix(shape)
@@ -177,8 +188,6 @@ def piece_bytes(shape: tuple[int, ...]) -> int:
     """Bytes of the memory that such a piece is unpacked into."""
     return piece_rows(shape) * shape[1] * 2
 
-
-Kind = Literal["gaussian"]
 
 DENSE_FROM: Final = 1 << 17  # weights of a tensor, below which 2-bit codes aren't worth their padding
 WORTH_IT: Final = 0.97  # packed over raw bytes; a tensor that saves less stays as it is
@@ -198,14 +207,12 @@ _PARTS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
 _DENSE: Final = (8.0, 2.0, *_TWO)  # bfloat16 in the layout `b10`
 
 
-def estimate(dtype: str, n_weights: int, kind: Kind = "gaussian", *, dense: bool = False) -> int:
-    """Predicted bytes of a packed tensor of `dtype` (torch's name), aligned as in a flat buffer.
+def estimate(dtype: str, n_weights: int, *, dense: bool = False) -> int:
+    """Predicted bytes of a packed tensor of Gaussian weights of `dtype` (torch's name) in a flat buffer.
 
     A tensor that isn't worth packing is counted as it is. `dense` predicts the layout with
-    2-bit codes, which only bfloat16 has beside the usual one. Raises KeyError for an unknown dtype or kind.
+    2-bit codes, which only bfloat16 has beside the usual one. Raises KeyError for an unknown dtype.
     """
-    if kind != "gaussian":
-        raise KeyError(kind)
     raw = -(-n_weights * DTYPE_BITS[dtype] // 8)
     parts = _DENSE if dense and dtype == "bfloat16" else _PARTS.get(dtype, ())
     packed = sum(aligned(int(n_weights * bits / 8)) for bits in parts)

@@ -8,6 +8,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from probes.placement.packing.format import PACKED_PARTS, Grid
+
 _ALIGNED: Final = 16  # bytes: what Triton compiles another kernel for
 _known: dict[Hashable, tuple[Callable[..., object], tuple[Any, ...]]] = {}
 
@@ -69,7 +71,6 @@ _INPUT_EXPONENT: Final = 60  # see `multiplying`
 _WEIGHT_EXPONENT: Final = 64
 _BLOCK: Final = 8192
 _WARPS: Final = 4  # that unpack a block of 2-bit codes
-_OF_PRODUCTS: Final = ("rest0", "codes", "values", "positions", "starts")
 
 Parts = Mapping[str, torch.Tensor]
 
@@ -196,7 +197,7 @@ def multiply(
     """
     k, n = x.shape[-1], y.shape[-1]
     batch = x.numel() // k
-    tensors = [x, *(parts[name] for name in _OF_PRODUCTS), y if bias is None else bias, y]
+    tensors = [x, *(parts[name] for name in PACKED_PARTS), y if bias is None else bias, y]
     numbers: tuple[int | float, ...] = (n, 2.0 ** (base - _WEIGHT_EXPONENT), batch)
     if batch == 1:
         numbers = (n, 2.0**_INPUT_EXPONENT, 2.0 ** (base - _INPUT_EXPONENT))
@@ -270,7 +271,6 @@ def unpack_experts(
     `starts` of `rows` rows of each expert.
     """
     from probes.placement.packing.expert_kernels import unpack_expert
-    from probes.placement.packing.format import Grid
 
     each = out.numel() // ids.numel()
     width = each // rows

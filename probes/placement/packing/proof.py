@@ -21,6 +21,7 @@ import torch
 
 from probes.core.codec import load
 from probes.placement.packing import launch
+from probes.placement.packing.format import PACKED_PARTS
 from probes.placement.packing.packed import B10, B12, F28, H13, Layout, Packed
 from probes.placement.packing.products import linear, rows
 from probes.placement.packing.tensors import pack, unpack
@@ -43,7 +44,6 @@ _PACKED_INNER: Final = (
     (3, 514, 530),
     (2, 512, 514),
 )  # of whole rows
-_PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # whose addresses tables have
 _NOT_READ: Final = -(1 << 40)  # an id so far below zero that nothing is written for it
 _UNTOUCHED: Final = 0x5A5A  # in every word of a result before the kernel
 _WORDS: Final = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -301,7 +301,7 @@ def _table(
     for n in range(count):
         escapes = slice(starts[n * groups], starts[(n + 1) * groups])
         piece = whole.piece(n * high, (n + 1) * high, escapes)
-        table.append([piece.parts[name].data_ptr() for name in _PARTS])
+        table.append([piece.parts[name].data_ptr() for name in PACKED_PARTS])
     return torch.tensor(table, device=device), whole.parts, whole.base
 
 

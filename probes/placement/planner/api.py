@@ -226,7 +226,9 @@ def this_hosts_machine(found: Sequence[HostCard] | None = None) -> Constants:
     profile, and where there are several different ones.
     """
     found = host_cards() if found is None else found
-    found = [one for one in found if not _is_shared(one)] or found
+    # a processor's GPU, which shares the machine's memory, comes last
+    own = [one for one in found if not one.cards or any(card.memory_variants for card in one.cards)]
+    found = own or found
     if not found:
         raise _asking("no card was found on this host to plan for")
     first = found[0]
@@ -243,11 +245,6 @@ def this_hosts_machine(found: Sequence[HostCard] | None = None) -> Constants:
     return replace(
         made, notes=(*made.notes, f"for this host's card, {_name(first)}: --machine names another")
     )
-
-
-def _is_shared(found: HostCard) -> bool:
-    """Whether it is a processor's GPU, which shares the machine's memory."""
-    return bool(found.cards) and not any(card.memory_variants for card in found.cards)
 
 
 def _name(found: HostCard) -> str:

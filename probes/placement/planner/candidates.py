@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from probes.placement.planner.costs import Option
-from probes.placement.planner.ilp import LOOSE_GAP, Choice, Counts, Group, Program, Search
+from probes.placement.planner.ilp import Choice, Counts, Group, Program, Search
 from probes.placement.planner.kinds import Kind, unmerge_options
 from probes.placement.planner.pools import (
     MANY_BLOCKS,
@@ -43,8 +43,6 @@ LEFT_OUT: Final[tuple[tuple[Tier, ...], ...]] = (
     ("cpu", "packed", "streamed_packed", "in_place"),
 )
 LEFT_OUT_OF_MANY: Final = (LEFT_OUT[2], LEFT_OUT[-1])  # for very many blocks, where each search takes long
-# A link that waits for slots isn't always busy: counts are also looked for as if it took longer by a factor.
-LONGER: Final = (1.06, 1.15, 1.3)
 VARIED: Final = 5  # pools for which that is done: the two best and the best of other sizes
 NEARBY: Final = 1.3  # ratio up to which other sizes are tried for the two best
 LANES: Final = 5  # entries of `Option.lanes`
@@ -58,7 +56,6 @@ class Restriction:
 
     pool: PrefetchPool
     least_slot: int = 0  # bytes: options that need smaller slots are left out
-    longer: float = 1.0  # factor by which copies are taken to keep the link busy longer
     without: tuple[Tier, ...] = ()
 
 
@@ -83,7 +80,6 @@ class CandidateSearch:
         self._kinds, self._limits, self._most_sizes = kinds, limits, most_sizes
         self.ranked: list[Candidate] = []
         self.bound = math.inf  # no counts take less than this, by the programs
-        self._answers: dict[tuple[PrefetchPool, float], list[_Answer]] = {}
         self._placed: set[Used] = set()
         self._undominated: dict[tuple[int, tuple[Option, ...]], Kind] = {}
 
@@ -102,8 +98,9 @@ class CandidateSearch:
 
         def enqueue(restriction: Restriction) -> None:
             problem = self._subproblem(restriction)
-            if (restriction.pool, problem.slot_sizes) not in seen and not self._answered(problem):
-                seen.add((restriction.pool, problem.slot_sizes))
+            slot_sizes = frozenset(option.slot_bytes for kind in problem.kinds for option in kind.options)
+            if (restriction.pool, slot_sizes) not in seen:
+                seen.add((restriction.pool, slot_sizes))
                 heapq.heappush(waiting, (problem.search.promise, next(ticket), problem))
 
         for pool in pools_tried(self._kinds, self._limits, self._most_sizes):
@@ -123,7 +120,7 @@ class CandidateSearch:
                 enqueue(replace(problem.restriction, least_slot=pool.slot_bytes // 2))
 
     def vary_the_best(self) -> None:
-        """Add counts for the best pools: as if copies took longer, without tiers in use, in nearby sizes."""
+        """Add counts for the best pools without tiers in use, and for nearby sizes."""
         used = {candidate.restriction: candidate.tiers for candidate in reversed(self.ranked)}
         by_size = {c.restriction.pool.slot_bytes: c.restriction for c in reversed(self.ranked)}
         ranked = list(dict.fromkeys(candidate.restriction for candidate in self.ranked))
@@ -134,9 +131,8 @@ class CandidateSearch:
             for tiers in LEFT_OUT_OF_MANY:
                 self._try(self._subproblem(replace(cheapest, without=tiers)))
             return
-        varied = [replace(base, longer=longer) for base in best for longer in LONGER]
         bases = dict.fromkeys((cheapest, *best))
-        varied += [replace(base, without=t) for t in LEFT_OUT for base in bases if used[base] & set(t)]
+        varied = [replace(base, without=t) for t in LEFT_OUT for base in bases if used[base] & set(t)]
         slots = {option.slot_bytes for kind in self._kinds for option in kind.options}
         for base in best[:2]:
             slot, scratch = base.pool.slot_bytes, base.pool.scratch_bytes
@@ -147,14 +143,11 @@ class CandidateSearch:
 
     def _try(self, problem: "_Subproblem", better_than: float = math.inf) -> PrefetchPool | None:
         """Place the best counts. Returns the pool that they need; None where there are no such counts."""
-        if self._answered(problem):
-            return None
         counts = problem.search.run(better_than)
         if counts is None:
             return None
         used = used_options(problem.kinds, counts)
-        needed = frozenset(option for uses in used for option, _ in uses)
-        self._answers.setdefault(problem.program, []).append(_Answer(problem.options, needed, counts.gap))
+        needed = [option for uses in used for option, _ in uses]
         if used not in self._placed:
             self._placed.add(used)
             spreads = (
@@ -169,18 +162,8 @@ class CandidateSearch:
         slot, scratch = max(o.slot_bytes for o in needed), max(o.scratch_bytes for o in needed)
         return with_sizes(problem.restriction.pool, slot, scratch)
 
-    def _answered(self, problem: "_Subproblem") -> bool:
-        """Whether the best counts of these options are known, or those of more options use only these."""
-        answers = self._answers.get(problem.program, ())
-        return any(
-            answer.used <= problem.options <= answer.options
-            and (answer.gap <= LOOSE_GAP or problem.options == answer.options)
-            for answer in answers
-        )
-
     def _subproblem(self, restriction: Restriction) -> "_Subproblem":
         kinds: list[Kind] = []
-        options: list[Option] = []
         for nth, kind in enumerate(self._kinds):
             fitting = options_fitting(
                 kind.options, restriction.pool.slot_bytes, restriction.pool.scratch_bytes
@@ -191,19 +174,10 @@ class CandidateSearch:
                 if not 0 < option.slot_bytes < restriction.least_slot
                 and option.tier not in restriction.without
             )
-            options += few
             if (nth, few) not in self._undominated:
                 self._undominated[nth, few] = replace(kind, options=undominated(few))
             kinds.append(self._undominated[nth, few])
-        return _Subproblem(restriction, kinds, frozenset(options), self._limits)
-
-
-class _Answer(NamedTuple):
-    """The options that counts were looked for with, and those of the best ones."""
-
-    options: frozenset[Option]
-    used: frozenset[Option]
-    gap: float
+        return _Subproblem(restriction, kinds, self._limits)
 
 
 @dataclass(frozen=True)
@@ -212,34 +186,20 @@ class _Subproblem:
 
     restriction: Restriction
     kinds: Sequence[Kind]
-    options: frozenset[Option]  # all that are problem
     limits: Limits
 
     @cached_property
     def search(self) -> Search:
         """Return the integer program of this restriction."""
-        return Search(count_program(self.kinds, self.restriction.pool, self.limits, self.restriction.longer))
-
-    @property
-    def program(self) -> tuple[PrefetchPool, float]:
-        """What the program depends on besides the options."""
-        return self.restriction.pool, self.restriction.longer
-
-    @property
-    def slot_sizes(self) -> frozenset[int]:
-        """The sizes of slots that the options need."""
-        return frozenset(option.slot_bytes for kind in self.kinds for option in kind.options)
+        return Search(count_program(self.kinds, self.restriction.pool, self.limits))
 
 
-def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, longer: float = 1.0) -> Program:
-    """The program of how many blocks of each kind take each option.
-
-    `longer`: factor by which copies are taken to keep the link busy longer.
-    """
+def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits) -> Program:
+    """The program of how many blocks of each kind take each option."""
     groups = tuple(
         Group(
             len(kind.places),
-            tuple(Choice(_lanes(option, pool.slots, longer), option.memories) for option in kind.options),
+            tuple(Choice(_lanes(option, pool.slots), option.memories) for option in kind.options),
         )
         for kind in kinds
     )
@@ -250,7 +210,7 @@ def count_program(kinds: Sequence[Kind], pool: PrefetchPool, limits: Limits, lon
     return Program(groups, (0.0,) * LANES, tuple(float(n) for n in room))
 
 
-def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
+def _lanes(option: Option, slots: int) -> tuple[float, ...]:
     """Seconds of the lanes, including waits for copies and for slots.
 
     A slot holds a block from the beginning of its copy until it has been unpacked or computed.
@@ -260,7 +220,7 @@ def _lanes(option: Option, slots: int, longer: float) -> tuple[float, ...]:
     device, link, *others = option.lanes
     waits = option.pieces * ARRIVAL_S
     held = option.copy_s + waits + option.pieces * RELEASE_S + (option.unpack_s or option.compute_s)
-    return (device + waits, link + max(longer * option.copy_s, held / slots) - option.copy_s, *others)
+    return (device + waits, link + max(option.copy_s, held / slots) - option.copy_s, *others)
 
 
 def options_fitting(options: Sequence[Option], slot: int, scratch: int) -> list[Option]:

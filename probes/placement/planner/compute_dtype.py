@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 from probes.core.errors import UsageError
-from probes.placement.models.description import ModelDescription, most_bytes
+from probes.placement.models.description import ModelDescription
 from probes.placement.planner.machine import Constants
 from probes.placement.types import Objective
 
@@ -44,12 +44,11 @@ def _becoming(
     return replace(model, becomes=dtype, notes=(*model.notes, note))
 
 
-def computed_in(model: ModelDescription, machine: Constants | None, *, objective: Objective = "exact") -> str:
-    """The dtype in which most of a model's weights are multiplied, by torch's name.
+def computed_in(model: ModelDescription, machine: Constants | None) -> str:
+    """The dtype in which most of a model's weights are multiplied with the objective `exact`.
 
     `machine` None: the dtype that most of them have.
     """
-    dtype = most_bytes((tensor.dtype, tensor.n_bytes) for block in model.blocks for tensor in block.tensors)
-    if dtype != "bfloat16" or machine is None or not machine.converts:
-        return dtype
-    return model.becomes or ("float32" if objective == "exact" else "float16")
+    if model.main_dtype != "bfloat16" or machine is None or not machine.converts:
+        return model.main_dtype
+    return model.becomes or "float32"

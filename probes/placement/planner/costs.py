@@ -230,6 +230,7 @@ class GpuTime:
         self._block, self._machine, self._work = block, machine, work
         self._dtype = main_dtype(block)
         self._operations = work_of(block, work)
+        self.flops = sum(operation.flops for operation in self._operations)
         self._least_product_s = machine.product_s + BETWEEN_S * block.mixed
         self.without_weights = sum(
             self._seconds(o, machine.vram_rate) for o in self._operations if not o.weights
@@ -255,11 +256,6 @@ class GpuTime:
         return max(
             (o.rows for o in self._operations if o.weights and o.kind == "product"), default=self._work.rows
         )
-
-    @property
-    def multiplications(self) -> int:
-        """Multiplications and additions of one pass."""
-        return sum(operation.flops for operation in self._operations)
 
     def in_place(self) -> float:
         """With weights in pinned memory that kernels read over the link."""
@@ -394,11 +390,6 @@ class BlockCosts:
         self.cache_bytes = cache_bytes(block, work)
         self.converts = any(tensor.given for tensor in block.tensors)
         self.unpack_gap_s = 0.0 if work.captured else UNPACK_GAP_S
-
-    @property
-    def may_be_dense(self) -> bool:
-        """Whether it can be packed with 2-bit codes, which only the Triton kernels unpack fast enough."""
-        return self.machine.triton and main_dtype(self.block) == "bfloat16"
 
     def copied_s(self, n_bytes: float) -> float:
         """Seconds of copies in a pass, where each fetch of the block copies `n_bytes`."""

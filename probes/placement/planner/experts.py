@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
 from probes.placement.models.description import BlockDescription, TensorDescription
-from probes.placement.packing.format import MOST_ROWS, aligned, grid, is_matrix
+from probes.placement.packing.format import MOST_ROWS, PACKED_PARTS, aligned, is_matrix, rows_of_expert
 from probes.placement.planner.costs import BlockCosts, Option, is_packed, packed_bytes
 from probes.placement.types import Workload
 
-PARTS: Final = 5  # of a packed tensor, each with an address of its own in the table
 GATHERS: Final = 1  # kernels for each tensor, besides the products
 
 
@@ -33,7 +31,7 @@ class ExpertSizes:
             kept = packed_bytes(tensor) // _experts_in(block, tensor) if parts else each
             stored += aligned(kept)
             unpacked += each
-            columns += PARTS if parts else 1
+            columns += len(PACKED_PARTS) if parts else 1
         listed = sum(_experts_in(block, tensor) == 1 for tensor in block.tensors)
         if listed == len(block.tensors):
             stored, unpacked, columns = (n // max(block.experts, 1) for n in (stored, unpacked, columns))
@@ -89,15 +87,12 @@ def packs(costs: BlockCosts) -> bool:
         costs.machine.triton
         and all(tensor.dtype == "bfloat16" for tensor in costs.block.tensors)
         and any(map(is_packed, costs.block.tensors))
-        and all(_cut(costs.block, tensor) for tensor in costs.block.tensors if is_packed(tensor))
+        and all(
+            rows_of_expert(tensor.shape, _experts_in(costs.block, tensor))
+            for tensor in costs.block.tensors
+            if is_packed(tensor)
+        )
     )
-
-
-def _cut(block: BlockDescription, tensor: TensorDescription) -> bool:
-    """Whether the packed tensor can be cut into those of its experts."""
-    count, cut = _experts_in(block, tensor), grid(tensor.shape)
-    each = prod(tensor.shape) // count
-    return not cut.padding and not each % cut.width and not each // cut.width % cut.group_rows
 
 
 def _fuses(costs: BlockCosts) -> bool:

@@ -60,11 +60,6 @@ class Counts:
     gap: float
 
 
-def solve(program: Program, *, better_than: float = math.inf) -> Counts | None:
-    """The counts with the least cost below `better_than`; None where there are none, or nothing fits."""
-    return Search(program).run(better_than)
-
-
 class Search:
     """Branch and bound, best first: the node with the lowest bound is split at its most fractional count."""
 
@@ -262,9 +257,9 @@ def cost(program: Program, counts: Numbers) -> float | None:
     )
 
 
-def repaired(program: Program, counts: Numbers, *, steps: int = MOST_REPAIRS) -> Numbers:
+def repaired(program: Program, counts: Numbers) -> Numbers:
     """Counts made to fit by moving a few blocks, each the one that frees most for its cost."""
-    for _ in range(steps):
+    for _ in range(MOST_REPAIRS):
         lanes, memories = _sums(program, counts)
         over = _over(program, memories)
         if not over:

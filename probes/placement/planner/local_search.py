@@ -1,6 +1,5 @@
 """Improves a placement block by block, as long as the simulated pass gets shorter. Pure."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -19,7 +18,6 @@ from probes.placement.planner.simulation import Assignment
 MOST_STEPS: Final = 16_000  # simulated blocks in all, about a tenth of a second
 STAYING: Final = 8  # blocks that stay where they are take as long to simulate as one that moves
 NEIGHBOURS: Final = 1  # distance in call order up to which exchanges are tried first
-FEW_BLOCKS: Final = 8  # up to which two blocks are moved at once
 
 
 def improved(
@@ -53,26 +51,15 @@ def _work(assignment: Assignment, limits: Limits) -> int:
 
 
 def _neighbours(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chosen]:
-    """Assignments that differ in an exchange of two blocks, in one block, or (of a few blocks) in two.
+    """Assignments that differ in an exchange of two blocks, or in one block.
 
     Exchanges of adjacent blocks come first: what waits is mostly one block too early or too late.
     """
     yield from _exchanged(chosen, choices, range(1, NEIGHBOURS + 1))
-    single = [
-        (place, option)
-        for place, options in enumerate(choices)
-        for option in options
-        if option != chosen[place]
-    ]
-    for place, option in single:
-        yield (*chosen[:place], option, *chosen[place + 1 :])
+    for place, options in enumerate(choices):
+        others = (option for option in options if option != chosen[place])
+        yield from ((*chosen[:place], option, *chosen[place + 1 :]) for option in others)
     yield from _exchanged(chosen, choices, range(NEIGHBOURS + 1, len(chosen)))
-    if len(chosen) <= FEW_BLOCKS:
-        for (first, option), (second, other) in itertools.combinations(single, 2):
-            if first != second:
-                changed = list(chosen)
-                changed[first], changed[second] = option, other
-                yield tuple(changed)
 
 
 def _exchanged(

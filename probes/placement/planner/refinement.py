@@ -18,7 +18,7 @@ from probes.placement.planner.kinds import Kind, merge_kinds
 from probes.placement.planner.machine import Constants, with_host
 from probes.placement.planner.plan import PlanningTask, all_versions, plan_task
 from probes.placement.planner.simulation import Assignment, pass_seconds
-from probes.placement.types import BlockPlan, PassTime, Plan
+from probes.placement.types import BlockPlan, Bound, PassTime, Plan
 
 STEP: Final = math.log(1.5)  # between ratios that are told apart
 LAUNCHING: Final = 1.15  # ratio of a block's time on the GPU to its host's, up to which the GPU waited for it
@@ -74,8 +74,16 @@ def refine_plan(
     seconds = (
         made.time.middle_s * wall_s / took
     )  # with what is between blocks, and what the simulation doesn't know
-    time = PassTime(seconds, seconds * (1 - CONFIRMED), seconds * (1 + CONFIRMED), made.time.bound)
-    return replace(made, time=time, notes=(*made.notes, "planned with the times of a measured pass"))
+    return replace(
+        made,
+        time=confirmed(seconds, made.time.bound),
+        notes=(*made.notes, "planned with the times of a measured pass"),
+    )
+
+
+def confirmed(seconds: float, bound: Bound) -> PassTime:
+    """The time of a pass that was measured, or planned by one."""
+    return PassTime(seconds, seconds * (1 - CONFIRMED), seconds * (1 + CONFIRMED), bound)
 
 
 def as_planned(kinds: Sequence[Kind], blocks: Sequence[BlockPlan], plan: Plan) -> tuple[Option, ...]:

@@ -19,7 +19,7 @@ from probes.placement.planner.candidates import (
     used_options,
 )
 from probes.placement.planner.costs import Option
-from probes.placement.planner.ilp import Choice, Counts, Program, solve
+from probes.placement.planner.ilp import Choice, Counts, Program, Search
 from probes.placement.planner.kinds import Kind, options_by_block
 from probes.placement.planner.local_search import MOST_STEPS, improved
 from probes.placement.planner.pools import (
@@ -174,6 +174,6 @@ def _fitting_counts(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[lis
             replace(group, choices=tuple(Choice((0.0,), choice.memories) for choice in group.choices))
             for group in program.groups
         )
-        counts = solve(Program(without_times, (1.0,), program.limits))
+        counts = Search(Program(without_times, (1.0,), program.limits)).run()
         if counts:
             yield allowed, counts

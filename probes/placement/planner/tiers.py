@@ -23,7 +23,7 @@ from probes.placement.planner.costs import (
 )
 from probes.placement.planner.experts import by_experts, gathered_bytes
 from probes.placement.planner.machine import Constants
-from probes.placement.planner.rules import Pass, live_numbers
+from probes.placement.planner.rules import Pass, live_numbers, main_dtype
 from probes.placement.types import Tier, Workload
 
 # Pieces in which a large packed block may be copied. With 3 slots, each for one of 8 pieces of 29 MB, the
@@ -44,7 +44,7 @@ def when_packed(costs: BlockCosts, *, dense: bool) -> Iterator[Option]:
     yield replace(
         plain, tier="packed", unpack_s=plain.unpack_s - not_copied_s, vram_bytes=packed + costs.cache_bytes
     )
-    streamed = _streamed(costs, plain, packed)
+    streamed = _copied(costs, plain, "streamed_packed", packed)
     yield streamed
     if not fused and packed >= PIECES * LEAST_PIECE:
         yield _in_pieces(costs, streamed)
@@ -64,16 +64,19 @@ def _fused(costs: BlockCosts, packed: int) -> Option:
 
 def _unpacked(costs: BlockCosts, *, dense: bool) -> Option:
     """Unpacked to a scratch buffer before each call."""
+    each_s = sum(unpack_s(costs, tensor, dense=dense) for tensor in costs.block.tensors)
+    return replace(_decoded(costs, "packed", each_s), dense=dense, kept=costs.converts)
+
+
+def _decoded(costs: BlockCosts, tier: Tier, each_s: float) -> Option:
+    """Brought to a scratch buffer before each call, in `each_s` seconds of the GPU."""
     fetches = costs.block.fetches
-    each = sum(unpack_s(costs, tensor, dense=dense) for tensor in costs.block.tensors)
     return Option(
-        "packed",
+        tier,
         compute_s=costs.gpu.from_vram(),
-        unpack_s=fetches * (each + costs.unpack_gap_s),
+        unpack_s=fetches * (each_s + costs.unpack_gap_s),
         launch_s=costs.python.resident + fetches * costs.python.of_call(UNPACK),
         scratch_bytes=costs.n_bytes,
-        dense=dense,
-        kept=costs.converts,
     )
 
 
@@ -83,18 +86,18 @@ def _raw_s(costs: BlockCosts, *, dense: bool) -> float:
     return costs.block.fetches * sum(unpack_s(costs, tensor, dense=dense) for tensor in raw)
 
 
-def _streamed(costs: BlockCosts, plain: Option, packed: int) -> Option:
-    """`plain`, with `packed` bytes copied from pinned memory to a slot for each fetch."""
-    fetches, copy_s = costs.block.fetches, costs.copied_s(packed)
+def _copied(costs: BlockCosts, plain: Option, tier: Tier, n_bytes: int) -> Option:
+    """`plain`, with so many bytes copied from pinned memory to a slot for each fetch."""
+    fetches, copy_s = costs.block.fetches, costs.copied_s(n_bytes)
     return replace(
         plain,
-        tier="streamed_packed",
+        tier=tier,
         copy_s=copy_s,
         launch_s=plain.launch_s + fetches * costs.python.of(COPY) + costs.python.beside(copy_s),
         vram_bytes=costs.cache_bytes,
-        pinned_bytes=packed,
-        wire_bytes=fetches * packed,
-        slot_bytes=packed,
+        pinned_bytes=n_bytes,
+        wire_bytes=fetches * n_bytes,
+        slot_bytes=n_bytes,
     )
 
 
@@ -210,7 +213,8 @@ def _on_gpu(costs: BlockCosts) -> Iterator[Option]:
             yield table
             return
         yield from when_packed(costs, dense=False)
-        if costs.may_be_dense:
+        # only the Triton kernels unpack 2-bit codes fast enough
+        if costs.machine.triton and main_dtype(costs.block) == "bfloat16":
             yield from when_packed(costs, dense=True)
 
 
@@ -225,16 +229,10 @@ def _resident(costs: BlockCosts, compute_s: float) -> Option:
 
 def _converted(costs: BlockCosts, tier: Tier) -> Option:
     """Kept as bfloat16: before each call, one operation a tensor converts it to what it computes in."""
-    machine, fetches = costs.machine, costs.block.fetches
-    items = machine.unpack_item_s * len(costs.block.tensors) + costs.unpack_gap_s
-    return Option(
-        tier,
-        compute_s=costs.gpu.from_vram(),
-        unpack_s=fetches * ((costs.given_bytes + costs.n_bytes) / machine.vram_rate + items),
-        launch_s=costs.python.resident + fetches * costs.python.of_call(UNPACK),
-        scratch_bytes=costs.n_bytes,
-        kept=True,
-    )
+    machine = costs.machine
+    items_s = machine.unpack_item_s * len(costs.block.tensors)
+    moved_s = (costs.given_bytes + costs.n_bytes) / machine.vram_rate
+    return replace(_decoded(costs, tier, moved_s + items_s), kept=True)
 
 
 def _in_place(costs: BlockCosts) -> Option:
@@ -254,20 +252,11 @@ def _in_place(costs: BlockCosts) -> Option:
 
 def _moving(costs: BlockCosts, tier: Tier, *, kept: bool) -> Option:
     """Copied from pinned memory to a slot for each fetch. `kept`: as bfloat16, and converted there."""
-    fetches = costs.block.fetches
-    called = costs.python.resident + fetches * costs.python.of_call()
-    plain = Option(tier, compute_s=costs.gpu.from_vram(), launch_s=called)
-    base, n_bytes = (_converted(costs, tier), costs.given_bytes) if kept else (plain, costs.n_bytes)
-    copy_s = costs.copied_s(n_bytes)
-    return replace(
-        base,
-        copy_s=copy_s,
-        launch_s=base.launch_s + fetches * costs.python.of(COPY) + costs.python.beside(copy_s),
-        vram_bytes=costs.cache_bytes,
-        pinned_bytes=n_bytes,
-        wire_bytes=fetches * n_bytes,
-        slot_bytes=n_bytes,
-    )
+    if kept:
+        return _copied(costs, _converted(costs, tier), tier, costs.given_bytes)
+    called_s = costs.python.resident + costs.block.fetches * costs.python.of_call()
+    plain = Option(tier, compute_s=costs.gpu.from_vram(), launch_s=called_s)
+    return _copied(costs, plain, tier, costs.n_bytes)
 
 
 def _from_disk(costs: BlockCosts) -> Option:
@@ -283,7 +272,7 @@ def _from_disk(costs: BlockCosts) -> Option:
 
 def _on_cpu(costs: BlockCosts) -> Option:
     machine, block = costs.machine, costs.block
-    pass_s = max(costs.gpu.bytes_read() / machine.cpu_rate, costs.gpu.multiplications / machine.cpu_flops)
+    pass_s = max(costs.gpu.bytes_read() / machine.cpu_rate, costs.gpu.flops / machine.cpu_flops)
     sync = 2 * (machine.link_alpha_s + SYNC_S) if machine.has_gpu else 0.0
     return Option(
         "cpu",

@@ -6,10 +6,10 @@ dimensions in memory: a library may choose another product, and round otherwise,
 transposed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -26,8 +26,8 @@ from probes.placement.packing.format import (
     piece_bytes,
 )
 from probes.placement.packing.packed import Packed, as_it_is, form, packed_in
-from probes.placement.runtime.streams import Event, Streams
-from probes.placement.types import Plan
+from probes.placement.runtime.streams import Event
+from probes.placement.types import BlockPlan
 
 # Buffers on the device
 
@@ -93,11 +93,6 @@ class DeviceBuffer:
         self.filled = self.computed = self.unpacked = None
 
 
-def make_buffers(memories: Iterable[torch.Tensor], streams: Streams) -> list[DeviceBuffer]:
-    """A pool of buffers, one over each of these memories."""
-    return [DeviceBuffer(memory, (streams.event(), streams.event(), streams.event())) for memory in memories]
-
-
 # A block's bytes
 
 
@@ -156,6 +151,15 @@ class StoredEntry:
         assert self.form
         assert len(self.units) == 1
         return packed_in(self.form, self.bytes(buffer))
+
+    def unpacked(
+        self, buffer: torch.Tensor, unpack: Callable[..., Any], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The values in memory of their own, where the entry's bytes are. `dtype`: as in `raw_view`."""
+        dtype = dtype or self.entry.dtype
+        flat = torch.empty(prod(self.entry.shape) * dtype.itemsize, dtype=torch.uint8, device=buffer.device)
+        self.write(buffer, flat.view(dtype), unpack)
+        return raw_view(self.entry, flat, dtype)
 
     def write(self, buffer: torch.Tensor, flat: torch.Tensor, unpack: Callable[..., Any]) -> None:
         """Write all weights, from the entry's bytes, into `flat`, of any dtype."""
@@ -252,6 +256,12 @@ def raw_view(entry: Entry, flat: torch.Tensor, dtype: torch.dtype | None = None)
     return view.as_strided(entry.shape, [given if size == 1 else viewed for size, given, viewed in strides])
 
 
+def room_for(entry: Entry, device: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Memory for the parameter's values; `dtype` as in `raw_view`."""
+    n_bytes = prod(entry.shape) * (dtype or entry.dtype).itemsize
+    return raw_view(entry, torch.empty(n_bytes, dtype=torch.uint8, device=device), dtype)
+
+
 def as_stored(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The values with the dimensions in the order of memory, contiguous: what is packed or copied."""
     return values.permute(memory_order(entry)).contiguous()
@@ -272,34 +282,10 @@ def memory_order(entry: Entry) -> tuple[int, ...]:
 
 # How a plan has blocks stored
 
-
-@dataclass(frozen=True)
-class StorageOptions:
-    """What a plan says of how blocks are stored, besides their tiers. Names of blocks."""
-
-    fast: bool  # few rows are multiplied with packed weights
-    dense: Collection[str] = ()  # packed with 2-bit codes
-    kept: Collection[str] = ()  # kept as bfloat16 and converted for each call
-    tables: Collection[str] = ()  # packed and never unpacked as a whole
-
-    @staticmethod
-    def of(plan: Plan) -> "StorageOptions":
-        """The options of a plan."""
-        return StorageOptions(
-            plan.objective == "fast",
-            {block.name for block in plan.blocks if block.dense},
-            {block.name for block in plan.blocks if block.kept},
-            {block.name for block in plan.blocks if block.table},
-        )
-
-    def is_compared(self, block: Block) -> bool:
-        """Whether a table's products in pieces are compared with those of the whole, read in place."""
-        return block.name in self.tables and not self.fast and is_multiplied(block.entries[0])
+PlannedBlock: TypeAlias = tuple[Block, BlockPlan]
 
 
-def store_block(
-    block: Block, packed: Sequence[Packed | None], options: StorageOptions, *, most: int
-) -> StoredBlock:
+def store_block(block: Block, plan: BlockPlan, packed: Sequence[Packed | None], *, most: int) -> StoredBlock:
     """Lay a block out, given the outline of each of its packed entries; None for one that isn't packed.
 
     At most `most` bytes are copied at once; 0: the block is copied as a whole. It is cut only where its
@@ -308,23 +294,23 @@ def store_block(
     forms: list[PackedForm | None] = []
     cuts: list[Cuts] = []
     for entry, outline in zip(block.entries, packed, strict=True):
-        forms.append(form(outline) if outline else _given_form(block, entry, options))
+        forms.append(form(outline) if outline else _given_form(entry) if plan.kept else None)
         cuts.append(_cuts(entry, outline, most) if most and (outline or forms[-1] is None) else ())
     stored = lay_out(block, forms)
     cut = replace(lay_out(block, forms, cuts), most=most)
     several = stored.is_unpacked or len(cut.pieces) > 1
     if most and several and cut.n_bytes <= unpacked_bytes(block):
         stored = cut
-    if block.name in options.tables and forms[0] is not None:
-        stored = replace(stored, table=True, room=table_room(block.entries[0]))
+    if plan.table and forms[0] is not None:
+        (entry,) = block.entries
+        room = aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0  # for a piece of it
+        stored = replace(stored, table=True, room=room)
     return stored
 
 
-def _given_form(block: Block, entry: Entry, options: StorageOptions) -> PackedForm | None:
+def _given_form(entry: Entry) -> PackedForm | None:
     """The form of an entry that is kept as bfloat16 and converted for each call; None for any other."""
-    if not entry.converts or block.name not in options.kept:
-        return None
-    return as_it_is(tuple(entry.shape[d] for d in memory_order(entry)))
+    return as_it_is(tuple(entry.shape[d] for d in memory_order(entry))) if entry.converts else None
 
 
 def _cuts(entry: Entry, outline: Packed | None, most: int) -> Cuts:
@@ -346,8 +332,3 @@ def can_be_table(block: Block) -> bool:
 def is_multiplied(entry: Entry) -> bool:
     """Whether products need the table as well: it isn't only looked up."""
     return not all(isinstance(owner, nn.Embedding) for owner, _ in entry.owners)
-
-
-def table_room(entry: Entry) -> int:
-    """Bytes beside the packed table that its products need."""
-    return aligned(piece_bytes(entry.shape)) if is_multiplied(entry) else 0

@@ -28,13 +28,14 @@ from probes.placement.planner.tiers import rounded
 from probes.placement.runtime.buffers import (
     DeviceArena,
     DeviceBuffer,
-    StorageOptions,
+    PlannedBlock,
     StoredBlock,
     StoredEntry,
     can_be_table,
+    is_multiplied,
     lay_out,
-    make_buffers,
     raw_view,
+    room_for,
     store_block,
     unpacked_bytes,
 )
@@ -66,6 +67,7 @@ from probes.placement.types import (
     PACKED,
     PINNED,
     TIERS,
+    BlockPlan,
     CardsPlan,
     Plan,
     PrefetchPool,
@@ -88,8 +90,8 @@ def require_plan(plan: object) -> None:
 
 def planned_blocks(
     model: nn.Module, plan: Plan, parts: Sequence[Plan] = (), *, gate: ForwardHook | None = None
-) -> list[tuple[Block, Tier]]:
-    """The model's blocks in the plan's order, each with its tier. Raises PlacementError for another model.
+) -> list[PlannedBlock]:
+    """The model's blocks in the plan's order, with what it says of each. Raises PlacementError for another.
 
     `parts`: the plans of several cards, of which `plan` has all blocks. `gate`: a hook that may be there.
     """
@@ -131,7 +133,7 @@ def planned_blocks(
             raise _other_model(
                 f"{name} isn't one bfloat16 matrix whose rows can be looked up while it is packed"
             )
-    return [(blocks[name], block.tier) for name, block in tiers.items()]
+    return [(blocks[name], block) for name, block in tiers.items()]
 
 
 def _require_experts(block: Block, parts: Sequence[Plan]) -> None:
@@ -148,9 +150,9 @@ def _other_model(why: str) -> PlacementError:
     return PlacementError(f"this isn't the model that was planned: {why}", "plan again for this model")
 
 
-def cpu_modules(blocks: Sequence[tuple[Block, Tier]]) -> list[nn.Module]:
+def cpu_modules(blocks: Sequence[PlannedBlock]) -> list[nn.Module]:
     """The modules that compute on the host, with those below them."""
-    tops = [module for block, tier in blocks if tier == "cpu" for module in block.modules]
+    tops = [module for block, plan in blocks if plan.tier == "cpu" for module in block.modules]
     return [module for top in tops for module in top.modules()]
 
 
@@ -159,9 +161,10 @@ def cpu_modules(blocks: Sequence[tuple[Block, Tier]]) -> list[nn.Module]:
 
 @dataclass(eq=False)
 class BlockPlacement:
-    """One block, how it is stored, and where its bytes are so far."""
+    """One block, how it is stored, and where its bytes are so far. `tier`: the plan's, or one instead."""
 
     block: Block
+    plan: BlockPlan
     tier: Tier
     stored: StoredBlock
     packed: tuple[PackedValues | None, ...] = ()  # of each entry
@@ -188,7 +191,7 @@ class BlockPlacement:
 
 
 def _arrange(
-    block: Block, tier: Tier, packed: Sequence[PackedValues | None], options: StorageOptions, *, most: int
+    block: Block, plan: BlockPlan, tier: Tier, packed: Sequence[PackedValues | None], *, most: int
 ) -> BlockPlacement:
     """A block as its tier stores it, from what was packed of its entries; empty where nothing was.
 
@@ -197,7 +200,7 @@ def _arrange(
     packed = tuple(packed or [None] * len(block.entries))
     outlines = [values.outline if values else None for values in packed]
     most = most if tier == "streamed_packed" else 0
-    return BlockPlacement(block, tier, store_block(block, outlines, options, most=most), packed)
+    return BlockPlacement(block, plan, tier, store_block(block, plan, outlines, most=most), packed)
 
 
 def _unpacked_from_memory(entry: Entry, packed: Packed) -> torch.Tensor:
@@ -309,7 +312,7 @@ class Builder:
     origins: ParameterOrigins
     pool: PrefetchPool
     pinned: bool
-    storage: StorageOptions
+    fast: bool  # few rows are multiplied with packed weights
     planned: PlannedBytes | None  # None: the plan has no budgets
     experts_bytes: int = 0  # of VRAM, for a cache of experts
     experts: PlacedExperts | None = None
@@ -321,7 +324,7 @@ class Builder:
     def __post_init__(self) -> None:
         self._filler = MemoryFiller(self.source, self.origins)
 
-    def take_over(self, blocks: Sequence[tuple[Block, Tier]], engine: Engine) -> None:
+    def take_over(self, blocks: Sequence[PlannedBlock], engine: Engine) -> None:
         """Bring all blocks to their tiers, and those that move to the engine. The caller undoes failures."""
         self._into_host(blocks)
         self._spill()
@@ -338,14 +341,13 @@ class Builder:
         self._move(engine)
         self._place_experts(engine)
 
-    def _into_host(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
+    def _into_host(self, blocks: Sequence[PlannedBlock]) -> None:
         """Pack what is packed, and bring what streams into the host's arena."""
-        compared = self.storage.is_compared
-        room = sum(unpacked_bytes(block) for block, tier in blocks if tier in PINNED or compared(block))
-        self.host = HostArena(room, node_of_gpu(self.streams.device))
-        for block, tier in blocks:
-            original = self._original(block) if compared(block) else None
-            placement = self._pack(block, tier)
+        held = (block for block, plan in blocks if plan.tier in PINNED or self._is_compared(block, plan))
+        self.host = HostArena(sum(map(unpacked_bytes, held)), node_of_gpu(self.streams.device))
+        for block, plan in blocks:
+            original = self._original(block) if self._is_compared(block, plan) else None
+            placement, tier = self._pack(block, plan), plan.tier
             placement.original = original
             self.placements.append(placement)
             if tier == "disk":
@@ -356,13 +358,18 @@ class Builder:
             elif tier in PINNED:
                 self._stream(placement)
 
-    def _pack(self, block: Block, tier: Tier) -> BlockPlacement:
+    def _is_compared(self, block: Block, plan: BlockPlan) -> bool:
+        """Whether a table's products in pieces are compared with those of the whole, read in place."""
+        return plan.table and not self.fast and is_multiplied(block.entries[0])
+
+    def _pack(self, block: Block, plan: BlockPlan) -> BlockPlacement:
         """The block as its tier stores it, packed already if it is to be."""
-        if tier not in PACKED and block.name not in self.storage.kept:
-            return BlockPlacement(block, tier, lay_out(block))
+        tier = plan.tier
+        if tier not in PACKED and not plan.kept:
+            return BlockPlacement(block, plan, tier, lay_out(block))
         packed: list[PackedValues | None] = []
         for entry in block.entries:
-            dense = block.name in self.storage.dense and prod(entry.shape) >= DENSE_FROM
+            dense = plan.dense and prod(entry.shape) >= DENSE_FROM
             wanted = tier in PACKED and (tier not in EXPERTS or is_packed_by_expert(block, entry))
             values = self.source.packed(entry, dense=dense) if wanted else None
             packed.append(values)
@@ -370,7 +377,7 @@ class Builder:
                 self.origins.fetch_with(entry, partial(given_values, self.source, entry))
             elif values is not None:  # the values are kept twice no longer than necessary
                 self.origins.fetch_with(entry, partial(_unpacked_from_memory, entry, values.outline))
-        return _arrange(block, tier, packed, self.storage, most=self._piece_bytes)
+        return _arrange(block, plan, tier, packed, most=self._piece_bytes)
 
     def _stream(self, placement: BlockPlacement) -> None:
         assert self.host
@@ -432,7 +439,7 @@ class Builder:
         """The block as it streams; whole if the plan has no decode buffer to put its pieces together."""
         tier: Tier = "streamed_packed" if placement.tier == "packed" else "streamed"
         most = self._piece_bytes if unpacked_bytes(placement.block) <= self.pool.scratch_bytes else 0
-        streamed = _arrange(placement.block, tier, placement.packed, self.storage, most=most)
+        streamed = _arrange(placement.block, placement.plan, tier, placement.packed, most=most)
         streamed.original = placement.original  # of a table that doesn't pack: the host has its bytes already
         return streamed
 
@@ -533,7 +540,7 @@ class Builder:
             groups.append(make_group(placement.stored, placement.memory, seen, first))
         room = self.vram.take(self.experts_bytes)
         self.experts = PlacedExperts(groups, room, self.streams, engine.work)
-        self.experts.install()
+        self.experts.install(self.origins)
 
     @property
     def vram_bytes(self) -> int:
@@ -598,7 +605,7 @@ class Builder:
     @property
     def decode_count(self) -> int:
         """How many decode buffers there are: none where the plan says that all products are fused."""
-        return self.pool.scratches if self.storage.fast else max(self.pool.scratches, 1)
+        return self.pool.scratches if self.fast else max(self.pool.scratches, 1)
 
     @property
     def _piece_bytes(self) -> int:
@@ -620,8 +627,8 @@ class Builder:
 
     def _buffers(self, count: int, n_bytes: int) -> list[DeviceBuffer]:
         assert self.vram
-        memories = [self.vram.take(n_bytes) for _ in range(count)]
-        return make_buffers(memories, self.streams)
+        event = self.streams.event
+        return [DeviceBuffer(self.vram.take(n_bytes), (event(), event(), event())) for _ in range(count)]
 
     def _move(self, engine: Engine) -> None:
         staging = self._buffers(self.staging_count, self.staging_bytes)
@@ -741,9 +748,7 @@ class MemoryFiller:
         """A model that is built has its values there already; one on meta gets memory for them."""
         for entry in block.entries:
             if entry.parameter.is_meta or entry.converts:
-                self._fill_plain(
-                    entry, raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="cpu"))
-                )
+                self._fill_plain(entry, room_for(entry, "cpu"))
             else:
                 self.origins.adopt(entry, entry.parameter.detach())
 
@@ -793,6 +798,4 @@ def _identity(view: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked_from(item: StoredEntry, memory: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(item.entry.given_bytes, dtype=torch.uint8, device="cpu")
-    item.write(item.bytes(memory).cpu(), flat.view(item.entry.given), unpack)
-    return raw_view(item.entry, flat, item.entry.given)
+    return item.unpacked(item.bytes(memory).cpu(), unpack, item.entry.given)

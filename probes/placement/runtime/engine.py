@@ -34,7 +34,7 @@ from torch import is_grad_enabled, nn
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import MOST_ROWS
-from probes.placement.runtime.buffers import DeviceBuffer, Occupant, StoredBlock, StoredEntry, raw_view
+from probes.placement.runtime.buffers import DeviceBuffer, Occupant, StoredBlock, StoredEntry, room_for
 from probes.placement.runtime.offloaded import (
     CpuBlock,
     MovingBlock,
@@ -199,9 +199,17 @@ class Engine:
     """The moving blocks of one placed model."""
 
     def __init__(
-        self, streams: Streams, *, ahead: int, fast: bool, work: PackedOperations, turns: Turns
+        self,
+        streams: Streams,
+        *,
+        ahead: int,
+        fast: bool,
+        work: PackedOperations,
+        turns: Turns,
+        wanted: Callable[[Entry, bool], None],
     ) -> None:
         self.streams = streams
+        self._wanted = wanted  # notes whether gradients of a parameter are wanted, which counts afterwards
         self.moving: list[MovingBlock] = []
         self.cpu_blocks: list[CpuBlock] = []
         self._pieces = 0  # of all blocks
@@ -212,12 +220,12 @@ class Engine:
         self._ahead = ahead
         self._fast = fast
         self._fused = False
-        self._work = work
+        self.work = work
         self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
         self._staging: set[int] = set()  # by identity
         self._copies_begun = 0  # ahead of calls
         self._decode_buffers: set[int] = set()  # by identity
-        self._unpacks_ahead = False  # on the unpack stream, beside the compute stream
+        self.unpacks_ahead = False  # before calls, on the unpack stream, beside the compute stream
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
 
@@ -229,11 +237,6 @@ class Engine:
             yield self.watches
         finally:
             self.watches = None
-
-    @property
-    def work(self) -> PackedOperations:
-        """The operations on packed tensors."""
-        return self._work
 
     def add(
         self,
@@ -252,13 +255,13 @@ class Engine:
         block = MovingBlock(len(self.moving), stored, weight_source, decode_buffer)
         block.trainable = any(item.entry.trains for item in stored.items)
         offloaded = {id(item.entry): self._offloaded(block, item, whole) for item in stored.items}
-        prepare_block(block, staging, self._pieces, self._work, fast=self._fast, offloaded=offloaded)
+        prepare_block(block, staging, self._pieces, self.work, fast=self._fast, offloaded=offloaded)
         self.moving.append(block)
         self._pieces += len(block.pieces)
         self._staging.update(map(id, staging))
         if decode_buffer is not None:
             self._decode_buffers.add(id(decode_buffer))
-            self._unpacks_ahead = len(self._decode_buffers) > 1
+            self.unpacks_ahead = len(self._decode_buffers) > 1
         return block
 
     def add_cpu_block(self, block: Block) -> CpuBlock:
@@ -288,12 +291,12 @@ class Engine:
         """How an offloaded parameter gets its values; `values` returns them on a device."""
 
         def wants(gradients: bool) -> None:
-            block.wanted[id(entry)] = gradients
+            self._wanted(entry, gradients)
             block.trainable |= gradients
 
         return WeightAccess(
             entry.name,
-            outline=raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
+            outline=room_for(entry, "meta"),
             device=self.streams.device,
             fetch=partial(values, self.streams.device),
             fetch_to_host=partial(values, torch.device("cpu")),
@@ -307,8 +310,8 @@ class Engine:
         return PackedTable(
             item.packed(flat),
             room,
-            unpack=self._work.unpack,
-            fused=self._work.linear,
+            unpack=self.work.unpack,
+            fused=self.work.linear,
             fast=self._fast,
             whole=whole,
         )
@@ -359,7 +362,7 @@ class Engine:
         if not block.depth:
             assert block.inside is not None
             block.inside.clear()
-            if block.through or self._unpacks_ahead:
+            if block.through or self.unpacks_ahead:
                 self._release(block)
             block.apart = False
             self._advance()
@@ -437,7 +440,7 @@ class Engine:
         """At the end of its call: what it read may be overwritten once the compute stream gets here."""
         self._copies.stuck = False
         used = None if block.apart else block.used()
-        if used is not None and (self._unpacks_ahead or used is not block.decode_buffer):
+        if used is not None and (self.unpacks_ahead or used is not block.decode_buffer):
             used.computed = used.events[1]
             self.streams.compute.record(used.computed)
 
@@ -448,7 +451,7 @@ class Engine:
         expected = self.order.learn(block.index)
         if self._staging:
             self._copies.follow(expected=expected)
-        if self._unpacks_ahead:
+        if self.unpacks_ahead:
             self._unpacks.follow(expected=expected)
         if self._fast:
             self._fused = rows_of(args, kwargs) <= MOST_ROWS
@@ -462,7 +465,7 @@ class Engine:
         self._fetch(block, used)
         for piece, _ in block.through:
             self._copies.used(piece.index)
-        if self._unpacks_ahead:
+        if self.unpacks_ahead:
             self._unpacks.used(block.index)
         elif block.through and block.through[0][1].holds is not block.pieces[0]:
             self._copy_ahead()  # it has been unpacked from its staging buffers
@@ -472,8 +475,8 @@ class Engine:
             else:
                 self.watches.wait(self.streams.compute, used.filled, block.name)
         block.inside = block.products if block.fused and block.products is not None else block.unpacked
-        if self._work.reads is not None:
-            self._work.reads(block.name, _memory_read_by(block, block.inside))
+        if self.work.reads is not None:
+            self.work.reads(block.name, _memory_read_by(block, block.inside))
         block.inside.bring()
 
     def _in_use_by_another(self, block: MovingBlock) -> bool:
@@ -520,14 +523,14 @@ class Engine:
     def _unpack(self, block: MovingBlock, decode_buffer: DeviceBuffer) -> None:
         if decode_buffer.holds is not None:
             self._unpacks.due.discard(decode_buffer.holds.index)
-        stream = self.streams.unpack if self._unpacks_ahead else self.streams.compute
+        stream = self.streams.unpack if self.unpacks_ahead else self.streams.compute
         if decode_buffer.computed is not None:
             stream.wait(decode_buffer.computed)
         decode_buffer.holds = None
         for piece in block.pieces:
             self._unpack_piece(piece, stream)
         decode_buffer.forget()
-        if self._unpacks_ahead:
+        if self.unpacks_ahead:
             decode_buffer.filled = decode_buffer.events[0]
             stream.record(decode_buffer.filled)
         decode_buffer.holds = block
@@ -571,9 +574,9 @@ class Engine:
 
     def _advance(self) -> None:
         """Begin what comes next, as far as buffers are free."""
-        if self._unpacks_ahead:
+        if self.unpacks_ahead:
             self._unpack_ahead()
-        if self._staging and not self._copies.stuck and self._copy_ahead() and self._unpacks_ahead:
+        if self._staging and not self._copies.stuck and self._copy_ahead() and self.unpacks_ahead:
             self._unpack_ahead()
 
     def _next(self, walk: Lookahead) -> int | None:
@@ -636,7 +639,7 @@ class Engine:
         """A block's parameters with values in memory of their own, on the device."""
         source = block.weight_source.whole().to(self.streams.device)
         parameters = {
-            id(item.entry): item.entry.like(self._read(item, item.bytes(source)))
+            id(item.entry): item.entry.like(item.unpacked(item.bytes(source), self.work.unpack))
             for item in block.stored.items
         }
         places = block.unpacked.places
@@ -648,13 +651,7 @@ class Engine:
         No turn is waited for: nothing writes what is read, and the thread whose turn it is may wait for
         this one.
         """
-        return self._read(item, item.bytes(block.weight_source.whole()).to(device))
-
-    def _read(self, item: StoredEntry, source: torch.Tensor) -> torch.Tensor:
-        """A tensor's values from its stored bytes, in memory of their own."""
-        flat = torch.empty(item.entry.n_bytes, dtype=torch.uint8, device=source.device)
-        item.write(source, flat.view(item.entry.dtype), self._work.unpack)
-        return raw_view(item.entry, flat)
+        return item.unpacked(item.bytes(block.weight_source.whole()).to(device), self.work.unpack)
 
     def taken_back(self, block: MovingBlock) -> Iterator[tuple[Entry, torch.Tensor]]:
         """A packed block's values, which last until the next one's: unpacked where calls unpack them.
@@ -692,11 +689,6 @@ class Engine:
             if buffer is not None
         ]
         return list(dict.fromkeys(buffers))
-
-    @property
-    def unpacks_ahead(self) -> bool:
-        """Whether blocks are unpacked on a stream of their own, before they are called."""
-        return self._unpacks_ahead
 
     def join(self) -> None:
         """Let the compute stream wait for all that has been begun with the buffers."""

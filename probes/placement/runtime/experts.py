@@ -12,7 +12,6 @@ Whatever else reads a fused tensor gets all of it, slowly.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import Any, Final
 
 import torch
@@ -22,10 +21,10 @@ from torch import nn
 from probes.placement.models.experts import count_experts
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing import launch
-from probes.placement.packing.format import aligned, grid
+from probes.placement.packing.format import PACKED_PARTS, aligned, grid, rows_of_expert
 from probes.placement.packing.packed import B12, Packed
-from probes.placement.runtime.buffers import StoredBlock, StoredEntry, memory_order, raw_view
-from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, HitRate, fixed_bytes
+from probes.placement.runtime.buffers import StoredBlock, StoredEntry, memory_order, raw_view, room_for
+from probes.placement.runtime.expert_cache import Expert, ExpertCache, ExpertSlice, fixed_bytes
 from probes.placement.runtime.offloaded import (
     OffloadedParameter,
     PackedOperations,
@@ -36,7 +35,6 @@ from probes.placement.runtime.offloaded import (
 from probes.placement.runtime.origins import ParameterOrigins
 from probes.placement.runtime.streams import Streams
 
-PARTS: Final = ("rest0", "codes", "values", "positions", "starts")  # of a packed tensor, in the table's order
 _NONE: Final = -(1 << 40)  # instead of an expert: nothing is read
 _ATEN: Final[Any] = torch.ops.aten
 _MATRICES_TURNED: Final[Any] = getattr(_ATEN.mT, "default", None)
@@ -63,16 +61,8 @@ def is_packed_by_expert(block: Block, entry: Entry) -> bool:
     if entry.given is not torch.bfloat16:
         return False
     if any(entry.parameter is own for own in block.modules[0]._parameters.values()):
-        return rows_of_expert(entry.shape) > 0
+        return rows_of_expert(entry.shape, entry.shape[0]) > 0
     return True
-
-
-def rows_of_expert(shape: tuple[int, ...]) -> int:
-    """Rows of a packed fused tensor that one expert has; 0 where it can't be cut there."""
-    cut, each = grid(shape), prod(shape[1:])
-    whole = not cut.padding and cut.width > 0 and each > 0 and not each % cut.width
-    rows = each // cut.width if whole else 0
-    return 0 if rows % cut.group_rows else rows
 
 
 # One module's experts
@@ -109,7 +99,6 @@ class ExpertGroup:
     tensors: tuple[ExpertTensor, ...]
     experts: tuple[Expert, ...]
     places: list[ParameterPlace] = field(default_factory=list)
-    wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
 
     @property
     def module(self) -> nn.Module:
@@ -124,9 +113,7 @@ class ExpertGroup:
 
 def make_group(stored: StoredBlock, memory: torch.Tensor, seen: torch.Tensor, first: int) -> ExpertGroup:
     """The group of a block that is stored in `memory`."""
-    module = stored.block.modules[0]
-    listed = isinstance(module, nn.ModuleList | nn.ModuleDict)  # its parameters may be empty by now
-    count = len(list(module.children())) if listed else stored.block.entries[0].shape[0]
+    module, count = stored.block.modules[0], _count(stored)
     owner_of = {
         id(inner): index for index, expert in enumerate(module.children()) for inner in expert.modules()
     }
@@ -148,12 +135,16 @@ def table_bytes(stored: Sequence[StoredBlock]) -> int:
     """Bytes of the table for these blocks of experts, and of what belongs to it."""
     count = columns = 0
     for block in stored:
-        module = block.block.modules[0]
-        listed = isinstance(module, nn.ModuleList | nn.ModuleDict)
-        experts = len(list(module.children())) if listed else block.block.entries[0].shape[0]
-        own = sum(1 if item.form is None else len(PARTS) for item in block.items)
-        count, columns = count + experts, max(columns, own)
+        own = sum(1 if item.form is None else len(PACKED_PARTS) for item in block.items)
+        count, columns = count + _count(block), max(columns, own)
     return aligned(fixed_bytes(count, columns))
+
+
+def _count(stored: StoredBlock) -> int:
+    """How many experts a block has; a list's by its modules, whose parameters may be empty by now."""
+    module = stored.block.modules[0]
+    listed = isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return len(list(module.children())) if listed else stored.block.entries[0].shape[0]
 
 
 def _spans(item: StoredEntry, memory: torch.Tensor, count: int) -> Iterator[list[tuple[int, int]]]:
@@ -179,7 +170,7 @@ def _spans(item: StoredEntry, memory: torch.Tensor, count: int) -> Iterator[list
         }
         yield [
             (item.offset + begins[name] + begin, n_bytes)
-            for name in PARTS
+            for name in PACKED_PARTS
             for begin, n_bytes in (numbers[name],)
         ]
 
@@ -200,44 +191,34 @@ class PlacedExperts:
             group.seen.device.type == device.type for group in groups
         )
 
-    def install(self) -> None:
+    def install(self, origins: ParameterOrigins) -> None:
         """Let modules hold what finds the experts; `give_back` undoes it, also where this was interrupted."""
         for group in self.groups:
             for tensor in group.tensors:
-                self._install(group, tensor)
-
-    def update(self) -> None:
-        """Let the cache follow what is chosen. Called between passes; waits for nothing."""
-        self.cache.update()
-
-    def hit_rate(self) -> HitRate:
-        """What passes have read so far. Waits for the device."""
-        return self.cache.hit_rate()
+                self._install(group, tensor, origins)
 
     def give_back(self, origins: ParameterOrigins) -> None:
         """Put the model's own parameters back, and release the cache."""
         for group in self.groups:
             for place in group.places:
                 place.give_back(origins.parameter(place.entry))
-                if id(place.entry) in group.wanted:
-                    origins.wanted(place.entry, gradients=group.wanted[id(place.entry)])
             group.places.clear()
         self.cache.forget()
         self.groups = ()
 
     # What modules hold
 
-    def _install(self, group: ExpertGroup, tensor: ExpertTensor) -> None:
+    def _install(self, group: ExpertGroup, tensor: ExpertTensor, origins: ParameterOrigins) -> None:
         entry = tensor.entry
         (owner, key) = entry.owners[0]
         fetch = partial(self._whole, group, tensor)
         access = WeightAccess(
             entry.name,
-            outline=raw_view(entry, torch.empty(entry.n_bytes, dtype=torch.uint8, device="meta")),
+            outline=room_for(entry, "meta"),
             device=self._streams.device,
             fetch=fetch,
-            fetch_to_host=partial(_on_host, tensor.item, group.memory, self._work),
-            wants=partial(_note_wish, group, entry),
+            fetch_to_host=partial(tensor.item.unpacked, tensor.item.bytes(group.memory), self._work.unpack),
+            wants=partial(origins.wanted, entry),
             attributes=vars(entry.parameter),
         )
         if tensor.only is None:
@@ -282,7 +263,7 @@ class PlacedExperts:
             if tensor.item.form is None:
                 launch.gather_experts(table, ids, out, counts)
             else:
-                base, rows = tensor.item.form.base, rows_of_expert(tensor.entry.shape)
+                base, rows = tensor.item.form.base, rows_of_expert(tensor.entry.shape, len(group.experts))
                 launch.unpack_experts(table, ids, out, counts, rows=rows, base=base)
             return out
         number = len(group.experts)
@@ -309,7 +290,7 @@ class PlacedExperts:
 
     def _slices(self, group: ExpertGroup, tensor: ExpertTensor, expert: int) -> list[torch.Tensor]:
         """The bytes of one expert's tensor where they are now."""
-        number = 1 if tensor.item.form is None else len(PARTS)
+        number = 1 if tensor.item.form is None else len(PACKED_PARTS)
         columns = range(tensor.column, tensor.column + number)
         parts = [self.cache.bytes_of(group.first + expert, column) for column in columns]
         if self._work.reads is not None:
@@ -322,13 +303,10 @@ def _linear(fetch: Callable[[], torch.Tensor], x: torch.Tensor, bias: torch.Tens
     return F.linear(x, fetch(), bias)
 
 
-def _note_wish(group: ExpertGroup, entry: Entry, gradients: bool) -> None:
-    group.wanted[id(entry)] = gradients
-
-
 def _packed_shape(tensor: ExpertTensor) -> tuple[int, int]:
-    cut = grid(tensor.entry.shape)
-    return (rows_of_expert(tensor.entry.shape) if tensor.only is None else cut.rows), cut.width
+    shape = tensor.entry.shape
+    rows = rows_of_expert(shape, shape[0]) if tensor.only is None else grid(shape).rows
+    return rows, grid(shape).width
 
 
 def _packed_expert(tensor: ExpertTensor, parts: Sequence[torch.Tensor], device: torch.device) -> Packed:
@@ -338,16 +316,9 @@ def _packed_expert(tensor: ExpertTensor, parts: Sequence[torch.Tensor], device: 
     kinds = {part.name: getattr(torch, part.dtype) for part in form.parts}
     typed = {
         name: part.to(device, non_blocking=True).view(kinds[name])
-        for name, part in zip(PARTS, parts, strict=True)
+        for name, part in zip(PACKED_PARTS, parts, strict=True)
     }
     return Packed(B12, _packed_shape(tensor), typed, base=form.base)
-
-
-def _on_host(item: StoredEntry, memory: torch.Tensor, work: PackedOperations) -> torch.Tensor:
-    """All values of a parameter, from host memory, in memory of their own."""
-    flat = torch.empty(item.entry.n_bytes, dtype=torch.uint8)
-    item.write(item.bytes(memory), flat.view(item.entry.dtype), work.unpack)
-    return raw_view(item.entry, flat)
 
 
 # The parameter that holds all experts

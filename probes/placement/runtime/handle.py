@@ -25,7 +25,7 @@ from probes.hardware.torch_build import first_line
 from probes.placement.models.modules import describe_module
 from probes.placement.models.tracing import skeleton_of, traced_by_call
 from probes.placement.planner.machine import Constants
-from probes.placement.planner.refinement import BlockTime, refine_plan
+from probes.placement.planner.refinement import BlockTime, confirmed, refine_plan
 from probes.placement.runtime.block_times import timed_blocks
 from probes.placement.runtime.builder import PlannedBytes, TierUse
 from probes.placement.runtime.capture import (
@@ -241,7 +241,7 @@ class Handle(PlacedModel):
         if made_s is None or made_s >= first_s:
             if self.plan is made:
                 self._engine.abandon_all()
-                self.place_again(replace(first, time=_exactly(first.time, first_s)), planned)
+                self.place_again(replace(first, time=confirmed(first_s, first.time.bound)), planned)
             then += f"; the first is kept: {why}" if made_s is None else f", {why}: the first is kept"
         self._events.append(f"refined: first {predicted}; {then}")
 
@@ -488,7 +488,7 @@ class Handle(PlacedModel):
         placed = self._builder.experts
         if placed is None:
             return None
-        rate = placed.hit_rate()
+        rate = placed.cache.hit_rate()
         return ExpertsReport(placed.cache.count, placed.cache.cached, rate, self.plan.experts)
 
     def remove(self) -> None:
@@ -511,11 +511,6 @@ class Handle(PlacedModel):
 
 class _QuietlyRefusedError(torch.cuda.OutOfMemoryError):  # type: ignore[misc]  # torch's has no types
     """A pass ended well, with other bits perhaps than with more memory."""
-
-
-def _exactly(time: PassTime, seconds: float) -> PassTime:
-    """The time of a pass that was measured."""
-    return replace(time, middle_s=seconds, low_s=seconds * 0.95, high_s=seconds * 1.05)
 
 
 def _tried(

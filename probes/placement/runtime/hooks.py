@@ -153,7 +153,8 @@ class CpuBlockHook(ForwardHook):
         try:
             engine.enter_cpu_block(block, had_turn=had_turn)
             engine.advance()
-            trip = host_round_trip(engine.streams.device)
+            here = partial(on_device, device=engine.streams.device)
+            trip = RoundTrip(partial(on_device, device=torch.device("cpu")), here)
             given, named = trip.go(args), trip.go(kwargs)
             engine.advance()  # what was read from disk meanwhile can be copied now
             output = trip.come(self.forward(*given, **named))
@@ -238,11 +239,14 @@ class InputConversionHook(ForwardHook):
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
         if any(tensor.dtype is torch.bfloat16 for tensor in tensors_in((args, kwargs))):
-            args, kwargs = map_tensors(args, self._converted), map_tensors(kwargs, self._converted)
+            change = partial(converted, dtype=self._dtype)
+            args, kwargs = map_tensors(args, change), map_tensors(kwargs, change)
         return self.forward(*args, **kwargs)
 
-    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._dtype) if tensor.dtype is torch.bfloat16 else tensor
+
+def converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in another dtype, if it is bfloat16."""
+    return tensor.to(dtype) if tensor.dtype is torch.bfloat16 else tensor
 
 
 def outside_transforms(step: Callable[..., None]) -> Callable[..., None]:
@@ -265,11 +269,6 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     with torch.inference_mode(False), torch.no_grad():
         return tensor.to(device)
-
-
-def host_round_trip(device: torch.device) -> "RoundTrip":
-    """The way to host memory and back to the device."""
-    return RoundTrip(partial(on_device, device=torch.device("cpu")), partial(on_device, device=device))
 
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

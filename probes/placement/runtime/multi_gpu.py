@@ -23,13 +23,12 @@ from torch.overrides import (
 
 from probes.core.errors import PlacementError
 from probes.core.units import duration
-from probes.placement.models.modules import Block
+from probes.placement.runtime.buffers import PlannedBlock
 from probes.placement.runtime.builder import cpu_modules, planned_blocks
 from probes.placement.runtime.engine import Turns
 from probes.placement.runtime.handle import Handle, PlacementReport, wall_times
 from probes.placement.runtime.hooks import (
     ForwardHook,
-    InputConversionHook,
     ModelHook,
     RoundTrip,
     call_uncompiled,
@@ -39,10 +38,10 @@ from probes.placement.runtime.hooks import (
     tensors_in,
 )
 from probes.placement.runtime.offloaded import PackedOperations
-from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.origins import ParameterOrigins, bfloat16_target
 from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.runtime.weight_sources import ModelWeights
-from probes.placement.types import CardsPlan, Plan, Tier
+from probes.placement.types import CardsPlan, Plan
 
 Move = Callable[[Any, int], Any]
 MAX_CALL_KINDS: Final = 64  # of calls that are remembered
@@ -231,7 +230,6 @@ def _is_harmless(func: Any) -> bool:
 
 
 Devices: TypeAlias = Sequence[torch.device | str] | torch.device | str | None
-TieredBlocks: TypeAlias = list[tuple[Block, Tier]]
 
 
 class CardsHandle:
@@ -244,9 +242,10 @@ class CardsHandle:
         self.at_end = ExitStack()  # what is closed when the model has been given back
         self._outer = ParameterOrigins()
         self._over = cards
+        self._becomes = bfloat16_target(_merged_plan(plan))
         self._wall_s: tuple[float, ...] = ()
 
-    def guard_all(self, parts: Sequence[TieredBlocks], turns: Turns) -> None:
+    def guard_all(self, parts: Sequence[list[PlannedBlock]], turns: Turns) -> None:
         """Let blocks compute on their cards, and the model's calls take turns."""
         for card, part in enumerate(parts):
             for block, _ in part:
@@ -266,6 +265,7 @@ class CardsHandle:
         )
         self._outer.refuse_changes(self.model)
         self._outer.save_values(self.model)
+        self._outer.convert_inputs(self.model, [pair for part in parts for pair in part], self._becomes)
 
     def _abandon(self) -> None:
         for handle in self.cards:
@@ -273,16 +273,7 @@ class CardsHandle:
 
     def convert_buffers(self) -> None:
         """Convert buffers to what the plan says that bfloat16 becomes."""
-        dtype = bfloat16_target(_merged_plan(self.plan))
-        if dtype is not None:
-            self._outer.convert_buffers(self.model, dtype)
-
-    def convert_inputs(self, blocks: TieredBlocks) -> None:
-        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
-        dtype = bfloat16_target(_merged_plan(self.plan))
-        if dtype is not None:
-            for module in converting_modules(self.model, blocks):
-                self._outer.add_hook(module, partial(InputConversionHook, dtype=dtype))
+        self._outer.convert_buffers(self.model, self._becomes)
 
     def join(self) -> None:
         """Let each card's current stream wait until all that has been begun for the next blocks is done."""
@@ -372,7 +363,6 @@ def place_on_cards(
                 part_handle.take_over(part)
         _move_buffers(model, handle.cards, parts)
         handle.guard_all(parts, turns)
-        handle.convert_inputs([pair for part in parts for pair in part])
         for part_handle in handle.cards:
             with on_card(part_handle.device):
                 part_handle.begin()
@@ -382,7 +372,7 @@ def place_on_cards(
     return handle
 
 
-def blocks_of_cards(model: nn.Module, plan: CardsPlan) -> list[TieredBlocks]:
+def blocks_of_cards(model: nn.Module, plan: CardsPlan) -> list[list[PlannedBlock]]:
     """Each card's blocks. What is used between blocks is on the first card, wherever it was planned."""
     if not plan.cards:
         raise PlacementError("the plan is for no card", "make it again: --cards N")
@@ -392,7 +382,7 @@ def blocks_of_cards(model: nn.Module, plan: CardsPlan) -> list[TieredBlocks]:
                 f"the cards' plans differ: {', '.join(sorted(facts))}", "make the plan again"
             )
     blocks = planned_blocks(model, _merged_plan(plan), plan.cards)
-    parts: list[TieredBlocks] = []
+    parts: list[list[PlannedBlock]] = []
     begin = 0
     for card in plan.cards:
         parts.append(blocks[begin : begin + len(card.blocks)])
@@ -416,7 +406,7 @@ def _merged_plan(plan: CardsPlan) -> Plan:
     return replace(plan.cards[0], blocks=blocks, vram_budget=0, host_budget=0, bfloat16_becomes=becoming)
 
 
-def _move_buffers(model: nn.Module, handles: Sequence[Handle], parts: Sequence[TieredBlocks]) -> None:
+def _move_buffers(model: nn.Module, handles: Sequence[Handle], parts: Sequence[list[PlannedBlock]]) -> None:
     """Buffers follow their blocks; all others are on the first card."""
     modules = list(model.modules())
     elsewhere: set[int] = set()

@@ -402,7 +402,6 @@ class MovingBlock:
     fused: bool = False  # its present call multiplies with packed weights
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
-    wanted: dict[int, bool] = field(default_factory=dict)  # by entry: gradients, since it was placed
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its staging buffers and decode buffer
     staying: tuple[ParameterPlace, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
     through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have staging buffers, with them
@@ -460,7 +459,6 @@ class CpuBlock:
     trainable: bool
     swap: ParameterSwap = field(default_factory=lambda: ParameterSwap(()))
     depth: int = 0  # calls of it under way
-    wanted: dict[int, bool] = field(default_factory=dict)  # as those of a moving one
 
     @property
     def places(self) -> tuple[ParameterPlace, ...]:

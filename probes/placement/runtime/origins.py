@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.placement.models.modules import Block, Entry
-from probes.placement.runtime.buffers import raw_view
-from probes.placement.runtime.hooks import ForwardHook
+from probes.placement.models.modules import Entry
+from probes.placement.runtime.buffers import PlannedBlock, room_for
+from probes.placement.runtime.hooks import ForwardHook, InputConversionHook, converted
 from probes.placement.runtime.offloaded import DetachedParameter
 from probes.placement.types import Plan
 
@@ -88,26 +88,36 @@ class ParameterOrigins:
     def move_buffers(self, model: nn.Module, device: torch.device, staying: Collection[nn.Module]) -> None:
         """Move buffers to the device, except those of modules that compute on the host."""
         kept = set(map(id, staying))
-        moved: dict[int, torch.Tensor] = {}
-        for module in model.modules():
-            for key, buffer in module._buffers.items():
-                if buffer is None or id(module) in kept or buffer.device == device:
-                    continue
-                if id(buffer) not in moved:
-                    moved[id(buffer)] = buffer.to(device)
-                module._buffers[key] = moved[id(buffer)]
-                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, moved[id(buffer)]))
+        moving = (module for module in model.modules() if id(module) not in kept)
+        self._change_buffers(moving, lambda buffer: buffer.to(device))
 
-    def convert_buffers(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Convert buffers that are bfloat16."""
-        converted: dict[int, torch.Tensor] = {}
-        for module in model.modules():
+    def convert_buffers(self, model: nn.Module, dtype: torch.dtype | None) -> None:
+        """Convert buffers that are bfloat16; None: nothing is converted."""
+        if dtype is not None:
+            self._change_buffers(model.modules(), partial(converted, dtype=dtype))
+
+    def convert_inputs(
+        self, model: nn.Module, blocks: Iterable[PlannedBlock], dtype: torch.dtype | None
+    ) -> None:
+        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
+        if dtype is not None:
+            modules = (*(module for block, _ in blocks for module in block.modules), model)
+            for module in {id(module): module for module in modules}.values():
+                self.add_hook(module, partial(InputConversionHook, dtype=dtype))
+
+    def _change_buffers(
+        self, modules: Iterable[nn.Module], change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        changed: dict[int, torch.Tensor] = {}
+        for module in modules:
             for key, buffer in module._buffers.items():
-                if buffer is None or buffer.dtype is not torch.bfloat16:
+                if buffer is None:
                     continue
-                new = converted.setdefault(id(buffer), buffer.to(dtype))
-                module._buffers[key] = new
-                self._buffers.append(_BufferOrigin(module._buffers, key, buffer, new))
+                if id(buffer) not in changed:
+                    changed[id(buffer)] = change(buffer)
+                if (new := changed[id(buffer)]) is not buffer:
+                    module._buffers[key] = new
+                    self._buffers.append(_BufferOrigin(module._buffers, key, buffer, new))
 
     def add_hook(self, module: nn.Module, make: Callable[[Callable[..., Any]], ForwardHook]) -> None:
         """Replace the module's forward by the hook that `make` makes of it."""
@@ -122,7 +132,9 @@ class ParameterOrigins:
     def refuse_changes(self, model: nn.Module) -> None:
         """Refuse what would change weights one after another, and stop at the first that moves."""
         for module, name in itertools.product(model.modules(), _CHANGES):
-            if "merge" not in name or _is_adapted(module):
+            # layers with adapters, as peft makes them, can be merged into their weights
+            adapted = all(hasattr(module, key) for key in ("merge", "unmerge", "merged_adapters"))
+            if "merge" not in name or adapted:
                 self._exchange(module, name, partial(_refuse_change, name))
 
     def leave_weights_apart(self, model: nn.Module) -> None:
@@ -175,9 +187,10 @@ class ParameterOrigins:
         origin = self._origins.get(id(entry))
         return origin.parameter if origin else entry.parameter
 
-    def wanted(self, entry: Entry, *, gradients: bool) -> None:
-        """Gradients of the parameter were asked for, or not, since the model was placed."""
-        self._origins[id(entry)].requires_grad = gradients
+    def wanted(self, entry: Entry, gradients: bool) -> None:
+        """Gradients of the parameter are asked for, or not, while the model is placed."""
+        if (origin := self._origins.get(id(entry))) is not None:
+            origin.requires_grad = gradients
 
     def bring_back(self, entry: Entry, values: torch.Tensor) -> None:
         """Copy the values to the host now, if they have left it."""
@@ -282,11 +295,6 @@ def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
     )
 
 
-def _is_adapted(module: nn.Module) -> bool:
-    """Whether it is a layer with adapters, as peft makes them, which can be merged into its weight."""
-    return all(hasattr(module, name) for name in ("merge", "unmerge", "merged_adapters"))
-
-
 def joins_its_weights(block: nn.Module) -> bool:
     """Whether it has a recurrent module that joins its weights for cuDNN (see `leave_weights_apart`)."""
     return any(isinstance(module, nn.RNNBase) and not module.bias for module in block.modules())
@@ -313,8 +321,7 @@ def _saved(
 
 def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
     """The model's own values in host memory of their own, in the parameter's order of dimensions."""
-    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
-    return view.copy_(values)
+    return room_for(entry, "cpu", entry.given).copy_(values)
 
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:
@@ -330,9 +337,3 @@ def bfloat16_target(plan: Plan) -> torch.dtype | None:
 
 
 _BECOMES = {"float16": torch.float16, "float32": torch.float32}
-
-
-def converting_modules(model: nn.Module, blocks: Iterable[tuple[Block, object]]) -> list[nn.Module]:
-    """Where inputs of another dtype may come in: the blocks, which any method may call, and the model."""
-    modules = [*(module for block, _ in blocks for module in block.modules), model]
-    return list({id(module): module for module in modules}.values())

@@ -16,8 +16,8 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes
 from probes.hardware.host import available_bytes
-from probes.placement.models.modules import Block, RecurrentLayers, why_gpu_only
-from probes.placement.runtime.buffers import StorageOptions
+from probes.placement.models.modules import RecurrentLayers, why_gpu_only
+from probes.placement.runtime.buffers import PlannedBlock
 from probes.placement.runtime.builder import (
     Builder,
     PlannedBytes,
@@ -32,15 +32,14 @@ from probes.placement.runtime.hooks import (
     BlockHook,
     CpuBlockHook,
     ForwardHook,
-    InputConversionHook,
     ModelHook,
     RecurrentHook,
 )
 from probes.placement.runtime.offloaded import CpuBlock, MovingBlock, PackedOperations
-from probes.placement.runtime.origins import Gate, ParameterOrigins, bfloat16_target, converting_modules
+from probes.placement.runtime.origins import Gate, ParameterOrigins, bfloat16_target
 from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModelWeights
-from probes.placement.types import Plan, Tier
+from probes.placement.types import Plan
 
 
 class PlacedModel:
@@ -72,14 +71,15 @@ class PlacedModel:
     def _start(self, plan: Plan, planned: PlannedBytes | None, gate: Gate | None = None) -> None:
         """Have nothing placed, and take no more than `planned` from now on."""
         self.plan = plan
+        self._origins = ParameterOrigins(gate)
         self._engine = Engine(
             self._streams,
             ahead=plan.rings.ahead,
             fast=plan.objective == "fast",
             work=self._work,
             turns=self._turns,
+            wanted=self._origins.wanted,
         )
-        self._origins = ParameterOrigins(gate)
         self._builder = Builder(
             self.model,
             self._streams,
@@ -87,7 +87,7 @@ class PlacedModel:
             self._origins,
             plan.rings,
             self._pinned,
-            StorageOptions.of(plan),
+            plan.objective == "fast",
             planned,
             experts_bytes=planned.experts if planned else plan.experts.cache_bytes if plan.experts else 0,
         )
@@ -95,7 +95,7 @@ class PlacedModel:
     def place(self) -> None:
         """Place the whole model. Raises PlacementError; `remove()` undoes what has been done by then."""
         blocks = planned_blocks(self.model, self.plan, gate=self._hook)
-        self.convert_buffers()
+        self._origins.convert_buffers(self.model, bfloat16_target(self.plan))
         self.take_over(blocks)
         self.move_buffers(self.model, cpu_modules(blocks))
         if self._capture:
@@ -103,7 +103,7 @@ class PlacedModel:
         for recorder in self._recorders:
             recorder.renew(self._engine)
         self._guard_passes(any(entry.trains for block, _ in blocks for entry in block.entries))
-        self.convert_inputs(blocks)
+        self._origins.convert_inputs(self.model, blocks, bfloat16_target(self.plan))
         self._blocks = [block for block, _ in blocks]
         self._buffers = [module._buffers for module in self.model.modules() if module._buffers]
         self.begin()
@@ -148,16 +148,16 @@ class PlacedModel:
         """Where blocks compute."""
         return self._engine.streams.device
 
-    def take_over(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
+    def take_over(self, blocks: Sequence[PlannedBlock]) -> None:
         """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
         self._builder.take_over(blocks, self._engine)
         moving = {id(block.stored.block): block for block in self._engine.moving}
         gpu_only = why_gpu_only([block for block, _ in blocks]) if self.device.type != "cpu" else {}
-        for block, tier in blocks:
+        for block, plan in blocks:
             make: Callable[..., ForwardHook] | None = None
             if id(block) in moving:
                 make = partial(BlockHook, engine=self._engine, block=moving[id(block)])
-            elif tier == "cpu":
+            elif plan.tier == "cpu":
                 if why := gpu_only.get(block.name):
                     raise PlacementError(f"{block.name} can't compute on the CPU: {why}", "plan again")
                 make = partial(CpuBlockHook, engine=self._engine, block=self._engine.add_cpu_block(block))
@@ -172,19 +172,6 @@ class PlacedModel:
             if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
                 continue  # another card has layers of it, too
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
-
-    def convert_buffers(self) -> None:
-        """Convert buffers to what the plan says that bfloat16 becomes."""
-        dtype = bfloat16_target(self.plan)
-        if dtype is not None:
-            self._origins.convert_buffers(self.model, dtype)
-
-    def convert_inputs(self, blocks: Sequence[tuple[Block, Tier]]) -> None:
-        """From now on inputs are converted likewise: of blocks, too, which other methods may call."""
-        dtype = bfloat16_target(self.plan)
-        if dtype is not None:
-            for module in converting_modules(self.model, blocks):
-                self._origins.add_hook(module, partial(InputConversionHook, dtype=dtype))
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device. Raises PlacementError for want of VRAM."""
@@ -218,7 +205,7 @@ class PlacedModel:
     def follow_experts(self) -> None:
         """Between passes: let the cache of experts follow what passes choose. Within one, nothing is done."""
         if self._builder.experts is not None and not self._engine.recording:
-            self._builder.experts.update()
+            self._builder.experts.cache.update()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One pass, in this thread's turn. Threads that waited for it come here, by whichever hook."""
@@ -256,8 +243,6 @@ class PlacedModel:
             for block in blocks:
                 for place in block.places:
                     place.give_back(self._origins.parameter(place.entry))
-                    if id(place.entry) in block.wanted:
-                        self._origins.wanted(place.entry, gradients=block.wanted[id(place.entry)])
             if self._builder.experts is not None:
                 self._builder.experts.give_back(self._origins)
             if leave_values:
@@ -276,11 +261,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _called_by_layer(blocks: Sequence[tuple[Block, Tier]], moving: Container[int]) -> list[RecurrentLayers]:
+def _called_by_layer(blocks: Sequence[PlannedBlock], moving: Container[int]) -> list[RecurrentLayers]:
     """The recurrent modules of which some layers move, aren't resident, or are on another card."""
     staying: dict[RecurrentLayers, int] = {}
-    for block, tier in blocks:
+    for block, plan in blocks:
         if block.recurrent is not None:
-            stays = tier == "resident" and id(block) not in moving
+            stays = plan.tier == "resident" and id(block) not in moving
             staying[block.recurrent] = staying.get(block.recurrent, 0) + stays
     return [recurrent for recurrent, count in staying.items() if count < len(recurrent.layers)]

@@ -17,7 +17,7 @@ from probes.core.errors import PlacementError
 from probes.placement.models.modules import Entry
 from probes.placement.packing.packed import Packed, write_into
 from probes.placement.packing.tensors import pack, unpack
-from probes.placement.runtime.buffers import StoredBlock, as_stored, raw_view
+from probes.placement.runtime.buffers import StoredBlock, as_stored, room_for
 from probes.placement.runtime.streams import Stream, Streams
 from probes.placement.tensor_reading import require_range
 
@@ -94,7 +94,7 @@ class ModelWeights(Protocol):
 
 def given_values(source: ModelWeights, entry: Entry) -> torch.Tensor:
     """The model's own values in host memory of their own."""
-    view = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
+    view = room_for(entry, "cpu", entry.given)
     source.fill(entry, view)
     return view
 
@@ -188,7 +188,7 @@ class Correction:
 
     def undo(self, entry: Entry, converted: torch.Tensor) -> torch.Tensor:
         """The values as the model had them, in host memory."""
-        values = raw_view(entry, torch.empty(entry.given_bytes, dtype=torch.uint8, device="cpu"), entry.given)
+        values = room_for(entry, "cpu", entry.given)
         values.copy_(converted)
         torch.atleast_1d(values)[self.places] = self.values
         return values

@@ -34,22 +34,24 @@ def in_backward() -> bool:
 
 @dataclass(eq=False)
 class _Input:
-    """One tensor that a block was called with."""
+    """One tensor that a block was called with, at one or more places among the call's arguments."""
 
+    places: list[int]
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     host: torch.Tensor  # bytes
     gone: Event
     arrived: Event
-    here: torch.Tensor | None = None  # until it is gone, and again once it is brought back
+    version: int
+    here: torch.Tensor | None  # until it is gone, and again once it is brought back
 
 
 @dataclass(eq=False)
 class _Call:
     """One forward of a block, until its backward."""
 
-    inputs: dict[int, _Input] = field(default_factory=dict)  # by place among the call's arguments
+    inputs: list[_Input] = field(default_factory=list)
 
 
 class _Buffers:
@@ -107,11 +109,14 @@ class _Versions:
         """Raises PlacementError where one has been changed since."""
         for value, before in zip(values, self._versions, strict=True):
             if isinstance(value, torch.Tensor) and _version(value) != before:
-                raise PlacementError(
-                    f"an input of a block, a {type(module).__name__}, is changed in place, and the block's "
-                    "activations are made again from it",
-                    "let the model change a copy (without inplace=True), or plan with more vram",
-                )
+                raise _changed(f"a block, a {type(module).__name__},")
+
+
+def _changed(block: str) -> PlacementError:
+    return PlacementError(
+        f"an input of {block} is changed in place, and the block's activations are made again from it",
+        "let the model change a copy (without inplace=True), or plan with more vram",
+    )
 
 
 def _version(value: object) -> int:
@@ -121,10 +126,10 @@ def _version(value: object) -> int:
 class _Saved:
     """A place of a tensor that an operation saves for its backward pass: filled when it is asked for."""
 
-    __slots__ = ("__weakref__", "again", "tensor")
+    __slots__ = ("__weakref__", "again", "like", "tensor")
 
-    def __init__(self, again: "_Again") -> None:
-        self.again = again
+    def __init__(self, again: "_Again", like: tuple[torch.Size, torch.dtype]) -> None:
+        self.again, self.like = again, like
         self.tensor: torch.Tensor | None = None
 
     def take(self) -> torch.Tensor:
@@ -161,8 +166,8 @@ class _Again:
         with torch.autograd.graph.saved_tensors_hooks(self._place, _Saved.take):
             return self._forward()
 
-    def _place(self, _: torch.Tensor) -> _Saved:
-        place = _Saved(self)
+    def _place(self, tensor: torch.Tensor) -> _Saved:
+        place = _Saved(self, (tensor.shape, tensor.dtype))
         self._places.append(weakref.ref(place))
         return place
 
@@ -175,6 +180,8 @@ class _Again:
             nonlocal left
             place = next(places, lambda: None)()
             if place is not None:
+                if place.like != (tensor.shape, tensor.dtype):
+                    raise self.differs()
                 place.tensor = tensor.detach()
             left -= 1
             if not left:
@@ -200,7 +207,8 @@ class _Again:
         return PlacementError(
             f"a block, a {type(self._module).__name__}, computes something else when its forward is done "
             "again for the backward pass",
-            "let its forward depend on its inputs alone, or plan with more vram",
+            "let its forward depend on its inputs alone (models of transformers: use_cache=False), or "
+            "plan with more vram",
         )
 
 
@@ -269,35 +277,54 @@ class Recomputation:
         """Copy a call's inputs to the host; what is left in `given` stays."""
         streams = self._streams
         self._released()
+        by_tensor: dict[int, _Input] = {}  # a block may ask whether two of its inputs are the same one
         for place, value in enumerate(given):
             if not isinstance(value, torch.Tensor) or not value.requires_grad or value.nbytes < LEAST_BYTES:
                 continue
-            dense = value.detach().contiguous()
-            spare = self._spare.get(dense.nbytes)
-            host = spare.pop() if spare else host_buffer(dense.nbytes, pinned=dense.is_cuda)
-            moved = _Input(
-                value.shape, dense.stride(), value.dtype, host, streams.event(), streams.event(), dense
-            )
-            streams.compute.record(moved.arrived)
-            streams.unpack.wait(moved.arrived)
-            streams.unpack.run(partial(_copy_bytes, host, dense))
-            streams.unpack.record(moved.gone)
-            self._leaving.append(moved)
-            call.inputs[place] = moved
-            given[place] = None
+            moved = by_tensor.get(id(value))
+            if moved is None:
+                if not _is_dense(value):
+                    continue
+                spare = self._spare.get(value.nbytes)
+                host = spare.pop() if spare else host_buffer(value.nbytes, pinned=value.is_cuda)
+                moved = by_tensor[id(value)] = _Input(
+                    [],
+                    value.shape,
+                    value.stride(),
+                    value.dtype,
+                    host,
+                    streams.event(),
+                    streams.event(),
+                    value._version,
+                    value.detach(),
+                )
+                streams.compute.record(moved.arrived)
+                streams.unpack.wait(moved.arrived)
+                streams.unpack.run(partial(_copy_bytes, host, value.detach()))
+                streams.unpack.record(moved.gone)
+                self._leaving.append(moved)
+                call.inputs.append(moved)
+            moved.places.append(place)
+        for moved in call.inputs:
+            for place in moved.places:
+                given[place] = None
         if call.inputs:
             self._waiting = [each for each in self._waiting if each() is not None]  # others have no backward
             self._waiting.append(weakref.ref(call))
-            hosts = [moved.host for moved in call.inputs.values()]
-            weakref.finalize(call, self._returned, hosts).atexit = False
+            weakref.finalize(call, self._returned, call.inputs).atexit = False
 
-    def _returned(self, hosts: Sequence[torch.Tensor]) -> None:
-        for host in hosts:
-            self._spare.setdefault(host.numel(), []).append(host)
+    def _returned(self, inputs: Sequence[_Input]) -> None:
+        for moved in inputs:
+            if moved.here is not None:  # its memory is in use until the copy is done
+                self._streams.compute.wait(moved.arrived)
+            self._spare.setdefault(moved.host.numel(), []).append(moved.host)
 
     def _released(self) -> None:
         while self._leaving and self._leaving[0].gone.reached():
-            self._leaving.popleft().here = None
+            moved = self._leaving.popleft()
+            if _version(moved.here) != moved.version:  # perhaps before the copy was made
+                raise _changed("a block")
+            moved.here = None
 
     def _settle(self) -> None:
         """All that leaves has left: what comes back can't be mistaken for it."""
@@ -308,9 +335,11 @@ class Recomputation:
     def _bring(self, call: _Call) -> None:
         self._settle()
         streams = self._streams
-        for moved in call.inputs.values():
+        for moved in call.inputs:
             if moved.here is None:
-                moved.here = torch.empty(moved.shape, dtype=moved.dtype, device=streams.device)
+                moved.here = torch.empty_strided(
+                    moved.shape, moved.stride, dtype=moved.dtype, device=streams.device
+                )
                 streams.compute.record(moved.gone)  # what used this memory before is done by then
                 streams.copy.wait(moved.gone)
                 streams.copy.run(partial(_copy_bytes_back, moved.here, moved.host))
@@ -328,18 +357,33 @@ class Recomputation:
             return values
         self._bring(call)
         self._waiting = [each for each in self._waiting if each() is not call]
-        for place, moved in call.inputs.items():
+        for moved in call.inputs:
             assert moved.here is not None
             self._streams.compute.wait(moved.arrived)
-            values[place] = moved.here.requires_grad_(True)
+            for place in moved.places:
+                values[place] = moved.here.requires_grad_(True)
             moved.here = None
         self._bring_next()
         return values
 
 
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether its numbers fill its memory without holes, in whatever order."""
+    numbers = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1 and stride != numbers:
+            return False
+        numbers *= size
+    return True
+
+
+def _bytes_of(dense: torch.Tensor) -> torch.Tensor:
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
 def _copy_bytes(host: torch.Tensor, dense: torch.Tensor) -> None:
-    host.copy_(dense.view(-1).view(torch.uint8), non_blocking=True)
+    host.copy_(_bytes_of(dense), non_blocking=True)
 
 
 def _copy_bytes_back(here: torch.Tensor, host: torch.Tensor) -> None:
-    here.view(-1).view(torch.uint8).copy_(host, non_blocking=True)
+    _bytes_of(here).copy_(host, non_blocking=True)

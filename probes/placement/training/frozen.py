@@ -2,7 +2,8 @@
 
 A block's forward is done twice, in the forward pass and again in the backward pass (its activations aren't
 kept), and each time its weights are in one of two buffers until the other one is filled for the block after
-it. Blocks are called in the same order in every pass, and in the reverse of it in the backward pass; so what
+it. At other times the parameter is NaN: what reads it elsewhere can't mistake another block's numbers for its
+own. Blocks are called in the same order in every pass, and in the reverse of it in the backward pass; so what
 comes next is known, and is on its way while a block computes.
 """
 
@@ -24,6 +25,8 @@ from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.streams import Event, Streams
 from probes.placement.training.activations import in_backward
 from probes.placement.training.plan import packs
+from probes.placement.training.updates import NeverCopied
+from probes.placement.training.weights import placeholder
 
 BUFFERS: Final = 2
 
@@ -40,6 +43,7 @@ class _Weight:
     at: int  # in the packed block
     n_bytes: int
     to: int  # in the unpacked one
+    elsewhere: torch.Tensor | None = None  # what the parameter is while its block isn't called
 
 
 @dataclass(eq=False)
@@ -65,7 +69,7 @@ class _Buffer:
     packed: dict[_Weight, Packed] = field(default_factory=dict)  # of `staged`
 
 
-class FrozenBlocks:
+class FrozenBlocks(NeverCopied):
     """The frozen weights of all blocks that have them in host memory."""
 
     def __init__(self, streams: Streams, arena: HostArena) -> None:
@@ -141,7 +145,9 @@ class FrozenBlocks:
             self._buffers.append(_Buffer(*memory, *events))
         for block in self._blocks.values():
             for weight in block.weights:
-                weight.parameter.data = self._view(self._buffers[0], weight)
+                view = self._view(self._buffers[0], weight)
+                weight.elsewhere = placeholder(view, view.device) if view.is_floating_point() else view
+                weight.parameter.data = weight.elsewhere
 
     def _view(self, buffer: _Buffer, weight: _Weight) -> torch.Tensor:
         view = buffer.views.get(weight)
@@ -160,7 +166,11 @@ class FrozenBlocks:
         @functools.wraps(forward)
         def with_weights(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as the forward has them
             self._enter(held)
-            return forward(*args, **kwargs)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                for weight in held.weights:
+                    weight.parameter.data = weight.elsewhere
 
         return with_weights
 
@@ -238,7 +248,7 @@ class FrozenBlocks:
                 )
 
     def into_states(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        """Let a state dict have the values, on the CPU; the parameters themselves are a buffer's memory."""
+        """Let a state dict have the values, on the CPU."""
         for key, block, weight in self._of(module):
             state[f"{prefix}{key}"] = self._value(block, weight).cpu()
 
@@ -251,7 +261,7 @@ class FrozenBlocks:
     def close(self, module: nn.Module) -> None:
         """Raises PlacementError where other values were loaded: those here are packed."""
         for key, block, weight in self._of(module):
-            loaded, weight.parameter.data = weight.parameter.data, self._view(self._buffers[0], weight)
+            loaded, weight.parameter.data = weight.parameter.data, weight.elsewhere
             if not torch.equal(_bits(loaded), _bits(self._value(block, weight))):
                 raise PlacementError(
                     f"{key} of {block.name} isn't trained and is packed: other values were loaded into it",

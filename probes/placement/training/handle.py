@@ -1,6 +1,7 @@
 """`train`: the model and the optimizer stay as they are; where their bytes are follows a plan."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,7 @@ from probes.placement.training.frozen import FrozenBlocks
 from probes.placement.training.plan import BlockOfStep, TrainingPlan, casts, moves
 from probes.placement.training.updates import (
     Group,
+    NeverCopied,
     Trained,
     Updates,
     groups_of,
@@ -50,7 +52,7 @@ def train(
     return Training(model, optimizer, plan, streams_of(device))
 
 
-class Training:
+class Training(NeverCopied):
     """A model in training, and where its bytes are. `remove()` gives everything back."""
 
     def __init__(
@@ -58,8 +60,13 @@ class Training:
     ) -> None:
         if getattr(optimizer.__dict__.get("step"), "of_training", False):
             raise PlacementError("this optimizer is in a training already", "call its remove() first")
+        if any(_is_begin(hook) for hook in model._forward_pre_hooks.values()):
+            raise PlacementError(
+                "this model is in a training already",
+                "call its remove() first; give one optimizer all parameters, in groups where they differ",
+            )
         self.plan, self.model, self.optimizer = plan, model, optimizer
-        self.steps = 0
+        self.steps, self._removed = 0, False
         self._streams, self._device = streams, streams.device
         self._blocks = find_blocks(model)
         self._autocast = getattr(torch, plan.autocast) if plan.autocast else None
@@ -93,13 +100,6 @@ class Training:
             except BaseException:
                 self.remove()
                 raise
-
-    def __reduce_ex__(self, _: object) -> str:
-        """Copies of the model would compute with this one's weights. Raises PlacementError."""
-        raise PlacementError(
-            "a model in training beyond VRAM can't be copied or pickled",
-            "copy it before train() or after remove(), or load its state_dict() into another one",
-        )
 
     # ---- placing -------------------------------------------------------------------------------------------
 
@@ -243,7 +243,8 @@ class Training:
         self.updates.share()
         keep, again = self._handles, Recomputation(self._streams)
         for one in self.trained:
-            keep.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(self._made, one)))
+            made = functools.partial(_made, weakref.ref(self), weakref.ref(one))
+            keep.append(one.parameter.register_post_accumulate_grad_hook(made))
         for block in self._blocks:
             facts, groups = planned[block.name], of_block[block.name]
             for entry in block.entries:
@@ -307,7 +308,8 @@ class Training:
             raise PlacementError(
                 f"{one.name} got gradients of {one.passes} backward passes before optimizer.step(), and the "
                 f"plan says {self.plan.accumulate}: it has been updated already",
-                "plan with accumulate= as many as there are, or with updates='step'",
+                "plan with accumulate= as many as there are, or with updates='step'; after a backward pass "
+                "that has failed, load a checkpoint into the model and then into the optimizer",
             )
         self._take(one, narrow if one.uses == 1 else None)
         parameter.grad = _gone(one)
@@ -321,7 +323,7 @@ class Training:
             )
         one.parameter.grad = None
         one.gradient = gradient if narrow is None else narrow
-        if one.gradient is not None and not one.gradient.is_contiguous() and one.parameter.is_contiguous():
+        if one.gradient is not None and not one.gradient.is_contiguous():  # as the parameter is
             one.gradient = one.gradient.contiguous()
         one.groups_left = len(self.updates.of[one])
         one.uses = 0
@@ -441,7 +443,24 @@ class Training:
         self._streams.finish()
 
     def _load_settings(self, _: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """States go to where they stay, not through VRAM as a whole: torch loads the settings alone."""
+        """States go to where they stay, not through VRAM as a whole: torch loads the settings alone.
+
+        Raises PlacementError where they are another optimizer's; nothing is changed then.
+        """
+        numbers = [n for group in state["param_groups"] for n in group["params"]]
+        for number, parameter in zip(numbers, self._given, strict=False):  # torch refuses other lengths
+            one, its = self._by_parameter.get(id(parameter)), state["state"].get(number)
+            if one is None or its is None:
+                continue
+            shapes = {k: v.shape for k, v in its.items() if isinstance(v, torch.Tensor) and v.dim()}
+            if any(shapes.get(k) != parameter.shape for k in self._state_names) or any(
+                k not in self._state_names and shape == parameter.shape for k, shape in shapes.items()
+            ):
+                raise PlacementError(
+                    f"the states to be loaded for {one.name} are {_listed(shapes)}; here they are "
+                    f"{_listed(dict.fromkeys(self._state_names, parameter.shape))}",
+                    "load a checkpoint of this model and of an optimizer with these settings",
+                )
         self.finish()
         self._loading = state
         return {**state, "state": {}}
@@ -499,7 +518,10 @@ class Training:
     # ---- the end -------------------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Give the model and the optimizer back as they were, with what they have learned."""
+        """Give the model and the optimizer back as they were, with what they have learned. Once is enough."""
+        if self._removed:
+            return
+        self._removed = True
         updates = getattr(self, "updates", None)
         if updates is not None:
             self._in_order(self.optimizer)
@@ -554,10 +576,25 @@ class Training:
             arena.release()
 
 
+def _made(training: "weakref.ref[Training]", one: "weakref.ref[Trained]", parameter: torch.Tensor) -> None:
+    """A gradient is there. Weak: torch's garbage collection doesn't see what such a hook holds."""
+    held, its = training(), one()
+    if held is not None and its is not None:
+        held._made(its, parameter)
+
+
+def _is_begin(hook: object) -> bool:
+    return getattr(hook, "__func__", None) is Training._begin
+
+
 def _gone(one: Trained) -> torch.Tensor:
     if one.gone is None:
         one.gone = GoneGradient(one.parameter)
     return one.gone
+
+
+def _listed(shapes: "dict[str, torch.Size]") -> str:
+    return ", ".join(f"{str(k)[:40]!r} {tuple(shape)}" for k, shape in sorted(shapes.items())[:8]) or "none"
 
 
 def _move_state(state: "dict[str, Any] | None", device: torch.device) -> None:

@@ -7,7 +7,7 @@ goes to optimizer states and to activations, whichever makes the step shorter.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 from torch import nn
@@ -116,6 +116,8 @@ def plan_training(
     """
     if accumulate < 1:
         raise UsageError(f"accumulate is {accumulate}; it counts backward passes", "give 1 or more")
+    if updates not in get_args(When):
+        raise UsageError(f"updates is {updates!r}", f"give one of {', '.join(get_args(When))}")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     names = state_names(optimizer, torch.device("cpu") if where.type == "cpu" else where)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}

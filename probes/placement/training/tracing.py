@@ -105,6 +105,10 @@ def traced(
                 value.backward()
                 marks.end()
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        if "SparseTensor" in str(error):
+            raise PlacementError(
+                "the model has sparse gradients", "build its embeddings without sparse=True"
+            ) from error
         raise PlacementError(
             f"a step can't be traced: {str(error).strip().splitlines()[0][:300] if str(error) else error!r}",
             "give a `loss` that calls the model on a batch that is on its device, and returns one number",

@@ -15,7 +15,8 @@ the card: so the order is chosen by what the card has done, and gradients don't 
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -102,8 +103,19 @@ def stepped(
     return after
 
 
+class NeverCopied:
+    """What hooks of a model in training hold: copies of them would compute with this model's weights."""
+
+    def __reduce_ex__(self, _: object) -> str:
+        """Raises PlacementError."""
+        raise PlacementError(
+            "a model in training beyond VRAM can't be copied or pickled",
+            "copy it before train() or after remove(), or load its state_dict() into another one",
+        )
+
+
 @dataclass(eq=False)
-class Trained:
+class Trained(NeverCopied):
     """One parameter that is trained.
 
     `master` is in host memory where the card has only `working`, a copy in the dtype of autocast; else the
@@ -377,7 +389,8 @@ class Updates:
             return
         group.handed = True
         if not group.spans:
-            self._update_in_place(group)
+            with _outside(self._streams.device):
+                self._update_in_place(group)
             return
         group.waits = True
         group.settings = self.settings()
@@ -446,6 +459,10 @@ class Updates:
         self._released()
 
     def _begin(self, group: Group) -> None:
+        with _outside(self._streams.device):
+            self._hand_over(group)
+
+    def _hand_over(self, group: Group) -> None:
         self._waiting.remove(group)
         group.waits = False
         streams, slot = self._streams, self._slots[0]
@@ -608,6 +625,15 @@ class _Update:
         if sharing > len(self.parts):
             return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in others.items()}
         return dict(others)
+
+
+@contextmanager
+def _outside(device: torch.device) -> Iterator[None]:
+    """Leave autocast and inference mode of the pass that is under way: updates are the same in any."""
+    with torch.inference_mode(mode=False), ExitStack() as stack:
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
 
 
 def _on_their_way(

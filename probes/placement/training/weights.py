@@ -137,6 +137,10 @@ def computed_with(one: Trained, owner: nn.Module, key: str, casts: Casts) -> Cal
             )
         held = owner._parameters
         before = held[key]
+        if before is not one.parameter:
+            raise PlacementError(
+                f"{one.name} was replaced by another parameter", "remove() the training, plan and train again"
+            )
         held[key] = casts.of(one)
         try:
             return forward(*args, **kwargs)

@@ -21,7 +21,7 @@ def engine(fault: Exception) -> Engine:
     container = SimpleNamespace(start=start, remove=lambda **_: None)
     made: Any = Engine.__new__(Engine)
     made._client = SimpleNamespace(
-        api=SimpleNamespace(containers=lambda **_: []),
+        api=SimpleNamespace(containers=lambda **_: [], networks=lambda **_: []),
         containers=SimpleNamespace(create=lambda *_, **__: container),
         images=SimpleNamespace(get=lambda _: SimpleNamespace(attrs={"Id": "x", "Config": None})),
     )

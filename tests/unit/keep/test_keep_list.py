@@ -7,6 +7,7 @@ import pytest
 
 from buildtool.core.errors import DataError
 from buildtool.keep.keep_list import KeepList, is_line, merge_into, read_keep_list
+from buildtool.keep.margin import Node, Tree
 
 
 def test_runs_merge_into_the_same_file_in_either_order(tmp_path: Path) -> None:
@@ -52,6 +53,25 @@ def test_lines_name_files_directories_and_patterns() -> None:
     keep = KeepList(frozenset({"/a/*.py", "/d", "/odd[1].py", "/none", "torch"}))
     assert keep.select(files) == (frozenset({"a/c.py", "d/e/f", "odd[1].py"}), ("/none",))
     assert keep.modules == ("torch",)
+
+
+def test_paths_through_links_name_what_they_lead_to_and_restored_ones_have_to_be_there() -> None:
+    links = {"lib": Node("link", target="usr/lib"), "usr/lib/a": Node("link", target="b")}
+    tree = Tree({**links, "usr/lib/b": Node("file"), "usr/lib/x/y": Node("file")})
+    keep = KeepList(frozenset({"/lib/a", "/lib/x/"}))
+    assert keep.select(tree.files, tree.resolve) == ({"usr/lib/b", "usr/lib/x/y"}, ())
+    keep.restoring(["/lib/b"]).select(tree.files, tree.resolve)
+    with pytest.raises(DataError, match="no /lib/misspelt"):
+        keep.restoring(["/lib/misspelt"]).select(tree.files, tree.resolve)
+
+
+def test_comments_of_a_list_stay_when_a_run_adds_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "keep"
+    path.write_text("# for the night shift\n/b\n# until March\n")
+    for line in ("/a", "/c"):
+        merge_into(path, [line])
+    own = "# for the night shift\n# until March\n/a\n/b\n/c\n"
+    assert path.read_text().partition("\n")[2] == own
 
 
 @pytest.mark.thorough

@@ -32,7 +32,7 @@ def test_no_volume_without_a_name_is_left_by_a_start(tmp_path: Path, monkeypatch
     calls: list[list[str]] = []
 
     def run(words: list[str]) -> None:
-        calls.append(words[6:])
+        calls.append(words[8:])
         raise CommandFailed(words, 1, "")
 
     monkeypatch.setattr(compose, "run", run)

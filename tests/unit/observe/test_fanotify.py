@@ -1,6 +1,7 @@
 """The watch of opened files leaves nothing open, whatever happens to it."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,14 @@ def test_a_root_that_cannot_be_listed_leaves_no_descriptor(monkeypatch: pytest.M
     with pytest.raises(OSError, match=r"gone|fanotify_init"):  # the latter: this isn't root
         Fanotify(os.getpid())
     assert descriptors() == before
+
+
+def test_a_file_that_its_run_removes_was_opened() -> None:
+    watch = Fanotify.__new__(Fanotify)
+    watch._fault, watch._ended, watch._files = "", threading.Event(), frozenset({"/etc/a", "/b"})
+    watch._ended.set()
+    watch._paths = {"/etc/a (deleted)", "/own (deleted)"}
+    assert watch.finish() == {"/etc/a"}
 
 
 def test_events_after_one_that_cannot_be_read_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

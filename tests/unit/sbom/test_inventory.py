@@ -26,7 +26,7 @@ from buildtool.image.reader import read_image
 from buildtool.sbom import binaries
 from buildtool.sbom.documents import cyclonedx, render, spdx
 from buildtool.sbom.inventory import Component, Inventory, image_name, take_inventory
-from buildtool.sbom.libraries import BUILDS, LIBRARIES, identify
+from buildtool.sbom.libraries import BUILDS, LIBRARIES, ElfFacts, identify
 
 SCHEMAS = files("lib4sbom") / "schemas"
 WHEELS = (Wheel("demo-1.0-py3-none-any.whl", "ab" * 32, 7),)
@@ -190,9 +190,11 @@ def test_a_version_in_a_name_that_the_code_does_not_have_is_no_release() -> None
     """libgmp.so.10.5.0 is GMP 6.3: the file's version is the interface's."""
     for confirmed, version in ((False, ""), (True, "10.5.0")):
         found = identify(
-            "a.libs/libgmp-8c6c054f.so.10.5.0", soname="libgmp.so.10", build_id="", marks={},
-            confirmed=confirmed, wheel=("a", "1"), declared=(),
-        )  # fmt: skip
+            "a.libs/libgmp-8c6c054f.so.10.5.0",
+            ElfFacts("libgmp.so.10", confirmed=confirmed),
+            wheel=("a", "1"),
+            declared=(),
+        )
         assert (found.name, found.version) == ("gmp", version)
 
 
@@ -237,9 +239,7 @@ def test_names_of_any_length_take_no_time() -> None:
     """A name that a pattern would try in a billion ways is taken as it is."""
     name = "lib" + "-0123abcd" * 400 + "!"
     for path in (name, f"a.libs/{name}.so"):
-        found = identify(
-            path, soname="", build_id="", marks={}, confirmed=False, wheel=("a", "1"), declared=()
-        )
+        found = identify(path, ElfFacts(), wheel=("a", "1"), declared=())
         assert found.confidence <= 0.8
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from probes.placement.planner import ilp
-from probes.placement.planner.ilp import LOOSE_GAP, Choice, Group, Program, cost, repaired, solve
+from probes.placement.planner.ilp import LOOSE_GAP, Choice, Group, Program, Search, cost, repaired
 from probes.placement.planner.simplex import maximise
 
 
@@ -48,7 +48,7 @@ def drawn(rng: random.Random) -> Program:
 @pytest.mark.parametrize("seed", range(25))
 def test_no_other_counts_are_better(seed: int) -> None:
     program = drawn(random.Random(seed))
-    found, best = solve(program), brute_force(program)
+    found, best = Search(program).run(), brute_force(program)
     if found is None:
         assert best == math.inf
     else:
@@ -64,14 +64,14 @@ def test_no_other_counts_are_better_in_many_programs(seed: int) -> None:
 
 
 def test_what_fits_nowhere_has_no_counts() -> None:
-    assert solve(Program((Group(2, (Choice((1.0,), (60.0,)),)),), (0.0,), (100.0,))) is None
-    assert solve(Program((Group(2, ()),), (0.0,), (100.0,))) is None
+    assert Search(Program((Group(2, (Choice((1.0,), (60.0,)),)),), (0.0,), (100.0,))).run() is None
+    assert Search(Program((Group(2, ()),), (0.0,), (100.0,))).run() is None
 
 
 def test_counts_that_are_not_below_the_limit_are_not_given() -> None:
     program = Program((Group(2, (Choice((1.0,), (1.0,)),)),), (0.0,), (100.0,))
-    assert solve(program, better_than=1.9) is None
-    found = solve(program, better_than=3.0)
+    assert Search(program).run(better_than=1.9) is None
+    found = Search(program).run(better_than=3.0)
     assert found is not None
     assert found.counts == ((2,),)
 
@@ -159,5 +159,5 @@ def test_a_hundred_thousand_blocks_are_not_moved_one_by_one_for_nothing(
     best_move = ilp.with_best_move
     monkeypatch.setattr(ilp, "with_best_move", lambda *of: moves.append(of) or best_move(*of))
     limits = (886204416.0, 23733436416.0, 11866718208.0)
-    assert solve(Program(tuple(groups), (0.0,) * 5, limits))
+    assert Search(Program(tuple(groups), (0.0,) * 5, limits)).run()
     assert len(moves) < 1000
