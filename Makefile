@@ -41,8 +41,7 @@ probe: $(READY) ## what memory placement costs on this machine (PROBE=probe-rocm
 	docker compose run --rm $(PROBE)
 	@.venv/bin/weir probe show "$$(ls -t reports/probes/*.json | head -n 1)"
 
-# the CPU build from where this machine's pip looks, else from the index of PyTorch itself; our own package is
-# built in the checkout, so never for two environments at a time
+# the CPU build from where this machine's pip looks, else from the index of PyTorch itself
 $(TORCH_READY): $(if $(shell test -x $(TORCH_PY) || echo no),no-python)
 	$(call alone,.venv-torch,$(call venv,.venv-torch) && \
 	  { $(call pip,$(TORCH_PY),'$(TORCH)') || $(call pip,$(TORCH_PY),'$(TORCH)' --index-url $(TORCH_INDEX)); } && \
@@ -109,7 +108,7 @@ unit-thorough: $(READY)
 # than everything else, and seldom find more
 thorough: thorough-units thorough-torch thorough-engine thorough-launch ## all cases that `make test` draws from, the real images pruned and rebuilt
 
-thorough-units thorough-torch: export ALL_CASES := 1
+thorough-units thorough-torch thorough-engine: export ALL_CASES := 1
 
 thorough-units: $(READY)
 	$(call group,$(PY),$(UNIT))
@@ -122,7 +121,7 @@ thorough-launch: $(TORCH_READY)
 	@$(TORCH_PY) tests/bench/bench_launch.py --quick
 
 thorough-engine: images
-	$(call group,$(PY),$(WHOLE))
+	$(call group,$(PY),$(WHOLE) tests/docker/test_build_tags.py)
 
 # the longest first
 GROUPS := build-tests image-tests service-tests loopback-tests placing-tests model-tests packing-tests page-tests unit-thorough

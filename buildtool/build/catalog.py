@@ -9,9 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-import jsonschema
+from typing import TYPE_CHECKING, Any, cast
 
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Base, Bootstrap, Budget, Catalog, Registry, TorchSource, Variant, parse_size
@@ -22,6 +20,9 @@ from probes.core.codec import decode
 from probes.core.files import read_text
 from probes.core.spelling import guess
 
+if TYPE_CHECKING:
+    import jsonschema
+
 LIMITS = Limits(depth=12, nodes=10_000)  # legitimate catalogs stay far below
 MAX_BYTES = 4 << 20  # ours has 8 kB
 _FAULTS, _KEYS = 20, 8  # the most that a message names
@@ -30,6 +31,8 @@ Fields = dict[str, Any]  # an object of the file; the schema has checked its typ
 
 def load(path: Path = CATALOG) -> Catalog:
     """The catalog in a file. Raises ConfigError, with everything that the schema rejects in one message."""
+    import jsonschema  # here: an audit needs no catalog
+
     document = _read(path)
     schema = json.loads((IMAGES / "variants.schema.json").read_text(encoding="utf-8"))
     faults = sorted(
@@ -61,7 +64,7 @@ def _read(path: Path) -> Document:
     return document
 
 
-def _explain(error: jsonschema.ValidationError) -> tuple[str, str]:
+def _explain(error: "jsonschema.ValidationError") -> tuple[str, str]:
     """The message and the hint for one error of the schema's."""
     schema = error.schema if isinstance(error.schema, dict) else {}
     wanted = str(schema.get("description", ""))

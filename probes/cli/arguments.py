@@ -29,6 +29,10 @@ EIGHT_BITS = "adamw8bit"
 PLACE = "check the path, its permissions and the disk"  # where a file can't be written
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+EXITS = (
+    "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch, device or library missing "
+    "or unusable, 4 a probe broke, 5 unreadable or unwritable report."
+)
 
 
 def add_verb(verbs: Verbs, name: str, summary: str, *, exits: str | None = None) -> argparse.ArgumentParser:

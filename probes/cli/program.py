@@ -4,23 +4,37 @@ Failures become messages and exit codes.
 """
 
 import argparse
+import importlib
 import json
 from collections.abc import Sequence
 from functools import cache
 
-from probes.cli import epochs, fit, place, plan, prove, reports, run, throughput, watch
-from probes.cli.arguments import add_verb
-from probes.cli.run import EXITS
+from probes.cli.arguments import EXITS, Verbs, add_verb
 from probes.core.codec import encode, to_json
 from probes.core.entry import delivered
 from probes.core.errors import Exit
 from probes.core.invocation import probe_command, version_line
 from probes.core.output import Parser, echo, flag, write
-from probes.hardware.expectation import expect
-from probes.hardware.snapshot import machine_lines
-from probes.measure import catalog, this_machine
-from probes.reports.run import expectation_line
-from probes.reports.run_headline import next_step
+
+# verb -> its module, probes.cli.<name>, in the order of the help; a process imports that of its verb alone
+MODULES = {
+    "list": "program",
+    "machine": "program",
+    "doctor": "program",
+    "run": "run",
+    "show": "reports",
+    "html": "reports",
+    "compare": "reports",
+    "prometheus": "reports",
+    "schema": "reports",
+    "plan": "plan",
+    "place": "place",
+    "watch": "watch",
+    "throughput": "throughput",
+    "fit": "fit",
+    "epochs": "epochs",
+    "prove": "prove",
+}
 
 PURPOSE = (
     "Measure what memory placement costs on this machine: copy inputs into VRAM or leave them in system RAM? "
@@ -35,16 +49,23 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @cache
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _parser(prog: str, module: str = "") -> argparse.ArgumentParser:
+    """The whole command line, or what a module adds to it."""
     parser = Parser(prog=prog, description=PURPOSE, epilog=EXITS)
-    add_arguments(parser)
+    add_arguments(parser, *([module] if module else []))
     return parser
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verbs with their arguments."""
+def add_arguments(parser: argparse.ArgumentParser, *modules: str) -> None:
+    """The verbs of these modules, or of all, with their arguments."""
     parser.add_argument("--version", action="version", version=version_line())
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name in modules or dict.fromkeys(MODULES.values()):
+        importlib.import_module(f"probes.cli.{name}").add_verbs(verbs)
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Add the verbs that are here, and their arguments."""
     add_verb(verbs, "list", "list the probes and what each measures").set_defaults(do=_list)
     here = add_verb(verbs, "machine", "show this machine: cards, memory, drivers, torch")
     flag(here, "--json", "print JSON instead of text; sizes are in bytes")
@@ -54,30 +75,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(doctor, "--json", "print JSON instead of text")
     doctor.set_defaults(do=_doctor)
-    run.add_verbs(verbs)
-    reports.add_verbs(verbs)
-    plan.add_verbs(verbs)
-    place.add_verbs(verbs)
-    watch.add_verbs(verbs)
-    throughput.add_verbs(verbs)
-    fit.add_verbs(verbs)
-    epochs.add_verbs(verbs)
-    prove.add_verbs(verbs)
 
 
 def verb_names() -> tuple[str, ...]:
     """The names of the verbs."""
-    lists = [action.choices for action in build_parser()._actions if action.dest == "verb"]
-    return tuple(lists[0] or ())
+    return tuple(MODULES)
 
 
 def _list(_args: argparse.Namespace) -> Exit:
+    from probes.measure import catalog
+
     for probe in catalog.PROBES:
         echo(f"{probe.name:<10} {probe.summary}{' (needs a GPU)' if probe.needs_gpu else ''}")
     return Exit.OK
 
 
 def _machine(args: argparse.Namespace) -> Exit:
+    from probes.hardware.expectation import expect
+    from probes.hardware.snapshot import machine_lines
+    from probes.measure import this_machine
+    from probes.reports.run import expectation_line
+    from probes.reports.run_headline import next_step
+
     machine = this_machine.describe()
     if args.json:
         write(to_json(machine))
@@ -90,6 +109,8 @@ def _machine(args: argparse.Namespace) -> Exit:
 
 
 def _doctor(args: argparse.Namespace) -> Exit:
+    from probes.measure import this_machine
+
     machine, checks = this_machine.check_machine()
     if args.json:
         document = {"machine": encode(machine), "checks": encode(checks)}
@@ -105,6 +126,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_verb(argv: Sequence[str]) -> int:
-    args = build_parser().parse_args(argv)
+    module = MODULES.get(argv[0], "") if argv else ""
+    args = _parser(probe_command(), module).parse_args(argv)
     code: int = args.do(args)
     return code

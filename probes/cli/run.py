@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from probes.cli.arguments import Verbs, add_verb, number, seed, size
+from probes.cli.arguments import EXITS, Verbs, add_verb, number, seed, size
 from probes.core.errors import Exit, UsageError
 from probes.core.invocation import probe_line
 from probes.core.output import echo, error, flag, option
@@ -25,10 +25,6 @@ from probes.reports.run_headline import headline
 
 REPORTS = Path("reports/probes")
 PRINT_EVERY_S = 5.0  # the remaining time of a run
-EXITS = (
-    "Exit codes: 0 done, 1 done but --require is unmet, 2 usage, 3 torch, device or library missing "
-    "or unusable, 4 a probe broke, 5 unreadable or unwritable report."
-)
 
 
 class ProgressPrinter(session.Listener):

@@ -1,6 +1,7 @@
 """Every command that README and the site show is run, page by page, as a reader would run it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +61,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory, nginx_image: str) -> Iterat
     for path in ROOT.iterdir():
         if path.name not in LEFT_OUT:
             (folder / path.name).symlink_to(path)
+    for report, name in (("rocm", "rocm"), ("cpu", "main")):  # to compare with
+        shutil.copy(ROOT / f"reports/images/{report}.json", folder / f"{name}.json")
     port, tls_port = free_port(), free_port()
     kept = {
         name: text

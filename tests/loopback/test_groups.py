@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("conftest.py", "tests/groups.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "test_made.py").write_text(TESTS)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")  # else one above may be pytest's
     return tmp_path
 
 

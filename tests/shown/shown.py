@@ -32,6 +32,7 @@ REGISTRY = "needs a registry of the reader's; tests/docker pushes to one on loop
 INSTALLED = "tests/docker/test_installed.py installs the package into an environment of its own"
 MINUTES = "takes minutes; tests/docker makes a pruned image, a build and a probe run of their own"
 AUDITED = "audits a whole image once more; another page's command does it with more outputs"
+REPORTED = "`make images` has just audited it; tests/docker/test_docs_run.py puts its report there"
 SIGNED = "reads the whole image; `make bench-sbom` writes, signs and verifies it, tests/unit/sbom a small one"
 SQUASHFS = "needs squashfs-tools; `make bench-layout` makes the file and runs it"
 REMOVES = "would remove what other tests use; tests/unit/build removes all of it from made places"
@@ -64,6 +65,8 @@ NOT_RUN = {
     "make mutants": "takes minutes, and is judged by a person",
     "weir audit weir/rocm:latest": AUDITED,
     "weir audit weir/rocm:latest --targets gfx906 --json rocm.json --html rocm.html": AUDITED,
+    "weir audit weir/rocm:latest --targets gfx906 --json rocm.json": REPORTED,
+    "weir audit weir/cpu:latest --json main.json": REPORTED,
     "weir prune weir/rocm:latest --targets gfx906 --dry-run": "audits a whole image once more; "
     "tests/docker does it with two of its libraries",
     "weir audit cpu.tar": AUDITED,

@@ -105,26 +105,47 @@ def test_the_accuracy_is_measured_and_said(
     assert "float32, probabilities differ from float32 on the CPU by at most" in caplog.text
 
 
-@pytest.mark.parametrize("missing", ["compiler", "cache"])
-def test_where_it_can_not_work_the_service_says_so_and_does_not_start(missing: str, tmp_path: Path) -> None:
-    """In a process of its own, whose program can't be in any cache."""
+WITHOUT = """
+import os, sys
+import torch._inductor.compile_fx
+import test_service_compiled as here
+from service.errors import SettingsError
+from service.inference import model
+
+def refuse(path, cache):
+    os.environ.update(PATH=path, TORCHINDUCTOR_CACHE_DIR=cache)
+    try:
+        model._on_device(here.plain(), here.SETTINGS, here.CPU)
+    except SettingsError as error:
+        print(error, flush=True)
+
+for number in range(1, len(sys.argv), 2):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        refuse(*sys.argv[number:number + 2])
+        os._exit(0)
+"""
+
+
+def test_where_it_can_not_work_the_service_says_so_and_does_not_start(tmp_path: Path) -> None:
+    """Without a compiler, and without a place for programs. In processes of their own, whose program can't be
+    in any cache.
+    """
     cache = tmp_path / "cache"
     cache.write_text("no folder")
-    env = {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache if missing == "cache" else tmp_path / "made"),
-        "PYTHONPATH": str(Path(__file__).parent),
-        "PATH": "/nonexistent" if missing == "compiler" else "/usr/bin:/bin",
-        "HOME": str(tmp_path),
-    }
-    program = (
-        "import test_service_compiled as here\n"
-        "from service.errors import SettingsError\n"
-        "from service.inference import model\n"
-        "try:\n    model._on_device(here.plain(), here.SETTINGS, here.CPU)\n"
-        "except SettingsError as error:\n    print(error)\n"
-    )
+    env = {"PYTHONPATH": str(Path(__file__).parent), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", WITHOUT, "/nonexistent", str(tmp_path / "made"), "/usr/bin:/bin", str(cache)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
-    assert done.stdout.startswith("`compile: true` doesn't work here: ")
-    assert "it needs a C++ compiler" in done.stdout
+    assert done.returncode == 0, done.stderr
+    before, no_compiler, no_folder = done.stdout.split("`compile: true` doesn't work here: ")
+    assert before == ""
+    assert "it needs a C++ compiler" in no_compiler
+    assert "it needs a C++ compiler" in no_folder
+    assert str(cache) in no_folder

@@ -9,6 +9,7 @@ without the whole warp.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from ptx_acts import Act, act_of
@@ -39,6 +40,7 @@ class Code:
     acts: list[Act | None]
 
 
+@cache
 def load(ptx: str) -> Code:
     """The only kernel in a module's text. Raises Refused for an instruction that isn't known."""
     program = parse(ptx)

@@ -129,7 +129,7 @@ def fits(card: str, model: str, task: Task) -> Answer:
 
 
 @triples(*TASKS)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_what_fits_whole_is_planned_whole(card: str, model: str, task: Task) -> None:
     """What can be trained in the VRAM can also be run there."""
     report = fit(card, model, task)
@@ -138,7 +138,7 @@ def test_what_fits_whole_is_planned_whole(card: str, model: str, task: Task) -> 
 
 
 @triples("inference")  # which plans are of
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 def test_what_is_planned_whole_fits_whole(card: str, model: str, task: Task) -> None:
     if (card, model, task) in KNOWN:
         return
@@ -148,7 +148,7 @@ def test_what_is_planned_whole_fits_whole(card: str, model: str, task: Task) -> 
 
 
 @triples(*TASKS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_all_count_the_same_memory_and_compute_in_the_same_dtype(card: str, model: str, task: Task) -> None:
     report, planned, machine = fit(card, model, task), plan(card, model), resolve_machine(card)
     asked = fits(card, model, task)
@@ -182,7 +182,7 @@ def said(*words: str) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("card", "model", "task"), [pytest.param(*one, id="-".join(one)) for one in ASKED_ALONE]
 )

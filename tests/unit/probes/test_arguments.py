@@ -63,3 +63,11 @@ def test_every_verb_reads_sizes_by_one_rule(
         program.main([*words, "4.5"])
     assert refused.value.code == Exit.USAGE
     assert "write 4.5GiB" in capsys.readouterr().err
+
+
+def test_each_verb_is_in_the_module_that_is_imported_for_it() -> None:
+    for module in dict.fromkeys(program.MODULES.values()):
+        parser = argparse.ArgumentParser()
+        program.add_arguments(parser, module)
+        (verbs,) = (action.choices for action in parser._actions if action.dest == "verb")
+        assert list(verbs or ()) == [verb for verb, name in program.MODULES.items() if name == module]

@@ -37,7 +37,7 @@ def plan() -> Plan:
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("machine", profile_names())
 def test_no_plan_of_the_planner_is_called_unsound(machine: str) -> None:
     found = 0
