@@ -5,8 +5,9 @@ the platform.
 """
 
 import argparse
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,8 @@ from buildtool.core.errors import ConfigError
 from buildtool.core.model import Variant
 from buildtool.core.progress import Progress
 from buildtool.core.shipped import CATALOG
-from buildtool.engine import host
 from buildtool.engine.reference import Reference, parse_new_name
-from buildtool.gpucode.target import parse_targets
+from buildtool.gpucode.target import parse_targets, target_of_override
 from buildtool.image.reader import host_platform, parse_platform
 from probes.core.output import flag, option
 
@@ -95,10 +95,34 @@ def chosen_targets(given: str | None, progress: Progress) -> tuple[str, ...]:
     """The GPU targets of --targets, else of this machine's cards; none where it has none."""
     if given is not None:
         return tuple(map(str, parse_targets(given)))
-    cards = (*host.amd_targets(), *host.nvidia_targets())
+    cards = (*amd_targets(), *nvidia_targets())
     if cards:
         progress(f"this machine's cards: {', '.join(cards)}")
     return cards
+
+
+def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards.
+
+    With HSA_OVERRIDE_GFX_VERSION set, they are the target that it names. Old kernels don't report a
+    card's target. Raises BadTarget when the variable isn't a version.
+    """
+    from probes.hardware.sysfs import kfd_targets  # a rebuild needs no card, and saves 40 ms
+
+    targets = kfd_targets(root)
+    override = env.get("HSA_OVERRIDE_GFX_VERSION")
+    if targets and override:
+        return (str(target_of_override(override)),)
+    return targets
+
+
+def nvidia_targets() -> tuple[str, ...]:
+    """The targets of this host's NVIDIA cards by NVML, each once: `sm_90`. None without cards."""
+    from probes.hardware.nvml import Nvml, open_nvml
+
+    nvml = open_nvml()
+    cards = nvml.cards() if isinstance(nvml, Nvml) else ()
+    return tuple(dict.fromkeys(card.target for card in cards if isinstance(card.target, str)))
 
 
 def extra_names(

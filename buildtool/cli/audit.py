@@ -10,11 +10,10 @@ from buildtool.audit.formats import FILE_FORMATS, STDOUT_FORMATS, render
 from buildtool.audit.options import AuditOptions, RenderOptions
 from buildtool.audit.report import Verdict, read_report
 from buildtool.audit.text import verdict_lines
-from buildtool.cli.arguments import add_source_arguments
+from buildtool.cli.arguments import add_source_arguments, amd_targets
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.files import path_or_name, refuse_overwriting, write_text
 from buildtool.core.model import Budget, parse_size
-from buildtool.engine.host import amd_targets
 from buildtool.gpucode.source import BadTarget
 from buildtool.image.errors import LIMITS
 from buildtool.image.reader import parse_platform

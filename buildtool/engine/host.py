@@ -3,7 +3,6 @@
 `gather` reads the facts from files and programs; `diagnose` says what they mean, and is pure.
 """
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from buildtool.core.progress import Progress
 from buildtool.engine.buildx import require_buildx
 from buildtool.engine.client import Engine, EngineInfo
 from buildtool.engine.connection import INSTALL, Endpoint, endpoint_here
-from buildtool.gpucode.target import target_of_override
 from probes.core.units import decimal_bytes
 from probes.core.unknown import Unknown
 
@@ -107,30 +105,6 @@ def _disk_rows(free: int | Unknown) -> Iterator[Row]:
         yield Row("disk", f"unknown: {free.reason}", f"{needed}; check with: df -h")
     elif free < ROOMY_BYTES:
         yield Row("disk", f"{decimal_bytes(free)} free for the engine", f"{needed}: docker builder prune")
-
-
-def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The targets of this host's AMD cards by the KFD topology, each once: `gfx906`. None without cards.
-
-    With HSA_OVERRIDE_GFX_VERSION set, they are the target that it names. Old kernels don't report a
-    card's target. Raises BadTarget when the variable isn't a version.
-    """
-    from probes.hardware.sysfs import kfd_targets  # a rebuild needs no card, and saves 40 ms
-
-    targets = kfd_targets(root)
-    override = env.get("HSA_OVERRIDE_GFX_VERSION")
-    if targets and override:
-        return (str(target_of_override(override)),)
-    return targets
-
-
-def nvidia_targets() -> tuple[str, ...]:
-    """The targets of this host's NVIDIA cards by NVML, each once: `sm_90`. None without cards."""
-    from probes.hardware.nvml import Nvml, open_nvml
-
-    nvml = open_nvml()
-    cards = nvml.cards() if isinstance(nvml, Nvml) else ()
-    return tuple(dict.fromkeys(card.target for card in cards if isinstance(card.target, str)))
 
 
 # ---- disk space --------------------------------------------------------------------------------------------

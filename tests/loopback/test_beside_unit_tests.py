@@ -15,3 +15,9 @@ def test_the_walls_of_unit_tests_stand_around_unit_tests_alone() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
+
+
+def test_an_audit_of_a_file_waits_for_no_client_of_the_engine() -> None:
+    code = "import buildtool.cli.audit, sys; print({'docker', 'requests'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "set()\n"

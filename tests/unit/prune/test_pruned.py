@@ -15,11 +15,10 @@ from buildtool.build.plan import ImagePlan, labels, unresolved
 from buildtool.build.rootfs import recipe_sha256
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
-from buildtool.cli.arguments import chosen_targets
+from buildtool.cli.arguments import amd_targets, chosen_targets
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.core.model import Bootstrap, PinnedBase, Resolved, TorchBuild
-from buildtool.engine.host import amd_targets
 from buildtool.gpucode.source import TargetMissing
 from buildtool.gpucode.target import TargetId, parse_targets
 from buildtool.prune import inputs as pruned
@@ -217,7 +216,7 @@ def test_an_archive_is_inspected_once_for_its_content(rootfs: Path, tmp_path: Pa
 
 
 def test_asked_targets_win_over_cards_and_cards_over_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1100",))
+    monkeypatch.setattr("buildtool.cli.arguments.amd_targets", lambda: ("gfx1100",))
     assert chosen_targets("gfx906;gfx803", print) == ("gfx803", "gfx906")
     assert chosen_targets(None, print) == ("gfx1100",)
     rocm, cpu = (load().for_cards(("gfx1100",)).select((name,))[0] for name in ("rocm", "cpu"))
@@ -314,7 +313,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """Of a machine with a card that Debian's ROCm has no code for."""
     monkeypatch.setenv("WEIR_STATE", str(tmp_path))
     monkeypatch.setenv("WEIR_LOCK", str(tmp_path / "lock.json"))
-    monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1036",))
+    monkeypatch.setattr("buildtool.cli.arguments.amd_targets", lambda: ("gfx1036",))
     return Workplace(tmp_path, tmp_path / "lock.json", lambda _line: None)
 
 
