@@ -315,7 +315,7 @@ def test_a_catalog_without_end_is_refused_before_memory_runs_out(monkeypatch: py
 
 
 def test_a_catalog_is_read_once_for_all_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtool.engine.host.amd_targets", lambda: ("gfx1036",))
+    monkeypatch.setattr("buildtool.cli.arguments.amd_targets", lambda: ("gfx1036",))
     file = tmp_path / "v.yaml"
     file.write_text(f"{MINIMAL}    gpu_targets: [gfx906]\n")
     read = catalog.load
