@@ -420,7 +420,7 @@ def _body(folder: Path) -> str:
 
 def test_another_program_that_computes_is_named_and_spoils_a_yes(tmp_path: Path) -> None:
     spin = shutil.copy(shutil.which("sh") or "/bin/sh", tmp_path / "spinner")
-    computes = ["nice", "-n", "19", spin, "-c", "while :; do :; done"]  # in what nobody else wants
+    computes = [spin, "-c", "while :; do :; done"]
     with scan_served.exact("0.005") as port, subprocess.Popen(computes) as other:
         try:
             found = scan(port, tmp_path, "--payload", _body(tmp_path), "--most-callers", "1")
