@@ -178,6 +178,7 @@ class Bench:
             "/tmp",
             folder=self.folder,
         )
+        weir(*to, self.ref, "--", "python3", "-m", "probes", "--help", folder=self.folder)  # of each verb
         weir(*to, self.ref, "--", "python3", "-B", "/opt/weir/app/smoke.py", folder=self.folder)
 
     def lists(self) -> None:

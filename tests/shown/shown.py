@@ -73,6 +73,7 @@ NOT_RUN = {
     "weir observe --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py' "
     "weir/cpu": OBSERVED,
     "weir observe --keep images/cpu.keep weir/cpu -- python3 -m probes run --quick --out /tmp": OBSERVED,
+    "weir observe --keep images/cpu.keep weir/cpu -- python3 -m probes --help": OBSERVED,
     "weir build cpu --keep images/cpu.keep --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
     "weir ablate compose.yaml api --workload 'python3 tests/bench/observe_workload.py'": OBSERVED,
     "make probe": MINUTES,
