@@ -161,8 +161,8 @@ def with_blocked():
 
 @torch.no_grad()
 def test_a_pass_that_no_room_is_enough_for_leaves_the_model_as_it_was():
-    x, model = torch.randn(2, WIDTH), with_blocked()
-    want = made()(x)
+    x, model, whole = torch.randn(2, WIDTH), with_blocked(), made()
+    want = whole(x)
     handle = placed(model, tiers=(*TIERS[:3], "resident", *TIERS[3:]))
     before, plan = resident(handle), handle.plan
     model.layers[3].failures += [1] * 9
@@ -179,6 +179,10 @@ def test_a_pass_that_no_room_is_enough_for_leaves_the_model_as_it_was():
     assert handle.plan is plan
     assert not handle.report().events
     assert torch.equal(model(x), want)
+    model.layers[3].failures[:] = [1]
+    smaller = torch.randn(1, WIDTH)
+    with pytest.warns(RuntimeWarning, match="out of memory"):  # of other shapes: room may be enough
+        assert torch.equal(model(smaller), whole(smaller))
 
 
 @torch.no_grad()

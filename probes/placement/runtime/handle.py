@@ -8,7 +8,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -294,20 +294,21 @@ class Handle(PlacedModel):
             return work(args, kwargs)
         self.follow_experts()
         given = (*args, *kwargs.values())
-        tensors = direct_tensors(given)
+        tensors = list(direct_tensors(given))
         try:  # a mask grows with each token: shapes of about one size are one kind
             size = tuple([(tuple(map(int.bit_length, tensor.shape)), tensor.dtype) for tensor in tensors])
-            kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         except TypeError:  # torch traces this call: its sizes are tensors
-            size = kind = ()
+            size = ()
         try:
             self._guarding = True
             state = None if size in self._changing else self._state(size, given)
-            graphs = self._streams.passes_recorded
-            if size not in self._known_sizes:
+            is_new = size not in self._known_sizes and size not in self._changing
+            recorded = self._streams.passes_recorded
+            if is_new:
                 self._quietly_refused()  # of what came before
             output, error = _tried(work, args, kwargs)
-            is_new = size not in self._known_sizes or self._streams.passes_recorded > graphs
+            is_new = is_new or self._streams.passes_recorded > recorded
+            kind = _kind(tensors) if size and (is_new or error is not None) else ()
             if error is None and is_new and kind not in self._too_large:
                 error = self._quietly_refused()
             if isinstance(error, _QuietlyRefusedError) and (state is None or state.is_lost):
@@ -321,6 +322,7 @@ class Handle(PlacedModel):
                     raise error
             elif error is not None:
                 note = partial(self._state, size, given)
+                output = None  # whose memory is room
                 try:
                     output = self._with_room(error, state, kind, partial(work, args, kwargs), note)
                 except _QuietlyRefusedError:  # for want of room, with what the library makes of it
@@ -508,6 +510,11 @@ class Handle(PlacedModel):
 
 class _QuietlyRefusedError(torch.cuda.OutOfMemoryError):  # type: ignore[misc]  # torch's has no types
     """A pass ended well, with other bits perhaps than with more memory."""
+
+
+def _kind(tensors: Sequence[torch.Tensor]) -> Hashable:
+    """Inputs of the same shapes and dtypes are of one kind."""
+    return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
 
 
 def _tried(
