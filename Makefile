@@ -20,9 +20,11 @@ help: ## what can be done here
 
 # $(call alone,FOLDER,COMMANDS): unless another make has done it meanwhile, and never two at a time; the mark comes last
 alone = @mkdir -p $(1); exec 9<$(1); flock 9; test -e $@ -a -x $(1)/bin/python || { $(2) && touch $@; }
-# $(call venv,FOLDER): anew if a different Python made it; the mark of a whole install goes before installing
+# $(call venv,FOLDER): anew if a different Python made it; the mark of a whole install goes before installing; pip of
+# 2023, which comes with Python 3.11, takes longer for all packages than a new one does with its own install
 venv = rm -f $(1)/.ready-* && \
-  $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1)
+  $(PYTHON) -m venv $$(test "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" || echo --clear) $(1) && \
+  { $(call pip,$(1)/bin/python,'pip>=26') 2>/dev/null || true; }
 # without bytecode: most modules of torch, transformers and others are never imported; those that are get it then
 pip = $(1) -m pip install -q --disable-pip-version-check --no-compile $(2)
 

@@ -32,7 +32,8 @@ from buildtool.core.model import Bootstrap
 from buildtool.core.progress import Progress
 from buildtool.engine.provision import host_mirror
 from buildtool.image.tar import normal_path
-from buildtool.prune.archives import members_of
+from buildtool.prune.archives import members_of, writing_tar
+from buildtool.prune.trees import copy_range, open_source
 from probes.core.invocation import host_command
 
 # Headers, static libraries and CMake files come with some runtime packages' dependencies. What apt keeps
@@ -304,12 +305,7 @@ def write_clean_tar(raw: Path, clean: Path, *, cut: Sequence[str], begun: int, e
     idle = {pattern: _matcher(pattern) for pattern in cut}
     gone: dict[str, tarfile.TarInfo] = {}  # by path
     moved: dict[str, str] = {}  # the path of what is gone -> the hard link that holds its content now
-    with (
-        tarfile.open(raw, "r:") as source,
-        tarfile.open(
-            clean, "w:", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
-        ) as target,
-    ):
+    with open_source(raw) as (_, source), writing_tar(clean) as target:
         for member in members:
             info = content = member.info
             linked = normal_path(info.linkname) if info.islnk() else ""
@@ -326,12 +322,19 @@ def write_clean_tar(raw: Path, clean: Path, *, cut: Sequence[str], begun: int, e
             info.uname = info.gname = ""
             info.mtime = epoch if info.mtime >= min(begun, epoch) else int(info.mtime)
             info.pax_headers = {key: info.pax_headers[key] for key in {CAPABILITY} & info.pax_headers.keys()}
-            target.addfile(info, source.extractfile(content) if info.isreg() else None)
+            target.write(_header(info))
+            if info.isreg():
+                copy_range(source, target.fileno(), content.offset_data, n_bytes=info.size)
+                target.write(bytes(-info.size % tarfile.BLOCKSIZE))
         for name in EMPTIED:
             empty = tarfile.TarInfo(f"./{name}")
             empty.mtime = epoch
-            target.addfile(empty)
+            target.write(_header(empty))
     return list(idle)
+
+
+def _header(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def _matcher(*patterns: str) -> re.Pattern[str]:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 ARCHIVE_NAME = re.compile(r"\.(whl|tar(\.\w+)?|tgz|tbz2?|txz|tzst|oci|zip|deb|rpm)$")
 _CODE_NAME = re.compile(r"\.(so(\.\d+)*|o|a|co|hsaco|fatbin|bin|dat)$")
+_LARGE_BYTES = 1 << 24  # a hundredth of a second
+_TICK_NS = 20_000_000  # more than the kernel's clock of files takes from one time to the next
 _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
@@ -133,13 +136,37 @@ def require_writable(directory: Path, way_out: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
+    """Hex SHA-256 of a file's content.
+
+    A large file is read once by a process, as long as nothing has changed it since: its inode, its size, and
+    the time of its last change, which no program sets at will.
+    """
     with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        status = os.fstat(handle.fileno())
+        if status.st_size < _LARGE_BYTES:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+        if time.time_ns() - status.st_ctime_ns < _TICK_NS:  # a change now would have this time, too
+            time.sleep(_TICK_NS / 1e9)
+        key = _identity(handle.fileno())
+        if key not in _digests:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            if _identity(handle.fileno()) != key:
+                return digest
+            _digests[key] = digest
+        return _digests[key]
+
+
+_digests: dict[tuple[int, ...], str] = {}  # SHA-256 of large files that this process has read
+
+
+def _identity(descriptor: int) -> tuple[int, ...]:
+    """What differs when another file is there, or this one has changed."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def require_sha256(path: Path, sha256: str, what: str, *, way_out: str) -> None:
-    """Read a cache's file once and compare. Raises DataError when it is damaged, having removed it."""
+    """Compare a cache's file. Raises DataError when it is damaged, having removed it."""
     if not path.is_file() or sha256_of(path) != sha256:
         discard(path)
         raise DataError(f"{what} {path.name} is corrupt (not {sha256[:12]}...); removed it", way_out)

@@ -104,7 +104,7 @@ def prune_tar(
     """
     result = TreeResult(tuple(map(str, targets)))
     run = _Run(targets, progress, result)
-    with open_source(original) as (_, descriptor), out.open("w+b", buffering=0) as handle:
+    with open_source(original) as (_, descriptor), writing_tar(out) as handle:
         members = members_of(original)
         removed = {*dropped} | _foreign(members, targets, result)
         for member in members:
@@ -115,9 +115,16 @@ def prune_tar(
                 )
         for path, content in sorted(added(result).items()):
             _add(handle, path, content, latest or 0)
+    return result
+
+
+@contextmanager
+def writing_tar(out: Path) -> Iterator[io.FileIO]:
+    """A tar for the block to write members into, with their padding; its end comes after the block."""
+    with out.open("w+b", buffering=0) as handle:
+        yield handle
         handle.write(bytes(2 * BLOCK))
         handle.write(bytes(-handle.tell() % tarfile.RECORDSIZE))
-    return result
 
 
 @dataclass(frozen=True)

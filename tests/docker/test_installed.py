@@ -88,8 +88,8 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     folder = tmp_path_factory.mktemp("elsewhere")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    pip(str(folder / "venv/bin/python"), "install", "--no-compile", str(wheel))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    pip(str(folder / "venv/bin/python"), "install", "--no-compile", str(wheel), "pip")
     yield Installed(folder / "venv/bin/weir", folder)
     engine = Engine()
     for ref in (FAT, f"weir/{VARIANT}:gfx906", f"weir/{VARIANT}:latest"):

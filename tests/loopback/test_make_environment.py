@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# a Python that makes environments with itself inside, installs slowly, and can hang and fail
+# a Python that makes environments with itself inside, installs slowly, and can hang and fail:
+# with everything, or with what the file `fails` names
 STANDIN = """#!/bin/bash
 case "$*" in
   -V) echo "Python {version}" ;;
@@ -21,7 +22,8 @@ case "$*" in
     mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && echo "venv {version}" >> log ;;
   "-m pip "*)
     echo "begin ${{@: -1}}" >> log; sleep 0.1; while grep -qsxF -- "${{@: -1}}" hangs; do sleep 0.05; done
-    [ ! -e fails ] || exit 1; echo "end ${{@: -1}}" >> log ;;
+    if [ -e fails ] && {{ [ ! -s fails ] || grep -qxF -- "${{@: -1}}" fails; }}; then exit 1; fi
+    echo "end ${{@: -1}}" >> log ;;
   *) echo "ran {version}" >> log ;;
 esac
 """
@@ -66,7 +68,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 OURS = ["begin .[dev,docs]", "end .[dev,docs]"]
-ONCE = ["venv 3.11.7", *OURS]
+NEW_PIP = ["begin pip>=26", "end pip>=26"]
+ONCE = ["venv 3.11.7", *NEW_PIP, *OURS]
 
 
 def test_two_makes_at_once_install_once(checkout: Checkout) -> None:
@@ -103,9 +106,15 @@ def test_no_mark_of_before_vouches_for_what_another_install_left_half_done(check
     assert checkout.make() != 0
     (checkout.folder / "fails").unlink()
     wanted.write_text(before)
-    assert checkout.log[-3:] == ["ran 3.11.7", "venv 3.11.7", OURS[0]]
+    assert checkout.log[-3:] == ["venv 3.11.7", NEW_PIP[0], OURS[0]]
     assert checkout.make() == 0
     assert checkout.log == [*ONCE, "ran 3.11.7"]
+
+
+def test_where_there_is_no_newer_pip_the_one_of_python_installs(checkout: Checkout) -> None:
+    (checkout.folder / "fails").write_text("pip>=26\n")
+    assert checkout.make() == 0
+    assert checkout.log == ["venv 3.11.7", NEW_PIP[0], *OURS, "ran 3.11.7"]
 
 
 def test_another_python_that_was_asked_for_makes_the_environment_from_nothing(checkout: Checkout) -> None:
@@ -117,7 +126,7 @@ def test_another_python_that_was_asked_for_makes_the_environment_from_nothing(ch
     for _ in range(2):
         assert checkout.make("PYTHON=python3.12") == 0
     assert not left.exists()
-    assert checkout.log[-5:] == ["venv 3.12.1", *OURS, "ran 3.12.1", "ran 3.12.1"]
+    assert checkout.log[-7:] == ["venv 3.12.1", *NEW_PIP, *OURS, "ran 3.12.1", "ran 3.12.1"]
 
 
 def test_an_environment_whose_python_is_gone_is_made_again(checkout: Checkout) -> None:

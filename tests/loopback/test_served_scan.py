@@ -144,7 +144,7 @@ def test_a_pause_shows_in_the_corrected_latency_and_hides_in_the_naive_one() -> 
 
 def test_new_connections_are_measured_as_well(tmp_path: Path) -> None:
     with server(good) as port:
-        found = scan(port, tmp_path, "--new-connections")
+        found = scan(port, tmp_path, "--new-connections", "--most-callers", "1")
     assert found.returncode == 0, found.stderr
     assert saved(tmp_path).levels[0].answered > 20
 
@@ -167,7 +167,8 @@ def _instead(real: Callable[..., object], both: list[tuple[object, ...]]) -> Cal
 
 def test_a_server_is_asked_at_its_ipv6_address(tmp_path: Path) -> None:
     with server(good, "::1") as port:
-        found = scan(port, tmp_path, "--url", f"http://[::1]:{port}/v2/models/m/infer")
+        url = f"http://[::1]:{port}/v2/models/m/infer"
+        found = scan(port, tmp_path, "--url", url, "--most-callers", "1")
     assert found.returncode == 0, found.stderr
     assert saved(tmp_path).by.url == f"http://[::1]:{port}/v2/models/m/infer"
 
@@ -178,7 +179,7 @@ def test_an_old_server_that_closes_every_connection_is_measured(tmp_path: Path) 
         return False
 
     with server(old) as port:
-        found = scan(port, tmp_path)
+        found = scan(port, tmp_path, "--most-callers", "1")
     assert found.returncode == 0, found.stderr
     level = saved(tmp_path).levels[0]
     assert level.answered > 20

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -137,6 +138,34 @@ def test_the_digest_of_a_file_is_that_of_all_its_bytes(tmp_path: Path) -> None:
     data = bytes(range(256)) * 5000
     (tmp_path / "file").write_bytes(data)
     assert files.sha256_of(tmp_path / "file") == hashlib.sha256(data).hexdigest()
+
+
+def test_a_large_file_is_read_again_only_after_a_change_whatever_its_time_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, length, read = tmp_path / "file", 1 << 24, []
+    digest_of = hashlib.file_digest
+
+    def counted(handle: BinaryIO, name: str) -> object:
+        read.append(handle.name)
+        return digest_of(handle, name)
+
+    monkeypatch.setattr(files.hashlib, "file_digest", counted)
+    path.write_bytes(bytes(length))
+    first = files.sha256_of(path)
+    assert first == files.sha256_of(path) == hashlib.sha256(bytes(length)).hexdigest()
+    assert len(read) == 1
+    before = path.stat()
+    with path.open("r+b") as handle:
+        handle.write(b"x")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert files.sha256_of(path) == hashlib.sha256(b"x" + bytes(length - 1)).hexdigest()
+    other = tmp_path / "other"
+    other.write_bytes(bytes(length))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+    assert files.sha256_of(path) == first
+    assert len(read) == 3
 
 
 def test_space_that_nobody_can_measure_is_not_taken_for_none(
