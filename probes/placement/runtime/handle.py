@@ -37,7 +37,7 @@ from probes.placement.runtime.capture import (
 )
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.expert_cache import HitRate
-from probes.placement.runtime.own_thread import OwnThread
+from probes.placement.runtime.own_thread import OwnThread, refused_in_this_thread
 from probes.placement.runtime.pass_state import PassState
 from probes.placement.runtime.placed_model import PlacedModel, free_memory
 from probes.placement.runtime.streams import Stopwatches, Streams
@@ -50,6 +50,9 @@ WRITTEN: Final = (
     "nothing is kept"
 )
 QUIETLY: Final = "a library was refused memory in a pass, and took another algorithm: bits may differ"
+OF_ITS_OWN: Final = (
+    "passes run in a thread of their own, as torch keeps for the other one what cuDNN chose without memory"
+)
 _REFUSED: Final = re.compile(r"Tried to allocate ([0-9.]+) ([KMGT])iB")  # torch's words
 
 
@@ -343,11 +346,18 @@ class Handle(PlacedModel):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        return work(args, kwargs) if self._thread is None else self._thread.call(work, args, kwargs)
+        if self._thread is None:
+            if not refused_in_this_thread():
+                return work(args, kwargs)
+            self._thread = OwnThread(self._turns)
+            self._events.append(OF_ITS_OWN)
+        return self._thread.call(work, args, kwargs)
 
     def _choose_anew(self, error: torch.cuda.OutOfMemoryError) -> None:
         """Leave a thread for which torch keeps what a library took without its workspace."""
         if isinstance(error, _QuietlyRefusedError):
+            if self._thread is None:
+                refused_in_this_thread(True)
             self._end_thread()
             self._thread = OwnThread(self._turns)
 

@@ -18,6 +18,14 @@ import torch
 from probes.placement.runtime.engine import Turns, active_transform
 from probes.placement.runtime.packed_tables import autocast_dtype
 
+_here = threading.local()
+
+
+def refused_in_this_thread(refused: bool = False) -> bool:
+    """Whether a library was refused memory in this thread, in any placed model's pass; `refused`: it was."""
+    _here.refused = refused or getattr(_here, "refused", False)
+    return bool(_here.refused)
+
 
 class OwnThread:
     """A thread that does what another one waits for, as that one would: its modes, stream and turn.
