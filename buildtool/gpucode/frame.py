@@ -11,7 +11,7 @@ from buildtool.gpucode.elf import EM_CUDA, HEADER_BYTES
 from buildtool.gpucode.forward import FRAME_MAGIC, OBJECT_MAGIC, Read, Reader
 from buildtool.gpucode.source import BadBundle
 
-_RAW, _RLE, _PACKED = 0, 1, 2  # kinds of blocks
+_RLE, _PACKED = 1, 2  # kinds of blocks; the one before is raw, the one after none
 _BLOCK_HEADER_BYTES = 3
 _MOST_BLOCK_BYTES = 1 << 17
 _CHECKSUM_BYTES = 4
