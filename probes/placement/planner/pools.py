@@ -1,6 +1,5 @@
 """Prefetch pools: the sizes to try, the memory they take, and the best pool for an assignment. Pure."""
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ WINDOW: Final = 256
 WINDOWS: Final = 8
 SLOT_COUNTS: Final = (1, 2, 3, 4)  # numbers of slots to simulate an assignment with,
 PIECE_SLOT_COUNTS: Final = (1, 2, 3, 4, 6)  # and where a slot holds a piece of a block
-SCRATCH_COUNTS: Final = (1, 2)  # likewise of scratch buffers
 Chosen: TypeAlias = tuple[Option, ...]
 FEW_SIZES: Final = 7  # of slots, and of scratch buffers, that are tried at first
 MOST_SIZES: Final = 9  # that are tried as well where a model has few blocks
@@ -82,19 +80,14 @@ def with_best_pool(assignment: Assignment, limits: Limits) -> Placement | None:
     windows = _windows(assignment)
     repeats = len(assignment.chosen) / sum(len(window.chosen) for window in windows)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
-    for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
-        pool = PrefetchPool(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
+    for slots in counts:
+        pool = PrefetchPool(slots, slot, int(scratch > 0), scratch, ahead=max(slots, 1), pieces=pieces)
         if pool_bytes(pool) > left:
             continue
         seconds = repeats * sum(pass_seconds(window, pool, replayed=limits.replayed) for window in windows)
         if best is None or seconds < best.seconds * (1 - GAIN):
             best = Placement(assignment.chosen, pool, seconds)
     return best
-
-
-def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
-    """Numbers of scratch buffers to try. Only a graph, which unpacks ahead, has use for a second one."""
-    return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
 
 
 def _windows(assignment: Assignment) -> list[Assignment]:
