@@ -155,7 +155,9 @@ def _collect(job: Job) -> None:
     from buildtool.launch.collect import commands
     from probes.cli import program
 
-    found = commands(job)
+    found, missing = commands(job)
+    for what in missing:
+        error(f"error: {what}")
     if not found:
         progress(f"no reports below {job.out} on this machine")
     for words in found:
