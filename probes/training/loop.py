@@ -7,7 +7,7 @@ exchange is over was hidden behind nothing. The rank whose gradients are ready l
 least such rest of all ranks is the exchange of a step, and what others have beyond it they waited.
 """
 
-import multiprocessing
+import os
 import signal
 import time
 from collections import defaultdict
@@ -352,9 +352,7 @@ def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
 
 def _of_loader(_number: int) -> None:
     """In a process of the loader: it ends with its rank, and the rank's own signals aren't for it."""
-    rank = multiprocessing.parent_process()
-    assert rank is not None and rank.pid is not None
-    die_with(rank.pid)
+    die_with(os.getppid())
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

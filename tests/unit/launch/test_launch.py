@@ -203,6 +203,20 @@ def test_what_an_engine_could_misread_is_refused(key: str, value: object, tmp_pa
         load(file, {})
 
 
+def test_a_name_leaves_room_for_what_engines_append_to_that_of_each_run() -> None:
+    job("jobset", name="a" * 35, batches=[1024])
+    with pytest.raises(ConfigError, match="is no name"):
+        job("jobset", name="a" * 36, batches=[32, 1024])
+
+
+@pytest.mark.parametrize(("option", "form"), [("--env", "NAME=VALUE"), ("--mount", "INSIDE=OUTSIDE")])
+def test_a_pair_without_a_value_is_refused_with_its_own_form(
+    option: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", "--out", "/data", option, "/x", "--dry-run", "--", "x"]) == 2
+    assert f"write it as {option} {form}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("engine", "fields", "hint"),
     [
