@@ -4,7 +4,6 @@ Content is read once, while the layer streams by: package databases are kept, la
 for GPU code and debug information, small text files for credentials.
 """
 
-import hashlib
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from buildtool.image.secrets import (
     search_scope,
     should_search,
 )
+from buildtool.image.streams import Fingerprint
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
@@ -44,7 +44,7 @@ class LayerIndex:
     sizes: "array[int]" = field(default_factory=lambda: array("q"))  # of content; 0 for all but files
     kinds: bytearray = field(default_factory=bytearray)
     links: dict[int, bytes] = field(default_factory=dict)  # targets
-    digests: dict[int, bytes] = field(default_factory=dict)  # SHA-256 cut to 16 bytes, of large files
+    digests: dict[int, bytes] = field(default_factory=dict)  # fingerprints of large files' content
     captured: dict[int, bytes] = field(default_factory=dict)  # package databases, by zlib
     gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)  # of large files: target -> bytes
     fixed_code: dict[int, frozenset[str]] = field(default_factory=dict)  # targets whose code a prune zeroes
@@ -238,11 +238,11 @@ def _read_content(
 
 def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
     """Hash a large file's content, look for GPU code and debug information; returns the memory used."""
-    digest, debug_counter = hashlib.sha256(), DebugCounter(size)
+    fingerprint, debug_counter = Fingerprint(), DebugCounter(size)
     gpu_code: Mapping[str, int] = {}
     gpu = GpuCodeCounter(size)
     for piece in pieces:
-        digest.update(piece)
+        fingerprint.feed(piece)
         gpu.feed(piece)
         debug_counter.feed(piece)
     try:
@@ -257,5 +257,5 @@ def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[by
         index.alignments[row] = gpu.alignment
         if gpu.fixed:
             index.fixed_code[row] = frozenset(gpu.fixed)
-    index.digests[row] = digest.digest()[:16]
+    index.digests[row] = fingerprint.value()
     return _DIGEST_BYTES
