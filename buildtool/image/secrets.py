@@ -281,8 +281,8 @@ _WORD = (
 )
 # what such a word begins with; literals are found much quicker than the pattern, which few texts need
 _BEGINNINGS = tuple(
-    b"passw passphrase secret token apikey api_key accesskey access_key privatekey private_key authkey auth_key"
-    b" _auth credential".split()
+    b"passw passphrase secret token apikey api_key accesskey access_key privatekey private_key authkey"
+    b" auth_key _auth credential".split()
 )
 
 
