@@ -43,8 +43,8 @@ OBJECT_MAGIC = b"\x7fELF\x02\x01\x01"
 MAGICS = (FATBIN_MAGIC, BUNDLE_MAGIC, COMPRESSED_MAGIC, OFFLOAD_MAGIC, OBJECT_MAGIC)
 ALIGN_BYTES = 8
 _LONGEST = len(BUNDLE_MAGIC)
-# (byte of the magic at which to look, its value, the other byte and its value, the magic); bytes that are rare
-# in host code come first, and the second leaves few places at which all of a magic is compared
+# (byte of the magic at which to look, its value, the other byte and its value, the magic); bytes that are
+# rare in host code come first, and the second leaves few places at which all of a magic is compared
 _MARKS = (
     (3, 0xBA, 0, 0x50, FATBIN_MAGIC),
     (0, ord("C"), 3, ord("B"), COMPRESSED_MAGIC),
