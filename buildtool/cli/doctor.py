@@ -18,9 +18,8 @@ from buildtool.engine import host as engine_host
 from probes.cli.arguments import card_by
 from probes.core.codec import encode
 from probes.core.errors import UsageError
-from probes.core.files import read_regular
+from probes.core.files import read_head, read_regular
 from probes.core.invocation import tool_version
-from probes.core.files import read_head
 from probes.core.output import echo, flag, option, write
 from probes.core.quoting import command
 from probes.core.unknown import Unknown
