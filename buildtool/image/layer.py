@@ -20,7 +20,7 @@ from buildtool.image.secrets import (
     search_scope,
     should_search,
 )
-from buildtool.image.streams import Fingerprint
+from buildtool.image.streams import MORE_UNPACKED, Fingerprint
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
@@ -110,9 +110,10 @@ def index_layer(
     place: str,
     limits: Limits = LIMITS,
     room_bytes: int | None = None,
+    most_bytes: int | None = None,
     inspect: Inspect | None = None,
 ) -> LayerIndex:
-    """Read a layer's tar to its end. `room_bytes` bounds the index's memory.
+    """Read a layer's tar to its end. `room_bytes` bounds its memory, `most_bytes` what files announce.
 
     With `inspect`, all files but package databases are given to it; what it returns is in `facts`.
 
@@ -125,7 +126,7 @@ def index_layer(
     add_dir, add_name = index.dirs.append, index.names.append
     add_size, add_kind = index.sizes.append, index.kinds.append
     removed: set[tuple[bytes, bytes]] = set()
-    memory_bytes = 0
+    memory_bytes = announced_bytes = 0
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
         if name in (b"..", b"."):
@@ -157,10 +158,20 @@ def index_layer(
                 index.links_to_removed.add(row)
                 removed.add((directory[0], name))
         elif kind == FILE and size:
+            announced_bytes += size
+            if most_bytes is not None and announced_bytes > most_bytes:
+                raise _too_large(index.path(row), size, most_bytes, place)
             memory_bytes += _read_content(index, reader, size, directory, limits=limits, inspect=inspect)
     reader.drain()
     index.index_bytes, index.notes = memory_bytes, tuple(reader.notes)
     return index
+
+
+def _too_large(path: bytes, size: int, most_bytes: int, place: str) -> LimitExceeded:
+    """Refuses a layer before it is read to its end, as for a sparse /var/log/lastlog, and names the file."""
+    name = path.decode("utf-8", "backslashreplace")
+    message = f"with {name} ({size:,} bytes), the layer unpacks to more than {most_bytes:,} bytes"
+    return LimitExceeded(f"{message}, so its bytes stay unknown", place=place, hint=MORE_UNPACKED)
 
 
 def _memory_of_new(directory: bytes, counted: set[bytes]) -> int:
