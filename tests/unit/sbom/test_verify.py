@@ -588,7 +588,7 @@ def test_what_is_read_is_shown_as_by_an_audit(
 ) -> None:
     monkeypatch.setattr(audit, "PROGRESS_EVERY_S", 0.0)
     root = attached(1).write(tmp_path / "layout")
-    assert main([*"verify --key".split(), str(keys / "ours.pub"), str(root)]) == 0
+    assert main([*["verify", "--key"], str(keys / "ours.pub"), str(root)]) == 0
     said = capsys.readouterr()
     assert f"verify {root}: " in said.err
     assert "read" not in said.out
