@@ -224,7 +224,7 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
             pipeline.keep_unproved(workplace, made.written, image.variant)
             raise
         except NoRuntime as error:
-            workplace.progress(f"{image.variant}: not proved: {error}")
+            workplace.progress(f"{image.variant}: not proved: {error.message} ({error.hint})")
             proofs.append(None)
     return proofs
 
