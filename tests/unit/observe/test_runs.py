@@ -49,6 +49,7 @@ def test_a_run_that_opened_nothing_gives_no_list(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runs, "is_local", lambda *_: True)
     monkeypatch.setattr(runs, "Fanotify", Watch)
     monkeypatch.setattr(runs, "run_streaming", lambda *_, **__: None)
+    monkeypatch.setattr(runs.Served, "stop", lambda _: None)
     said: list[str] = []
 
     def observed() -> runs.Observation:
