@@ -191,14 +191,12 @@ def test_rows_of_an_index_for_several_platforms_are_chosen_by_platform() -> None
     archive = make.archive(make.oci_layout(amd) | make.oci_layout(arm) | {"index.json": index})
     assert len(read(archive, platform=Platform("linux", "arm64")).layers) == 1
     assert len(read(archive, platform=Platform("linux", "amd64")).layers) == 3
-    with pytest.raises(NoSuchImage, match="holds several images"):
-        read(archive)
 
 
 @pytest.mark.parametrize("target", ["usr/bin", "/gone"])
 def test_a_root_file_system_is_no_image_and_says_what_one_is(target: str) -> None:
     """What `docker export` writes: its links lead to no blob."""
-    with pytest.raises(MissingContent, match="neither index.json nor manifest.json, and no image config\n"):
+    with pytest.raises(MissingContent, match=r"neither index\.json nor manifest\.json, and no image config"):
         read(make.tar(make.folder("usr/bin"), make.symlink("bin", target), file("usr/bin/true", b"x")))
 
 
