@@ -86,7 +86,7 @@ class Watch:
         self._path = path
         self._seen: set[str] = set()
         self._without_code = False  # whether a module came without, and that was said
-        self._callback = _Callback(self._told)  # CUPTI holds its address alone
+        self._callback = _Callback(self._told)  # CUPTI holds its address alone: see `cupti`
 
     def say(self, **row: object) -> None:
         """Add a line."""
@@ -117,7 +117,8 @@ class Watch:
         )
         if code:
             raise OSError(f"CUPTI says {code} (CUptiResult)")
-        atexit.register(library.cuptiUnsubscribe, subscriber)
+        # what is to be called until then holds this object, and so the callback, which CUPTI doesn't
+        atexit.register(lambda _watch: library.cuptiUnsubscribe(subscriber), self)
         self.say(by="cupti")
 
     def _told(self, _data: object, domain: int, event: int, about: int) -> None:

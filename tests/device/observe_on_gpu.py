@@ -275,7 +275,8 @@ def main() -> int:
         tell("slim; the service on it")
         judge_answers(run, "on the slim stack", plain, run.service("slim", tree=tree))
     finally:
-        if args.out.is_dir() and (args.tree / "runs" / "lines").exists():
+        if (args.tree / "runs" / "lines").exists():
+            args.out.mkdir(parents=True, exist_ok=True)
             shutil.copy2(args.tree / "runs" / "lines", args.out / "gpu-code.jsonl")
         shutil.rmtree(args.tree, ignore_errors=True)
     return board.finish()

@@ -98,7 +98,7 @@ def _model(group: Any, model: Model) -> None:
                 begun = time.monotonic()
                 asked = int(weights * share) + needs[how]
                 made = _planned(described[how], machine, asked)
-                row = _measured(bench, made, resident[batch]["output"], how)
+                row = _measured(bench, made, resident[batch], how)
                 placed[how] = row["measured_s"]
                 if how == "eager" and row["measured_s"] is not None:
                     larger = max(resident[batch]["eager_s"], placed.get("captured") or 0.0)
@@ -121,9 +121,12 @@ def _resident(bench: Bench, batch: int) -> dict[str, Any]:
         "again_differing_bits": differing_bits(bench.model.output(one()).cpu(), output),
         "eager_s": wall_s(one, least_s=0.05, samples=5),
         "captured_s": None,
+        "captured_output": None,
     }
     try:
         replay, kept = captured(one)
+        replay()
+        found["captured_output"] = bench.model.output(kept).cpu()
         found["captured_s"] = wall_s(replay, least_s=0.05, samples=5)
         del replay, kept
     except RuntimeError:
@@ -176,8 +179,8 @@ def _plan(described: Described, machine: Constants, budget: int) -> Plan:
     )
 
 
-def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> dict[str, Any]:
-    """One placed case under the budget as a cap."""
+def _measured(bench: Bench, made: Plan, resident: dict[str, Any], how: str) -> dict[str, Any]:
+    """One placed case under the budget as a cap; captured, it has a resident capture's bits."""
     row: dict[str, Any] = {
         "predicted_s": made.time.middle_s,
         "interval_s": [made.time.low_s, made.time.high_s],
@@ -193,8 +196,11 @@ def _measured(bench: Bench, made: Plan, reference: torch.Tensor, how: str) -> di
     try:
         with bench.placed(made) as handle:
             output = bench.model.output(one()).cpu()
-            row["differing_bits"] = differing_bits(output, reference)
+            row["differing_bits"] = differing_bits(output, resident["output"])
             run = handle.captured(one) if how == "captured" else one
+            if resident["captured_output"] is not None and how == "captured":
+                output = bench.model.output(run()).cpu()
+                row["differing_bits"] += differing_bits(output, resident["captured_output"])
             row["retries"] = -torch.cuda.memory_stats().get("num_alloc_retries", 0)
             row["measured_s"] = wall_s(run, least_s=0.06, samples=7)
             row["retries"] += torch.cuda.memory_stats().get("num_alloc_retries", 0)

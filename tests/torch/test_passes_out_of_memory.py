@@ -4,6 +4,7 @@ import contextlib
 import threading
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from probes.placement import load
-from probes.placement.runtime import placed_model
+from probes.placement.runtime import own_thread, placed_model
 from probes.placement.runtime.handle import _tried
 from probes.placement.runtime.hooks import ModelHook
 from probes.placement.runtime.offloaded import PackedOperations
+from probes.placement.runtime.packed_tables import autocast_dtype
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import Streams
 from probes.placement.runtime.weight_sources import ModuleWeights
@@ -93,12 +95,21 @@ class Stingy(nn.Module):
         super().__init__()
         self.streams, self.refusals = Streams(), [0] * refusals  # no pass that is done again restores a list
         self.streams.refused_allocations = lambda: refusals - len(self.refusals)
+        self.threads = []
 
     def forward(self, x):
+        state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_dtype("cpu")
+        self.threads.append((threading.current_thread(), *state))
         if self.refusals:
             self.refusals.pop()
             return x * (1 + 2**-20)
         return x
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_refused_in_this_thread():
+    yield
+    vars(own_thread._here).clear()
 
 
 def made(seed=0):
@@ -454,3 +465,40 @@ def test_a_pass_whose_library_quietly_did_without_memory_is_done_again_with_more
     model(x)
     assert len(stingy.refusals) == max(refusals - passes - 1, 0)
     assert [layer.seen for layer in model.layers if layer is not stingy] == [2] * LAYERS
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_pass_that_a_library_was_refused_memory_in_is_done_again_in_a_new_thread(cast):
+    """torch keeps, for the thread, what cuDNN chose without its workspace (seen on an H100)."""
+    with ThreadPoolExecutor(1) as callers:  # which is of no use to other tests afterwards
+        callers.submit(_in_new_threads, cast).result()
+
+
+def _in_new_threads(cast):
+    x, model, stingy = torch.randn(2, WIDTH), made(), Stingy(2)
+    model.layers.insert(3, stingy)
+    tiers = (*TIERS[:3], "resident", *TIERS[3:])
+    handle = placed(model, tiers=tiers, streams=stingy.streams)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        with pytest.warns(RuntimeWarning, match="in a thread of their own"):
+            model(x)
+        model(x)
+    threads, *states = zip(*stingy.threads, strict=True)
+    here = threading.current_thread()
+    assert [threads.index(thread) for thread in threads] == [0, 1, 2, 2]
+    assert threads[0] is here
+    assert [set(each) for each in states] == [{False}, {True}, {torch.bfloat16 if cast else None}]
+    with pytest.raises(ZeroDivisionError):
+        handle.captured(lambda y: model(y) / (1 // 0), x)
+    handle.measure(model, x)
+    assert {thread for thread, *_ in stingy.threads[4:]} == {threads[2]}
+    handle.remove()
+    threads[2].join(60)
+    assert not any(thread.is_alive() for thread in threads[1:])
+    model(x)
+    assert stingy.threads[-1][0] is here
+    again = placed(model, tiers=tiers, streams=Streams())
+    model(x)
+    assert stingy.threads[-1][0] is not here
+    assert "in a thread of their own" in str(again.report())
+    again.remove()

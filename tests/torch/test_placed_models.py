@@ -784,6 +784,23 @@ def test_memory_that_the_system_refuses_is_an_error_and_the_model_is_as_before(m
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("tier", ["all", *MOVING, "cpu", "resident"])
+def test_a_conversion_to_what_a_module_is_does_nothing(model, x, tier):
+    """As the router of Switch Transformers does in each forward."""
+    want, layer = model(x), model.layers[1]
+    forward = type(layer).forward
+    layer.forward = lambda *args: forward(layer.to(torch.float32).float(), *args)
+    handle = placed(model, tier)
+    for _ in range(3):
+        assert torch.equal(model(x), want)
+    assert model.float() is model
+    with pytest.raises(PlacementError, match="only read"):
+        layer.share_memory()
+    handle.remove()
+    assert torch.equal(model(x), want)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("tier", ["all", "resident", "in_place"])
 @pytest.mark.parametrize(
     "change",

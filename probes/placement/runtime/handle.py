@@ -37,6 +37,7 @@ from probes.placement.runtime.capture import (
 )
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.expert_cache import HitRate
+from probes.placement.runtime.own_thread import OwnThread, refused_in_this_thread
 from probes.placement.runtime.pass_state import PassState
 from probes.placement.runtime.placed_model import PlacedModel, free_memory
 from probes.placement.runtime.streams import Stopwatches, Streams
@@ -49,6 +50,9 @@ WRITTEN: Final = (
     "nothing is kept"
 )
 QUIETLY: Final = "a library was refused memory in a pass, and took another algorithm: bits may differ"
+OF_ITS_OWN: Final = (
+    "passes run in a thread of their own, as torch keeps for the other one what cuDNN chose without memory"
+)
 _REFUSED: Final = re.compile(r"Tried to allocate ([0-9.]+) ([KMGT])iB")  # torch's words
 
 
@@ -179,6 +183,7 @@ class Handle(PlacedModel):
         self._known_sizes: set[Hashable] = set()  # of passes that have ended
         self._changing: set[Hashable] = set()  # sizes of passes that change modules or draw random numbers
         self._too_large: set[Hashable] = set()  # passes for which no room was enough
+        self._thread: OwnThread | None = None  # that passes run in, if not in their caller's
         super().__init__(model, plan, source, streams, **options)
         self._refusals = streams.refused_allocations()
 
@@ -293,6 +298,7 @@ class Handle(PlacedModel):
         if self._guarding:  # it is a part of such work
             return work(args, kwargs)
         self.follow_experts()
+        work = partial(self._in_thread, work)
         given = (*args, *kwargs.values())
         tensors = list(direct_tensors(given))
         try:  # a mask grows with each token: shapes of about one size are one kind
@@ -334,6 +340,31 @@ class Handle(PlacedModel):
             self._guarding = False
         return output
 
+    def _in_thread(
+        self,
+        work: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self._thread is None:
+            if not refused_in_this_thread():
+                return work(args, kwargs)
+            self._thread = OwnThread(self._turns)
+            self._events.append(OF_ITS_OWN)
+        return self._thread.call(work, args, kwargs)
+
+    def _choose_anew(self, error: torch.cuda.OutOfMemoryError) -> None:
+        """Leave a thread for which torch keeps what a library took without its workspace."""
+        if isinstance(error, _QuietlyRefusedError):
+            if self._thread is None:
+                refused_in_this_thread(True)
+            self._end_thread()
+            self._thread = OwnThread(self._turns)
+
+    def _end_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.end()
+
     def _quietly_refused(self) -> torch.cuda.OutOfMemoryError | None:
         """Since this was last asked: a library was refused its workspace, and did without, as cuDNN does."""
         before, self._refusals = self._refusals, self._streams.refused_allocations()
@@ -365,6 +396,7 @@ class Handle(PlacedModel):
             why = WRITTEN
         for n_bytes in () if why else self._rooms(error):
             state.restore()
+            self._choose_anew(error)
             try:
                 if not n_bytes:
                     raise PlacementError("no block that stays in VRAM can stream instead")
@@ -405,7 +437,12 @@ class Handle(PlacedModel):
         if self._builder.spilled:
             blocks = counted(self._builder.spilled, "block")
             moved.append(f"{blocks} that were to stay in VRAM stream from now on")
-        return f"a pass ran out of memory: {' and '.join(moved)}, which frees {binary_bytes(freed)}"
+        said = f"a pass ran out of memory: {' and '.join(moved)}, which frees {binary_bytes(freed)}"
+        if self._thread is not None:
+            said += (
+                "; from now on passes run in a thread of their own, where cuDNN chooses its algorithms anew"
+            )
+        return said
 
     def _rooms(self, error: torch.cuda.OutOfMemoryError) -> Iterator[int]:
         """Bytes to free, one after the other: first twice what was refused, or more. 0: none can be."""
@@ -504,6 +541,7 @@ class Handle(PlacedModel):
         self._engine.turns.taken(self._remove)
 
     def _remove(self) -> None:
+        self._end_thread()
         self.take_down(leave_values=False)
         self._source.close()
 

@@ -134,7 +134,9 @@ class ParameterOrigins:
         for module, name in itertools.product(model.modules(), _CHANGES):
             # layers with adapters, as peft makes them, can be merged into their weights
             adapted = all(hasattr(module, key) for key in ("merge", "unmerge", "merged_adapters"))
-            if "merge" not in name or adapted:
+            if name == "_apply":
+                self._exchange(module, name, partial(_unchanged, module))
+            elif "merge" not in name or adapted:
                 self._exchange(module, name, partial(_refuse_change, name))
 
     def leave_weights_apart(self, model: nn.Module) -> None:
@@ -293,6 +295,18 @@ def _refuse_change(name: str, *_args: Any, **_options: Any) -> NoReturn:
         f"a placed model can't be {_CHANGES[name]}: the weights of a placed model are only read",
         "call remove() of the handle first",
     )
+
+
+def _unchanged(
+    module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> nn.Module:
+    """The module, where all that it has is as `to()`, `half()` or `cuda()` would make it, as routers ask."""
+    tensors = (*module.parameters(recurse), *module.buffers(recurse))
+    kinds = {(tensor.dtype, tensor.device, tensor.dim()) for tensor in tensors}
+    trials = [torch.empty((2,) * n, dtype=dtype, device=device) for dtype, device, n in kinds]
+    if "share_memory" in getattr(change, "__qualname__", "") or any(change(one) is not one for one in trials):
+        _refuse_change("_apply")
+    return module
 
 
 def joins_its_weights(block: nn.Module) -> bool:

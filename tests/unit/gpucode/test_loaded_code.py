@@ -1,9 +1,12 @@
 """GPU code that a process loaded: it is recognised in a library, and the rest can be cut."""
 
 import ctypes
+import gc
 import json
 import random
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +91,37 @@ def test_what_cupti_tells_is_written_once_for_each_module(tmp_path: Path) -> Non
     assert [row["key"] for row in rows] == [key_of(ONE), key_of(TWO)]
     assert [row["bytes"] for row in rows] == [len(ONE), len(TWO)]
     assert "without its code" in fault["error"]
+
+
+def test_what_cupti_calls_stays_when_garbage_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callback had no owner, and was freed while torch was imported: no module was told of."""
+    callbacks, at_end = [], []
+
+    class Cupti:
+        """As libcupti does, it keeps an address alone."""
+
+        def __init__(self, _path: str) -> None:
+            self.cuptiEnableCallback = lambda *_: 0
+            self.cuptiUnsubscribe = lambda _subscriber: at_end.append("unsubscribed")
+
+        def cuptiSubscribe(self, _subscriber: object, callback: object, _data: object) -> int:
+            callbacks.append(weakref.ref(callback))
+            return 0
+
+    registered: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(loaded.atexit, "register", lambda *words: registered.append(words))
+    monkeypatch.setattr(loaded.ctypes, "CDLL", Cupti)
+    monkeypatch.setenv(loaded.FILE, str(tmp_path / "lines"))
+    monkeypatch.setattr(loaded.os.path, "exists", lambda _path: False)  # /dev/kfd
+    (tmp_path / "lines").touch()
+    loaded.start()
+    gc.collect()
+    assert [callback() is not None for callback in callbacks] == [True]
+    for function, *given in registered:
+        function(*given)
+    assert at_end == ["unsubscribed"]
 
 
 @pytest.mark.thorough
