@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import threading
 from pathlib import Path
 
 import pytest
@@ -82,17 +81,19 @@ def test_a_pipe_that_nobody_writes_into_is_not_waited_for(
 
 
 def test_a_pipe_is_read_where_somebody_writes_into_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipe = tmp_path / "pipe"
+    pipe, wait = tmp_path / "pipe", os.set_blocking
     os.mkfifo(pipe)
-    held = os.open(pipe, os.O_RDWR)  # its buffer is there as long as it is open
-    writer = threading.Thread(
-        target=lambda: (os.write(held, b"FROM x\nRUN pip install torch\n"), os.close(held))
-    )
-    writer.start()
+    held = os.open(pipe, os.O_RDWR)
+    os.write(held, b"FROM x\nRUN pip install torch\n")
+
+    def wait_and_end(descriptor: int, blocking: bool, /) -> None:
+        wait(descriptor, blocking)
+        os.close(held)  # its reader is there now
+
+    monkeypatch.setattr(os, "set_blocking", wait_and_end)
     code = main(["doctor", "--lint", str(pipe)])
-    writer.join()
     assert (code, "pipe:2: " in capsys.readouterr().out) == (1, True)
 
 
