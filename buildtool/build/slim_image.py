@@ -143,7 +143,7 @@ class _Job:
             if entry.info.isreg():
                 with _as_elf(entry, place) as source:
                     present |= keys_in(source) if source else set()
-        used = Used.of(self.keep.gpu_code, present)
+        used = Used.of(self.keep.gpu_code, present, self.keep.generated_code)
         if not used.is_all:
             n_absent = len(self.keep.gpu_code - present)
             self.workplace.progress(

@@ -13,7 +13,7 @@ from buildtool.doctor.prove import devices_of
 from buildtool.engine import host as engine_host
 from buildtool.engine.client import Devices, Engine
 from buildtool.keep.imports import source_of
-from buildtool.keep.keep_list import GPU_CODE, is_line, merge_into, read_keep_list
+from buildtool.keep.keep_list import is_line, merge_into, read_keep_list
 from buildtool.observe.runs import (
     FANOTIFY,
     INOTIFY,
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(
         parser,
         "--gpu-code",
-        "also see which GPU code its Python processes load: by CUPTI, which told of none on the H200 that it "
-        "was tried on, or by ROCr's list, which was never tried (default: files alone)",
+        "also see which GPU code its Python processes load: by CUPTI, or by ROCr's list, which was never "
+        "tried (default: files alone)",
     )
     parser.add_argument(
         "--method",
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             f"no line of a keep-list can hold the names of {counted(len(odd), 'opened file')}: {named}",
             "rename what has them, or write a line for its directory and don't let the run open it",
         )
-    lines += sorted(f"{GPU_CODE}{key}" for key in gpu_code)
+    lines += sorted(gpu_code)
     if args.keep:
         keep, n_new = merge_into(args.keep, lines)
         loaded = f", {len(gpu_code):,} pieces of GPU code loaded" if args.gpu_code else ""

@@ -24,7 +24,7 @@ from buildtool.gpucode.target import (
     target_of_override,
 )
 from buildtool.gpucode.used import Used
-from buildtool.keep.keep_list import read_keep_list
+from buildtool.keep.keep_list import KeepList, read_keep_list
 from buildtool.prune import images
 from buildtool.prune.manifest import FILE_NAME, TreeResult, journal
 from buildtool.prune.trees import keys_below, prune_file, prune_tree, sizes_text
@@ -163,7 +163,7 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
         copy = command("cp", "-a", "--", str(path), str(args.out))
         raise ConfigError("--out is for one file", f"copy the tree first: {copy}")
     manifest = args.manifest or path / FILE_NAME
-    keys = _loaded(args.keep) if args.keep else None
+    keep = _loaded(args.keep) if args.keep else None
     with ExitStack() as stack:
         stack.enter_context(prefix_errors(path))
         written = None if args.dry_run else stack.enter_context(journal(manifest, path, targets))
@@ -171,7 +171,7 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
             path,
             targets,
             compress=args.compress,
-            used=Used.of(keys, keys_below(path)) if keys else None,
+            used=Used.of(keep.gpu_code, keys_below(path), keep.generated_code) if keep else None,
             strip=args.strip,
             dry_run=args.dry_run,
             progress=progress,
@@ -183,15 +183,15 @@ def _run_tree(path: Path, args: argparse.Namespace, targets: tuple[TargetId, ...
     return Exit.FINDINGS if result.refused else Exit.OK
 
 
-def _loaded(path: Path) -> frozenset[str]:
-    """The keys of GPU code in a keep-list. Raises DataError for one without any."""
-    keys = read_keep_list(path).gpu_code
-    if not keys:
+def _loaded(path: Path) -> KeepList:
+    """A keep-list with keys of GPU code. Raises DataError for one without any."""
+    keep = read_keep_list(path)
+    if not keep.gpu_code:
         raise DataError(
             f"{terminal(str(path))} has no GPU code that a run loaded",
             "add it: weir observe IMAGE --gpu-code --gpus --keep FILE",
         )
-    return keys
+    return keep
 
 
 def _run_image(args: argparse.Namespace, targets: tuple[TargetId, ...]) -> Exit:

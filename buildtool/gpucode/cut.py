@@ -134,6 +134,7 @@ def _plan_library(
 ) -> PrunePlan:
     """Plan a library or program: zeros for code outside of the known sections, then these get shorter."""
     elf = read_elf(source)
+    used = used.by_library(source, elf) if used else None
     match = find_container(elf, targets)
     sections = match[1] if match else ()
     own = match[2] if match else tuple(targets)

@@ -6,7 +6,7 @@ gABI's. pyelftools reads lazily and trusts sizes, which is unsafe on hostile inp
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -124,14 +124,19 @@ class Elf:
     @cached_property
     def _loaded_until(self) -> tuple[list[int], list[int]]:
         """Where loaded segments begin in the file, in order, and up to where those so far reach."""
-        spans = sorted((segment.offset, segment.file_end) for segment in self._loads)
-        return [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
+        return _reach((segment.offset, segment.file_end) for segment in self._loads)
+
+    @cached_property
+    def _sections_until(self) -> tuple[list[int], list[int]]:
+        return _reach((section.offset, section.file_end) for section in self.sections if section.file_bytes)
 
     def is_loaded(self, start: int, end: int) -> bool:
         """Whether one segment loads all between two file positions."""
-        starts, ends = self._loaded_until
-        number = bisect_right(starts, start)
-        return number > 0 and end <= ends[number - 1]
+        return _is_within(self._loaded_until, start, end)
+
+    def is_in_section(self, start: int, end: int) -> bool:
+        """Whether one section has all between two file positions."""
+        return _is_within(self._sections_until, start, end)
 
     def check_loading(self, size: int) -> None:
         """Check that the headers agree on what is loaded, from a file of `size` bytes, and where to.
@@ -160,6 +165,18 @@ class Elf:
                 or segment.offset != self.offset_of(segment.address, segment.memory_bytes)
             ):
                 raise BadElf("PT_PHDR isn't where the program headers are", place=segment.offset)
+
+
+def _reach(spans: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Where spans begin, in order, and up to where those so far reach."""
+    ordered = sorted(spans)
+    return [start for start, _ in ordered], list(accumulate((end for _, end in ordered), max))
+
+
+def _is_within(reach: tuple[list[int], list[int]], start: int, end: int) -> bool:
+    """Whether one of the spans has all between two positions."""
+    number = bisect_right(reach[0], start)
+    return number > 0 and end <= reach[1][number - 1]
 
 
 def head_of(source: Source) -> bytes:

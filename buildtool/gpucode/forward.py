@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from buildtool.gpucode.source import CHUNK_BYTES, FIRST_BYTES, GpuCodeError, Source
+from buildtool.gpucode.source import CHUNK_BYTES, GpuCodeError, Source
 
 T = TypeVar("T")
 
@@ -40,9 +40,11 @@ BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED_MAGIC = b"CCOB"
 OFFLOAD_MAGIC = b"\x10\xff\x10\xad"
 OBJECT_MAGIC = b"\x7fELF\x02\x01\x01"
-MAGICS = (FATBIN_MAGIC, BUNDLE_MAGIC, COMPRESSED_MAGIC, OFFLOAD_MAGIC, OBJECT_MAGIC)
+FRAME_MAGIC = b"\x28\xb5\x2f\xfd"  # zstd's: `frame`
+MAGICS = (FATBIN_MAGIC, BUNDLE_MAGIC, COMPRESSED_MAGIC, OFFLOAD_MAGIC, OBJECT_MAGIC, FRAME_MAGIC)
 ALIGN_BYTES = 8
 _LONGEST = len(BUNDLE_MAGIC)
+_FIRST_FIND_BYTES = 256
 # (byte of the magic at which to look, its value, the other byte and its value, the magic); bytes that are
 # rare in host code come first, and the second leaves few places at which all of a magic is compared
 _MARKS = (
@@ -50,6 +52,7 @@ _MARKS = (
     (0, ord("C"), 3, ord("B"), COMPRESSED_MAGIC),
     (3, 0xAD, 0, 0x10, OFFLOAD_MAGIC),
     (0, 0x7F, 3, ord("F"), OBJECT_MAGIC),
+    (3, 0xFD, 0, 0x28, FRAME_MAGIC),
 )
 _BUNDLE_WORDS = BUNDLE_MAGIC[::ALIGN_BYTES]
 
@@ -92,7 +95,7 @@ def read_forward(reader: Reader[T], source: Source) -> T:
 
 
 def _find_in(source: Source, request: Find) -> int:
-    at, most = request.at, FIRST_BYTES
+    at, most = request.at, _FIRST_FIND_BYTES  # the next may be near, and very many behind it
     while at < request.size:
         n_bytes = min(most, request.size - at)
         for place in find_magics(source.exactly(at, n_bytes, "a section"), at):

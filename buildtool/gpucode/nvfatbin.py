@@ -21,14 +21,18 @@ ENTRY_BYTES = 64
 PTX, CUBIN, LTO_IR = 1, 2, 8
 _NAMES = {PTX: "compute", CUBIN: "sm", LTO_IR: "lto"}
 BLANK_BYTES = 16  # a payload that begins with as many zeros was blanked: no code does
-_COMPRESSED = 0x2000 | 0x8000  # LZ4, and zstd since CUDA 12.4
+_LZ4 = 0x2000
+_COMPRESSED = _LZ4 | 0x8000  # zstd since CUDA 12.4
 _MAX_ENTRY_HEADER_BYTES = 1 << 16
 _ABI_CUDA_13 = 8
 
 
 @dataclass(frozen=True, slots=True)
 class NvEntry:
-    """One cubin or PTX text; `start` is its header's position in the file."""
+    """One cubin or PTX text; `start` is its header's position in the file.
+
+    `lz4_bytes`: of an LZ4 block, behind which there is padding; 0 where it isn't one.
+    """
 
     kind: int
     architecture: int
@@ -37,6 +41,7 @@ class NvEntry:
     stored_bytes: int
     unpacked_bytes: int
     is_blank: bool = False  # an earlier prune left zeros in place of the code
+    lz4_bytes: int = 0
 
     @property
     def is_ptx(self) -> bool:
@@ -117,7 +122,7 @@ def _read_entry(start: int, end: int) -> Reader[NvEntry]:
     head = yield Read(start, min(ENTRY_BYTES + BLANK_BYTES, end - start), "a fat binary's entry")
     assert isinstance(head, bytes)
     kind, header_bytes, payload_bytes = struct.unpack("<H2xIQ", head[:16])
-    architecture, flags, unpacked = struct.unpack("<I8xQ8xQ", head[28:ENTRY_BYTES])
+    packed, architecture, flags, unpacked = struct.unpack("<I8xI8xQ8xQ", head[16:ENTRY_BYTES])
     n_bytes = header_bytes + payload_bytes
     if not ENTRY_BYTES <= header_bytes <= _MAX_ENTRY_HEADER_BYTES or n_bytes > end - start:
         raise BadBundle("a CUDA fat binary's entry is impossible", place=start)
@@ -128,7 +133,8 @@ def _read_entry(start: int, end: int) -> Reader[NvEntry]:
         first = first_bytes
     is_blank = payload_bytes >= BLANK_BYTES and not any(first)
     unpacked_bytes = unpacked if flags & _COMPRESSED else payload_bytes
-    return NvEntry(kind, architecture, start, header_bytes, n_bytes, unpacked_bytes, is_blank)
+    lz4_bytes = min(packed, payload_bytes) if flags & _LZ4 else 0
+    return NvEntry(kind, architecture, start, header_bytes, n_bytes, unpacked_bytes, is_blank, lz4_bytes)
 
 
 def target_of_flags(flags: int, abi_version: int) -> str:

@@ -1,7 +1,8 @@
 """What GPU code a file holds, where, for which targets, in how many bytes. Reads tables, not code.
 
-Knows CUDA fat binaries, bundles (raw and CCOB), AMD's and NVIDIA's code objects, LLVM's OffloadBinary. These
-are found by their first bytes: in every section of a library, or as the file itself.
+Knows CUDA fat binaries, bundles (raw and CCOB), AMD's and NVIDIA's code objects, LLVM's OffloadBinary, cubins
+that are zstd frames. These are found by their first bytes: in every section of a library, or as the file
+itself.
 """
 
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from buildtool.gpucode import bundle, nvfatbin
+from buildtool.gpucode import bundle, frame, nvfatbin
 from buildtool.gpucode.bundle import Bundle, Header
 from buildtool.gpucode.elf import (
     EM_AMDGPU,
@@ -26,6 +27,7 @@ from buildtool.gpucode.forward import (
     BUNDLE_MAGIC,
     COMPRESSED_MAGIC,
     FATBIN_MAGIC,
+    FRAME_MAGIC,
     OBJECT_MAGIC,
     OFFLOAD_MAGIC,
     Find,
@@ -138,7 +140,7 @@ class Code:
     """A piece of GPU code: its target (None: not known), its place in the file, and all bytes that it takes.
 
     `n_bytes` is 0 where it has no place of its own: code in a compressed bundle. `is_blank`: a prune left
-    zeros there.
+    zeros there. `lz4`: of an LZ4 block its bytes and those that it unpacks to.
     """
 
     target: TargetId | None
@@ -146,6 +148,7 @@ class Code:
     n_bytes: int
     stored_bytes: int
     is_blank: bool = False
+    lz4: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -155,7 +158,10 @@ class Code:
 
 @dataclass(frozen=True)
 class FoundCode:
-    """What was found at one place: a fat binary, a bundle (a runtime chooses from these), or an object."""
+    """What was found at one place: a fat binary, a bundle (a runtime chooses from these), or an object.
+
+    Or a frame: its library has many, and chooses among them by the card.
+    """
 
     magic: bytes
     start: int
@@ -164,8 +170,8 @@ class FoundCode:
 
     @property
     def is_choice(self) -> bool:
-        """Whether a runtime chooses one of the codes by a table, and never reads the others."""
-        return self.magic in (FATBIN_MAGIC, BUNDLE_MAGIC)
+        """Whether one of the codes is chosen by the card, and the others are never read."""
+        return self.magic in (FATBIN_MAGIC, BUNDLE_MAGIC, FRAME_MAGIC)
 
 
 def may_hold_bundles(head: bytes) -> bool:
@@ -237,8 +243,11 @@ def foreign_in_place(place: FoundCode, targets: Sequence[TargetId]) -> tuple[Cod
 
 
 def is_loaded(elf: Elf, place: FoundCode) -> bool:
-    """Whether one segment of the file loads all of the place."""
-    return elf.is_loaded(place.start, place.start + place.n_bytes)
+    """Whether one segment of the file loads all of the place; a frame has to be in one section, too."""
+    end = place.start + place.n_bytes
+    return elf.is_loaded(place.start, end) and (
+        place.magic != FRAME_MAGIC or elf.is_in_section(place.start, end)
+    )
 
 
 def is_inside(place: FoundCode, sections: Sequence[Section]) -> bool:
@@ -289,7 +298,7 @@ def code_reader(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
 
 def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]:
     allowance, room, at = bundle.Allowance(size), bundle.MOST_CODES, HEADER_BYTES
-    lookalikes = 0
+    work, lookalikes = frame.Work(size), 0
     while at < size:
         start = yield Find(at, size)
         assert isinstance(start, int)
@@ -298,7 +307,15 @@ def _read_anywhere(size: int, sink: Callable[[FoundCode], None]) -> Reader[None]
         head = yield Read(start, min(HEADER_BYTES, size - start), "the first bytes of GPU code")
         assert isinstance(head, bytes)
         at = start + ALIGN_BYTES
-        if not _is_plausible(head, size - start):
+        if head.startswith(FRAME_MAGIC):
+            found = yield from frame.read_frame(start, size, head, work)
+            if found:
+                room -= 1
+                if room < 0:
+                    raise bundle.too_many_codes(start)
+                at = start + found[0]
+                sink(_object(found[1], start, found[0], FRAME_MAGIC))
+        elif not _is_plausible(head, size - start):
             lookalikes += 1
             if lookalikes > MOST_LOOKALIKES:
                 raise BadBundle(
@@ -357,7 +374,7 @@ def _read_code(
 ) -> Reader[FoundCode]:
     if head.startswith(FATBIN_MAGIC):
         fatbin = yield from nvfatbin.read_fatbin(start, size, room)
-        codes = tuple(map(_code_of_entry, fatbin.entries))
+        codes = tuple(map(code_of_entry, fatbin.entries))
         return FoundCode(FATBIN_MAGIC, start, fatbin.n_bytes, codes)
     if head.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
         place = yield from _read_bundle(start, size, allowance)
@@ -375,18 +392,20 @@ def _read_code(
     raise BadBundle("found something unknown where GPU code was expected", place=start)
 
 
-def _code_of_entry(entry: nvfatbin.NvEntry) -> Code:
+def code_of_entry(entry: nvfatbin.NvEntry) -> Code:
+    """A fat binary's entry: its place is that of its payload."""
     start, n_bytes = entry.start + entry.header_bytes, entry.stored_bytes - entry.header_bytes
-    return Code(entry.code, start, n_bytes, entry.stored_bytes, entry.is_blank)
+    lz4 = (entry.lz4_bytes, entry.unpacked_bytes) if entry.lz4_bytes else None
+    return Code(entry.code, start, n_bytes, entry.stored_bytes, entry.is_blank, lz4)
 
 
-def _object(head: bytes, start: int, n_bytes: int) -> FoundCode:
+def _object(head: bytes, start: int, n_bytes: int, magic: bytes = OBJECT_MAGIC) -> FoundCode:
     machine, flags = int.from_bytes(head[18:20], "little"), int.from_bytes(head[48:52], "little")
     if machine == EM_CUDA:
         target: TargetId | None = TargetId(nvfatbin.target_of_flags(flags, head[8]))
     else:
         target = target_of_flags(flags, head[8])
-    return FoundCode(OBJECT_MAGIC, start, n_bytes, (Code(target, start, n_bytes, n_bytes),))
+    return FoundCode(magic, start, n_bytes, (Code(target, start, n_bytes, n_bytes),))
 
 
 def _object_bytes(head: bytes) -> int:

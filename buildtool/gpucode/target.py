@@ -94,6 +94,11 @@ class TargetId:
         """True for PTX, which the driver compiles for a card without machine code of its own."""
         return self.processor.startswith("compute_")
 
+    @property
+    def is_machine_code(self) -> bool:
+        """True for NVIDIA's machine code, false for what is compiled or linked when it is loaded."""
+        return self.processor.startswith("sm_")
+
     def serves(self, wanted: "TargetId") -> bool:
         """Whether a card of target `wanted` can run this code.
 

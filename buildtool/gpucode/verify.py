@@ -130,6 +130,7 @@ def verify_prune(old: Source, new: Source, targets: Sequence[TargetId], used: Us
         kept = list(_hip_inventory(old, 0, old.size, targets))
         return _check_code(kept, list(_hip_inventory(new, 0, new.size, None)))
     elf = read_elf(old)
+    used = used.by_library(old, elf) if used else None
     match = find_container(elf, targets)
     container, sections, own = match or (None, (), tuple(targets))
     zeroed, n_elsewhere = _zeroed_ranges(old, elf, sections, own, used)

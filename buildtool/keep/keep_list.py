@@ -1,8 +1,9 @@
 """Keep-lists: which files of an image observed runs opened, as a text file beside the catalog.
 
 A line each, sorted, each once, below comments: the same runs give the same bytes, and runs merge. `weir
-observe` writes paths, and `gpu-code:` with the key of code that was loaded. By hand, a line may also be a
-directory, a pattern of `fnmatch` (whose `*` stands for slashes, too), or the dotted name of a Python module.
+observe` writes paths, and `gpu-code:` with the key of code that was loaded, `generated-gpu-code:` where a
+library made it as it ran. By hand, a line may also be a directory, a pattern of `fnmatch` (whose `*` stands
+for slashes, too), or the dotted name of a Python module.
 """
 
 import fnmatch
@@ -26,7 +27,8 @@ _HEADER = (
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WILD = re.compile(r"[*?\[]")
 GPU_CODE = "gpu-code:"
-_GPU_CODE = re.compile(r"gpu-code:([0-9a-f]{64})")
+GENERATED = f"generated-{GPU_CODE}"
+_GPU_CODE = re.compile(r"(generated-)?gpu-code:[0-9a-f]{64}")
 MOST_PATTERNS = 1000  # each is tried on all paths with its beginning
 
 
@@ -56,12 +58,20 @@ class KeepList:
     @property
     def modules(self) -> tuple[str, ...]:
         """The lines that name modules."""
-        return tuple(sorted(line for line in self.lines if not line.startswith(("/", GPU_CODE))))
+        return tuple(sorted(line for line in self.lines if not line.startswith(("/", GPU_CODE, GENERATED))))
 
     @property
     def gpu_code(self) -> frozenset[str]:
         """The keys of GPU code that was loaded: `gpucode.loaded`. None where no run looked."""
-        return frozenset(line.removeprefix(GPU_CODE) for line in self.lines if line.startswith(GPU_CODE))
+        return self._keys(GPU_CODE)
+
+    @property
+    def generated_code(self) -> frozenset[str]:
+        """The keys of GPU code that libraries made while they ran: no file needs to hold it."""
+        return self._keys(GENERATED)
+
+    def _keys(self, kind: str) -> frozenset[str]:
+        return frozenset(line.removeprefix(kind) for line in self.lines if line.startswith(kind))
 
     def select(
         self, files_there: frozenset[str], resolve: Callable[[str], str] = lambda path: path

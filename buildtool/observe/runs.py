@@ -18,6 +18,8 @@ from buildtool.core.progress import Progress
 from buildtool.engine.client import Devices, Engine
 from buildtool.engine.served import GATE, GATE_THAT_STAYS, Served, Started, served
 from buildtool.gpucode import loaded
+from buildtool.gpucode.used import is_generated
+from buildtool.keep.keep_list import GENERATED, GPU_CODE
 from buildtool.observe.fanotify import Fanotify, is_local
 from probes.core.quoting import terminal
 
@@ -164,7 +166,7 @@ def watching_gpu_code(engine: Engine, ref: str, workload: Workload) -> Iterator[
 
 
 def loaded_code(lines: Path, progress: Progress) -> frozenset[str]:
-    """The keys that processes wrote. Raises ProofFailed where none could be watched."""
+    """Lines of a keep-list for what processes wrote. Raises ProofFailed where none could be watched."""
     rows = []
     for line in lines.read_text(encoding="utf-8").splitlines():
         value = _value(line)
@@ -179,7 +181,18 @@ def loaded_code(lines: Path, progress: Progress) -> frozenset[str]:
         )
     for fault in faults:
         progress(f"a process wasn't watched for GPU code: {terminal(fault)}")
-    return frozenset(str(row["key"]) for row in rows if "key" in row)
+    return frozenset(_line_of(row) for row in rows if "key" in row)
+
+
+def _line_of(row: Mapping[str, object]) -> str:
+    """The line of a keep-list for a module that was loaded."""
+    count, names = row.get("functions"), row.get("such_as")
+    made = (
+        isinstance(count, int)
+        and isinstance(names, list)
+        and is_generated(count, [str(each) for each in names])
+    )
+    return f"{GENERATED if made else GPU_CODE}{row['key']}"
 
 
 def _started(workload: Workload, env: tuple[tuple[str, str], ...], gate: str) -> Started:

@@ -33,7 +33,7 @@ def _places(path: Path, *_: int) -> list["Place"]:
             return []
         found = sorted([*fatbins(data), *bundles(data), *compressed(data), *objects(data), *offloads(data)])
         places: list[Place] = []
-        for start, end, codes in found:
+        for start, end, codes in sorted([*found, *frames(data, found)]):
             if not places or start >= places[-1][1]:
                 places.append((start, end, codes))
         return places
@@ -156,6 +156,34 @@ def objects(data: mmap.mmap) -> list[Place]:
     return places
 
 
+def frames(data: mmap.mmap, others: list[Place]) -> list[Place]:
+    """Cubins that are zstd frames of their own: every magic outside of the other places is unpacked."""
+    from backports import zstd
+
+    places, ends, at = [], sorted(others), 0
+    for start in positions(data, b"\x28\xb5\x2f\xfd"):
+        while at < len(ends) and ends[at][1] <= start:
+            at += 1
+        if (at < len(ends) and ends[at][0] <= start) or (places and start < places[-1][1]):
+            continue
+        unpacking, end, code = zstd.ZstdDecompressor(), start, b""
+        try:
+            while not unpacking.eof and end < len(data):
+                piece = data[end : end + (1 << 20)]
+                end += len(piece)
+                code = code or unpacking.decompress(piece, 64)
+                while not (unpacking.needs_input or unpacking.eof):
+                    unpacking.decompress(b"", 1 << 24)
+        except zstd.ZstdError:
+            continue
+        if unpacking.eof and code[:7] == b"\x7fELF\x02\x01\x01" and code[18:20] == b"\xbe\x00":
+            end -= len(unpacking.unused_data)
+            (flags,) = struct.unpack_from("<I", code, 48)
+            name = f"sm_{flags >> 8 & 255 if code[8] >= 8 else flags & 255}"
+            places.append((start, end, {name: end - start}))
+    return places
+
+
 def offloads(data: mmap.mmap) -> list[Place]:
     places = []
     for start in positions(data, OFFLOAD):
@@ -183,7 +211,9 @@ def code_digests(path: Path, target: str) -> Counter[str]:
 
 
 def pieces_of(content: bytes, target: str) -> list[bytes]:
-    """The payloads for a target in one container."""
+    """The payloads for a target in one container; a frame is one itself."""
+    if content.startswith(b"\x28\xb5\x2f\xfd"):
+        return [content]
     if content.startswith(FATBIN):
         return fatbin_pieces(content, int(target.removeprefix("sm_")))
     if content.startswith(b"CCOB"):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from buildtool.gpucode import loaded
 from buildtool.gpucode.loaded import key_of
 from buildtool.gpucode.source import GpuCodeError
 from buildtool.gpucode.target import parse_targets
-from buildtool.gpucode.used import Used, machine_code
+from buildtool.gpucode.used import Used, is_generated, machine_code
 from buildtool.keep.margin import Node, Reason, Tree, kept_paths
 from buildtool.keep.symbols import needed_libraries
 from buildtool.observe.fanotify import Fanotify
@@ -119,7 +120,8 @@ def judge_modules(run: Run, tree: Path, target: str) -> Used:
         of_library = dict(pool.map(codes_of, elf_files(tree)))
     by_key = {key: (name, digest, n) for name, codes in of_library.items() for key, digest, n in codes}
     digests = {digest for codes in of_library.values() for _, digest, _ in codes}
-    unknown = [row for row in seen.values() if row["key"] not in by_key]
+    generated = {row["key"] for row in seen.values() if is_generated(row["functions"], row["such_as"])}
+    unknown = [row for row in seen.values() if row["key"] not in by_key.keys() | generated]
     run.board.bar(
         "modules loaded",
         len(seen),
@@ -133,6 +135,9 @@ def judge_modules(run: Run, tree: Path, target: str) -> Used:
         which=[[row["bytes"], row["functions"], row["such_as"][:1]] for row in unknown[:20]],
     )  # fmt: skip
     run.board.figure(
+        "modules loaded that cuBLASLt made as it ran", len(generated - by_key.keys()), "modules", of=len(seen)
+    )
+    run.board.figure(
         "modules loaded whose bytes are a library's", sum(d in digests for d in seen), "modules", of=len(seen)
     )
     by_library: dict[str, int] = {}
@@ -142,7 +147,7 @@ def judge_modules(run: Run, tree: Path, target: str) -> Used:
             by_library[name] = by_library.get(name, 0) + 1
     present = sum(len(codes) for codes in of_library.values())
     run.board.figure(f"pieces of code for {target} in the libraries", present, "pieces", loaded=by_library)
-    return Used.of((row["key"] for row in seen.values()), by_key)
+    return Used.of({row["key"] for row in seen.values()} - generated, by_key, generated)
 
 
 def node_of(path: Path) -> Node:
@@ -259,7 +264,7 @@ def main() -> int:
             refused=[[row.path, row.reason] for row in (*pruned.refused, *cut.refused)], is_all=used.is_all,
         )  # fmt: skip
         if not used.is_all:
-            more = prune_tree(tree, parse_targets(target), used=Used(used.keys, is_all=True), dry_run=True)
+            more = prune_tree(tree, parse_targets(target), used=replace(used, is_all=True), dry_run=True)
             board.figure(
                 "code that can't be read, which stays since not all that was loaded was found",
                 more.saved_bytes + more.zeroed_bytes, "bytes",

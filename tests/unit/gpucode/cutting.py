@@ -42,10 +42,10 @@ def targets_in(data: bytes) -> set[str]:
     return set(scan_file(Source.of_bytes(data)))
 
 
-def cubin(*names: str, n_bytes: int = 400, stuff: bytes = b"code") -> bytes:
+def cubin(*names: str, n_bytes: int = 400, stuff: bytes = b"code", architecture: int = 90) -> bytes:
     """An ELF file with a function of `n_bytes` for each name."""
     strings = b"\0.shstrtab\0" + b"".join(f".text.{name}\0".encode() for name in names)
-    text = (stuff * n_bytes)[:n_bytes]
+    text = (stuff * (n_bytes // len(stuff) + 1))[:n_bytes]
     body, at = strings + text * len(names), 64
     shoff = at + len(body) + -len(body) % 8
     rows = [bytes(64), struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, at, len(strings), 0, 0, 1, 0)]
@@ -54,21 +54,45 @@ def cubin(*names: str, n_bytes: int = 400, stuff: bytes = b"code") -> bytes:
         start = at + len(strings) + n_bytes * number
         rows.append(struct.pack("<IIQQQQIIQQ", place, 1, 6, 0, start, n_bytes, 0, 0, 1, 0))
     head = struct.pack(
-        "<4sBBBB8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0x41, 2, 190, 1, 0, 0, shoff, 90 << 8, 64, 56, 0, 64,
-        len(rows), 1,
+        "<4sBBBBB7xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0x41, 8, 2, 190, 1, 0, 0, shoff, architecture << 8,
+        64, 56, 0, 64, len(rows), 1,
     )  # fmt: skip
     return head + body.ljust(shoff - 64, b"\0") + b"".join(rows)
 
 
-def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
-    """A fat binary of (kind, architecture, code), machine code compressed as by nvcc 13."""
+def fatbin(*entries: tuple[int, int, bytes], lz4: bool = False) -> bytes:
+    """A fat binary of (kind, architecture, code), machine code compressed as by nvcc 13, or as before."""
     body = b""
     for kind, architecture, code in entries:
-        stored = zstd.compress(code) if kind == CUBIN else code
-        stored += bytes(-len(stored) % 8)
-        flags = 0x8000 if kind == CUBIN else 0
+        stored, flags = code, 0
+        if kind == CUBIN:
+            stored, flags = (lz4_block(code), 0x2000) if lz4 else (zstd.compress(code), 0x8000)
+        padded = stored + bytes(-len(stored) % 8)
         body += struct.pack(
-            "<HHIQI8xI8xQ8xQ", kind, 0x101, 64, len(stored), len(stored), architecture, flags, len(code)
+            "<HHIQI8xI8xQ8xQ", kind, 0x101, 64, len(padded), len(stored), architecture, flags, len(code)
         )
-        body += stored
+        body += padded
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def lz4_block(data: bytes) -> bytes:
+    """An LZ4 block, packed where a run of 40 bytes repeats what is 8 bytes before it."""
+    out, literals, at = b"", b"", 0
+    while at < len(data):
+        length = 0
+        while at >= 8 and at + length < len(data) - 5 and data[at + length] == data[at + length - 8]:
+            length += 1
+        if length < 40:
+            literals, at = literals + data[at : at + 1], at + 1
+            continue
+        out += _lengths(len(literals), length - 4) + literals + b"\x08\x00" + _more(length - 4)
+        literals, at = b"", at + length
+    return out + _lengths(len(literals), 0) + literals
+
+
+def _lengths(n_literals: int, n_match: int) -> bytes:
+    return bytes([min(n_literals, 15) << 4 | min(n_match, 15)]) + _more(n_literals)
+
+
+def _more(length: int) -> bytes:
+    return b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255]) if length >= 15 else b""

@@ -63,6 +63,7 @@ class Spec:
     wrapper_section: str = ".hipFatBinSegment"
     behind: str = ".eh_frame_hdr"
     data: bytes = b"variables " * 30
+    rodata: bytes = b"constants " * 40
 
 
 @dataclass
@@ -104,7 +105,7 @@ def make_library(spec: Spec) -> Library:
     dynstr = _Part(".dynstr", 3, 2, b"\0lib\0", 1)
     rela = _Part(".rela.dyn", 4, 2, bytes(24 * n_rela), 8, 24)
     relr = _Part(".relr.dyn", 19, 2, bytes(relr_bytes), 8, 8)
-    rodata = _Part(".rodata", 1, 2, b"constants " * 40, 16)
+    rodata = _Part(".rodata", 1, 2, spec.rodata, 16)
     fatbin = _Part(spec.section, 1, 2, blob, PAGE)
     behind = _Part(spec.behind, 1, 2, b"unwind " * 700, 4)
     dynamic = _Part(".dynamic", 6, 3, bytes(16 * 10), 8, 16, 3)

@@ -3,6 +3,7 @@
 import random
 import struct
 
+from buildtool.core.compression import zstd
 from buildtool.gpucode.bundle import Method, pack
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.plan import chunks_of
@@ -10,9 +11,11 @@ from buildtool.gpucode.scan import scan_file
 from buildtool.gpucode.source import GpuCodeError, PruneRefused, Source, VerifyFailed
 from buildtool.gpucode.target import TargetId, parse_targets
 from buildtool.gpucode.verify import verify_prune
+from gpucode.cutting import cubin, cuda
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
 GFX906 = parse_targets("gfx906,sm_90")
+_WITH_CHECKSUM: dict[int, int] = {zstd.CompressionParameter.checksum_flag: 1}
 _ODD_WORDS = (0, 1, 7, 4095, 4097, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 64) - 4096, (1 << 64) - 1)
 
 
@@ -22,6 +25,9 @@ def seeds() -> list[bytes]:
     compressed = [
         pack([raw], len(raw), version=v, method=m) for raw, v, m in zip(raws, (1, 3), Method, strict=True)
     ]
+    cubins = (cubin("_Z3onev", n_bytes=1 << 17, architecture=card) for card in (80, 90, 100))
+    packed = (zstd.compress(code, options=_WITH_CHECKSUM) for code in cubins)
+    frames = [frame + bytes(-len(frame) % 16) for frame in packed]
     return [
         make_library(Spec(raws)).data,
         make_library(Spec(raws, follow=False, relr=True, phdr=True, symbols=True)).data,
@@ -30,6 +36,7 @@ def seeds() -> list[bytes]:
         raw_bundle({"gfx906": b"a" * 300, "gfx803": b"b" * 9000}),
         compressed[0],
         nv_fatbin([(2, 80, 600), (2, 90, 700), (1, 90, 100)]),
+        cuda([nv_fatbin([(2, 80, 600), (2, 90, 700)])], data=b"".join(frames)),
     ]
 
 

@@ -5,20 +5,23 @@ import gc
 import json
 import random
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from buildtool.core.compression import zstd
 from buildtool.gpucode import loaded
 from buildtool.gpucode.cut import plan_prune
 from buildtool.gpucode.loaded import Watch, functions_of, key_of
+from buildtool.gpucode.lz4 import unpack_block
 from buildtool.gpucode.source import Source
 from buildtool.gpucode.target import parse_targets
 from buildtool.gpucode.used import Used, machine_code
 from buildtool.gpucode.verify import verify_prune
-from gpucode.cutting import CUBIN, PTX, carried_out, cubin, cuda, fatbin
+from buildtool.keep.keep_list import KeepList, is_line
+from buildtool.observe.runs import loaded_code
+from gpucode.cutting import CUBIN, PTX, carried_out, cubin, cuda, fatbin, lz4_block
 
 NOISE = random.Random(1).randbytes(9000)
 ONE, TWO = cubin("_Z3onev", stuff=b"1"), cubin("_Z3twov", n_bytes=9000, stuff=NOISE)
@@ -61,9 +64,84 @@ def test_code_that_cannot_be_read_stays_where_something_loaded_was_not_found() -
 
 
 def test_code_that_unpacks_without_bound_is_not_read() -> None:
-    bomb = zstd.compress(bytes(1 << 24))
-    data = cuda([fatbin((CUBIN, 90, ONE)), fatbin((PTX, 90, bomb))])
+    data = cuda([fatbin((CUBIN, 90, ONE)), fatbin((CUBIN, 90, TWO + bytes(1 << 24)))])
     assert keys(data) == {key_of(ONE)}
+
+
+@pytest.mark.parametrize("lz4", [False, True])
+def test_machine_code_of_very_many_bytes_is_not_read(monkeypatch: pytest.MonkeyPatch, lz4: bool) -> None:
+    monkeypatch.setattr("buildtool.gpucode.used._MOST_BYTES", len(TWO) - 1)
+    data = cuda([fatbin((CUBIN, 90, ONE)), fatbin((CUBIN, 90, TWO), lz4=lz4)])
+    assert keys(data) == {key_of(ONE)}
+
+
+def test_machine_code_in_lz4_blocks_is_recognised_and_cut() -> None:
+    data = cuda([fatbin((CUBIN, 90, ONE), lz4=True), fatbin((CUBIN, 90, TWO), lz4=True)])
+    assert keys(data) == {key_of(ONE), key_of(TWO)}
+    assert keys(cut(data, Used.of({key_of(ONE)}, keys(data)))) == {key_of(ONE)}
+
+
+def test_damaged_lz4_blocks_never_unpack_to_another_length() -> None:
+    block = lz4_block(ONE)
+    for place in range(0, len(block), 7):
+        for value in range(0, 256, 5):
+            damaged = block[:place] + bytes([value]) + block[place + 1 :]
+            with suppress(ValueError):  # damage to literals can't be noticed
+                assert len(unpack_block(damaged, len(ONE))) == len(ONE)
+    for end in range(len(block)):
+        with pytest.raises(ValueError, match=r"cut off|past the end|bytes, not"):
+            unpack_block(block[:end], len(ONE))
+    for n_bytes in (0, len(ONE) - 1, len(ONE) + 1):
+        with pytest.raises(ValueError, match=r"impossible|past the end|bytes, not"):
+            unpack_block(block, n_bytes)
+
+
+TEMPLATE = b"text\0nvjet_sm%d_%s_%dx%d_%c\0"
+MADE = "nvjet_sm90_tst_8x64_64x16_4x1_v_bz_bias_TNN"
+
+
+@pytest.mark.parametrize(
+    ("n_functions", "names", "made"),
+    [
+        (1, [MADE], True),
+        (2, [MADE, MADE], False),
+        (4, [MADE], False),
+        (1, ["nvjet_sm"], False),
+        (1, [f"_Z{MADE}v"], False),
+        (1, [f"{MADE}<int>"], False),
+        (0, [], False),
+    ],
+)
+def test_code_that_a_library_made_as_it_ran_is_known_by_its_name(
+    tmp_path: Path, n_functions: int, names: list[str], made: bool
+) -> None:
+    lines = tmp_path / "lines"
+    row = {"key": "0" * 64, "functions": n_functions, "such_as": names}
+    lines.write_text(json.dumps({"by": "cupti"}) + "\n" + json.dumps(row) + "\n")
+    (line,) = loaded_code(lines, print)
+    assert line == f"{'generated-' if made else ''}gpu-code:{'0' * 64}"
+    assert is_line(line)
+
+
+@pytest.mark.parametrize("makes_code", [False, True])
+def test_made_code_needs_no_file_and_what_may_be_its_source_stays_where_it_was_made(makes_code: bool) -> None:
+    made = cubin(MADE)
+    code = [fatbin((CUBIN, 90, ONE)), fatbin((CUBIN, 90, TWO)), fatbin((PTX, 75, JIT))]
+    data = cuda(code, rodata=b"constants " * 99 + TEMPLATE * makes_code)
+    lines = {f"gpu-code:{key_of(ONE)}", f"generated-gpu-code:{key_of(made)}"}
+    keep = KeepList(frozenset(lines))
+    used = Used.of(keep.gpu_code, keys(data), keep.generated_code)
+    assert (used.is_all, keep.modules) == (True, ())
+    out = cut(data, used)
+    assert keys(out) == {key_of(ONE)}
+    assert (JIT in out) is makes_code
+    assert not Used.of(keep.gpu_code | keep.generated_code, keys(data)).is_all
+
+
+def test_code_with_such_a_name_that_a_library_holds_stays_there() -> None:
+    made = cubin(MADE, n_bytes=9000, stuff=NOISE)
+    data = cuda([fatbin((CUBIN, 90, made)), fatbin((CUBIN, 90, TWO))])
+    assert keys(cut(data, Used.of((), keys(data), {key_of(made)}))) == {key_of(made)}
 
 
 @pytest.mark.parametrize(

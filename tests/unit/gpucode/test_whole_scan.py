@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from buildtool.core.compression import zstd
 from buildtool.gpucode.bundle import Method, pack
 from buildtool.image.gpu_code import GpuCodeCounter
-from gpucode.cutting import ALL, CUBIN, LTO, cuda, pruned
+from gpucode.cutting import ALL, CUBIN, LTO, cubin, cuda, pruned
 from gpucode.maker import Spec, bundles, make_library, nv_fatbin, raw_bundle
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
@@ -18,6 +19,12 @@ from whole_scan import code_digests, whole_scan
 RAW = raw_bundle({"gfx906": bytes(range(1, 251)) * 90, "gfx1100": b"other code" * 900})
 PACKED = pack([RAW], len(RAW), version=3, method=Method.ZSTD)
 CUDA_LIBRARY = cuda([nv_fatbin(ALL), nv_fatbin([*ALL, (LTO, 75, 900), (CUBIN, 100, 7000)])])
+FRAMES = cuda(
+    [nv_fatbin(ALL)],
+    data=b"".join(
+        zstd.compress(cubin("_Z3onev", architecture=card)).ljust(400, b"\0") for card in (75, 90, 100)
+    ),
+)
 LIBRARIES = {
     "HIP": make_library(Spec(bundles(["gfx906", "gfx1100"]))).data,
     "HIP, compressed": make_library(Spec([PACKED])).data,
@@ -26,6 +33,8 @@ LIBRARIES = {
     "CUDA in another section": cuda([nv_fatbin(ALL)], section=".cask_resource"),
     "CUDA, pruned": pruned(CUDA_LIBRARY, "sm_90"),
     "CUDA in another section, pruned": pruned(cuda([nv_fatbin(ALL)], section=".ldata"), "sm_90"),
+    "CUDA in frames": FRAMES,
+    "CUDA in frames, pruned": pruned(FRAMES, "sm_90"),
     "none": make_library(Spec([b"nothing" * 900], section=".rodata.more")).data,
 }
 
