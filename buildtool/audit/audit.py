@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -57,14 +58,9 @@ def read_source(
     """The image that a name, archive or directory means, read once; raises as `audit_source` does."""
     path = Path(source)
     place = kind_of_path(path)
-    on_terminal = can_redraw()
-
-    def tick_of(total: int | None) -> Tick:
-        return _progress_in_place(source, total) if on_terminal else progress_lines(progress, source)
-
-    try:
+    with reading_shown(source) as tick_of:
         if place is not PathKind.NOTHING or looks_like_file(source):
-            return _read_path(path, options, tick_of(_file_bytes(path, place)), inspect)
+            return _read_path(path, options, tick_of(file_bytes(path, place)), inspect)
         if options.image:
             raise ConfigError(
                 f"--image chooses an image in an archive, but {source} is an image", "leave --image out"
@@ -73,8 +69,23 @@ def read_source(
 
         engine = Engine()
         _pull_if_missing(source, engine, options.platform, pull=pull)
-        total = _engine_bytes(engine, source) if on_terminal else None
+        total = _engine_bytes(engine, source) if can_redraw() else None
         return read_engine(source, engine, options, tick=tick_of(total), inspect=inspect)
+
+
+@contextmanager
+def reading_shown(source: str, verb: str = "audit") -> Iterator[Callable[[int | None], Tick]]:
+    """A function that makes, from the bytes to read or None, what shows progress while they are read.
+
+    On a terminal that is one line, removed at the end of the block; elsewhere a line every few seconds.
+    """
+    on_terminal = can_redraw()
+
+    def tick_of(total: int | None) -> Tick:
+        return _progress_in_place(source, total) if on_terminal else progress_lines(progress, source, verb)
+
+    try:
+        yield tick_of
     finally:
         if on_terminal:
             redraw("")
@@ -200,10 +211,10 @@ def _pull_if_missing(ref: str, engine: "Engine", platform: Platform | None, *, p
         registry.pull(name, progress=log.line, platform=str(platform) if platform else None)
 
 
-def progress_lines(progress: Progress, label: str) -> Tick:
+def progress_lines(progress: Progress, label: str, verb: str = "audit") -> Tick:
     """Progress for logs: a line every PROGRESS_EVERY_S seconds with the bytes read so far."""
     return throttled(
-        lambda total: progress(f"audit {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
+        lambda total: progress(f"{verb} {label}: {decimal_bytes(total)} read"), every_s=PROGRESS_EVERY_S
     )
 
 
@@ -225,7 +236,7 @@ def _part_read(done: int, total: int | None) -> str:
     return f"{100 * done // total} %, {decimal_bytes(done)} of {decimal_bytes(total)}"
 
 
-def _file_bytes(path: Path, kind: PathKind) -> int | None:
+def file_bytes(path: Path, kind: PathKind) -> int | None:
     """The size of an archive, which is read whole except for other images in it; None for a directory."""
     try:
         return path.stat().st_size if kind is PathKind.FILE else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from buildtool.core.command import CommandFailed
-from buildtool.core.errors import Exit, ProofFailed, ToolError
+from buildtool.core.errors import ConfigError, Exit, ProofFailed, ToolError
 from buildtool.core.progress import Progress, ProgressLog
 from buildtool.core.yaml_text import text_of
 from buildtool.engine.client import Engine
@@ -61,6 +61,11 @@ def run(args: argparse.Namespace) -> int:
     if args.workload:
         words_of(args.workload)
     document = resolved([args.file], args.service)
+    if not document["services"][args.service].get("image"):
+        raise ConfigError(
+            f"{terminal(args.service)} names no image, and nothing is built here",
+            "write `image: NAME` beside its `build`, and build it first: docker compose build",
+        )
     with ProgressLog() as log, Engine().owning() as (folder, label):
         trials = _Trials(document, args, folder, label, log.line)
         kept = trials.least()

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildtool.build.catalog import load
 from buildtool.core.errors import ConfigError
 from buildtool.core.model import Variant
 from buildtool.core.progress import Progress
@@ -81,6 +80,8 @@ def build_options(args: argparse.Namespace, progress: Progress) -> BuildOptions:
     A variant is built for the cards of --targets, else for this machine's, else for those of the catalog.
     Raises ConfigError for a name that the catalog doesn't have.
     """
+    from buildtool.build.catalog import load  # the verbs that read no catalog need no YAML
+
     given = args.targets is not None
     catalog = load(args.catalog)  # once: it may be a pipe, and change while it is read
     by_card = any(variant.gpu_targets for variant in catalog.select(tuple(args.variants)))
@@ -107,6 +108,8 @@ def amd_targets(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> 
     With HSA_OVERRIDE_GFX_VERSION set, they are the target that it names. Old kernels don't report a
     card's target. Raises BadTarget when the variable isn't a version.
     """
+    if not (root / "sys/class/kfd").exists():
+        return ()
     from probes.hardware.sysfs import kfd_targets  # a rebuild needs no card, and saves 40 ms
 
     targets = kfd_targets(root)

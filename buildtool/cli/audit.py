@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-unpacked",
         "SIZE",
         "read up to this much of an archive, however small it is (default: 100 times its size or 1 GiB, "
-        "at most 256 GiB)",
+        "of one layer 100 times its size or 16 GiB; at most 256 GiB)",
     )
     option(
         parser,

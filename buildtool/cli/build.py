@@ -22,7 +22,7 @@ from buildtool.cli.arguments import (
     require_platform,
 )
 from buildtool.core.errors import ConfigError, EngineUnavailable, Exit, ProofFailed
-from buildtool.core.files import relative_to_cwd, require_writable
+from buildtool.core.files import PathKind, kind_of_path, relative_to_cwd, require_writable
 from buildtool.core.model import BuiltImage
 from buildtool.core.progress import Progress, ProgressLog
 from buildtool.core.shipped import reports_directory
@@ -224,7 +224,7 @@ def _proofs(made: "Made", workplace: Workplace, engine: Engine | None) -> list[P
             pipeline.keep_unproved(workplace, made.written, image.variant)
             raise
         except NoRuntime as error:
-            workplace.progress(f"{image.variant}: not proved: {error}")
+            workplace.progress(f"{image.variant}: not proved: {error.message} ({error.hint})")
             proofs.append(None)
     return proofs
 
@@ -260,6 +260,10 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
                 raise ConfigError(
                     f"--restore {terminal(line)} is neither a path nor a module", "write /opt/... or a.b"
                 )
+        if args.restore and kind_of_path(path) not in (PathKind.FILE, PathKind.NOTHING):
+            raise ConfigError(
+                f"{path} is {kind_of_path(path).value}: --restore adds to a file", "name a file"
+            )
         keeps[variant.name] = path, read_keep_list(path).restoring(args.restore)
     return keeps
 

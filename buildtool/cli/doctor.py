@@ -18,7 +18,7 @@ from buildtool.engine import host as engine_host
 from probes.cli.arguments import card_by
 from probes.core.codec import encode
 from probes.core.errors import UsageError
-from probes.core.files import read_regular
+from probes.core.files import read_head, read_regular
 from probes.core.invocation import tool_version
 from probes.core.output import echo, flag, option, write
 from probes.core.quoting import command
@@ -188,8 +188,8 @@ def _lint(args: argparse.Namespace) -> int:
 
 def _content(path: Path, *, most_bytes: int) -> bytes:
     """The beginning of a file."""
-    with reading(path, "name files that exist"), path.open("rb") as file:
-        return file.read(most_bytes)
+    with reading(path, "name files that exist"):
+        return read_head(path, most_bytes)
 
 
 def display_named(words: str, data: Compatibility) -> Display:

@@ -95,9 +95,12 @@ def run(args: argparse.Namespace) -> int:
     # a module by its source, whether or not the image has bytecode of it: the margin keeps both
     opened = {source_of(path) or path for path in seen.paths}
     lines = sorted(filter(is_line, opened))
-    odd = len(opened) - len(lines)
-    if odd:
-        raise DataError(f"{counted(odd, 'opened file')} have names that no line can hold", "rename them")
+    if odd := sorted(opened.difference(lines)):
+        named = ", ".join(terminal(path[:200]) for path in odd[:3])
+        raise DataError(
+            f"no line of a keep-list can hold the names of {counted(len(odd), 'opened file')}: {named}",
+            "rename what has them, or write a line for its directory and don't let the run open it",
+        )
     lines += sorted(gpu_code)
     if args.keep:
         keep, n_new = merge_into(args.keep, lines)

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         error(f"note: {note}")
     libraries = sum(len(each.parts) for each in inventory.components)
     error(
-        f"{counted(len(inventory.components), 'component')}, {libraries} libraries inside wheels; "
-        f"{inventory.n_files} files, of which no package owns {len(inventory.unowned)}"
+        f"{counted(len(inventory.components), 'component')}, {counted(libraries, 'library')} inside wheels; "
+        f"{counted(inventory.n_files, 'file')}, of which no package owns {len(inventory.unowned)}"
     )
     return int(Exit.OK)
 

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from buildtool.audit.audit import file_bytes, reading_shown
 from buildtool.core.errors import Exit
 from buildtool.core.files import PathKind, kind_of_path, looks_like_file, path_or_name
 from buildtool.engine.reference import parse_reference
@@ -35,11 +36,14 @@ def run(args: argparse.Namespace) -> int:
     """Verify one image; raises where it isn't what the key says."""
     key = PublicKey.read(args.key)
     path = Path(args.source)
-    if kind_of_path(path) is not PathKind.NOTHING or looks_like_file(args.source):
-        platform = parse_platform(args.platform) if args.platform else None
-        verified = verify_archive(path, key, image=args.image, platform=platform)
-    else:
-        verified = verify_registry(parse_reference(args.source), key)
+    place = kind_of_path(path)
+    with reading_shown(args.source, "verify") as tick_of:
+        if place is not PathKind.NOTHING or looks_like_file(args.source):
+            platform = parse_platform(args.platform) if args.platform else None
+            tick = tick_of(file_bytes(path, place))
+            verified = verify_archive(path, key, image=args.image, platform=platform, tick=tick)
+        else:
+            verified = verify_registry(parse_reference(args.source), key, tick=tick_of(None))
     for note in verified.notes:
         error(f"note: {note}")
     echo(f"{verified.digest} is verified: every layer is whole, and the key {key.key_id[:16]} signed")

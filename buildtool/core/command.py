@@ -21,6 +21,7 @@ from buildtool.core.errors import BuildFailed, EnvironmentMissing
 from buildtool.core.progress import Progress
 
 KEPT_LINES = 25  # of a failed program's output, enough to hold the cause
+TIMED_OUT = 124  # the exit code of a program that ran for too long, as of timeout(1)
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 
 
@@ -60,14 +61,18 @@ def find(program: str) -> Path | None:
     return Path(path) if path else None
 
 
-def run(args: Sequence[str]) -> Completed:
+def run(args: Sequence[str], *, seconds: float | None = None) -> Completed:
     """Run to the end without showing anything, and return the output.
 
-    Raises EnvironmentMissing when the program isn't installed, CommandFailed when it exits non-zero,
-    KeyboardInterrupt when `stop_children` ended it or has been called before.
+    Raises EnvironmentMissing when the program isn't installed, CommandFailed when it exits non-zero, or goes
+    on for longer than `seconds` (and was ended), KeyboardInterrupt when `stop_children` ended it or has been
+    called before.
     """
-    with _child(args, stderr=subprocess.PIPE) as process:
-        out, err = process.communicate()
+    try:
+        with _child(args, stderr=subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(args, TIMED_OUT, f"it had not ended after {seconds:g} s") from error
     return _completed(args, process.returncode, out, (out + err).splitlines())
 
 

@@ -5,6 +5,7 @@ a large one. Every error names the file, the line and the key.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import yaml
@@ -66,6 +67,34 @@ def parse(text: str, name: str, limits: Limits) -> Document:
     if root is not None:
         document.data = _plain(root, (), document, limits=limits)
     return document
+
+
+def require_bounded(text: str, name: str, limits: Limits) -> None:
+    """Raises ConfigError where documents for another program nest too deep, or unfold to too many nodes.
+
+    What isn't YAML passes: that program says so better.
+    """
+    with suppress(yaml.YAMLError):
+        _require_shallow(text, name, limits)
+        nodes: dict[int, int] = {}
+        for root in yaml.compose_all(text, Loader=yaml.CSafeLoader):
+            if root is not None and _unfolded(root, nodes, limits.nodes) > limits.nodes:
+                raise ConfigError(
+                    f"{name}: its aliases unfold to more than {limits.nodes:,} values, or to themselves",
+                    "write the values out",
+                )
+
+
+def _unfolded(node: yaml.Node, known: dict[int, int], most: int) -> int:
+    """How many nodes a node is with all its aliases followed; more than `most` where it is without end."""
+    if id(node) not in known:
+        known[id(node)] = most + 1  # until it is counted: it may hold itself
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        held = (
+            node.value if isinstance(node, yaml.SequenceNode) else [each for pair in pairs for each in pair]
+        )
+        known[id(node)] = 1 + sum(_unfolded(each, known, most) for each in held)
+    return known[id(node)]
 
 
 def text_of(value: Json) -> str:

@@ -10,10 +10,15 @@ from typing import Any
 from buildtool.core.command import CommandFailed, run
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.core.files import write_text
+from buildtool.core.yaml_text import Limits, require_bounded
 from probes.core.codec import load
+from probes.core.files import read_text
 from probes.core.quoting import terminal
 
 _COMPOSE = ("docker", "compose")
+_MOST_BYTES = 4 << 20
+_LIMITS = Limits(depth=100, nodes=100_000)
+_READ_S = 120.0  # files that a file includes may be far away; compose itself unfolds aliases without end
 
 
 def resolved(files: Sequence[Path], service: str) -> dict[str, Any]:
@@ -23,9 +28,11 @@ def resolved(files: Sequence[Path], service: str) -> dict[str, Any]:
     """
     if service.startswith("-"):
         raise ConfigError(f"{terminal(service)} would pass for an option", "name a service of the file")
+    for path in files:
+        _require_bounded(path)
     words = [word for path in files for word in ("-f", str(path))]
     try:
-        done = run([*_COMPOSE, *words, "config", "--format", "json", service])
+        done = run([*_COMPOSE, *words, "config", "--format", "json", service], seconds=_READ_S)
     except CommandFailed as error:
         raise ConfigError(
             f"compose can't read {', '.join(map(str, files))}: {terminal(error.tail, keep=chr(10))}",
@@ -39,6 +46,18 @@ def resolved(files: Sequence[Path], service: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"compose printed no service {terminal(service)}", "see: docker compose config")
     return dict(document)
+
+
+def _require_bounded(path: Path) -> None:
+    """Refuse what compose would read without end: a pipe without a writer, aliases of aliases."""
+    try:
+        text = read_text(path, most_bytes=_MOST_BYTES)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text", "save it as UTF-8") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"can't read {path}: {why}", "check the path and its permissions") from error
+    require_bounded(text, str(path), _LIMITS)
 
 
 @dataclass(frozen=True)

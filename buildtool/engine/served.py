@@ -164,7 +164,7 @@ def served(engine: Engine, ref: str, how: Started) -> Iterator[Served]:
     """Start an image's container, whose program waits at its gate; it is removed after the block.
 
     Its ports are reached from this host alone. Raises DataError for an image that the engine doesn't have, or
-    that says nothing to run; BuildFailed where it can't be started.
+    that has no shell, or says nothing to run; BuildFailed where it can't be started.
     """
     record = engine.inspect(ref)
     if record is None:
@@ -187,5 +187,13 @@ def served(engine: Engine, ref: str, how: Started) -> Iterator[Served]:
     with engine.held(ref, program, settings) as container, engine_errors():
         attached: Any = container.attach_socket(params={"stdin": 1, "stream": 1})
         with closing(attached):
-            container.start()
+            try:
+                container.start()
+            except docker.errors.APIError as error:
+                if '"/bin/sh"' in str(error) and "no such file" in str(error):
+                    raise DataError(
+                        f"{terminal(ref)} has no /bin/sh, in which its program waits until it is watched",
+                        "observe an image with a shell, and of the same content otherwise",
+                    ) from error
+                raise
             yield Served(container, attached._sock)  # the package's wrapper only reads

@@ -45,31 +45,37 @@ MAGICS = (FATBIN_MAGIC, BUNDLE_MAGIC, COMPRESSED_MAGIC, OFFLOAD_MAGIC, OBJECT_MA
 ALIGN_BYTES = 8
 _LONGEST = len(BUNDLE_MAGIC)
 _FIRST_FIND_BYTES = 256
-# (byte of the magic at which to look, its value, the magic): rare bytes; slices with a step make it quick
-_MARKS = tuple((at, magic[at], magic) for at, magic in (
-    (3, FATBIN_MAGIC), (3, COMPRESSED_MAGIC), (3, OFFLOAD_MAGIC), (0, OBJECT_MAGIC), (3, FRAME_MAGIC)
-))  # fmt: skip
+# (byte of the magic at which to look, its value, the other byte and its value, the magic); bytes that are
+# rare in host code come first, and the second leaves few places at which all of a magic is compared
+_MARKS = (
+    (3, 0xBA, 0, 0x50, FATBIN_MAGIC),
+    (0, ord("C"), 3, ord("B"), COMPRESSED_MAGIC),
+    (3, 0xAD, 0, 0x10, OFFLOAD_MAGIC),
+    (0, 0x7F, 3, ord("F"), OBJECT_MAGIC),
+    (3, 0xFD, 0, 0x28, FRAME_MAGIC),
+)
+_BUNDLE_WORDS = BUNDLE_MAGIC[::ALIGN_BYTES]
 
 
 def find_magics(block: bytes, base: int) -> list[int]:
     """Where in a block at position `base` of the file GPU code may begin: sorted positions in the file."""
     first = -base % ALIGN_BYTES
-    slices = {at: block[first + at :: ALIGN_BYTES] for at in (0, 3)}
+    # of each word, bytes 0 and 3; slices with a step make it quick
+    columns = {0: block[first : max(len(block) - 3, 0) : ALIGN_BYTES], 3: block[first + 3 :: ALIGN_BYTES]}
     places = []
-    for at, value, magic in _MARKS:
-        column = slices[at]
-        match = column.find(value)
+    for at, value, other_at, other_value, magic in _MARKS:
+        find, other = columns[at].find, columns[other_at]
+        match = find(value)
         while match >= 0:
-            place = first + ALIGN_BYTES * match
-            if block.startswith(magic, place):
-                places.append(base + place)
-            match = column.find(value, match + 1)
-    column, words = slices[0], BUNDLE_MAGIC[::ALIGN_BYTES]
-    match = column.find(words)
+            if other[match] == other_value and block.startswith(magic, first + ALIGN_BYTES * match):
+                places.append(base + first + ALIGN_BYTES * match)
+            match = find(value, match + 1)
+    find = columns[0].find
+    match = find(_BUNDLE_WORDS)
     while match >= 0:
         if block.startswith(BUNDLE_MAGIC, first + ALIGN_BYTES * match):
             places.append(base + first + ALIGN_BYTES * match)
-        match = column.find(words, match + 1)
+        match = find(_BUNDLE_WORDS, match + 1)
     return sorted(places)
 
 

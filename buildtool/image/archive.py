@@ -60,12 +60,24 @@ class Blob:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of one blob. `room_bytes` is memory for its index, `allowance` that of the whole archive."""
+    """The limits of one blob, which has `stored_bytes` (None where that isn't known).
+
+    `room_bytes` is memory for its index, `allowance` that of the whole archive.
+    """
 
     limits: Limits = LIMITS
     room_bytes: int | None = None
     allowance: Allowance | None = None
     inspect: Inspect | None = None
+    stored_bytes: int | None = None
+
+    @property
+    def most_unpacked_bytes(self) -> int | None:
+        """What the files of a compressed layer may take."""
+        if self.stored_bytes is None:
+            return None
+        free = max(self.limits.unpacked_free_bytes, self.limits.layer_free_bytes)
+        return max(free, self.limits.unpacked_ratio * self.stored_bytes)
 
 
 def read_blob(chunks: Iterator[bytes], path: str, bounds: Bounds) -> Blob:
@@ -109,7 +121,12 @@ def _read_layer(rest: Iterator[bytes], blob: Blob, meter: Meter, path: str, boun
                 pieces = iter(stages.enter_context(ReadAhead(pieces)))
         reader = TarReader(pieces, place=path, limits=limits)
         index = index_layer(
-            reader, place=path, limits=limits, room_bytes=bounds.room_bytes, inspect=bounds.inspect
+            reader,
+            place=path,
+            limits=limits,
+            room_bytes=bounds.room_bytes,
+            most_bytes=None if plain is meter else bounds.most_unpacked_bytes,
+            inspect=bounds.inspect,
         )
     return replace(blob, index=index, diff_id=plain.digest, tar_bytes=plain.n_bytes)
 
@@ -164,9 +181,9 @@ class StreamArchive:
         index_room, document_room = limits.index_bytes, limits.documents_bytes
         allowance = Allowance(limits)
         reader = _outer_reader(allowance.counted(_ticking(chunks, tick)), label, limits, allowance)
-        for path, _ in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
+        for path, length in _files(reader, self._blobs, self._aliases, place=label, limits=limits):
             archive_errors: list[ImageError] = []
-            bounds = Bounds(limits, index_room, allowance, inspect)
+            bounds = Bounds(limits, index_room, allowance, inspect, length)
             blob = read_blob(_collecting_errors(reader.content(), archive_errors), path, bounds)
             if archive_errors:  # of the archive, not of the blob
                 raise archive_errors[0]
@@ -196,7 +213,7 @@ class _SeekableArchive:
 
     def _read(self, handle: int, path: str, start: int, length: int) -> Blob:
         chunks = _ticking(read_span(handle, start, length), self._tick)
-        bounds = Bounds(self._limits, self._room_bytes, self._allowance, self._inspect)
+        bounds = Bounds(self._limits, self._room_bytes, self._allowance, self._inspect, length)
         blob = read_blob(chunks, path, bounds)
         self._room_bytes -= blob.index.index_bytes if blob.index else 0
         return blob

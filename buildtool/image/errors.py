@@ -75,6 +75,7 @@ class Limits:
     unpacked_bytes: int = 1 << 38  # of all blobs together after decompression
     unpacked_ratio: int = 100  # times the archive's own bytes; honest layers have 2 to 20, text up to 50
     unpacked_free_bytes: int = 1 << 30  # at any ratio: legitimate layers may hold a file of zeros
+    layer_free_bytes: int = 1 << 34  # of one layer at any ratio to its own bytes: some 15 s of reading
     window_log: int = 27  # zstd's own default bound for decoders: 128 MiB of window
     index_depth: int = 4  # indexes within indexes
     manifests: int = 1024  # of one index

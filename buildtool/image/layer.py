@@ -4,7 +4,6 @@ Content is read once, while the layer streams by: package databases are kept, la
 for GPU code and debug information, small text files for credentials.
 """
 
-import hashlib
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from buildtool.image.secrets import (
     search_scope,
     should_search,
 )
+from buildtool.image.streams import MORE_UNPACKED, Fingerprint
 from buildtool.image.tar import FILE, HARDLINK, SYMLINK, TarReader
 
 HASHED_BYTES = 64 << 10  # files from this size on are hashed, to find the same content twice
@@ -44,7 +44,7 @@ class LayerIndex:
     sizes: "array[int]" = field(default_factory=lambda: array("q"))  # of content; 0 for all but files
     kinds: bytearray = field(default_factory=bytearray)
     links: dict[int, bytes] = field(default_factory=dict)  # targets
-    digests: dict[int, bytes] = field(default_factory=dict)  # SHA-256 cut to 16 bytes, of large files
+    digests: dict[int, bytes] = field(default_factory=dict)  # fingerprints of large files' content
     captured: dict[int, bytes] = field(default_factory=dict)  # package databases, by zlib
     gpu_code: dict[int, Mapping[str, int]] = field(default_factory=dict)  # of large files: target -> bytes
     fixed_code: dict[int, frozenset[str]] = field(default_factory=dict)  # targets whose code a prune zeroes
@@ -110,9 +110,10 @@ def index_layer(
     place: str,
     limits: Limits = LIMITS,
     room_bytes: int | None = None,
+    most_bytes: int | None = None,
     inspect: Inspect | None = None,
 ) -> LayerIndex:
-    """Read a layer's tar to its end. `room_bytes` bounds the index's memory.
+    """Read a layer's tar to its end. `room_bytes` bounds its memory, `most_bytes` what files announce.
 
     With `inspect`, all files but package databases are given to it; what it returns is in `facts`.
 
@@ -125,7 +126,7 @@ def index_layer(
     add_dir, add_name = index.dirs.append, index.names.append
     add_size, add_kind = index.sizes.append, index.kinds.append
     removed: set[tuple[bytes, bytes]] = set()
-    memory_bytes = 0
+    memory_bytes = announced_bytes = 0
     for path, kind, size, link in reader:
         head, _, name = path.rstrip(b"/").rpartition(b"/")
         if name in (b"..", b"."):
@@ -157,10 +158,20 @@ def index_layer(
                 index.links_to_removed.add(row)
                 removed.add((directory[0], name))
         elif kind == FILE and size:
+            announced_bytes += size
+            if most_bytes is not None and announced_bytes > most_bytes:
+                raise _too_large(index.path(row), size, most_bytes, place)
             memory_bytes += _read_content(index, reader, size, directory, limits=limits, inspect=inspect)
     reader.drain()
     index.index_bytes, index.notes = memory_bytes, tuple(reader.notes)
     return index
+
+
+def _too_large(path: bytes, size: int, most_bytes: int, place: str) -> LimitExceeded:
+    """Refuses a layer before it is read to its end, as for a sparse /var/log/lastlog, and names the file."""
+    name = path.decode("utf-8", "backslashreplace")
+    message = f"with {name} ({size:,} bytes), the layer unpacks to more than {most_bytes:,} bytes"
+    return LimitExceeded(f"{message}, so its bytes stay unknown", place=place, hint=MORE_UNPACKED)
 
 
 def _memory_of_new(directory: bytes, counted: set[bytes]) -> int:
@@ -238,11 +249,11 @@ def _read_content(
 
 def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[bytes]) -> int:
     """Hash a large file's content, look for GPU code and debug information; returns the memory used."""
-    digest, debug_counter = hashlib.sha256(), DebugCounter(size)
+    fingerprint, debug_counter = Fingerprint(), DebugCounter(size)
     gpu_code: Mapping[str, int] = {}
     gpu = GpuCodeCounter(size)
     for piece in pieces:
-        digest.update(piece)
+        fingerprint.feed(piece)
         gpu.feed(piece)
         debug_counter.feed(piece)
     try:
@@ -257,5 +268,5 @@ def _inspect_content(index: LayerIndex, row: int, size: int, pieces: Iterator[by
         index.alignments[row] = gpu.alignment
         if gpu.fixed:
             index.fixed_code[row] = frozenset(gpu.fixed)
-    index.digests[row] = digest.digest()[:16]
+    index.digests[row] = fingerprint.value()
     return _DIGEST_BYTES

@@ -324,8 +324,11 @@ def _chosen(candidates: list[_Candidate], request: ImageRequest, notes: list[str
     if not candidates:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise MissingContent(f"no image manifest with its config{why}", place=request.label, hint=FORMS)
-    matching = [candidates[at] for at in choose_images(request, [row.names for row in candidates])]
     platform = request.platform or host_platform()
+    if request.platform and not request.ref and len({row.top.digest for row in candidates}) > 1:
+        # the rows of one index.json may be one image for several platforms
+        candidates = [row for row in candidates if platform.resembles(row.config.platform)] or candidates
+    matching = [candidates[at] for at in choose_images(request, [row.names for row in candidates])]
     fitting = [row for row in matching if platform.resembles(row.config.platform)]
     exact = [row for row in fitting if row.config.platform.variant == platform.variant] or fitting
     if not exact and (request.platform or len(matching) > 1):
@@ -464,7 +467,10 @@ def read_by_config(archive: Archive, request: ImageRequest, limits: Limits = LIM
     by_diff_id: dict[str, tuple[str, Blob]] = {}
     configs: dict[str, tuple[str, Blob, ImageConfig]] = {}
     for path in sorted(archive.paths()):
-        blob = _member(archive, path, trusted=False)
+        try:
+            blob = archive.blob(path)
+        except KeyError:
+            continue  # a link that leads to no blob, as in the root file system that `docker export` writes
         if blob.diff_id:
             by_diff_id[blob.diff_id] = path, blob
         configs |= {str(blob.digest): (path, blob, config) for config in _configs(path, blob, limits)}
@@ -549,13 +555,13 @@ def _layer(blob: Blob, path: str, config: ImageConfig, at: int) -> Layer:
     return with_index(Layer(blob.digest, config.diff_ids[at], None, 0, command, None), blob, path)
 
 
-def _member(archive: Archive, path: str, *, trusted: bool = True) -> Blob:
-    """The blob at a path of manifest.json. Raises MissingContent, and the blob's error if it is `trusted`."""
+def _member(archive: Archive, path: str) -> Blob:
+    """The blob at a path of manifest.json. Raises MissingContent, and the blob's error."""
     try:
         blob = archive.blob(normal_path(path))
     except KeyError as error:
         raise MissingContent("manifest.json names it, the archive lacks it", place=path) from error
-    if blob.error and trusted:
+    if blob.error:
         raise blob.error
     return blob
 

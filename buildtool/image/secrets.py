@@ -279,7 +279,23 @@ _WORD = (
     rb"(?i:passw(?:or)?d|passphrase|secret|token(?!s|iz)|api_?key|access_?key|private_?key|auth_?key|_auth\b"
     rb"|credential)(?P<n>[\w-]{0,40}+)"
 )
-_WORDS = (b"passw", b"passphrase", b"secret", b"token", b"key", b"_auth", b"credential")
+# what such a word begins with; literals are found much quicker than the pattern, which few texts need
+_BEGINNINGS = tuple(
+    b"passw passphrase secret token apikey api_key accesskey access_key privatekey private_key authkey"
+    b" auth_key _auth credential".split()
+)
+
+
+def _beginnings(raw: bytes) -> list[int]:
+    """Where `_WORD` may match, sorted."""
+    lowered = raw.lower()
+    places: set[int] = set()
+    for literal in _BEGINNINGS:
+        at = lowered.find(literal)
+        while at >= 0:
+            places.add(at)
+            at = lowered.find(literal, at + 1)
+    return sorted(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +310,10 @@ class _Assignment:
     def values(self, raw: bytes) -> Iterator[tuple[bytes, int, int]]:
         """What follows the decisive word in the name, and where the value is."""
         at = end = 0
-        while head := self.head.search(raw, at):
+        for begin in _beginnings(raw):
+            head = self.head.match(raw, begin) if begin >= at else None
+            if head is None:
+                continue
             at = start = head.end()
             if start >= end:  # else an earlier name's value, of the same run of bytes, ended there too
                 match = self.ends.search(raw, start)
@@ -332,8 +351,7 @@ _INI = re.compile(
 
 
 def _assigned_values(tie: _Assignment, raw: bytes) -> Iterator[_Hit]:
-    lowered = raw.lower()  # literals are found much quicker than the pattern, which few texts need
-    for name, start, end in tie.values(raw) if any(word in lowered for word in _WORDS) else ():
+    for name, start, end in tie.values(raw):
         value = raw[start : min(end, start + _PLACEHOLDER_BYTES)]
         if not _NOT_SECRET_NAME.search(name) and not _PLACEHOLDER.search(value):
             yield _Hit("value of a name such as PASSWORD or TOKEN", start, end)

@@ -5,6 +5,7 @@ ReadAhead moves the making of chunks into a thread of its own.
 
 import hashlib
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -90,6 +91,51 @@ class Meter:
     def digest(self) -> str:
         """`sha256:` and the hex digest of what has passed so far."""
         return f"sha256:{self._hash.hexdigest()}"
+
+
+_PART_BYTES = 64 << 10  # of content that are hashed at once
+# Whether Python's hash is keyed, with a key of this process that nobody can know, and long enough
+_IS_KEYED = bool(sys.flags.hash_randomization) and sys.hash_info.algorithm.startswith("siphash")
+
+
+class Fingerprint:
+    """Tells the contents of files apart, within one process: feed a content in pieces of any lengths.
+
+    Python's own keyed hash is quicker than SHA-256, which is taken where it isn't keyed.
+    (docs/decisions/0137)
+    """
+
+    def __init__(self, *, keyed: bool = _IS_KEYED) -> None:
+        self._keyed = keyed
+        self._sum = hashlib.sha256()
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        """The next piece of content."""
+        if not self._keyed:
+            self._sum.update(piece)
+            return
+        begin = 0
+        if self._rest:
+            begin = _PART_BYTES - len(self._rest)
+            self._rest += piece[:begin]
+            if len(self._rest) < _PART_BYTES:
+                return
+            self._add(self._rest)
+        view, end = memoryview(piece), len(piece) - (len(piece) - begin) % _PART_BYTES
+        for at in range(begin, end, _PART_BYTES):
+            self._add(view[at : at + _PART_BYTES])
+        self._rest = piece[end:]
+
+    def value(self) -> bytes:
+        """16 bytes that are equal for equal contents."""
+        if self._rest:
+            self._add(self._rest)
+            self._rest = b""
+        return self._sum.digest()[:16]
+
+    def _add(self, part: bytes | memoryview) -> None:
+        self._sum.update(b"%d %d" % (len(part), hash(part)))
 
 
 # Decompression, within what an archive may unpack to.

@@ -131,6 +131,11 @@ def _observed(
             container.let_through()
             code = container.exit_code()
         _require_success(container, workload, code)
+        if not paths:  # it opens its own executable, if it begins
+            raise ProofFailed(
+                "no file of the image was opened: its program hadn't begun when it was stopped",
+                "give the image a health check, or let the workload wait until the service answers",
+            )
         return paths
 
 
@@ -204,6 +209,7 @@ def _drive(
         container.wait_until_ready()
         run_program(workload.program, container.url, {"WEIR_CONTAINER": container.name}, progress)
         container.require_no_end()
+        progress("the workload has passed; stopping the container")
         stop(container)
 
 
@@ -216,7 +222,10 @@ def _require_success(container: Served, workload: Workload, code: int) -> None:
             "observe that run on the whole image: weir build --undo; weir observe IMAGE --keep FILE",
         )
     if code and not workload.program:  # a service that is stopped may say so with its code
-        raise ProofFailed(f"its command ended with {code}\n{container.log()}")
+        raise ProofFailed(
+            f"its command ended with {code}\n{container.log()}",
+            "correct the command: a run that fails hasn't opened all that it needs",
+        )
 
 
 def words_of(program: str) -> list[str]:
@@ -263,9 +272,9 @@ class _Inside:
         self._fault = ""
         source = _WATCHER.read_text(encoding="utf-8")
         self._lines = _lines(container.run_beside(["python3", "-S", "-B", "-c", source]))
-        first = _value(next(self._lines, ""))
-        if not isinstance(first, int):
-            raise _Refused(terminal(f"its Python says {str(first)[:200] or 'nothing'}"))
+        said = next((line for line in self._lines if line.strip()), "")
+        if not isinstance(_value(said), int):  # which the watcher says first
+            raise _Refused(terminal(f"in the container, python3 says: {said.strip()[:300] or 'nothing'}"))
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 

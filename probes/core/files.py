@@ -139,16 +139,38 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def read_head(path: Path, n_bytes: int) -> bytes:
+    """The first bytes of a file, device or pipe, at most so many.
+
+    Raises OSError, EPIPE for a named pipe that nobody writes into: opening it would wait without end.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        descriptor = file.fileno()
+        first = _first_of_pipe(path, descriptor) if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else b""
+        os.set_blocking(descriptor, True)
+        return first + file.read(n_bytes - len(first))
+
+
 def read_text(path: Path, *, most_bytes: int) -> str:
     """The UTF-8 text of a file, device or pipe that holds at most `most_bytes`.
 
-    Raises OSError (EFBIG for more than that) and UnicodeDecodeError.
+    Raises OSError (EFBIG for more than that, and as `read_head` does) and UnicodeDecodeError.
     """
-    with path.open("rb") as file:
-        data = file.read(most_bytes + 1)
+    data = read_head(path, most_bytes + 1)
     if len(data) > most_bytes:
         raise _too_large(path, most_bytes)
     return data.decode("utf-8")
+
+
+def _first_of_pipe(path: Path, descriptor: int) -> bytes:
+    """What a pipe holds already, a byte at most. Raises OSError for a named one without a writer."""
+    try:
+        first = os.read(descriptor, 1)
+    except BlockingIOError:  # there is a writer, who is waited for
+        return b""
+    if not first and not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:"):
+        raise OSError(errno.EPIPE, "it is a pipe, and nobody writes into it", str(path))
+    return first
 
 
 def open_regular(path: Path, access: int = os.O_RDONLY) -> int:

@@ -80,7 +80,7 @@ def fixed_plan(model: str, blocks: Sequence[tuple[str, Tier, int]]) -> Plan:
         vram_budget=0,
         host_budget=0,
         blocks=tuple(BlockPlan(name, tier, n_bytes, 0, 0, 0, 0.0) for name, tier, n_bytes in blocks),
-        rings=PrefetchPool(slots=STREAM_BUFFERS, scratches=STREAM_BUFFERS, ahead=STREAM_BUFFERS),
+        rings=PrefetchPool(slots=STREAM_BUFFERS, scratches=1, ahead=STREAM_BUFFERS),
         vram=VramUse(0, 0, 0, 0, 0, 0, 0, 0),
         host=HostUse(0, 0, 0),
         time=PassTime(0.0, 0.0, 0.0, "link"),

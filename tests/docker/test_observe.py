@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from handmade import load_image, shell_files
 
 from buildtool.engine.client import Engine
 
@@ -68,6 +69,30 @@ def test_a_run_that_fails_leaves_the_list_as_it_was(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert "its command ended with 1\nno" in done.stderr
     assert keep.read_text() == "/a\n"
+
+
+def test_files_whose_names_no_line_can_hold_are_named() -> None:
+    name = "weir-test/odd-names:1"
+    load_image(name, {"Cmd": ["/bin/sh"]}, {**shell_files(), "odd/a\nb": b"x", "odd/c": b"x"})
+    try:
+        done = weir(
+            "observe", name, "--", "/bin/sh", "-c", 'for f in /odd/*; do read -r x < "$f"; done; true'
+        )
+    finally:
+        subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
+    assert done.returncode == 5
+    assert "no line of a keep-list can hold the names of 1 opened file: /odd/a\\x0ab\n" in done.stderr
+
+
+def test_an_image_without_a_shell_says_so() -> None:
+    name = "weir-test/no-shell:1"
+    load_image(name, {"Cmd": ["/x"]}, {"x": b"#!/x\n"})
+    try:
+        done = weir("observe", name)
+    finally:
+        subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
+    assert done.returncode == 5
+    assert "has no /bin/sh, in which its program waits until it is watched" in done.stderr
 
 
 def test_a_service_that_is_killed_under_its_workload_gives_no_list(tmp_path: Path) -> None:

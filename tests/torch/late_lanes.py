@@ -104,7 +104,6 @@ class Again:
             self.before.order
         )  # a graph does the same wherever passes are
         engine._copies.resume(self.before.copies)
-        engine._unpacks.resume(self.before.unpacks)
         self._join([self.streams.compute], [self.streams.copy, self.streams.unpack])
         for buffer in self.streams.engine.buffers:
             buffer.forget()  # a graph waits for nothing that was done before it was recorded

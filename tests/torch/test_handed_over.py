@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,15 +61,17 @@ def handed_over(tier, rings):
     return steady
 
 
-def test_a_packed_block_with_one_scratch_buffer_is_one_launch_and_no_mark():
-    assert handed_over("packed", PrefetchPool(1, scratches=1)) == {
+@pytest.mark.parametrize("scratches", [1, 2])
+def test_a_packed_block_is_one_launch_and_no_mark(scratches):
+    assert handed_over("packed", PrefetchPool(1, scratches=scratches)) == {
         ("compute", "follow"): 1,
         ("compute", "run"): 1,
     }
 
 
-def test_a_streamed_packed_block_with_one_scratch_buffer_needs_marks_for_its_copy_alone():
-    assert handed_over("streamed_packed", PrefetchPool(2, scratches=1)) == {
+@pytest.mark.parametrize("scratches", [1, 2])
+def test_a_streamed_packed_block_needs_marks_for_its_copy_alone(scratches):
+    assert handed_over("streamed_packed", PrefetchPool(2, scratches=scratches)) == {
         ("copy", "wait"): 1,
         ("copy", "run"): 1,
         ("copy", "record"): 1,
@@ -79,13 +82,33 @@ def test_a_streamed_packed_block_with_one_scratch_buffer_needs_marks_for_its_cop
     }
 
 
-@pytest.mark.parametrize("tier", ["packed", "streamed_packed"])
-def test_with_two_scratch_buffers_blocks_are_unpacked_beside_those_that_compute(tier):
-    found = handed_over(tier, PrefetchPool(2, scratches=2))
-    assert found["unpack", "run"] == 1
-    assert ("compute", "run") not in found
-
-
 def test_a_streamed_block_is_unpacked_nowhere():
     found = handed_over("streamed", PrefetchPool(2, scratches=0))
     assert not [key for key in found if key[0] == "unpack" or key[1] == "follow"]
+
+
+class Replaying(Streams):
+    """Lanes of one device, whose graphs do their work again."""
+
+    records = True
+
+    def record(self, work, *, beside):
+        return SimpleNamespace(outputs=work(), replay=work)
+
+
+def test_a_pass_after_a_replay_waits_for_it_before_a_block_is_unpacked():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(2))).eval()
+    counts: Counter = Counter()
+    lanes = Replaying()
+    lanes.compute = lanes.copy = lanes.unpack = Counting("compute", counts)
+    plan = plan_of(model, {"0": "packed", "1": "packed"})
+    plan = replace(plan, rings=PrefetchPool(1, scratches=1))
+    with torch.no_grad():
+        handle = place_model(model, plan, ModuleWeights(), lanes, capture=True)
+        for _ in range(4):
+            model(torch.randn(2, 64))
+        assert handle.recorder.count == 1
+        counts.clear()
+        model(torch.randn(3, 64))
+    assert counts["compute", "wait"] == 1
+    handle.remove()

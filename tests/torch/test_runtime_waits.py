@@ -12,11 +12,11 @@ from test_random_placements import run
 from probes.placement.runtime import engine, placed_model
 
 SOURCE = Path(engine.__file__).read_text()
-WAITS = 6
+WAITS = 5
 
 
 def waits():
-    """The lines of engine.py on which a stream waits."""
+    """The lines of engine.py on which a stream waits. For replayed passes: `test_handed_over.py`."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(SOURCE))
@@ -24,6 +24,7 @@ def waits():
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "wait"
         and ast.unparse(node.func.value) in ("stream", "self.streams.compute")
+        and ast.unparse(node.args[0]) != "decode_buffer.computed"
     ]
 
 

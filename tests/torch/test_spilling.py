@@ -10,90 +10,81 @@ import pytest
 from probes.placement.models.reading import describe
 from probes.placement.planner.machine import profile
 from probes.placement.planner.plan import make_plan
-from probes.placement.runtime.builder import PlannedBytes, SpillCandidate, StagingSize, choose_spilled
+from probes.placement.runtime.builder import PlannedBytes, SpillCandidate, choose_spilled
 from probes.placement.types import Workload
 
 MIB = 1 << 20
 
 
 def blocks(*sizes: int, packed: bool = True) -> list[SpillCandidate]:
-    return [SpillCandidate(place, size, size, packed) for place, size in enumerate(sizes)]
+    return [SpillCandidate(place, size, (size, 0), packed) for place, size in enumerate(sizes)]
 
 
-def moved(candidates: Sequence[SpillCandidate], over: int, slots: StagingSize) -> list[int] | None:
-    found = choose_spilled(candidates, over, slots)
+def moved(candidates: Sequence[SpillCandidate], over: int, count: int, size: int) -> list[int] | None:
+    found = choose_spilled(candidates, over, (count, 0), (size, 0))
     return None if found is None else sorted(one.freed for one in found)
 
 
-def test_the_smallest_block_that_is_enough_is_moved() -> None:
-    assert moved(blocks(5, 9, 7, 20), 6, StagingSize(2, 20)) == [7]
-
-
-def test_where_no_single_block_is_enough_the_largest_comes_first() -> None:
-    assert moved(blocks(5, 9, 7, 20), 27, StagingSize(2, 20)) == [7, 20]
+def test_the_largest_blocks_are_moved_until_it_is_enough() -> None:
+    assert moved(blocks(5, 9, 7, 20), 6, 2, 20) == [20]
+    assert moved(blocks(5, 9, 7, 20), 27, 2, 20) == [9, 20]
 
 
 def test_no_slot_becomes_larger_where_smaller_blocks_are_enough() -> None:
-    assert moved(blocks(4, 4, 4, 30), 9, StagingSize(2, 4)) == [4, 4, 4]
+    assert moved(blocks(4, 4, 4, 30), 9, 2, 4) == [4, 4, 4]
 
 
 def test_a_block_that_makes_slots_larger_has_to_free_what_they_take_besides() -> None:
-    assert moved(blocks(4, 10, 10, 10), 15, StagingSize(2, 4)) == [10, 10, 10]
-    assert moved(blocks(10, 10), 9, StagingSize(1, 0)) == [10, 10]
-    assert moved(blocks(10), 1, StagingSize(1, 0)) is None
+    assert moved(blocks(4, 10, 10, 10), 15, 2, 4) == [4, 10, 10, 10]
+    assert moved(blocks(10, 10), 9, 1, 0) == [10, 10]
+    assert moved(blocks(10), 1, 1, 0) is None
 
 
 def test_a_block_in_pieces_needs_small_slots_only() -> None:
-    assert choose_spilled([SpillCandidate(3, 80, 10, packed=True)], 50, StagingSize(6, 10)) == [
-        SpillCandidate(3, 80, 10, packed=True)
-    ]
+    block = SpillCandidate(3, 80, (10, 0))
+    assert choose_spilled([block], 50, (6, 1), (10, 0)) == [block]
 
 
-def test_blocks_that_are_not_packed_are_moved_when_no_packed_one_is_left() -> None:
+def test_a_block_that_needs_a_larger_scratch_buffer_comes_last() -> None:
+    larger, other = SpillCandidate(0, 90, (10, 60)), SpillCandidate(1, 30, (10, 0))
+    assert choose_spilled([larger, other], 30, (2, 1), (10, 0)) == [other]
+    assert choose_spilled([larger, other], 31, (2, 1), (10, 0)) == [other, larger]
+    assert choose_spilled([larger], 31, (2, 1), (10, 0)) is None
+
+
+def test_of_those_that_need_no_larger_slots_packed_blocks_go_first() -> None:
     both = [*blocks(5, 6), *blocks(100, 7, packed=False)]
-    assert moved(both, 11, StagingSize(1, 100)) == [5, 6]
-    assert moved(both, 12, StagingSize(1, 100)) == [5, 6, 7]
-    assert moved(both, 12, StagingSize(1, 7)) == [5, 6, 7]
-    assert moved(both, 119, StagingSize(1, 100)) is None
-    assert moved(blocks(8, 8, packed=False), 3, StagingSize(2, 8)) == [8]
-
-
-def test_a_packed_block_larger_than_the_slots_stays_where_resident_ones_are_enough() -> None:
-    head, layers = (
-        SpillCandidate(0, 100, 100, packed=True),
-        [SpillCandidate(i, 10, 10, packed=False) for i in (1, 2)],
-    )
-    assert choose_spilled([head, *layers], 10, StagingSize(2, 10)) == layers[:1]
+    assert moved(both, 11, 1, 100) == [5, 6]
+    assert moved(both, 12, 1, 100) == [5, 6, 100]
+    assert moved(both, 12, 1, 7) == [5, 6, 7]
+    assert moved(both, 119, 1, 100) is None
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_what_is_moved_is_enough_and_nothing_is_moved_for_no_reason(seed: int) -> None:
     draw = random.Random(seed)
-    slots = StagingSize(draw.randint(1, 4), draw.choice([0, 10, 60]))
+    count, slot = draw.randint(1, 4), draw.choice([0, 10, 60])
     candidates = [
         SpillCandidate(
-            place, size := draw.randint(1, 60), draw.choice([size, size // 4 + 1]), draw.random() < 0.7
+            place, size := draw.randint(1, 60), (draw.choice([size, size // 4 + 1]), 0), draw.random() < 0.7
         )
         for place in range(draw.randint(0, 8))
     ]
     over = draw.randint(1, 150)
-    found = choose_spilled(candidates, over, slots)
+    found = choose_spilled(candidates, over, (count, 0), (slot, 0))
     if found is None:
-        several = (
-            chosen for count in range(len(candidates) + 1) for chosen in combinations(candidates, count)
-        )
-        assert all(_left(chosen, over, slots) > 0 for chosen in several)
+        several = (chosen for n in range(len(candidates) + 1) for chosen in combinations(candidates, n))
+        assert all(_left(chosen, over, count, slot) > 0 for chosen in several)
         return
     assert len(set(found)) == len(found)
-    assert _left(found, over, slots) <= 0
-    if slots.n_bytes == 60:
-        assert _left(found[:-1], over, slots) > 0
+    assert _left(found, over, count, slot) <= 0
+    assert _left(found[:-1], over, count, slot) > 0
 
 
-def _left(found: Sequence[SpillCandidate], over: int, slots: StagingSize) -> int:
+def _left(found: Sequence[SpillCandidate], over: int, count: int, slot: int) -> int:
     """The bytes that are still too many."""
-    wider = max((one.staging_bytes for one in found), default=0)
-    return over + slots.count * max(wider - slots.n_bytes, 0) - sum(one.freed for one in found)
+    wider = max((one.needs[0] for one in found), default=0)
+    return over + count * max(wider - slot, 0) - sum(one.freed for one in found)
 
 
 def test_a_plan_counts_what_stays_in_vram_and_what_its_budget_leaves_of_host_memory() -> None:

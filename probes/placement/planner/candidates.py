@@ -76,8 +76,8 @@ class Candidate:
 class CandidateSearch:
     """Candidates of different counts. `ranked` has them, the quickest first."""
 
-    def __init__(self, kinds: Sequence[Kind], limits: Limits, most_sizes: int) -> None:
-        self._kinds, self._limits, self._most_sizes = kinds, limits, most_sizes
+    def __init__(self, kinds: Sequence[Kind], limits: Limits) -> None:
+        self._kinds, self._limits = kinds, limits
         self.ranked: list[Candidate] = []
         self.bound = math.inf  # no counts take less than this, by the programs
         self._placed: set[Used] = set()
@@ -103,7 +103,7 @@ class CandidateSearch:
                 seen.add((restriction.pool, slot_sizes))
                 heapq.heappush(waiting, (problem.search.promise, next(ticket), problem))
 
-        for pool in pools_tried(self._kinds, self._limits, self._most_sizes):
+        for pool in pools_tried(self._kinds, self._limits):
             enqueue(Restriction(pool))
         self.bound = waiting[0][0] if waiting else math.inf
         for _ in range(MOST_PROGRAMS):

@@ -10,7 +10,6 @@ from probes.placement.planner.pools import (
     Chosen,
     Limits,
     Placement,
-    scratch_counts,
     with_best_pool,
 )
 from probes.placement.planner.simulation import Assignment
@@ -28,12 +27,12 @@ def improved(
     `choices`: the options of each block, in call order.
     """
     best, left = start, steps
-    searching = _work(Assignment(start.chosen), limits) <= steps
+    searching = _work(Assignment(start.chosen)) <= steps
     while searching:
         searching, shorter = False, best.seconds * (1 - GAIN)
         for chosen in _neighbours(best.chosen, choices):
             assignment = Assignment(chosen)
-            left -= _work(assignment, limits)
+            left -= _work(assignment)
             if left < 0:
                 return best
             placement = with_best_pool(assignment, limits) if assignment.least_s < shorter else None
@@ -43,11 +42,10 @@ def improved(
     return best
 
 
-def _work(assignment: Assignment, limits: Limits) -> int:
+def _work(assignment: Assignment) -> int:
     """Simulated blocks in finding an assignment's best pool."""
     moving = sum(number for option, number in assignment.used.items() if option.moves)
-    scratches = len(scratch_counts(max(option.scratch_bytes for option in assignment.used), limits))
-    return (moving + len(assignment.chosen) // STAYING) * len(SLOT_COUNTS) * scratches
+    return (moving + len(assignment.chosen) // STAYING) * len(SLOT_COUNTS)
 
 
 def _neighbours(chosen: Chosen, choices: Sequence[Sequence[Option]]) -> Iterator[Chosen]:

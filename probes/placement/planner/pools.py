@@ -1,6 +1,5 @@
 """Prefetch pools: the sizes to try, the memory they take, and the best pool for an assignment. Pure."""
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,8 @@ WINDOW: Final = 256
 WINDOWS: Final = 8
 SLOT_COUNTS: Final = (1, 2, 3, 4)  # numbers of slots to simulate an assignment with,
 PIECE_SLOT_COUNTS: Final = (1, 2, 3, 4, 6)  # and where a slot holds a piece of a block
-SCRATCH_COUNTS: Final = (1, 2)  # likewise of scratch buffers
 Chosen: TypeAlias = tuple[Option, ...]
-FEW_SIZES: Final = 7  # of slots, and of scratch buffers, that are tried at first
-MOST_SIZES: Final = 9  # that are tried as well where a model has few blocks
-FEW_BLOCKS: Final = 64
+MOST_SIZES: Final = 9  # of slots, and of scratch buffers, that are tried
 ALIKE: Final = 1.1  # ratio up to which sizes count as alike: the largest of them is tried
 COUNTED_SLOTS: Final = (1, 2, 4)  # numbers of slots to count blocks with
 SMALL_POOL: Final = 0.002  # share of VRAM: where the largest pool takes less, no other sizes are tried
@@ -82,19 +78,14 @@ def with_best_pool(assignment: Assignment, limits: Limits) -> Placement | None:
     windows = _windows(assignment)
     repeats = len(assignment.chosen) / sum(len(window.chosen) for window in windows)
     counts = (0,) if not slot else PIECE_SLOT_COUNTS if pieces > 1 else SLOT_COUNTS
-    for slots, scratches in itertools.product(counts, scratch_counts(scratch, limits)):
-        pool = PrefetchPool(slots, slot, scratches, scratch, ahead=max(slots, 1), pieces=pieces)
+    for slots in counts:
+        pool = PrefetchPool(slots, slot, int(scratch > 0), scratch, ahead=max(slots, 1), pieces=pieces)
         if pool_bytes(pool) > left:
             continue
         seconds = repeats * sum(pass_seconds(window, pool, replayed=limits.replayed) for window in windows)
         if best is None or seconds < best.seconds * (1 - GAIN):
             best = Placement(assignment.chosen, pool, seconds)
     return best
-
-
-def scratch_counts(scratch: int, limits: Limits) -> tuple[int, ...]:
-    """Numbers of scratch buffers to try. Only a graph, which unpacks ahead, has use for a second one."""
-    return (0,) if not scratch else SCRATCH_COUNTS if limits.replayed else SCRATCH_COUNTS[:1]
 
 
 def _windows(assignment: Assignment) -> list[Assignment]:
@@ -107,15 +98,15 @@ def _windows(assignment: Assignment) -> list[Assignment]:
     return [Assignment(chosen[at : at + WINDOW]) for at in starts]
 
 
-def pools_tried(kinds: Sequence[Kind], limits: Limits, most_sizes: int) -> Iterator[PrefetchPool]:
+def pools_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[PrefetchPool]:
     """The pools that counts are looked for with: some numbers of slots in each size."""
-    for slot, scratch in sizes_tried(kinds, limits, most_sizes):
+    for slot, scratch in sizes_tried(kinds, limits):
         for slots in COUNTED_SLOTS if notable(slot, scratch, limits) else COUNTED_SLOTS[-1:]:
             yield with_sizes(PrefetchPool(slots), slot, scratch)
 
 
-def sizes_tried(kinds: Sequence[Kind], limits: Limits, most: int) -> Iterator[tuple[int, int]]:
-    """Sizes of slots and scratch buffers to try, at most `most` of each: sizes that some option needs.
+def sizes_tried(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[int, int]]:
+    """Sizes of slots and scratch buffers to try, at most MOST_SIZES of each: sizes that some option needs.
 
     Where the largest take next to nothing of VRAM, smaller ones would save nothing. Where some block has no
     option, no size is of use.
@@ -128,7 +119,7 @@ def sizes_tried(kinds: Sequence[Kind], limits: Limits, most: int) -> Iterator[tu
         yield from dict.fromkeys(((0, 0), (slot, scratch)))
         return
     slots, scratches = (
-        _few({getattr(option, size) for option in options}, most) for size in ("slot_bytes", "scratch_bytes")
+        _few({getattr(option, size) for option in options}) for size in ("slot_bytes", "scratch_bytes")
     )
     sizes = {(o.slot_bytes, o.scratch_bytes) for o in options}
     yield from dict.fromkeys(_needed(sizes, slot, scratch) for slot in slots for scratch in scratches)
@@ -150,17 +141,17 @@ def _needed(sizes: Collection[tuple[int, int]], slot: int, scratch: int) -> tupl
     return max(slot for slot, _ in fitting), max(scratch for _, scratch in fitting)
 
 
-def _few(sizes: set[int], most: int) -> list[int]:
-    """0, the largest, and some in between: at most `most`."""
+def _few(sizes: set[int]) -> list[int]:
+    """0, the largest, and some in between: at most MOST_SIZES."""
     ordered = sorted({0} | {size for size in sizes if size >= SMALL * max(sizes)})
     ordered = [
         size
         for size, next_one in zip(ordered, [*ordered[1:], math.inf], strict=True)
         if next_one > ALIKE * size
     ]
-    if len(ordered) <= most:
+    if len(ordered) <= MOST_SIZES:
         return ordered
-    return sorted({ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)})
+    return sorted({ordered[round(i * (len(ordered) - 1) / (MOST_SIZES - 1))] for i in range(MOST_SIZES)})
 
 
 def spread(layers: int, spilled: int) -> tuple[int, ...]:

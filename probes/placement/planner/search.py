@@ -23,14 +23,10 @@ from probes.placement.planner.ilp import Choice, Counts, Program, Search
 from probes.placement.planner.kinds import Kind, options_by_block
 from probes.placement.planner.local_search import MOST_STEPS, improved
 from probes.placement.planner.pools import (
-    FEW_BLOCKS,
-    FEW_SIZES,
     MANY_BLOCKS,
-    MOST_SIZES,
     Limits,
     Placement,
     pool_room,
-    pools_tried,
     sizes_tried,
     with_best_pool,
     with_sizes,
@@ -76,19 +72,8 @@ def search(kinds: Sequence[Kind], limits: Limits) -> SearchResult | None:
 
 
 def _quickest(kinds: Sequence[Kind], limits: Limits) -> SearchResult | None:
-    """The quickest placement; for few blocks, whose sizes matter most, with more sizes of buffers as well."""
-    first = _quickest_with(kinds, limits, FEW_SIZES)
-    if first is None or len(first.chosen) > FEW_BLOCKS:
-        return first
-    if set(pools_tried(kinds, limits, MOST_SIZES)) == set(pools_tried(kinds, limits, FEW_SIZES)):
-        return first
-    second = _quickest_with(kinds, limits, MOST_SIZES)
-    return second if second and second.timeline.seconds < first.timeline.seconds else first
-
-
-def _quickest_with(kinds: Sequence[Kind], limits: Limits, most_sizes: int) -> SearchResult | None:
     """The quickest of the candidates, of which the best are improved first if that may help."""
-    candidates = CandidateSearch(kinds, limits, most_sizes)
+    candidates = CandidateSearch(kinds, limits)
     candidates.try_all_pools()
     if not candidates.ranked:  # the budget is so tight that the program found no whole counts
         tight = any_placement(kinds, limits)
@@ -165,7 +150,7 @@ def fits(kinds: Sequence[Kind], limits: Limits) -> bool:
 
 def _fitting_counts(kinds: Sequence[Kind], limits: Limits) -> Iterator[tuple[list[Kind], Counts]]:
     """For each size of the pool, counts that fit it, however slow, with the kinds they are of."""
-    for slot, scratch in sizes_tried(kinds, limits, MOST_SIZES):
+    for slot, scratch in sizes_tried(kinds, limits):
         allowed = [
             replace(kind, options=tuple(options_fitting(kind.options, slot, scratch))) for kind in kinds
         ]

@@ -7,15 +7,13 @@ blocks are unpacked to, are never waited for: the GPU unpacks a block after it h
 pass ends with a synchronisation. The third pass of a row is taken, for which the first copies were begun
 during the one before.
 
-A pass that is replayed as a CUDA graph is closed: what it fetches ahead for the next one's first blocks is a
-part of it (scratch buffers first, then slots, as in the runtime), and nothing of the next one begins before
-it has ended. So its second pass is like all others.
+A pass that is replayed as a CUDA graph is closed: what it copies ahead for the next one's first blocks is a
+part of it, and nothing of the next one begins before it has ended. So its second pass is like all others.
 
 Most blocks of a large model stay where they are. Between two blocks that move they act on the lanes as one
 block would, so simulating a pass takes as long as there are blocks that move.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +83,6 @@ class Assignment:
     def __init__(self, chosen: tuple[Option, ...]) -> None:
         self.chosen = chosen
         self.used: Mapping[Option, int] = Counter(chosen)
-        self._steps: dict[tuple[int, ...], _Steps] = {}
 
     @property
     def least_s(self) -> float:
@@ -104,11 +101,10 @@ class Assignment:
         busy = sum([option.gpu_s for option in self.chosen])
         return 1.0 + BUSY * min(busy / copied, 1.0)
 
-    def steps(self, ahead: tuple[int, ...]) -> _Steps:
-        """The steps to simulate, where the blocks `ahead` are unpacked ahead."""
-        if ahead not in self._steps:
-            self._steps[ahead] = _steps(self.chosen, ahead, drawn=False)
-        return self._steps[ahead]
+    @cached_property
+    def steps(self) -> _Steps:
+        """The steps to simulate."""
+        return _steps(self.chosen, drawn=False)
 
 
 @dataclass(slots=True)
@@ -120,11 +116,9 @@ class _Card:
     slots: list[float]
     called: list[float]  # when the block that last used the slot was launched
     stretch: float  # of copies, by kernels that run meanwhile
-    ahead: tuple[int, ...]  # blocks that are unpacked at the end of the pass before
     copy: float = 0.0
     moved: int = 0  # pieces copied in this pass; piece n uses slot n modulo their number
     copied_ahead: set[int] = field(default_factory=set)  # pieces whose copies are in the pass before
-    unpacked_ahead: set[int] = field(default_factory=set)  # blocks that were unpacked there
 
 
 @dataclass(slots=True)
@@ -148,33 +142,25 @@ def simulate_cards(
     stages: Sequence[tuple[Sequence[Option], PrefetchPool]], *, replayed: bool = False
 ) -> Timeline:
     """The last of a few passes over several cards, each with the blocks that follow the card before's."""
-    cards = [_card(Assignment(tuple(chosen)), pool, replayed=replayed) for chosen, pool in stages]
+    cards = [_card(Assignment(tuple(chosen)), pool) for chosen, pool in stages]
     return _passes(cards, replayed=replayed, drawn=True)
 
 
 def pass_seconds(assignment: Assignment, pool: PrefetchPool, *, replayed: bool = False) -> float:
     """The seconds of the pass that `simulate` gives, found much faster because no spans are kept."""
-    return _passes([_card(assignment, pool, replayed=replayed)], replayed=replayed, drawn=False).seconds
+    return _passes([_card(assignment, pool)], replayed=replayed, drawn=False).seconds
 
 
-def _card(assignment: Assignment, pool: PrefetchPool, *, replayed: bool) -> _Card:
-    """A card where nothing has begun.
-
-    As in the runtime, blocks are unpacked ahead only where there is more than one scratch buffer.
-    """
-    chosen = assignment.chosen
-    ahead: tuple[int, ...] = ()
-    if replayed and pool.scratches > 1:
-        unpacked = (place for place, option in enumerate(chosen) if option.unpack_s)
-        ahead = tuple(itertools.islice(unpacked, pool.scratches))
+def _card(assignment: Assignment, pool: PrefetchPool) -> _Card:
+    """A card where nothing has begun."""
     slots = max(pool.slots, 1)
-    return _Card(chosen, assignment.steps(ahead), [0.0] * slots, [0.0] * slots, assignment.stretch, ahead)
+    return _Card(assignment.chosen, assignment.steps, [0.0] * slots, [0.0] * slots, assignment.stretch)
 
 
-def _steps(chosen: Sequence[Option], ahead: Sequence[int], *, drawn: bool) -> _Steps:
+def _steps(chosen: Sequence[Option], *, drawn: bool) -> _Steps:
     """Blocks that something moves for, and runs of the others: each of one block if spans are `drawn`."""
     steps: _Steps = []
-    alone = [place for place, option in enumerate(chosen) if option.moves or place in ahead]
+    alone = [place for place, option in enumerate(chosen) if option.moves]
     begin = 0
     for place in (*alone, len(chosen)):
         ends = range(begin + 1, place + 1) if drawn else (place,) * (begin < place)
@@ -208,7 +194,7 @@ def _passes(cards: Sequence[_Card], *, replayed: bool, drawn: bool) -> Timeline:
             lanes.card = card
             card.moved = 0
             if lanes.drawn:
-                card.steps = _steps(card.chosen, card.ahead, drawn=True)
+                card.steps = _steps(card.chosen, drawn=True)
             _pass(lanes, index)
             if replayed:
                 _fetch_ahead(lanes, index)
@@ -242,8 +228,7 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
     card = lanes.card
     lanes.python += option.launch_s
     ready = wait = 0.0
-    was_unpacked = index in card.unpacked_ahead
-    unpacks = option.unpack_s > 0 and not was_unpacked
+    unpacks = option.unpack_s > 0
     slot = None
     for copy_s, unpack_s in option.each if option.copy_s else ():
         slot = card.moved % len(card.slots)
@@ -252,8 +237,7 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
             card.copied_ahead.remove(card.moved)
         else:
             ready, wait = _copy(lanes, index, option, slot, copy_s), ARRIVAL_S
-        if not was_unpacked:
-            card.called[slot] = lanes.python
+        card.called[slot] = lanes.python
         card.moved += 1
         if unpacks:
             ready, wait = _unpack(lanes, index, unpack_s, ready, wait), 0.0
@@ -266,11 +250,9 @@ def _block(lanes: _Lanes, index: int, option: Option) -> None:
             lanes.spans.append((index, "cpu", begin, lanes.device))
     if unpacks and slot is None:
         ready, wait = _unpack(lanes, index, option.each[0][1], ready, wait), 0.0
-    if was_unpacked:
-        card.unpacked_ahead.remove(index)
     if option.compute_s:
         _compute(lanes, index, option, ready, wait)
-    if slot is not None and not option.unpack_s:
+    if slot is not None and not unpacks:
         card.slots[slot] = lanes.device + RELEASE_S
 
 
@@ -288,33 +270,15 @@ def _compute(lanes: _Lanes, index: int, option: Option, ready: float, wait: floa
 
 
 def _fetch_ahead(lanes: _Lanes, first: int) -> None:
-    """Fill scratch buffers and slots with the first blocks of the next pass, as far as they are free.
-
-    The runtime doesn't unpack ahead a block that is larger than all slots.
-    """
-    card = lanes.card
-    held: set[int] = set()
-    piece = 0
+    """Fill the slots with the first blocks of the next pass."""
+    card, piece = lanes.card, 0
     for place, option in enumerate(card.chosen):
-        pieces = option.pieces if option.copy_s else 0
-        if not pieces and place not in card.ahead:
-            continue
-        index, ready = first + place, 0.0
-        slots = [(piece + nth) % len(card.slots) for nth in range(pieces)]
-        for nth, slot in enumerate(slots):
-            if slot in held:
+        for copy_s, _ in option.each if option.copy_s else ():
+            if piece == len(card.slots):
                 return
-            ready = _copy(lanes, index, option, slot, option.each[nth][0])
-            card.copied_ahead.add(piece + nth)
-            held.add(slot)
-        if place in card.ahead and pieces <= len(card.slots):
-            for _, unpack_s in option.each:
-                ready = _unpack(lanes, index, unpack_s, ready, ARRIVAL_S if option.copy_s else 0.0)
-            card.unpacked_ahead.add(index)
-            for slot in slots:
-                card.slots[slot] = ready + RELEASE_S
-            held.difference_update(slots)
-        piece += pieces
+            _copy(lanes, first + place, option, piece, copy_s)
+            card.copied_ahead.add(piece)
+            piece += 1
 
 
 def _copy(lanes: _Lanes, index: int, option: Option, slot: int, copy_s: float) -> float:

@@ -56,7 +56,7 @@ class BlockTimes:
                 for begin, end, _, brought_s in self.calls.get(name, ())
             )
             if not self._in_thread:
-                spans -= waited + (0.0 if self.engine.unpacks_ahead else unpacked)
+                spans -= waited + unpacked
             host_s = 0.0 if self._in_thread else sum(host_s for *_, host_s, _ in self.calls.get(name, ()))
             result[name] = BlockTime(copied, unpacked, max(spans, 0.0), host_s)
         return result

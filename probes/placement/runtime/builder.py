@@ -5,7 +5,6 @@ in VRAM in another. Where weights pack so badly that VRAM doesn't hold what the 
 stream than were planned; where that isn't enough, the model is refused.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -257,46 +256,31 @@ class SpillCandidate:
 
     place: int  # among all blocks
     freed: int  # in VRAM
-    staging_bytes: int  # that each staging buffer must have for it
-    packed: bool  # it was planned to be packed in VRAM
-
-
-@dataclass(frozen=True)
-class StagingSize:
-    """How many staging buffers there are, and the bytes of each."""
-
-    count: int
-    n_bytes: int
+    needs: tuple[int, int]  # that each staging buffer and each decode buffer must have for it
+    packed: bool = True  # it was planned to be packed in VRAM
 
 
 def choose_spilled(
-    candidates: Sequence[SpillCandidate], over: int, staging: StagingSize
+    candidates: Sequence[SpillCandidate], over: int, counts: tuple[int, int], sizes: tuple[int, int]
 ) -> list[SpillCandidate] | None:
     """The blocks to move so that VRAM needs `over` bytes less; None where all of them aren't enough.
 
-    The smallest staging buffers with which moving all blocks that fit them is enough are taken; what larger
-    ones take besides is counted. Packed blocks go first; others are moved only with all packed ones that fit.
+    `counts` and `sizes` are those of staging and decode buffers. Blocks that need no larger ones go first;
+    what larger ones take besides is counted. Of equal needs packed blocks go first, and the largest of these.
     """
-    packed = [block for block in candidates if block.packed]
-    for usable in (packed, candidates):
-        for size in sorted({max(block.staging_bytes, staging.n_bytes) for block in usable}):
-            fitting = [block for block in usable if block.staging_bytes <= size]
-            wanted = over + staging.count * (size - staging.n_bytes)
-            if sum(block.freed for block in fitting) >= wanted:
-                chosen = _fewest([block for block in fitting if block.packed], wanted)
-                left = wanted - sum(block.freed for block in chosen)
-                return chosen + _fewest([block for block in fitting if not block.packed], left)
+
+    def grown(needs: tuple[int, int]) -> int:
+        return sum(n * max(need - size, 0) for n, need, size in zip(counts, needs, sizes, strict=True))
+
+    chosen: list[SpillCandidate] = []
+    most, left = sizes, over
+    for block in sorted(candidates, key=lambda block: (grown(block.needs), not block.packed, -block.freed)):
+        most = max(most[0], block.needs[0]), max(most[1], block.needs[1])
+        chosen.append(block)
+        left -= block.freed
+        if left + grown(most) <= 0:
+            return chosen
     return None
-
-
-def _fewest(usable: Sequence[SpillCandidate], wanted: int) -> list[SpillCandidate]:
-    """The smallest block that is enough, else the largest, and again for the rest, if there are any."""
-    left, chosen = sorted(usable, key=lambda block: block.freed), list[SpillCandidate]()
-    while left and wanted > 0:
-        smallest_enough = bisect_left(left, wanted, key=lambda block: block.freed)
-        chosen.append(left.pop(min(smallest_enough, len(left) - 1)))
-        wanted -= chosen[-1].freed
-    return chosen
 
 
 # The builder
@@ -417,22 +401,21 @@ class Builder:
             for place, placement in enumerate(self.placements)
             if placement.can_stream_instead
         }
-        # Blocks that don't pack take a decode buffer where they stream in pieces: find the smallest.
-        now = self.decode_bytes
-        for size in sorted(
-            {now, *(n for placement in elsewhere.values() if (n := placement.decode_bytes) > now)}
-        ):
-            able = [
-                self._candidate(place, placement)
-                for place, placement in elsewhere.items()
-                if placement.decode_bytes <= size
-            ]
-            over = self._beyond_plan + self.decode_count * (size - now)
-            chosen = choose_spilled(able, over, StagingSize(self.staging_count, self.staging_bytes))
-            if chosen is not None:
-                return {candidate.place: elsewhere[candidate.place] for candidate in chosen}
+        sizes = self.staging_bytes, self.decode_bytes
+        candidates = [
+            SpillCandidate(
+                place,
+                aligned(self.placements[place].stored.n_bytes),
+                (there.staging_bytes, there.decode_bytes),
+                packed=self.placements[place].tier == "packed",
+            )
+            for place, there in elsewhere.items()
+        ]
+        counts = self.staging_count, self.decode_count
+        if (chosen := choose_spilled(candidates, self._beyond_plan, counts, sizes)) is not None:
+            return {candidate.place: elsewhere[candidate.place] for candidate in chosen}
         if self.planned and self.planned.least:
-            return {place: there for place, there in elsewhere.items() if there.decode_bytes <= now}
+            return {place: there for place, there in elsewhere.items() if there.decode_bytes <= sizes[1]}
         raise self._refusal("too few blocks can stream instead")
 
     def _elsewhere(self, placement: BlockPlacement) -> BlockPlacement:
@@ -442,12 +425,6 @@ class Builder:
         streamed = _arrange(placement.block, placement.plan, tier, placement.packed, most=most)
         streamed.original = placement.original  # of a table that doesn't pack: the host has its bytes already
         return streamed
-
-    def _candidate(self, place: int, elsewhere: BlockPlacement) -> SpillCandidate:
-        now = self.placements[place]
-        return SpillCandidate(
-            place, aligned(now.stored.n_bytes), elsewhere.staging_bytes, packed=now.tier == "packed"
-        )
 
     def _refusal(self, why: str) -> PlacementError:
         needed, planned = self.vram_bytes, self.vram_bytes - self._beyond_plan

@@ -2,7 +2,9 @@
 
 The engine executes the schedule that `planner/simulation.py` models. A block that moves has three steps:
 *copy* (from its weight source to a staging buffer), *unpack* (from there, or from packed bytes in VRAM, to a
-decode buffer) and *compute* (the module's own forward). Each step has a stream, and events order the streams.
+decode buffer) and *compute* (the module's own forward). The last two are on the compute stream, in the order
+of calls: nearly as much is lost as gained by unpacking beside computing (decisions 70 and 141). Copies have a
+stream of their own, and events order the two.
 The n-th block of a pool always uses buffer n modulo the pool's size. After each call the next blocks are
 begun, in the order of the passes before and as far as buffers are free; a block that comes unexpectedly is
 fetched at once. The simulation predicts when each step begins and ends under these rules, and the engine
@@ -10,11 +12,8 @@ follows the same rules without a clock: what may begin is begun. They are:
 
 - A copy into a staging buffer waits until the block before in that buffer has been unpacked, or computed.
 - A packed block may be larger than a staging buffer. It then goes through several, piece by piece.
-- Unpacking waits for its copy, and until the block before in that decode buffer has been computed.
-- A computation waits for its block's last step.
-- With a single decode buffer nothing is gained by unpacking beside computing: the compute stream does both,
-  in the order of calls. That saves the events between the two, each of which costs the host.
-- A pass that is replayed as a graph ends with the copying and unpacking of the next pass's first blocks.
+- Unpacking waits for its copy; a computation for its block's last step.
+- A pass that is replayed as a graph ends with the copying of the next pass's first blocks.
 
 Parameters are at fixed addresses, since a block always uses the same buffers: so a pass can be captured
 (`capture.py`).
@@ -47,7 +46,7 @@ from probes.placement.runtime.offloaded import (
     prepare_block,
 )
 from probes.placement.runtime.packed_tables import PackedTable
-from probes.placement.runtime.streams import Event, Stopwatches, Stream, Streams
+from probes.placement.runtime.streams import Event, Stopwatches, Streams
 from probes.placement.runtime.weight_sources import WeightSource
 
 # The innermost functorch transform under way, or None. Each call of a block asks.
@@ -146,10 +145,10 @@ LookaheadState = tuple[tuple[int, int], int, int, frozenset[int]]
 
 
 class Lookahead:
-    """How far ahead of the calls one pool of buffers has got.
+    """How far ahead of the calls copies to the staging buffers have got.
 
-    `due`: indices of blocks, or of pieces of blocks, that were fetched ahead and aren't used yet. `begun`:
-    how many pieces of the next block were fetched. `stuck`: nothing can be begun before one of `due` is used,
+    `due`: indices of pieces of blocks that were fetched ahead and aren't used yet. `begun`: how many pieces
+    of the next block were fetched. `stuck`: nothing can be begun before one of `due` is used,
     or a call ends; asking again would only cost the host.
     """
 
@@ -171,7 +170,7 @@ class Lookahead:
             self.stuck = False
 
     def used(self, index: int) -> None:
-        """The block or piece that was fetched ahead is no longer needed in its buffer."""
+        """The piece that was fetched ahead is no longer needed in its buffer."""
         self.due.discard(index)
         self.stuck = False
 
@@ -219,13 +218,10 @@ class Engine:
         self.epoch = 0  # of what the buffers hold
         self._ahead = ahead
         self._fast = fast
-        self._fused = False
         self.work = work
-        self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
+        self._copies = Lookahead(self.order)
         self._staging: set[int] = set()  # by identity
-        self._copies_begun = 0  # ahead of calls
-        self._decode_buffers: set[int] = set()  # by identity
-        self.unpacks_ahead = False  # before calls, on the unpack stream, beside the compute stream
+        self._unpacks = False  # whether any block has a decode buffer
         self.watches: Stopwatches | None = None  # while a pass is measured
         self.recording = False  # a pass is being recorded as a graph
 
@@ -259,9 +255,7 @@ class Engine:
         self.moving.append(block)
         self._pieces += len(block.pieces)
         self._staging.update(map(id, staging))
-        if decode_buffer is not None:
-            self._decode_buffers.add(id(decode_buffer))
-            self.unpacks_ahead = len(self._decode_buffers) > 1
+        self._unpacks |= decode_buffer is not None
         return block
 
     def add_cpu_block(self, block: Block) -> CpuBlock:
@@ -325,7 +319,7 @@ class Engine:
             self._advance()
 
     def _restart(self) -> None:
-        self._copies, self._unpacks = Lookahead(self.order), Lookahead(self.order)
+        self._copies = Lookahead(self.order)
 
     # A block's call
 
@@ -362,7 +356,7 @@ class Engine:
         if not block.depth:
             assert block.inside is not None
             block.inside.clear()
-            if block.through or self.unpacks_ahead:
+            if block.through:
                 self._release(block)
             block.apart = False
             self._advance()
@@ -440,22 +434,18 @@ class Engine:
         """At the end of its call: what it read may be overwritten once the compute stream gets here."""
         self._copies.stuck = False
         used = None if block.apart else block.used()
-        if used is not None and (self.unpacks_ahead or used is not block.decode_buffer):
+        if used is not None and used is not block.decode_buffer:
             used.computed = used.events[1]
             self.streams.compute.record(used.computed)
 
     def _bring(self, block: MovingBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.epoch += 1
-        if self._decode_buffers:
+        if self._unpacks:
             self.streams.compute.follow()
         expected = self.order.learn(block.index)
         if self._staging:
             self._copies.follow(expected=expected)
-        if self.unpacks_ahead:
-            self._unpacks.follow(expected=expected)
-        if self._fast:
-            self._fused = rows_of(args, kwargs) <= MOST_ROWS
-        block.fused = self._fused and block.products is not None
+        block.fused = self._fast and block.products is not None and rows_of(args, kwargs) <= MOST_ROWS
         if self._in_use_by_another(block):
             block.apart = True
             block.inside = self._apart(block)
@@ -465,9 +455,7 @@ class Engine:
         self._fetch(block, used)
         for piece, _ in block.through:
             self._copies.used(piece.index)
-        if self.unpacks_ahead:
-            self._unpacks.used(block.index)
-        elif block.through and block.through[0][1].holds is not block.pieces[0]:
+        if block.through and block.through[0][1].holds is not block.pieces[0]:
             self._copy_ahead()  # it has been unpacked from its staging buffers
         if used is not None and used.filled is not None:
             if self.watches is None:
@@ -521,23 +509,17 @@ class Engine:
         staging_buffer.holds = piece
 
     def _unpack(self, block: MovingBlock, decode_buffer: DeviceBuffer) -> None:
-        if decode_buffer.holds is not None:
-            self._unpacks.due.discard(decode_buffer.holds.index)
-        stream = self.streams.unpack if self.unpacks_ahead else self.streams.compute
-        if decode_buffer.computed is not None:
-            stream.wait(decode_buffer.computed)
+        if decode_buffer.computed is not None:  # by a replay, perhaps on another of the caller's streams
+            self.streams.compute.wait(decode_buffer.computed)
         decode_buffer.holds = None
         for piece in block.pieces:
-            self._unpack_piece(piece, stream)
+            self._unpack_piece(piece)
         decode_buffer.forget()
-        if self.unpacks_ahead:
-            decode_buffer.filled = decode_buffer.events[0]
-            stream.record(decode_buffer.filled)
         decode_buffer.holds = block
 
-    def _unpack_piece(self, piece: Piece, stream: Stream) -> None:
+    def _unpack_piece(self, piece: Piece) -> None:
         """Unpack a piece, from its staging buffer if it has one, which is then free for the next piece."""
-        staging_buffer = piece.staging_buffer
+        stream, staging_buffer = self.streams.compute, piece.staging_buffer
         if staging_buffer is not None and staging_buffer.holds is not piece:
             self._copy(piece, staging_buffer)
         if staging_buffer is not None and staging_buffer.filled is not None:
@@ -574,30 +556,23 @@ class Engine:
 
     def _advance(self) -> None:
         """Begin what comes next, as far as buffers are free."""
-        if self.unpacks_ahead:
-            self._unpack_ahead()
-        if self._staging and not self._copies.stuck and self._copy_ahead() and self.unpacks_ahead:
-            self._unpack_ahead()
+        if self._staging and not self._copies.stuck:
+            self._copy_ahead()
 
-    def _next(self, walk: Lookahead) -> int | None:
-        """The block to begin next; None when enough is begun, or it isn't known."""
-        if len(walk.due) >= self._ahead:
-            walk.stuck = True
-            return None
-        return self.order.after(walk.at) if walk.lead < len(self.moving) else None
-
-    def _copy_ahead(self) -> bool:
-        """Begin copies of the next blocks while staging buffers are free. Returns whether any was begun."""
-        walk, before = self._copies, self._copies_begun
+    def _copy_ahead(self) -> None:
+        """Begin copies of the next blocks while staging buffers are free."""
+        walk = self._copies
         for _ in self.moving:
-            index = self._next(walk)
+            if len(walk.due) >= self._ahead:
+                walk.stuck = True
+                return
+            index = self.order.after(walk.at) if walk.lead < len(self.moving) else None
             if index is None:
-                break
+                return
             through = self.moving[index].through
             if through and not all(starmap(self._begun, through[walk.begun :])):
-                break
+                return
             walk.step(index)
-        return self._copies_begun > before
 
     def _begun(self, piece: Piece, staging_buffer: DeviceBuffer) -> bool:
         """Begin to copy a piece to its staging buffer if that is free. Returns whether it is on its way."""
@@ -610,28 +585,9 @@ class Engine:
             if not piece.weight_source.ready():
                 return False
             self._copy(piece, staging_buffer)
-            self._copies_begun += 1
         walk.due.add(piece.index)
         walk.begun += 1
         return True
-
-    def _unpack_ahead(self) -> None:
-        walk = self._unpacks
-        for _ in self.moving:
-            index = self._next(walk)
-            if index is None:
-                return
-            block = self.moving[index]
-            decode_buffer = block.decode_buffer
-            if decode_buffer is not None and not (self._fused and block.products is not None):
-                if index in walk.due or block.depth or _is_in_use(decode_buffer, block, walk.due):
-                    return
-                if decode_buffer.holds is not block:
-                    if any(staging_buffer.holds is not piece for piece, staging_buffer in block.through):
-                        return
-                    self._unpack(block, decode_buffer)
-                walk.due.add(index)
-            walk.step(index)
 
     # Reads outside calls, and giving the model back
 
@@ -706,10 +662,10 @@ class Engine:
             buffer.forget()
 
     def state(self) -> "EngineState":
-        """What the buffers hold now, and how far copies and unpacking are ahead."""
+        """What the buffers hold now, and how far copies are ahead."""
         order = (self.order.before, self.order.last)
         holds = tuple(buffer.holds for buffer in self.buffers)
-        return EngineState(holds, order, self._copies.state(), self._unpacks.state())
+        return EngineState(holds, order, self._copies.state())
 
     def resume(self, state: "EngineState", done: Event | None) -> None:
         """The buffers hold what they held then, once `done` is reached."""
@@ -718,14 +674,13 @@ class Engine:
             buffer.filled = buffer.computed = buffer.unpacked = done
         self.order.before, self.order.last = state.order
         self._copies.resume(state.copies)
-        self._unpacks.resume(state.unpacks)
         self.epoch += 1
 
     def reach(self, state: "EngineState") -> None:
         """Bring the buffers to hold what they held then, and let the compute stream wait for all of them."""
         if self.changing:
             self._mend()
-        if self._decode_buffers:
+        if self._unpacks:
             self.streams.compute.follow()
         self.order.before, self.order.last = state.order
         wanted = [(held, buffer) for buffer, held in zip(self.buffers, state.holds, strict=True)]
@@ -736,7 +691,6 @@ class Engine:
             if isinstance(held, Piece) and buffer.holds is not held:
                 self._copy(held, buffer)
         self._copies.resume(state.copies)
-        self._unpacks.resume(state.unpacks)
         for buffer, before in zip(self.buffers, state.holds, strict=True):
             buffer.holds = before
         self.join()
@@ -749,7 +703,6 @@ class EngineState:
     holds: tuple[Occupant | None, ...]
     order: tuple[int, int]
     copies: LookaheadState
-    unpacks: LookaheadState
 
 
 def _copied(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:

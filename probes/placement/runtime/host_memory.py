@@ -200,8 +200,10 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
     if not pinned.is_pinned() or not pinned.is_contiguous():
         raise Unsupported("only contiguous pinned memory can be read in place by the GPU")
     try:
-        whole = pinned if pinned.dtype == torch.int64 else pinned.view(torch.uint8)
-        view = torch.as_tensor(_PinnedArray(whole), device="cuda").view(pinned.dtype)
+        # bfloat16 has no name in this interface; bytes have one, and can be seen as anything
+        whole, kind = (pinned, "<i8") if pinned.dtype == torch.int64 else (pinned.view(torch.uint8), "|u1")
+        array = ArrayInterface(pinned.data_ptr(), tuple(whole.shape), kind, owner=whole)
+        view = torch.as_tensor(array, device="cuda").view(pinned.dtype)
     except (RuntimeError, TypeError) as error:
         reason = f"this torch can't make a zero-copy tensor: {first_line(error)}"
         raise Unsupported(reason, "if it says that numpy is missing, add numpy to the image") from error
@@ -210,20 +212,18 @@ def zero_copy(pinned: torch.Tensor) -> torch.Tensor:
     return view
 
 
-class _PinnedArray:
-    """Pinned host memory as the CUDA array interface shows it to torch.
+class ArrayInterface:
+    """Numbers at an address that the GPU can read, as torch takes them from other libraries.
 
-    Keeps the owner alive: torch holds this object as long as the tensor made from it exists.
+    torch holds this object, and so `owner`, as long as the tensor made from it exists.
     """
 
-    def __init__(self, owner: torch.Tensor) -> None:
-        # bfloat16 has no name in this interface; bytes have one, and can be seen as anything
-        types = {torch.int64: "<i8", torch.uint8: "|u1"}
+    def __init__(self, address: int, shape: tuple[int, ...], kind: str, owner: object = None) -> None:
         self.owner = owner
         self.__cuda_array_interface__ = {
-            "shape": tuple(owner.shape),
-            "typestr": types[owner.dtype],
-            "data": (owner.data_ptr(), False),
+            "shape": shape,
+            "typestr": kind,
+            "data": (address, False),
             "strides": None,
             "version": 3,
         }

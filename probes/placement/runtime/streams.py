@@ -17,6 +17,7 @@ import torch
 
 from probes.core.errors import PlacementError
 from probes.hardware.torch_build import first_line
+from probes.placement.runtime.host_memory import ArrayInterface
 
 Work = Callable[[], object]
 
@@ -587,22 +588,11 @@ def _fill_graph(memset: Memset, stream: torch.cuda.Stream) -> torch.cuda.CUDAGra
     signed = value - (1 << bits) if value >> (bits - 1) else value
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream):
-        target = torch.as_tensor(_DeviceArray(memset.address, memset.count, kind), device=stream.device)
+        array = ArrayInterface(memset.address, (memset.count,), kind)
+        target = torch.as_tensor(array, device=stream.device)
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             target.fill_(signed)
         finally:
             graph.capture_end()
     return graph
-
-
-class _DeviceArray:
-    """Numbers at an address of the device, as torch takes them from other libraries."""
-
-    def __init__(self, address: int, count: int, kind: str) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (count,),
-            "typestr": kind,
-            "data": (address, False),
-            "version": 3,
-        }

@@ -327,7 +327,7 @@ def test_a_catalog_is_read_once_for_all_candidates(tmp_path: Path, monkeypatch: 
         file.write_text(MINIMAL.replace("one:", "two:"))  # somebody saves another one
         return found
 
-    monkeypatch.setattr("buildtool.cli.arguments.load", once)
+    monkeypatch.setattr(catalog, "load", once)
     args = argparse.Namespace(catalog=file, targets=None, variants=[])
     candidates = build_options(args, lambda _line: None).candidates
     assert [[variant.gpu_targets for variant in each] for each in candidates] == [[("gfx1036",), ("gfx906",)]]

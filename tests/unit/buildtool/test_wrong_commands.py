@@ -1,6 +1,8 @@
 """Commands that are nearly right name the one that was meant, whole, to paste."""
 
+import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,69 @@ def test_a_wrong_command_names_the_one_that_was_meant(words: str, capsys: pytest
     assert code == 2
     assert MEANT[words] in said.err
     assert not said.out
+
+
+ALIASES = "a0: &a0 {x: y, z: y}\n" + "".join(
+    f"a{n}: &a{n} {{x: *a{n - 1}, z: *a{n - 1}}}\n" for n in range(1, 60)
+)
+ITSELF = "services: &a {api: *a}\n"
+
+
+@pytest.mark.parametrize("text", [ALIASES, ITSELF, f"services: {{api: 1}}\n--- \n{ALIASES}"])
+@pytest.mark.parametrize(
+    "words", ["ablate {} api", "plan --catalog {}", "build --catalog {}", "doctor --lint {}"]
+)
+def test_aliases_without_end_are_refused(
+    words: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compose.yaml").write_text(text)
+    code = main(shlex.split(words.format(tmp_path / "compose.yaml")))
+    said = capsys.readouterr()
+    assert (code, "compose.yaml:" in said.err + said.out) == (1 if "lint" in words else 2, True)
+    assert "Traceback" not in said.err
+
+
+READERS = {
+    "ablate {} api": 2,
+    "audit x --keep {}": 5,
+    "audit x --baseline {}": 5,
+    "build cpu --keep {}": 5,
+    "build --catalog {}": 2,
+    "observe --keep {} x -- true": 5,
+    "doctor --lint {}": 5,
+}
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_a_pipe_that_nobody_writes_into_is_not_waited_for(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(shlex.split(words.format(tmp_path / "pipe"))) == READERS[words]
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/pipe: it is a pipe, and nobody writes into it" in said
+
+
+def test_a_pipe_is_read_where_somebody_writes_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, wait = tmp_path / "pipe", os.set_blocking
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+    os.write(held, b"FROM x\nRUN pip install torch\n")
+
+    def wait_and_end(descriptor: int, blocking: bool, /) -> None:
+        wait(descriptor, blocking)
+        os.close(held)  # its reader is there now
+
+    monkeypatch.setattr(os, "set_blocking", wait_and_end)
+    code = main(["doctor", "--lint", str(pipe)])
+    assert (code, "pipe:2: " in capsys.readouterr().out) == (1, True)
+
+
+def test_restore_needs_a_list_that_can_be_added_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["build", "cpu", "--keep", str(tmp_path / "pipe"), "--restore", "torch"]) == 2
+    assert "is a named pipe: --restore adds to a file" in capsys.readouterr().err

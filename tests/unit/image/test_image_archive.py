@@ -185,6 +185,21 @@ def test_of_several_platforms_the_wanted_one_is_read_and_named(architecture: str
     assert contents.notes == (f"of 2 platforms, linux/{architecture} was read",)
 
 
+def test_rows_of_an_index_for_several_platforms_are_chosen_by_platform() -> None:
+    amd, arm = Image(LAYERS), Image(LAYERS[:1], architecture="arm64")
+    index = make.index_of(make.descriptor(amd.manifest()), make.descriptor(arm.manifest()))
+    archive = make.archive(make.oci_layout(amd) | make.oci_layout(arm) | {"index.json": index})
+    assert len(read(archive, platform=Platform("linux", "arm64")).layers) == 1
+    assert len(read(archive, platform=Platform("linux", "amd64")).layers) == 3
+
+
+@pytest.mark.parametrize("target", ["usr/bin", "/gone"])
+def test_a_root_file_system_is_no_image_and_says_what_one_is(target: str) -> None:
+    """What `docker export` writes: its links lead to no blob."""
+    with pytest.raises(MissingContent, match=r"neither index\.json nor manifest\.json, and no image config"):
+        read(make.tar(make.folder("usr/bin"), make.symlink("bin", target), file("usr/bin/true", b"x")))
+
+
 def test_a_platform_that_is_not_there_is_asked_for() -> None:
     with pytest.raises(NoSuchImage, match="--platform: linux/arm64, linux/amd64"):
         read(make.archive(two_platforms()), platform=Platform("linux", "riscv64"))

@@ -1,6 +1,6 @@
 """Layers at the exact limits of what is read: header fields, extensions, whiteouts, links, memory."""
 
-import hashlib
+import random
 from array import array
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from buildtool.image.errors import LIMITS, LimitExceeded, Limits, MalformedTar, 
 from buildtool.image.layer import HASHED_BYTES, LayerIndex, index_layer, split_path
 from buildtool.image.merge import Finder, Merged, merge
 from buildtool.image.secrets import SCANNED_BYTES
+from buildtool.image.streams import Fingerprint
 from buildtool.image.tar import Member, TarReader, pax_integer
 
 
@@ -192,7 +193,33 @@ def test_as_many_links_as_containerd_follows_are_followed_and_no_more() -> None:
 def test_files_are_hashed_from_64_kib_on(path: str) -> None:
     content = bytes(range(256)) * 256
     assert layer(file(path, content[:-1])).digests == {}
-    assert layer(file(path, content)).digests == {0: hashlib.sha256(content).digest()[:16]}
+    assert list(layer(file(path, content)).digests) == [0]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_contents_are_told_apart_by_every_byte_however_they_stream_by(*, keyed: bool) -> None:
+    content = random.Random(1).randbytes(200_001)
+
+    def fingerprint(content: bytes, *lengths: int) -> bytes:
+        found, at = Fingerprint(keyed=keyed), 0
+        for length in (*lengths, len(content)):
+            found.feed(content[at : at + length])
+            at += length
+        return found.value()
+
+    one = fingerprint(content)
+    for lengths in ((1,), (65_536,), (65_535, 1, 1), (0, 131_072), (100_000, 50_000), (200_001,), (7,) * 99):
+        assert fingerprint(content, *lengths) == one
+    others = {one, fingerprint(content[:-1]), fingerprint(content + b"\0"), fingerprint(b"")}
+    for at in (0, 65_535, 65_536, 131_071, 200_000):
+        others.add(fingerprint(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]))
+    assert len(others) == 9
+
+
+def test_copies_at_other_places_of_a_layer_have_one_fingerprint() -> None:
+    content = random.Random(1).randbytes(300_000)
+    found = layer(file("a", content), file("b", b"x"), file("c", content), file("d", content[::-1])).digests
+    assert found[0] == found[2] != found[3]
 
 
 # Indexes, whole.
@@ -223,7 +250,7 @@ def test_an_index_holds_every_member_in_its_order() -> None:
         sizes=array("q", [0, len(content), 0, 0, len(PASSWORD), 10, 0]),
         kinds=KINDS + bytes([tarwalk.FILE] * 3),
         links={2: b"../x", 3: b"d/large"},
-        digests={1: hashlib.sha256(content).digest()[:16]},
+        digests=layer(folder("d"), file("d/large", content)).digests,
         captured=captured,
         secrets={4: ("password in .netrc",)},
         secret_values={PASSWORD.split()[-1]},

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from buildtool.cli import ablate
+from buildtool.cli.program import main
 from buildtool.core.command import CommandFailed
 from buildtool.core.errors import ConfigError
 from buildtool.engine import compose
@@ -25,6 +27,14 @@ from buildtool.observe.ablation import (
     without_host_values,
     without_privileged,
 )
+
+
+def test_a_service_that_has_only_a_build_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ablate, "resolved", lambda *_: {"services": {"s": {"build": "."}}})
+    assert main(["ablate", str(tmp_path / "compose.yaml"), "s"]) == 2
+    assert "s names no image" in capsys.readouterr().err
 
 
 def test_no_volume_without_a_name_is_left_by_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

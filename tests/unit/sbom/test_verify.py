@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from sbom_image import image
 
+from buildtool.audit import audit
 from buildtool.cli import main
 from buildtool.core.errors import ConfigError, Exit
 from buildtool.engine.reference import parse_reference
@@ -580,6 +581,17 @@ def test_a_layout_that_nobody_changed_is_verified(
         )
     )
     verify_archive(tmp_path / "a.tar", PublicKey.read(keys / "ours.pub"))
+
+
+def test_what_is_read_is_shown_as_by_an_audit(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(audit, "PROGRESS_EVERY_S", 0.0)
+    root = attached(1).write(tmp_path / "layout")
+    assert main([*["verify", "--key"], str(keys / "ours.pub"), str(root)]) == 0
+    said = capsys.readouterr()
+    assert f"verify {root}: " in said.err
+    assert "read" not in said.out
 
 
 def test_another_key_verifies_nothing(keys: Path, tmp_path: Path) -> None:

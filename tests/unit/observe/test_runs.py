@@ -1,0 +1,63 @@
+"""What a run that was watched is refused for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from buildtool.core.errors import ProofFailed
+from buildtool.observe import runs
+
+
+class Container:
+    """A container that ends well, whatever it is told."""
+
+    pid, url, name = 1, "", "c"
+
+    def exit_code(self) -> int:
+        return 0
+
+    def full_log(self) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: None
+
+
+class Watch:
+    """A watch that has seen some paths."""
+
+    paths: frozenset[str] = frozenset()
+
+    def __init__(self, _pid: int) -> None:
+        """Watch nothing."""
+
+    def finish(self) -> frozenset[str]:
+        return self.paths
+
+    def close(self) -> None:
+        """End."""
+
+
+def test_a_run_that_opened_nothing_gives_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def served(*_: object) -> Iterator[Container]:
+        yield Container()
+
+    monkeypatch.setattr(runs, "served", served)
+    monkeypatch.setattr(runs, "is_local", lambda *_: True)
+    monkeypatch.setattr(runs, "Fanotify", Watch)
+    monkeypatch.setattr(runs, "run_streaming", lambda *_, **__: None)
+    monkeypatch.setattr(runs.Served, "stop", lambda _: None)
+    said: list[str] = []
+
+    def observed() -> runs.Observation:
+        engine: Any = None
+        return runs.observe(engine, "image", runs.Workload("true"), method="", progress=said.append)
+
+    with pytest.raises(ProofFailed, match="no file of the image was opened"):
+        observed()
+    monkeypatch.setattr(Watch, "paths", frozenset({"/a"}))
+    assert observed().paths == {"/a"}
+    assert said[-1] == "the workload has passed; stopping the container"
