@@ -135,10 +135,13 @@ def _given(args: argparse.Namespace, command: list[str]) -> "dict[str, Json]":
             given[key] = getattr(args, key)
     if args.out is not None:
         given["out"] = str(args.out.absolute())
-    for key, pairs in (("env", args.env), ("mounts", args.mount)):
+    for key, pairs, form in (
+        ("env", args.env, "--env NAME=VALUE"),
+        ("mounts", args.mount, "--mount INSIDE=OUTSIDE"),
+    ):
         for pair in pairs:
             if "=" not in pair:
-                raise ConfigError(f"{pair!r} has no value", "write it as NAME=VALUE")
+                raise ConfigError(f"{pair!r} has no value", f"write it as {form}")
         if pairs:
             given[key] = dict(pair.split("=", 1) for pair in pairs)
     if args.batch:
@@ -155,7 +158,9 @@ def _collect(job: Job) -> None:
     from buildtool.launch.collect import commands
     from probes.cli import program
 
-    found = commands(job)
+    found, missing = commands(job)
+    for what in missing:
+        error(f"error: {what}")
     if not found:
         progress(f"no reports below {job.out} on this machine")
     for words in found:

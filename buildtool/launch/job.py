@@ -167,8 +167,10 @@ def _faults(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
 
 
 def _wrong_texts(job: Job) -> "typing.Iterator[tuple[str, str, str]]":
-    if not _NAME.fullmatch(job.name):
-        yield "name", f"{job.name!r} is no name", "small letters, digits and -, at most 40, a letter first"
+    for run in job.runs():
+        if not _NAME.fullmatch(run.name):
+            hint = "small letters, digits and -, at most 40 with the batch size, a letter first"
+            yield "name", f"{run.name!r} is no name", hint
     for key, text in (("queue", job.queue), ("gpu", job.gpu), ("runtime", job.runtime)):
         if text and not _WORD.fullmatch(text):
             yield key, f"{text!r} is no name", "letters, digits, and . _ - within"

@@ -13,7 +13,7 @@ from probes.cli.arguments import PLACE, Verbs, add_verb, write_file
 from probes.core import files
 from probes.core.codec import to_json
 from probes.core.errors import DeviceUnusable, Exit, UsageError
-from probes.core.output import echo, option, progress, whole
+from probes.core.output import echo, error, option, progress, whole
 from probes.records.files import reserving
 from probes.training.options import add_options
 from probes.training.report import PRECISIONS, SCALINGS
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 EXITS = (
     "Exit codes: 0 every run is done, 2 usage, 3 no torch, 4 a run failed (the others are reported), 5 "
-    "unreadable or unwritable file, 130 interrupted. The worker is a module that any launcher starts: "
-    "python3 -m probes.training.worker --help."
+    "unreadable or unwritable file (other runs are reported), 130 interrupted. The worker is a module that "
+    "any launcher starts: python3 -m probes.training.worker --help."
 )
 MOST_RUNS = 500
 
@@ -96,13 +96,17 @@ def _epochs(args: argparse.Namespace) -> Exit:
     if bool(args.model) == bool(folder):
         raise UsageError("epochs needs a model to train, or --from", "weir probe epochs bert-base")
     with reserving(args.json, PLACE) as place:
-        runs = runs_below(folder) if folder else _trained(tuple(_planned(args)), args)
+        runs, refused = runs_below(folder) if folder else (_trained(tuple(_planned(args)), args), ())
         report = report_of(runs)
         try:
             echo(render_text(epochs_document(report)))
         finally:  # runs take minutes: a lost output doesn't cost the file
             if place:
                 write_file(args.json, to_json(report), place=place)
+    for failure in refused:
+        error(f"error: {failure}")
+    if refused:
+        return Exit.DATA
     return Exit.OK if all(run.state == "done" for run in runs) else Exit.BROKEN
 
 

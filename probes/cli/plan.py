@@ -148,7 +148,13 @@ def _train(args: argparse.Namespace) -> Exit:
     from probes.placement.types import Workload
     from probes.reports.fit import step_lines
 
-    for name, default in (("host", None), ("context", 0), ("objective", "exact"), ("captured", False)):
+    for name, default in (
+        ("host", None),
+        ("context", 0),
+        ("objective", "exact"),
+        ("captured", False),
+        ("compute", "auto"),
+    ):
         if getattr(args, name) != default:
             raise UsageError(
                 f"--{name} is of a pass, not of a training step", "leave it out, or leave out --train"

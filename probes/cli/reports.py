@@ -57,16 +57,16 @@ def add_verbs(verbs: Verbs) -> None:
     schema.set_defaults(do=_schema)
 
 
-def is_report(path: Path) -> bool:
-    """Whether a file holds a report that the verbs here can read."""
+def refusal(path: Path) -> str:
+    """Why a file holds no report that the verbs here can read; empty where it does."""
     from probes.core.errors import ReportError
     from probes.reports.kinds import load_report
 
     try:
         load_report(path)
-    except (ReportError, OSError):
-        return False
-    return True
+    except (ReportError, OSError) as error:
+        return error.message if isinstance(error, ReportError) else str(error)
+    return ""
 
 
 def _show(args: argparse.Namespace) -> Exit:

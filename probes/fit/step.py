@@ -63,8 +63,10 @@ def make(config: Mapping[str, Any], question: Question, device: str) -> Made:
     module.train(question.task == "training")
     if question.checkpointing:
         checkpoint(module)
-    trained = adapted(module, question.lora_rank, question.lora_targets) if question.lora_rank else module
-    return Made(trained, takes, has_head and takes.image is None)
+    if question.lora_rank:
+        with torch.device(device):  # peft fills its matrices where they are made
+            module = adapted(module, question.lora_rank, question.lora_targets)
+    return Made(module, takes, has_head and takes.image is None)
 
 
 def built(module: Any) -> Built:

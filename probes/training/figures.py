@@ -17,7 +17,7 @@ Cause = Literal["compute", "data", "exchange", "straggler", "uneven", "checkpoin
 
 SMALL: Final = 0.05  # of an epoch: what costs less isn't named beside the bound
 VICTIM: Final = "no progress in the exchange"  # how a rank's cause begins that waited for another
-INTERRUPTED: Final = (130, 143)  # exit codes of ranks that were told to end
+INTERRUPTED: Final = (129, 130, 143)  # exit codes of ranks that were told to end
 REPETITIONS: Final = 3  # that a mean with an error takes
 NO_LATER: Final = Unknown("no run has a whole epoch after its first")
 

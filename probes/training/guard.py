@@ -18,6 +18,7 @@ from probes.core.errors import Exit
 
 LOOK_S: Final = 1.0  # between two looks at the clock
 OTHERS_S: Final = 5.0  # that a rank which gives up waits for the others to say where they are
+LOADING: Final = "data loading"  # a phase
 STUCK: Final = "stuck"  # in the store: a rank has given up; below it, where each rank is
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALLED: Final = 128

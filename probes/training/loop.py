@@ -7,6 +7,7 @@ exchange is over was hidden behind nothing. The rank whose gradients are ready l
 least such rest of all ranks is the exchange of a step, and what others have beyond it they waited.
 """
 
+import os
 import signal
 import time
 from collections import defaultdict
@@ -22,14 +23,14 @@ from torch.utils.data import DataLoader, Sampler
 
 from probes.core.errors import ProbeError
 from probes.core.unknown import Unknown
-from probes.training.guard import Guard
+from probes.measure.worker import die_with
+from probes.training.guard import LOADING, Guard
 from probes.training.models import Workload, loss_of
 from probes.training.report import Epoch, Settings
 
 Phase: TypeAlias = Literal["data", "compute", "exchange", "checkpoint"]
 
 HALVES: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-LOADING: Final = "data loading"
 ENDS_S: Final = 0.2  # until a process whose end was noticed has ended
 RATE: Final = 1e-4  # of learning: any that trains
 CHECKED: Final = 64  # steps between two looks at the losses of a GPU, each of which waits for it
@@ -209,6 +210,7 @@ class Trainer:
         self._finish()
         first, began, begun_s = place.done, time.perf_counter(), time.time()
         clock.begin()
+        self.guard.moved(LOADING)
         stops = self._steps(iter(self._loader), after_step)
         clock.ends("compute", place.step)  # what came after the last step, such as a look into the store
         self._finish()
@@ -349,7 +351,8 @@ def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
 
 
 def _of_loader(_number: int) -> None:
-    """In a process of the loader: the rank's own signals aren't for it."""
+    """In a process of the loader: it ends with its rank, and the rank's own signals aren't for it."""
+    die_with(os.getppid())
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

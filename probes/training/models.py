@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from probes.core.errors import ModelFails, UsageError
 from probes.fit.step import adapted, checkpoint
@@ -88,8 +88,12 @@ def workload(settings: Settings, count: int) -> Workload:
         module = adapted(module, settings.lora)
     if settings.data != SYNTHETIC:
         samples = _called(settings.data)
-        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-            raise UsageError(f"{settings.data} returned {type(samples).__name__}, no dataset with a length")
+        numbered = hasattr(samples, "__len__") and hasattr(samples, "__getitem__")
+        if not numbered or isinstance(samples, IterableDataset):
+            kind = type(samples).__name__
+            raise UsageError(
+                f"{settings.data} returned {kind}, no dataset with a length and numbered samples"
+            )
         return Workload(module, samples, library)
     return Workload(module, Repeated(made or _synthetic(module, settings), count), library)
 

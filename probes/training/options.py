@@ -122,7 +122,7 @@ def start_of(argv: Sequence[str]) -> Start:
         raise UsageError(f"RANK is {rank} and WORLD_SIZE {world}", "start it by torchrun, or set both")
     return Start(
         Settings(**{name: args[name] for name in NAMES}),
-        args["out"],
+        args["out"].absolute(),  # a user's code may change the directory
         args["repetition"],
         args["timeout"],
         args["checkpoint_every"],

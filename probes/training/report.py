@@ -184,7 +184,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 def rank_files(folder: Path) -> list[tuple[Path, int]]:
     """All ranks' reports in a folder, by name, each with its rank's number. Raises OSError."""
     found = ((path, _RANK.fullmatch(path.name)) for path in sorted(folder.iterdir()))
-    return [(path, int(match[1])) for path, match in found if match]
+    return [(path, int(match[1])) for path, match in found if match and path.is_file()]
 
 
 def write_rank(report: RankReport, folder: Path) -> None:
@@ -263,18 +263,30 @@ def _cards_of(path: Path, epochs: tuple[Epoch, ...]) -> Iterator[Watched]:
         )
 
 
-def runs_below(folder: Path) -> tuple[Run, ...]:
-    """All runs in a folder and those below it, by name. Raises ReportError."""
+def runs_below(folder: Path) -> tuple[tuple[Run, ...], tuple[ReportError, ...]]:
+    """All runs in a folder and those below it, by name, and why others can't be read.
+
+    Raises ReportError where none can.
+    """
     with reading(folder, "name the folder that runs were written to"):
         if not folder.is_dir():
             raise ReportError("it is not a folder")
-        places = sorted({path.parent for path in folder.rglob("rank-*.json") if _RANK.fullmatch(path.name)})
+        found = (path for path in folder.rglob("rank-*.json") if _RANK.fullmatch(path.name))
+        places = sorted({path.parent for path in found if path.is_file()})
     if not places or len(places) > MOST_RUNS:
         raise ReportError(
             f"{folder} has {len(places)} runs, and 1 to {MOST_RUNS} can be read",
             "name the folder that workers wrote to: --out DIR",
         )
-    return tuple(run_in(place, name=str(place.relative_to(folder))) for place in places)
+    runs, refused = [], []
+    for place in places:
+        try:
+            runs.append(run_in(place, name=str(place.relative_to(folder))))
+        except ReportError as failure:
+            refused.append(failure)
+    if not runs:
+        raise refused[0]
+    return tuple(runs), tuple(refused)
 
 
 def report_of(runs: tuple[Run, ...]) -> EpochsReport:

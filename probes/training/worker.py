@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from probes.core import files
 from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, UsageError
 from probes.core.output import error, harden
+from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
 from probes.fit.limits import verdict_of
 from probes.fit.report import SHORT_OF_MEMORY, VERDICTS
 from probes.measure.worker import exit_now, require_torch
-from probes.training.guard import OTHERS_S, Guard, StopAgreement
+from probes.training.guard import LOADING, OTHERS_S, Guard, StopAgreement
 from probes.training.options import Start, start_of
 from probes.training.report import (
     SYNTHETIC,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from probes.training.loop import Trainer
 
 MEETING: Final = "meeting the other ranks"
+LEAST_SHM: Final = 64 << 20  # bytes; Docker gives a container no more unless it is asked to
 COLLECTIVES: Final = 2.0  # times the time-out: torch's own comes after the guard's, which says more
 
 
@@ -60,7 +62,8 @@ class Rank:
     def _end(self, step: int, cause: str, code: int) -> None:
         """End the process from the guard's thread."""
         if self.code is None:
-            self.report("failed", Fault(step, cause, code))
+            more = self._room_for_batches() if code == Exit.BROKEN else ""
+            self.report("failed", Fault(step, f"{cause}{more}", code))
         exit_now(code if self.code is None else self.code)
 
     def report(self, state: State, fault: Fault | None = None) -> None:
@@ -114,7 +117,10 @@ class Rank:
             if os.getpid() != self._pid:  # what it forked reports nothing, and closes nothing of the rank's
                 return _child_code(rank, fault)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a loader's process
-            step, cause, code = self._judged(fault)
+            try:
+                step, cause, code = self._judged(fault)
+            except Exception:  # its own text can't be had
+                step, cause, code = self.guard.step, type(fault).__name__, int(Exit.BROKEN)
             self.report("failed", Fault(step, cause, code))
             return code
 
@@ -152,7 +158,20 @@ class Rank:
             cause, code = f"another rank is gone: {described(fault)} (in {phase})", Exit.BROKEN
         else:
             cause, code = f"{described(fault)} (in {phase})", Exit.BROKEN
+        if ended or "No space left" in str(fault):
+            cause += self._room_for_batches()
         return step, cause, int(code)
+
+    def _room_for_batches(self) -> str:
+        """What to say of /dev/shm where the loader's processes may have had too little of it."""
+        if not self.start.settings.workers or self.guard.phase != LOADING:
+            return ""
+        with suppress(OSError):
+            room = os.statvfs("/dev/shm")
+            if (free := room.f_bavail * room.f_frsize) < LEAST_SHM:
+                left = f"/dev/shm, through which --workers hand over batches, has {binary_bytes(free)} left"
+                return f"; {left}: docker run --shm-size 2g, or --workers 0"
+        return ""
 
     def _run(self) -> int:
         self.guard.moved("importing torch")

@@ -101,4 +101,12 @@ def test_plan_train_says_the_step_and_whether_it_fits(config, capsys):
     assert found["time"]["low_s"] < found["time"]["step_s"] < found["time"]["high_s"]
     assert main(["plan", str(config), "--lora", "4", "--machine", "h200"]) == 2
     assert "--lora is of a training step" in capsys.readouterr().err
-    assert main(["plan", str(config), "--train", "--captured", "--machine", "h200"]) == 2
+    for word in (["--captured"], ["--compute", "float16"]):
+        assert main(["plan", str(config), "--train", *word, "--machine", "h200"]) == 2
+        assert f"{word[0]} is of a pass, not of a training step" in capsys.readouterr().err
+
+
+def test_adapters_of_any_rank_are_planned_without_being_made(config, capsys):
+    words = ["plan", str(config), "--train", "--machine", "h200", "--tokens", "16", "--lora", "1000000000"]
+    assert main(words) == 1
+    assert "LoRA of rank 1000000000" in capsys.readouterr().out

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,6 +124,7 @@ def test_what_was_planted_is_named_and_the_parts_add_up(ranks, tmp_path, kind):
         (("--precision", "tf32"), 2, "TF32 is a format of NVIDIA's GPUs"),
         (("--data", "training_cases:nothing"), 2, "training_cases:nothing can't be called"),
         (("--data", "training_cases:Model"), 2, "no dataset with a length"),
+        (("--data", "training_cases:streamed"), 2, "Streamed, no dataset with a length"),
         (("--data", "training_cases:uneven"), 2, "has 96 samples on rank 0 and 95 on rank 1"),
     ],
 )
@@ -183,6 +186,22 @@ def test_a_process_that_a_users_code_forks_reports_nothing(ranks, tmp_path):
     assert run_in(tmp_path).state == "done"
 
 
+def test_an_error_without_a_text_is_reported_by_its_class(ranks, tmp_path):
+    codes, log = ranks.run(tmp_path, *FEW, plant={"kind": "mute", "step": 4})
+    assert codes == [4]
+    assert log == "error: rank 0, step 4: Mute\n"
+    assert figures.cause_of(run_in(tmp_path)) == "rank 0, step 4: Mute"
+
+
+def test_a_users_code_that_changes_the_directory_moves_no_report(ranks, tmp_path):
+    codes, log = ranks.run(
+        Path(os.path.relpath(tmp_path)), *FEW, "--checkpoint-every", 2, plant={"kind": "moves"}
+    )
+    assert codes == [0], log
+    assert run_in(tmp_path).state == "done"
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
@@ -195,6 +214,19 @@ def test_a_fault_in_a_process_of_the_loader_is_said_as_it_is(ranks, tmp_path, ki
     assert codes == [4], log
     assert cause in figures.cause_of(run_in(tmp_path))
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("how", ["raises", "waits"])
+def test_a_loader_whose_shared_memory_is_full_is_told_and_ends_with_its_rank(ranks, tmp_path, how):
+    plant = {"kind": "shm", "how": how, "pid": str(tmp_path / "pid")}
+    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, "--timeout", 5, plant=plant)
+    assert codes == [4], log
+    left = "/dev/shm, through which --workers hand over batches, has 3.00 KiB left: docker run --shm-size 2g"
+    assert left in figures.cause_of(run_in(tmp_path))
+    until = time.monotonic() + 60
+    while Path("/proc", (tmp_path / "pid").read_text()).exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_folder_that_another_run_uses_is_refused_and_left_as_it_is(ranks, tmp_path):

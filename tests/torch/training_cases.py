@@ -9,12 +9,14 @@ import random
 import resource
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 PLANT = json.loads(os.environ.get("WEIR_PLANT", "{}"))
 RANK = int(os.environ.get("RANK", "0"))
@@ -110,9 +112,28 @@ class Model(torch.nn.Module):
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
         if planted("straggler"):
             OWN.plant()
+        if planted("mute", self.step):
+            raise Mute
         if planted("wrong", self.step):
             raise KeyError("no such column")
         return self.layers(x) * (float("nan") if planted("nan", self.step) else 1.0)
+
+
+class Mute(Exception):
+    """One that has no text."""
+
+    def __str__(self):
+        raise TypeError("no text")
+
+
+class Streamed(IterableDataset):
+    """Samples without numbers."""
+
+    def __len__(self):
+        return 96
+
+    def __iter__(self):
+        return iter(Samples())
 
 
 class Samples(Dataset):
@@ -130,6 +151,11 @@ class Samples(Dataset):
             OWN.plant(1 / OWN.BATCH)
         if planted("sample") and number == BROKEN:
             raise ValueError("sample 50 is\nbroken")
+        if planted("shm"):
+            Path(PLANT["pid"]).write_text(str(os.getpid()))
+            if PLANT["how"] == "waits":
+                time.sleep(3600)
+            raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
         if planted("loader_killed") and number == BROKEN:
             os.kill(os.getpid(), signal.SIGKILL)
         if PLANT.get("draws"):  # as augmentations do
@@ -145,6 +171,10 @@ def model():
         if not child:
             raise KeyError("in a child")
         os.waitpid(child, 0)
+    if planted("moves"):
+        os.chdir("/")
+    if planted("shm"):
+        os.statvfs = lambda _: SimpleNamespace(f_bavail=3, f_frsize=1024)
     if PLANT.get("kind") in ("loader", "straggler", "link"):
         _watched_link()
     return Model()
@@ -153,6 +183,11 @@ def model():
 def samples():
     """What --data names."""
     return Samples()
+
+
+def streamed():
+    """Samples that come one after another."""
+    return Streamed()
 
 
 def uneven():

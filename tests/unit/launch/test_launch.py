@@ -1,6 +1,7 @@
 """What `weir launch` renders: taken by the engines' own schemas, the same command everywhere, quoted."""
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -202,6 +203,20 @@ def test_what_an_engine_could_misread_is_refused(key: str, value: object, tmp_pa
         load(file, {})
 
 
+def test_a_name_leaves_room_for_what_engines_append_to_that_of_each_run() -> None:
+    job("jobset", name="a" * 35, batches=[1024])
+    with pytest.raises(ConfigError, match="is no name"):
+        job("jobset", name="a" * 36, batches=[32, 1024])
+
+
+@pytest.mark.parametrize(("option", "form"), [("--env", "NAME=VALUE"), ("--mount", "INSIDE=OUTSIDE")])
+def test_a_pair_without_a_value_is_refused_with_its_own_form(
+    option: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", "--out", "/data", option, "/x", "--dry-run", "--", "x"]) == 2
+    assert f"write it as {option} {form}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("engine", "fields", "hint"),
     [
@@ -319,12 +334,31 @@ def test_states_of_kubernetes_are_read_as_they_end() -> None:
 
 def test_reports_of_training_and_of_probes_are_found(tmp_path: Path) -> None:
     run = job("slurm", out=str(tmp_path))
-    assert commands(run) == []
+    assert commands(run) == ([], [])
     for name in ("n1", "n2", "n3"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model": "of the job\'s own"}')
         (tmp_path / name / "probe.json").write_bytes(REPORT.read_bytes())
-    ((verb, *files),) = commands(run)
-    assert (verb, files[-2], len(files)) == ("compare", "--html", 5)
+    os.mkfifo(tmp_path / "n1" / "pipe.json")
+    ((verb, *files),), missing = commands(run)
+    assert (verb, files[-2], len(files), missing) == ("compare", "--html", 5, [])
     (tmp_path / "n1" / "rank-0.json").write_text("{}")
-    assert [words[0] for words in commands(run)] == ["epochs", "html"]
+    assert [words[0] for words in commands(run)[0]] == ["epochs", "html"]
+
+
+def test_a_node_whose_report_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    for name, text in (
+        ("n1", REPORT.read_bytes()),
+        ("n2", REPORT.read_bytes()),
+        ("n3", REPORT.read_bytes()[:900]),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "probe.json").write_bytes(text)
+    other = json.loads(REPORT.read_text()) | {"schema_version": 99}
+    (tmp_path / "n4.json").write_text(json.dumps(other))
+    ((verb, *files),), missing = commands(job("slurm", out=str(tmp_path), nodes=5))
+    assert (verb, len(files)) == ("compare", 2)
+    half, newer, few = sorted(missing)
+    assert "n3/probe.json is not a probe report: not JSON" in half
+    assert "n4.json is not a probe report: schema_version is 99" in newer
+    assert few == f"reports of 2 processes are below {tmp_path}, and 5 were started"

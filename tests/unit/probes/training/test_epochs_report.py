@@ -1,6 +1,7 @@
 """The files of ranks and of reports, and what is shown of them."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,28 @@ def test_a_broken_rank_is_refused_by_its_name(content: str, tmp_path: Path) -> N
     (tmp_path / "run" / "rank-1.json").write_text(content, encoding="latin-1")
     with pytest.raises(ReportError, match=r"rank-1\.json"):
         runs_below(tmp_path)
+
+
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "good")
+    broken = written(tmp_path / "broken") / "rank-1.json"
+    broken.write_text(broken.read_text()[:300])
+    assert main(["epochs", "--from", str(tmp_path), "--json", str(tmp_path / "all.json")]) == Exit.DATA
+    told = capsys.readouterr()
+    assert f"error: {broken} can't be used: not JSON" in told.err
+    assert "Quickest: 2 processes" in told.out
+    report, _ = named_epochs(tmp_path / "all.json")
+    assert [run.name for run in report.runs] == ["good"]
+
+
+def test_a_pipe_is_no_report_and_is_not_waited_for(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run")
+    (folder / "rank-1.json").unlink()
+    os.mkfifo(folder / "rank-1.json")
+    (run_there,), _ = runs_below(tmp_path)
+    assert run_there.silent == (1,)
 
 
 def test_ranks_of_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def test_energy_is_the_mean_power_of_all_cards_times_the_epoch() -> None:
     assert figures.energy_j(case) == figures.Mean(pytest.approx(320.0), None, 1)
 
 
+@pytest.mark.parametrize(("code", "asked"), [(129, True), (130, True), (143, True), (4, False)])
+def test_a_run_that_a_signal_ended_was_ended_on_purpose(code: int, asked: bool) -> None:
+    ended = Run("x", (rank(0, 1, fault=Fault(3, "ended", code)),), NONE)
+    assert figures.was_interrupted(ended) is asked
+
+
 def test_the_fault_that_explains_the_others_is_named() -> None:
     gone = Fault(6, "another rank is gone: RuntimeError: Connection closed by peer", 4)
     nan = Fault(7, "the loss is nan", 4)
