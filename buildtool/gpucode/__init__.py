@@ -3,7 +3,8 @@
 - `target`: processors and features (`TargetId`), and which code serves which card.
 - `source`: a file's bytes by position, and the errors of this package.
 - `forward`: reading a file in one pass, at hand or streaming by; what GPU code begins with.
-- `scan`: what code a file holds (`scan_file`), and where; `bundle`, `nvfatbin`, `elf`: the formats.
+- `scan`: what code a file holds (`scan_file`), and where; `bundle`, `nvfatbin`, `frame`,
+  `lz4`, `elf`: the formats.
 - `cut`: plans a prune (`plan_prune`); `cut_bundles`: its part inside a section; `plan`: plans as values.
 - `verify`: checks what was written against the original (`verify_prune`).
 

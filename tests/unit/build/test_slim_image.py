@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from elf_maker import program
-from gpucode.cutting import CUBIN, cubin, cuda, fatbin
+from gpucode.cutting import CUBIN, PTX, cubin, cuda, fatbin
 from test_image_writer import EPOCH, FILES, members, place, written
 
 from buildtool.build import image_writer, pipeline, slim_image
@@ -25,6 +25,7 @@ from buildtool.keep.keep_list import KeepList
 from buildtool.prune.trees import keys_in
 
 NOISE = random.Random(1).randbytes(20_000)
+TEXT = b".version 8.0 .entry _Z5threev".ljust(9000, b" ")
 KEEP = KeepList(frozenset({"/opt/weir/lib/pkg/lib/program", "/opt/weir/lib/pkg/__init__.py"}))
 
 
@@ -70,15 +71,17 @@ def test_what_is_kept_what_is_left_out_and_what_says_so(tmp_path: Path) -> None:
 
 def test_gpu_code_that_no_run_of_the_list_loaded_is_cut(tmp_path: Path) -> None:
     one, two = cubin("_Z3onev"), cubin("_Z3twov", n_bytes=20_000, stuff=NOISE)
-    library = cuda([fatbin((CUBIN, 90, one)), fatbin((CUBIN, 90, two))], align=2 << 20)
+    parts = [fatbin((CUBIN, 90, one)), fatbin((CUBIN, 90, two)), fatbin((PTX, 75, TEXT))]
+    library = cuda(parts, align=2 << 20)
     path = "opt/weir/lib/pkg/lib/libkernels.so"
     workplace, plan = place(tmp_path, {**FILES, "pkg/lib/libkernels.so": library})
     whole = written(workplace, plan)
     planned = replace(plan.images[0], variant=replace(plan.images[0].variant, gpu_targets=("sm_90",)))
     files = KEEP.with_lines({f"/{path}"})
 
-    def slim(keys: set[str]) -> tuple[bytes, str]:
-        keep = files.with_lines({f"gpu-code:{key}" for key in keys})
+    def slim(keys: set[str], *generated: str) -> tuple[bytes, str]:
+        made = {f"generated-gpu-code:{key}" for key in generated}
+        keep = files.with_lines({*(f"gpu-code:{key}" for key in keys), *made})
         image = pipeline.write_kept(workplace, planned, whole, (Path("k"), keep), epoch=EPOCH)
         below, top = (members(workplace.layers, image.layers[number]) for number in (1, -1))
         return below[path][1], top["opt/weir/left-out.txt"][1].decode()
@@ -87,7 +90,11 @@ def test_gpu_code_that_no_run_of_the_list_loaded_is_cut(tmp_path: Path) -> None:
     content, left_out = slim({key_of(one)})
     assert keys_in(Source.of_bytes(content)) == {key_of(one)}
     assert f"gpu-code {len(library) - len(content)} /{path}" in left_out.splitlines()
-    assert keys_in(Source.of_bytes(slim({key_of(one), "0" * 64})[0])) == {key_of(one)}
+    assert TEXT not in content
+    content = slim({key_of(one), "0" * 64})[0]
+    assert keys_in(Source.of_bytes(content)) == {key_of(one)}
+    assert TEXT in content, "it may be what a module in no library was compiled from"
+    assert TEXT not in slim({key_of(one)}, "0" * 64)[0]
 
 
 @pytest.mark.thorough

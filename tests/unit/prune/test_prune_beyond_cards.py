@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from gpucode.cutting import CUBIN, cubin, cuda, fatbin
+from gpucode.cutting import CUBIN, PTX, cubin, cuda, fatbin
 
 from buildtool.cli import main
 from buildtool.gpucode.elf import PT_LOAD, read_elf
@@ -116,6 +116,18 @@ def test_code_that_no_run_of_the_keep_list_loaded_goes(tree: Path, tmp_path: Pat
     assert keys_below(tree) == {key_of(ONE), key_of(TWO)}
     assert main(["prune", str(tree), "--targets", "sm_90", "--keep", str(keep)]) == 0
     assert keys_below(tree) == {key_of(ONE)}
+
+
+@pytest.mark.parametrize("kind", ["", "generated-"])
+def test_code_that_cannot_be_read_goes_unless_something_loaded_is_in_no_library(
+    tree: Path, tmp_path: Path, kind: str
+) -> None:
+    text = b".version 8.0 .entry _Z5threev".ljust(9000, b" ")
+    (tree / "jit.so").write_bytes(cuda([fatbin((CUBIN, 90, TWO)), fatbin((PTX, 75, text))]))
+    keep = tmp_path / "keep"
+    keep.write_text(f"/lib.so\ngpu-code:{key_of(ONE)}\n{kind}gpu-code:{'0' * 64}\n")
+    assert main(["prune", str(tree), "--targets", "sm_90", "--keep", str(keep)]) == 0
+    assert (text in (tree / "jit.so").read_bytes()) is (kind == "")
 
 
 def test_a_keep_list_without_gpu_code_is_refused(
