@@ -13,7 +13,7 @@ from probes.cli.arguments import PLACE, Verbs, add_verb, write_file
 from probes.core import files
 from probes.core.codec import to_json
 from probes.core.errors import DeviceUnusable, Exit, UsageError
-from probes.core.output import echo, error, option, progress, whole
+from probes.core.output import echo, error, option, progress, whole, write
 from probes.records.files import reserving
 from probes.training.options import add_options
 from probes.training.report import PRECISIONS, SCALINGS
@@ -83,7 +83,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     option(epochs, "--repetitions", "N", "runs of each case, in turns", whole(1, 1000), default=3)
     option(epochs, "--out", "DIR", "keep each run's own files there (default: they aren't kept)", Path)
-    option(epochs, "--json", "FILE", "write the report as JSON, for show and html", Path)
+    option(epochs, "--json", "FILE", "write the report as JSON, for show and html; - prints it", Path)
     epochs.set_defaults(do=_epochs)
 
 
@@ -95,11 +95,12 @@ def _epochs(args: argparse.Namespace) -> Exit:
     folder = getattr(args, "from")
     if bool(args.model) == bool(folder):
         raise UsageError("epochs needs a model to train, or --from", "weir probe epochs bert-base")
-    with reserving(args.json, PLACE) as place:
+    printed = args.json == Path("-")
+    with reserving(None if printed else args.json, PLACE) as place:
         runs, refused = runs_below(folder) if folder else (_trained(tuple(_planned(args)), args), ())
         report = report_of(runs)
         try:
-            echo(render_text(epochs_document(report)))
+            write(to_json(report)) if printed else echo(render_text(epochs_document(report)))
         finally:  # runs take minutes: a lost output doesn't cost the file
             if place:
                 write_file(args.json, to_json(report), place=place)

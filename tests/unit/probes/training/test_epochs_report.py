@@ -63,6 +63,16 @@ def test_what_ranks_wrote_anywhere_below_a_folder_becomes_one_report(
     assert html_of(loaded.kind.page(loaded.report, raw=loaded.raw, name="r.json"))
 
 
+def test_a_report_can_be_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert main(["epochs", "--from", "runs", "--json", "-"]) == Exit.OK
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(json.loads(capsys.readouterr().out))
+    assert not Path("-").exists()
+
+
 def test_a_failed_run_is_shown_with_its_cause_and_in_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
