@@ -469,7 +469,7 @@ def test_a_pass_whose_library_quietly_did_without_memory_is_done_again_with_more
 
 @pytest.mark.parametrize("cast", [False, True])
 def test_a_pass_that_a_library_was_refused_memory_in_is_done_again_in_a_new_thread(cast):
-    """torch keeps, for the thread, what cuDNN chose without its workspace (seen on an H100)."""
+    """torch keeps, for the thread, what cuDNN chose without its workspace (seen on an H200)."""
     with ThreadPoolExecutor(1) as callers:  # which is of no use to other tests afterwards
         callers.submit(_in_new_threads, cast).result()
 
