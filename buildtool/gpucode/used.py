@@ -45,7 +45,7 @@ class Used:
         return cls(loaded | made, loaded <= frozenset(present), bool(made))
 
     def by_library(self, source: Source, elf: Elf) -> "Used":
-        """The same, where what can't be read stays in a library that makes code: it may be made of that."""
+        """For one library: where it makes code, what can't be read stays, as the code may be made of that."""
         if self.is_all and self.generated and _makes_code(source, elf):
             return replace(self, is_all=False)
         return self

@@ -4,6 +4,7 @@ ReadAhead moves the making of chunks into a thread of its own.
 """
 
 import hashlib
+import os
 import queue
 import sys
 import threading
@@ -95,7 +96,11 @@ class Meter:
 
 _PART_BYTES = 64 << 10  # of content that are hashed at once
 # Whether Python's hash is keyed, with a key of this process that nobody can know, and long enough
-_IS_KEYED = bool(sys.flags.hash_randomization) and sys.hash_info.algorithm.startswith("siphash")
+_IS_KEYED = (
+    bool(sys.flags.hash_randomization)
+    and os.environ.get("PYTHONHASHSEED", "random") in ("", "random")  # else it is a number that one may know
+    and sys.hash_info.algorithm.startswith("siphash")
+)
 
 
 class Fingerprint:

@@ -107,7 +107,7 @@ class Stingy(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_refused_in_this_thread():
+def this_thread_is_not_left():
     yield
     vars(own_thread._here).clear()
 
@@ -502,3 +502,20 @@ def _in_new_threads(cast):
     assert stingy.threads[-1][0] is not here
     assert "in a thread of their own" in str(again.report())
     again.remove()
+
+
+def test_a_thread_is_left_too_where_the_pass_cannot_be_done_again():
+    class Notes:
+        """Which nobody can undo."""
+
+        def append(self, _):
+            """Note nothing."""
+
+    x, model, stingy = torch.randn(2, WIDTH), made(), Stingy(1)
+    model.layers.insert(3, stingy)
+    placed(model, tiers=(*TIERS[:3], "resident", *TIERS[3:]), streams=stingy.streams)
+    with pytest.warns(RuntimeWarning, match="bits may differ"):
+        model(x, Notes())
+    model(x)
+    here = threading.current_thread()
+    assert [thread is here for thread, *_ in stingy.threads] == [True, False]

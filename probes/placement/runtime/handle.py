@@ -37,7 +37,7 @@ from probes.placement.runtime.capture import (
 )
 from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.expert_cache import HitRate
-from probes.placement.runtime.own_thread import OwnThread, refused_in_this_thread
+from probes.placement.runtime.own_thread import OwnThread, is_left, leave
 from probes.placement.runtime.pass_state import PassState
 from probes.placement.runtime.placed_model import PlacedModel, free_memory
 from probes.placement.runtime.streams import Stopwatches, Streams
@@ -318,6 +318,7 @@ class Handle(PlacedModel):
             if error is None and is_new and kind not in self._too_large:
                 error = self._quietly_refused()
             if isinstance(error, _QuietlyRefusedError) and (state is None or state.is_lost):
+                self._choose_anew(error)
                 self._say(QUIETLY)
                 error = None
             if state is None:
@@ -347,7 +348,7 @@ class Handle(PlacedModel):
         kwargs: dict[str, Any],
     ) -> Any:
         if self._thread is None:
-            if not refused_in_this_thread():
+            if not is_left():
                 return work(args, kwargs)
             self._thread = OwnThread(self._turns)
             self._events.append(OF_ITS_OWN)
@@ -357,7 +358,7 @@ class Handle(PlacedModel):
         """Leave a thread for which torch keeps what a library took without its workspace."""
         if isinstance(error, _QuietlyRefusedError):
             if self._thread is None:
-                refused_in_this_thread(True)
+                leave()
             self._end_thread()
             self._thread = OwnThread(self._turns)
 
@@ -439,9 +440,7 @@ class Handle(PlacedModel):
             moved.append(f"{blocks} that were to stay in VRAM stream from now on")
         said = f"a pass ran out of memory: {' and '.join(moved)}, which frees {binary_bytes(freed)}"
         if self._thread is not None:
-            said += (
-                "; from now on passes run in a thread of their own, where cuDNN chooses its algorithms anew"
-            )
+            said += f"; {OF_ITS_OWN}"
         return said
 
     def _rooms(self, error: torch.cuda.OutOfMemoryError) -> Iterator[int]:

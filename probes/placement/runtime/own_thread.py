@@ -21,10 +21,14 @@ from probes.placement.runtime.packed_tables import autocast_dtype
 _here = threading.local()
 
 
-def refused_in_this_thread(refused: bool = False) -> bool:
-    """Whether a library was refused memory in this thread, in any placed model's pass; `refused`: it was."""
-    _here.refused = refused or getattr(_here, "refused", False)
-    return bool(_here.refused)
+def leave() -> None:
+    """No placed model is to run in this thread any more: a library was refused memory in it."""
+    _here.is_left = True
+
+
+def is_left() -> bool:
+    """Whether this thread was left."""
+    return getattr(_here, "is_left", False)
 
 
 class OwnThread:
@@ -76,7 +80,7 @@ class _ThreadState:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """The same in this thread."""
+        """Give it to this thread in the block."""
         with ExitStack() as stack:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.stream(self._stream))  # and its device
