@@ -8,10 +8,11 @@ from matplotlib.figure import Figure
 from probes.core.quoting import terminal
 from probes.core.unknown import Unknown
 from probes.records.watch import GAUGES, Track
-from probes.reports.canvas import Sheet, legend_below, panels_of, plot_of, svg_of
+from probes.reports.canvas import PHONE, Sheet, legend_below, panels_of, plot_of, svg_of
 from probes.reports.document import Plot
 from probes.reports.epochs import named
 from probes.reports.palette import light
+from probes.reports.watch_charts import SCALES
 from probes.training import figures
 from probes.training.figures import Case
 from probes.training.report import EpochsReport
@@ -38,7 +39,7 @@ def draw_epochs(report: EpochsReport) -> tuple[Plot, ...]:
             ("parts", "What an epoch's time went into"),
             divided or none,
             paint=lambda cases, sheet: svg_of(
-                lambda figure: _bars(figure, cases), sheet, 1.5 + 0.5 * len(cases)
+                lambda figure: _bars(figure, cases, sheet), sheet, 1.5 + 0.5 * len(cases)
             ),
             words=lambda cases: ("Means over ranks and repetitions.", ", ".join(map(named, cases))),
         ),
@@ -57,7 +58,7 @@ def draw_epochs(report: EpochsReport) -> tuple[Plot, ...]:
     )
 
 
-def _bars(figure: Figure, cases: Sequence[Case]) -> None:
+def _bars(figure: Figure, cases: Sequence[Case], sheet: Sheet) -> None:
     axes = figure.add_subplot()
     for at, case in enumerate(cases):
         parts, left = figures.parts(case), 0.0
@@ -71,7 +72,7 @@ def _bars(figure: Figure, cases: Sequence[Case]) -> None:
     axes.set_yticks([])
     axes.set_ylim(len(cases) - 0.6, -0.8)
     axes.set_xlabel("seconds per epoch")
-    legend_below(axes, columns=5, drop=0.9 / (1 + 0.5 * len(cases)))
+    legend_below(axes, columns=3 if sheet is PHONE else len(PARTS), drop=0.9 / (1 + 0.5 * len(cases)))
 
 
 def _losses(figure: Figure, cases: Sequence[Case]) -> None:
@@ -100,14 +101,15 @@ def _gauges(tracks: list[tuple[str, Track, float]], sheet: Sheet) -> str:
     kinds = list(dict.fromkeys(track.gauge for _, track, _ in tracks))
 
     def paint(axes: Axes, gauge: str) -> None:
+        unit, factor = SCALES.get(GAUGES[gauge].unit, (GAUGES[gauge].unit, 1.0))
         for (name, track, step_s), colour in zip(
             [entry for entry in tracks if entry[1].gauge == gauge], COLOURS, strict=False
         ):
-            values = [float("nan") if value is None else value for value in track.curve]
+            values = [float("nan") if value is None else value * factor for value in track.curve]
             times = [at * step_s for at in range(len(values))]
             axes.plot(times, values, color=light(colour), label=terminal(name))
         axes.set_title(GAUGES[gauge].words)
-        axes.set_ylabel(GAUGES[gauge].unit)
+        axes.set_ylabel(unit)
         axes.set_xlabel("seconds since the watch began")
         axes.set_ylim(bottom=0)
         legend_below(axes, columns=1, drop=0.26)

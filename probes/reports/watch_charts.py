@@ -18,7 +18,7 @@ PANEL_IN = 2.9  # height
 NAN = float("nan")
 _COLOURS = ("blue", "vermillion", "green", "purple", "amber", "ink")
 _DASHES: tuple[object, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 2, 2)), (0, (1, 1)))
-_SCALES = {"bytes": ("GiB", 2**-30), "bytes/s": ("GB/s", 1e-9), "C": ("°C", 1.0)}
+SCALES = {"bytes": ("GiB", 2**-30), "bytes/s": ("GB/s", 1e-9), "C": ("°C", 1.0)}
 _PANELS = {
     "%": "share, %",
     "bytes": "memory, GiB",
@@ -89,7 +89,7 @@ def alone(values: Sequence[float]) -> list[bool]:
 
 
 def _curves(axes: Axes, panel: _Panel, step_s: float) -> None:
-    _, factor = _SCALES.get(panel.unit, (panel.unit, 1.0))
+    _, factor = SCALES.get(panel.unit, (panel.unit, 1.0))
     for at, track in enumerate(panel.tracks):
         times = [(step + 0.5) * step_s for step in range(len(track.curve))]
         values = [NAN if value is None else value * factor for value in track.curve]

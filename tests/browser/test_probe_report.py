@@ -11,8 +11,7 @@ from browser_pipe import Browser, Page
 from page_layout import in_every_form
 
 from probes.core.codec import to_json
-from probes.records.schema import ProbeReport, from_json
-from probes.reports.kinds import RUN
+from probes.reports.kinds import RUN, LoadedReport, load_report
 
 ROOT = Path(__file__).parents[2]
 RESULTS = [
@@ -20,11 +19,10 @@ RESULTS = [
     for path in sorted((ROOT / "docs" / "results").glob("*.json"))
     if not path.name.startswith("bench-") and '"runs"' in path.read_text()
 ]
-REPORTS: dict[str, ProbeReport] = {
-    "full": make.full_report(),
-    "cpu": make.cpu_report(),
-    "broken": make.broken_report(),
-    **{path.stem: from_json(path.read_text()) for path in RESULTS},
+MADE = {"full": make.full_report(), "cpu": make.cpu_report(), "broken": make.broken_report()}
+REPORTS: dict[str, LoadedReport] = {
+    **{name: LoadedReport(RUN, report, to_json(report)) for name, report in MADE.items()},
+    **{path.stem: load_report(path) for path in RESULTS},
 }
 PLOTS = {"full": 4, "cpu": 1, "broken": 0}
 DESK, PHONE = 1400, 400
@@ -34,12 +32,12 @@ DESK, PHONE = 1400, 400
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every report's page: one made by the command line as a user makes it, the others in this process."""
     place = tmp_path_factory.mktemp("pages")
-    for name, report in REPORTS.items():
-        raw = to_json(report)
+    for name, loaded in REPORTS.items():
         if name != "cpu":
-            (place / f"{name}.html").write_text(RUN.page(report, raw=raw, name=f"{name}.json"))
+            page = loaded.kind.page(loaded.report, raw=loaded.raw, name=f"{name}.json")
+            (place / f"{name}.html").write_text(page)
             continue
-        (place / f"{name}.json").write_text(raw)
+        (place / f"{name}.json").write_text(loaded.raw)
         command = [sys.executable, "-m", "buildtool", "probe", "html", str(place / f"{name}.json")]
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     return {name: place / f"{name}.html" for name in REPORTS}
