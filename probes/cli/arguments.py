@@ -244,11 +244,16 @@ def step_of(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.targets and not args.lora:
         raise UsageError("--targets names layers for adapters, and none are asked for", "add --lora RANK")
+    targets = tuple(word.strip() for word in (args.targets or "").split(",") if word.strip())
+    if args.targets is not None and not targets:
+        raise UsageError(
+            "--targets names no layer", "name some, by the ends of their names: --targets q_proj,v_proj"
+        )
     return {
         "optimizer": args.optimizer or "adamw",
         "checkpointing": args.checkpointing,
         "lora_rank": args.lora,
-        "lora_targets": tuple(word.strip() for word in (args.targets or "").split(",") if word.strip()),
+        "lora_targets": targets,
         "accumulate": args.accumulate or 1,
     }
 

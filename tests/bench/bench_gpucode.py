@@ -71,6 +71,7 @@ STACK = (
     "nvidia-nvshmem-cu13==3.4.5",
 )
 STACK_CARD = "sm_90"
+CUOBJDUMP = "nvidia-cuda-cuobjdump==13.5.37"  # NVIDIA's own reader, of fat binaries in their usual sections
 # libraries with code where few readers look; those of the stack are counted with it
 NAMED = (
     "nvidia-cufft-cu12==11.3.0.4",
@@ -317,12 +318,30 @@ def stack_bars(board: Board) -> None:
         for requirement in STACK:
             tell(requirement)
             unpacked(requirement, tree, folder)
+        unpacked(CUOBJDUMP, folder / "cuobjdump", folder)
+        tool = next((folder / "cuobjdump").rglob("bin/cuobjdump"))
+        tool.chmod(0o755)
+        listed = cuobjdump_lists(tool, tree)
         before, stored_before = tree_bytes(tree), stored_bytes(tree)
         measure_tree(board, totals, "PyTorch's CUDA stack", tree, "cuda", card=STACK_CARD)
         after, on_disk, stored = tree_bytes(tree), disk_bytes(tree), stored_bytes(tree)
+        left = cuobjdump_lists(tool, tree)
         board.line({"figure": "bytes that are left, by what they are", "unit": "MB", **byte_table(tree)})
     board.bar("CUDA stack: bytes differ from the scan's by more than 0.1 %", totals.differing, 0, "stacks")
     board.bar("CUDA stack: damages by the prune", len(totals.damages), 0, "damages", which=totals.damages)
+    board.figure("CUDA stack: cubins that cuobjdump lists", listed.total(), "cubins", left=left.total())
+    kept = {key: count for key, count in listed.items() if key[1] == STACK_CARD}
+    board.bar(
+        f"CUDA stack: cubins for {STACK_CARD} by cuobjdump", sum(kept.values()), 1, "cubins", at_least=True
+    )
+    lost = {str(key): [count, left[key]] for key, count in kept.items() if left[key] != count}
+    board.bar(
+        f"CUDA stack: libraries whose {STACK_CARD} cubins differ by cuobjdump",
+        len(lost),
+        0,
+        "libraries",
+        which=lost,
+    )
     board.waive("CUDA stack: outputs bit-identical to the unpruned stack's", "needs an H100 or H200")
     board.waive("CUDA stack with the keep-list", "needs a card: tests/device/run_observe.sh")
     board.bar(
@@ -332,6 +351,18 @@ def stack_bars(board: Board) -> None:
     board.figure(
         "CUDA stack stored, a layer by zstd -3", stored / 1e9, "GB", before_gb=round(stored_before / 1e9, 3)
     )
+
+
+def cuobjdump_lists(tool: Path, tree: Path) -> Counter[tuple[str, str]]:
+    """Cubins by library and target, as `cuobjdump --list-elf` counts them: `ELF file 1: a.1.sm_90.cubin`."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in sorted(tree.rglob("*.so*")):
+        if path.is_symlink() or path.stat().st_size < HASHED_BYTES:
+            continue
+        done = subprocess.run([tool, "--list-elf", path], capture_output=True, text=True, check=False)
+        for line in done.stdout.splitlines():
+            found[path.name, line.split(".")[-2]] += line.endswith(".cubin")
+    return found
 
 
 def byte_table(tree: Path) -> dict[str, float]:

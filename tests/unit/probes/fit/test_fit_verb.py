@@ -116,6 +116,7 @@ def _report() -> FitReport:
         ("--tokens", "513"),
         ("--checkpointing",),
         ("--targets", "q_proj"),
+        ("--task", "training", "--lora", "8", "--targets", ",,"),
         ("--precision", "amp-bf16"),
         ("--task", "training", "--optimizer", "adamw8bit"),
         ("--measure", "cpu"),
