@@ -147,6 +147,8 @@ class Elf:
         for segment in loads:
             if segment.file_end > size or segment.memory_bytes < segment.file_bytes:
                 raise BadElf("a loaded segment reaches past the end of the file", place=segment.offset)
+            if max(segment.address, segment.physical_address) + segment.memory_bytes > 1 << 64:
+                raise BadElf("a loaded segment reaches past the last address", place=segment.offset)
             if (segment.offset - segment.address) % max(segment.align, 1):
                 raise BadElf("a loaded segment's place and address disagree", place=segment.offset)
         for lower, upper in pairwise(loads):

@@ -48,11 +48,15 @@ def functions_of(code: bytes) -> "list[tuple[bytes, int]]":
     except (struct.error, IndexError):
         return []
     names = code[names_start : names_start + names_bytes]
-    return [
-        (names[name + len(_TEXT) : names.find(b"\0", name)], n_bytes)
-        for name, kind, _, n_bytes in rows
-        if kind == 1 and names.startswith(_TEXT, name)
-    ]
+    functions, room = [], len(names)
+    for name, kind, _, n_bytes in rows:
+        if kind == 1 and names.startswith(_TEXT, name):
+            function = names[name + len(_TEXT) : names.find(b"\0", name)]
+            room -= len(function)
+            if room < 0:  # functions' names differ; 65,000 sections that share one of 16 MiB are planted
+                return []
+            functions.append((function, n_bytes))
+    return functions
 
 
 class _Resource(ctypes.Structure):

@@ -188,6 +188,7 @@ class Journal:
         self._manifest = manifest
         self._root = root
         self._announced = TreeResult(tuple(map(str, targets)))
+        self._inodes: dict[str, int] = {}
         self._result: TreeResult | None = None
         self._descriptor = _create_journal(self.path)
         head = {
@@ -205,8 +206,14 @@ class Journal:
 
     def announce(self, changes: Sequence[Change]) -> None:
         """Record what is about to be done. Raises EnvironmentMissing; then it must not be done."""
-        self._append([json.dumps({_kind(change): asdict(change)}) for change in changes])
+        inodes = {
+            item.path: status.st_ino
+            for item in changes
+            if isinstance(item, Pruned) and (status := _status(self._root / item.path))
+        }
+        self._append([json.dumps(_row(change, inodes)) for change in changes])
         self._announced.add(changes)
+        self._inodes |= inodes
 
     def finish(self, result: TreeResult) -> None:
         """Record that the prune is complete, with its result."""
@@ -218,7 +225,10 @@ class Journal:
         Raises EnvironmentMissing, DataError when the manifest can't be written. The journal stays then.
         """
         try:
-            run = _finished(self._result) if self._result else _unfinished(self._announced, self._root)
+            if self._result:
+                run = _finished(self._result)
+            else:
+                run = _unfinished(self._announced, self._inodes, self._root)
             if run:
                 _add_run(self._manifest, run)
             _remove(self.path)
@@ -274,18 +284,26 @@ def _journal_of(manifest: Path) -> Path:
     return manifest.with_name(f"{manifest.name}{_JOURNAL}")
 
 
-def _unfinished(announced: TreeResult, root: Path) -> dict[str, Any] | None:
-    """Which of the announced changes were made, judged by what is there now."""
+def _unfinished(announced: TreeResult, inodes: Mapping[str, int], root: Path) -> dict[str, Any] | None:
+    """Which of the announced changes were made, judged by what is there now; `inodes` are those of before."""
     done = TreeResult(announced.targets)
     done.add([item for item in announced.deleted if not os.path.lexists(root / item.path)])
-    done.add([item for item in announced.pruned if _size(root / item.path) != item.bytes_before])
+    done.add([item for item in announced.pruned if _is_replaced(item, root / item.path, inodes)])
     run = _finished(done)
     return run | {"finished": False} if run else None
 
 
-def _size(path: Path) -> int | None:
+def _is_replaced(item: Pruned, path: Path, inodes: Mapping[str, int]) -> bool:
+    """Whether a cut file took its original's place; one with zeros in place of code may have its length."""
+    status = _status(path)
+    if status is None or item.bytes_after != item.bytes_before:
+        return status is None or status.st_size != item.bytes_before
+    return status.st_ino != inodes.get(item.path, status.st_ino)
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return path.lstat().st_size
+        return path.lstat()
     except OSError:
         return None
 
@@ -331,8 +349,7 @@ def _recover(path: Path, manifest: Path) -> None:
     try:
         if not _lock(path, descriptor):
             return  # its prune has just come to its end and listed it all
-        announced, root = _read_back(path, descriptor)
-        run = _unfinished(announced, root)
+        run = _unfinished(*_read_back(path, descriptor))
         if run:
             _add_run(manifest, run)
         _remove(path)
@@ -347,30 +364,37 @@ def _remove(path: Path) -> None:
         raise EnvironmentMissing(f"{path} can't be removed: {error.strerror}", _ELSEWHERE) from error
 
 
-def _read_back(path: Path, descriptor: int) -> tuple[TreeResult, Path]:
-    """A journal's changes and the tree that they are in. Raises DataError for what isn't a journal."""
+def _read_back(path: Path, descriptor: int) -> tuple[TreeResult, dict[str, int], Path]:
+    """A journal's changes, inodes and the tree that they are in. Raises DataError for no journal."""
     try:
         text = read_regular(path, most_bytes=MAX_BYTES, descriptor=descriptor)
         lines = text.split(b"\n")[:-1]  # after the last line break: a line that was never whole
         if not lines:
-            return TreeResult(()), path.parent
+            return TreeResult(()), {}, path.parent
         head, *rows = cast("list[dict[str, Any]]", list(map(load, lines)))
         announced = TreeResult(tuple(map(str, head["targets"])))
-        announced.add([_change(row) for row in rows])
-        return announced, Path(_path(head["root"]))
+        inodes: dict[str, int] = {}
+        announced.add([_change(row, inodes) for row in rows])
+        return announced, inodes, Path(_path(head["root"]))
     except OSError as error:
         raise _unread(path, error) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a journal of a prune ({why_unread(error)})", _ELSEWHERE) from error
 
 
-def _kind(change: Change) -> str:
-    return "deleted" if isinstance(change, Deleted) else "pruned"
+def _row(change: Change, inodes: Mapping[str, int]) -> dict[str, Any]:
+    if isinstance(change, Deleted):
+        return {"deleted": asdict(change)}
+    return {"pruned": asdict(change), "inode": inodes.get(change.path)}
 
 
-def _change(row: dict[str, Any]) -> Change:
+def _change(row: dict[str, Any], inodes: dict[str, int]) -> Change:
+    """A line's change; the inode that it names goes to `inodes`."""
+    inode = row.pop("inode", None)
     [(kind, fields)] = row.items()
     change: Change = decode(Deleted, fields) if kind == "deleted" else decode(Pruned, fields)
+    if isinstance(inode, int):
+        inodes[change.path] = inode
     _path(change.path)
     return change
 

@@ -2,9 +2,12 @@
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from buildtool.cli.program import main
+from buildtool.core.errors import Exit
 from buildtool.gpucode.cut import find_surroundings, lay_out_file
 from buildtool.gpucode.elf import (
     ET_DYN,
@@ -64,6 +67,24 @@ def test_segment_may_end_with_the_file_and_not_behind_it() -> None:
 def test_segment_with_less_memory_than_content_is_refused() -> None:
     elf(load(0, 0, 0x1000, memory=0x3000)).check_loading(0x1000)
     assert "past the end" in wrong(elf(load(0, 0, 0x1000, memory=0xFFF)), 0x1000)
+
+
+@pytest.mark.parametrize("field", ["address", "physical_address"])
+def test_segment_may_end_at_the_last_address_and_not_behind_it(field: str) -> None:
+    last = replace(load(0, 0, 0x1800), **{field: (1 << 64) - 0x2000})
+    elf(replace(last, memory_bytes=0x2000)).check_loading(0x1800)
+    assert "last address" in wrong(elf(replace(last, memory_bytes=0x2001)))
+
+
+def test_library_at_the_last_addresses_is_refused_and_stays(tmp_path: Path) -> None:
+    made = make_library(Spec(bundles(["gfx906", "gfx803"])))
+    data = bytearray(made.data)
+    segment = next(at for at in range(64, 400, 56) if data[at] == 1 and data[at + 8 : at + 16] != bytes(8))
+    struct.pack_into("<Q", data, segment + 24, (1 << 64) - 0x2000)
+    library = tmp_path / "lib.so"
+    library.write_bytes(data)
+    assert main(["prune", str(library), "--targets", "gfx906"]) == Exit.DATA
+    assert library.read_bytes() == data
 
 
 def test_place_and_address_agree_modulo_the_alignment() -> None:

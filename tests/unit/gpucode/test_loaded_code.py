@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import hashlib
 import json
 import random
+import tracemalloc
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +63,20 @@ def test_code_that_cannot_be_read_stays_where_something_loaded_was_not_found() -
     out = cut(data, Used.of({key_of(ONE)}, keys(data)))
     assert keys(out) == set()
     assert JIT in out
+
+
+def test_sections_that_share_a_long_name_take_no_more_memory_than_their_file() -> None:
+    long = cubin("a" * (1 << 16))
+    table = int.from_bytes(long[40:48], "little")
+    rows = long[table : table + 128] + long[table + 128 :] * 1000
+    shared = long[:60] + (1002).to_bytes(2, "little") + long[62:table] + rows
+    assert [len(name) for name, _ in functions_of(long)] == [1 << 16]
+    tracemalloc.start()
+    try:
+        assert key_of(shared) == hashlib.sha256(shared).hexdigest()
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_code_that_unpacks_without_bound_is_not_read() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpucode.maker import Spec, bundles, make_library
+from gpucode.cutting import cuda
+from gpucode.maker import Spec, bundles, make_library, nv_fatbin
 
 from buildtool.cli.program import main
 from buildtool.core.errors import ConfigError, DataError, EnvironmentMissing, Exit, ToolError
@@ -187,6 +188,34 @@ def test_what_a_killed_prune_did_is_listed_by_the_next_one(
     found = runs(tree / FILE_NAME)
     assert listed(found[0]) == done if any(done) else found[0]["finished"]
     assert not journal_file.exists()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_killed_prune_that_put_zeros_in_place_of_code_is_listed_though_lengths_are_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    library = tmp_path / "libzeroed.so"
+    before = cuda([nv_fatbin([(2, 90, 600)])], data=nv_fatbin([(2, 80, 9000), (2, 90, 700)]))
+    library.write_bytes(before)
+    real = manifest_module.Journal.announce
+
+    def announce(self: manifest_module.Journal, changes: Any) -> None:
+        real(self, changes)
+        if not is_replaced:
+            raise Broken
+
+    monkeypatch.setattr(manifest_module.Journal, "announce", announce)
+    monkeypatch.setattr(manifest_module.Journal, "close", lambda self: os.close(self._descriptor))
+    with suppress(Broken):
+        main(["prune", str(tmp_path), "--targets", "sm_90"])
+    monkeypatch.undo()
+    assert library.stat().st_size == len(before)
+    assert (library.read_bytes() != before) == is_replaced
+    assert main(["prune", str(tmp_path), "--targets", "sm_90"]) == Exit.OK
+    first, *more = runs(tmp_path / FILE_NAME)
+    assert listed(first) == (set(), {library.name})
+    assert first["finished"] != is_replaced
+    assert more == []
 
 
 def test_two_prunes_of_one_tree_do_not_mix(tree: Path) -> None:
