@@ -29,7 +29,7 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(autouse=True, scope="module")
 def nothing_old_to_collect() -> None:
     """Placement collects garbage when memory runs out, which looks through whatever other tests have left
-    and what torch has imported meanwhile: a quarter of a second each time.
+    and what torch has imported meanwhile.
     """
     gc.collect()
     gc.freeze()
