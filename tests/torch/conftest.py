@@ -1,5 +1,6 @@
 """Tests that need torch, on the CPU. Triton's kernels run in its interpreter."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -23,3 +24,12 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEIR_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_old_to_collect() -> None:
+    """Placement collects garbage when memory runs out, which looks through whatever other tests have left
+    and what torch has imported meanwhile.
+    """
+    gc.collect()
+    gc.freeze()

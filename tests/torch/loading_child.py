@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch._dynamo  # a first load imports it, in each fork for itself if it isn't here
 from placement_plans import plan_of
 from safetensors.torch import save_file
 from torch import nn

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch._dynamo  # which a first pass imports: before what is here is left out of collections
 from late_lanes import LateLanes
 from random_models import plan_of
 from safetensors.torch import save_file

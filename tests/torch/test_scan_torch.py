@@ -1,6 +1,7 @@
 """The parts of a throughput scan that need torch: models, counted work, runners, ONNX, a whole worker."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from probes.cli import throughput
+from probes.cli import program, throughput
 from probes.core.errors import LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
 from probes.core.unknown import Unknown
 from probes.measure import supervisor
@@ -399,19 +400,32 @@ def test_the_ceilings_of_this_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(cpu.to_device, Unknown)
 
 
-def test_the_command_scans_and_shows(tmp_path: Path) -> None:
+# the worker, with ceilings as small as in the test above: at full size they take most of a scan
+FEW_CEILINGS = """
+import runpy
+from dataclasses import replace
+from probes.throughput import measure_ceilings as here
+here.EFFORT = replace(here.EFFORT, samples=5, budget_s=0.05)
+here.SIDES, here.COPY_BYTES = {"cpu": (64, 128)}, {"cpu": 2**22}
+runpy.run_module("probes.throughput.direct.worker", run_name="__main__")
+"""
+
+
+def test_the_command_scans_and_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(module: str) -> supervisor.Command:
+        assert module == "probes.throughput.direct.worker"
+        return lambda descriptor: [sys.executable, "-c", FEW_CEILINGS, str(descriptor), str(os.getpid())]
+
+    monkeypatch.setattr(supervisor, "module_command", command)
     words = "throughput --model mlp --batches 1,2 --trials 3 --aim 0 --device cpu --precision fp32"
     words += " --backend pytorch"
-    done = subprocess.run(
-        [sys.executable, "-m", "probes", *words.split(), "--out", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    code = program.main([*words.split(), "--out", str(tmp_path)])
+    said = capsys.readouterr()
+    assert code == 0, said.err
     (file,) = tmp_path.glob("*.json")
     report = json.loads(file.read_text())
     assert len(report["direct"]["series"][0]["rows"][1]["wall_s"]) == 3
-    assert str(file) in done.stdout
+    assert report["ceilings"]["devices"][0]["memory"]["seconds"]
+    assert str(file) in said.out
