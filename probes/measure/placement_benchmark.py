@@ -310,13 +310,13 @@ def build_checkpoint_model(folder: CheckpointFolder, dtype: str, tokens: int) ->
     that doesn't take token ids alone, and UsageError where it has positions for fewer tokens.
     """
     import_transformers()
-    with config_refusals(ImportError, OSError, RuntimeError):
+    with config_refusals():
         config = config_object(folder.config)
         named = folder.config.get("architectures") or [""]
         kind = model_class(config, str(named[0]))
     if kind is not None:
         _require_tokens(kind, config)
-    with config_refusals(ImportError, OSError, RuntimeError):
+    with config_refusals():
         module = build_skeleton(lambda: instantiated(kind, config, getattr(torch, dtype)))
     _require_tokens(module, module.config)
     text = module.config.get_text_config()

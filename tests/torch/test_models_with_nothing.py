@@ -93,3 +93,12 @@ def test_it_computes_what_it_did(name, objective, tmp_path):
 def test_a_model_without_parameters_is_refused_with_the_reason(factory):
     with pytest.raises(UsageError, match="has no tensors"):
         plan(factory(), vram=600 * MIB, machine=profile("h200"))
+    with pytest.raises(UsageError, match="has no tensors"):
+        plan(factory(), vram=600 * MIB, machine=profile("h200"), inputs=torch.ones(2, 64))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_planned_by_a_trace_of_its_inputs(name):
+    factory, x = MODELS[name]
+    assert plan(factory(), vram=600 * MIB, machine="h200", inputs=x).rests_on == "trace"

@@ -253,6 +253,17 @@ def test_a_config_whose_code_lies_beside_it_never_runs_that_code(tmp_path, capsy
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    "senseless", [{"num_attention_heads": 5}, {"pad_token_id": 5000}, {"layer_norm_eps": "a"}]
+)
+def test_a_config_that_transformers_refuses_is_refused_in_its_words(senseless, tmp_path, capsys):
+    saved(bert, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | senseless))
+    assert program.main(words(tmp_path)) == Exit.USAGE
+    assert "transformers can't build this model" in capsys.readouterr().err
+
+
 def test_a_checkpoint_of_another_model_names_what_does_not_fit(tmp_path, capsys):
     saved(bert, tmp_path)
     text = (tmp_path / "config.json").read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4')

@@ -222,3 +222,54 @@ def test_a_block_that_calls_another_block_cannot_compute_on_the_cpu_of_a_machine
         "inner": True,
         "inner.words.weight": False,
     }
+
+
+class Holding(nn.Module):
+    """A parameter of some kind, and a layer."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.odd, self.linear = nn.Parameter(values, requires_grad=False), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def two_linears():
+    return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+
+
+REFUSED = {
+    "scripted": (lambda: torch.jit.script(two_linears()), "scripted or compiled"),
+    "compiled": (lambda: torch.compile(two_linears(), backend="eager"), "scripted or compiled"),
+    "compiled in part": (
+        lambda: nn.Sequential(torch.compile(two_linears(), backend="eager"), two_linears()),
+        "scripted or compiled",
+    ),
+    "of compressed rows": (lambda: Holding(torch.eye(4).to_sparse_csr()), "odd is sparse, nested"),
+    "nested": (
+        lambda: Holding(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])),
+        "odd is sparse, nested",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, for what is deprecated or beta
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_module_that_cannot_be_placed_is_refused_by_its_plan_too(name):
+    make, why = REFUSED[name]
+    model, by_hand = make(), plan(two_linears(), vram=600 * MIB, machine="h200")
+    for refused in (
+        lambda: plan(model, vram=600 * MIB, machine="h200", inputs=torch.ones(2, 16)),
+        lambda: place(model, by_hand, device="cpu"),
+    ):
+        with pytest.raises(PlacementError, match=why) as caught:
+            refused()
+        assert caught.value.hint
+
+
+def test_what_is_no_module_is_refused_by_its_type():
+    made = plan(two_linears(), vram=600 * MIB, machine="h200")
+    for thing in (5, None, two_linears, [two_linears()], {"state": 1}):
+        with pytest.raises(PlacementError, match=f"not a {type(thing).__name__}"):
+            place(thing, made, device="cpu")

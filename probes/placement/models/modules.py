@@ -389,8 +389,11 @@ def _refuse_unusual(name: str, parameter: nn.Parameter) -> None:
             f"{name} is a {kind}: tensor subclasses, such as those of quantised models, can't be placed",
             "place the model before it is quantised, or leave it to the library that quantised it",
         )
-    if parameter.layout is not torch.strided or parameter.is_quantized:
-        raise PlacementError(f"{name} is sparse or quantised: only plain tensors can be placed")
+    if parameter.layout is not torch.strided or parameter.is_quantized or parameter.is_nested:
+        raise PlacementError(
+            f"{name} is sparse, nested or quantised: only plain tensors can be placed",
+            f"make it one, model.get_parameter({name!r}).to_dense() for example, or register it as a buffer",
+        )
     if not _is_dense(parameter):
         raise PlacementError(
             f"{name} has gaps or repetitions in memory (shape {tuple(parameter.shape)}, strides "
@@ -410,6 +413,19 @@ def _is_dense(parameter: nn.Parameter) -> bool:
     return True
 
 
+def require_module(model: object) -> None:
+    """Raise PlacementError for what is no module, and for one that is scripted or compiled, or holds such."""
+    if not isinstance(model, nn.Module):
+        raise PlacementError(
+            f"a model is a torch.nn.Module, not a {type(model).__name__}", "give the module itself"
+        )
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+            raise PlacementError(
+                "a scripted or compiled model can't be placed", "plan and place the model it was made of"
+            )
+
+
 def placed_already() -> PlacementError:
     """The error for a model, or a part of one, that a handle has placed."""
     return PlacementError(
@@ -423,8 +439,9 @@ Module: TypeAlias = nn.Module  # for modules that don't import torch
 def describe_module(model: Module) -> ModelDescription:
     """The description of a module: its blocks in the order of definition. What they compute, a trace says.
 
-    Raises PlacementError for parameters that can't be placed.
+    Raises PlacementError for parameters that can't be placed, and for scripted or compiled modules.
     """
+    require_module(model)
     parts = find_blocks(model)
     gpu_only = why_gpu_only(parts)
     active = {

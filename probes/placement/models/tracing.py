@@ -91,6 +91,8 @@ def traced_module(
     `measure`: the device on which each distinct operation of the trace is run and timed. `captured`: passes
     are recorded as graphs.
     """
+    if not described.blocks:
+        return described  # a plan of it is refused
     blocks = find_blocks(model, [block.name for block in described.blocks])
     if len(blocks) > MOST_BLOCKS:
         return _untraced(described, f"nothing was traced: it has more than {MOST_BLOCKS:,} blocks")

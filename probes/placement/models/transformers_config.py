@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from probes.core.errors import LibraryMissing, ModelUnknown
+from probes.core.errors import Failure, LibraryMissing, ModelUnknown
 from probes.placement.models.families import families
 
 # Keys left out: `auto_map` names the model's own code; names of kernels may be repositories to download.
@@ -55,12 +55,13 @@ def _cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def config_refusals(*more: type[Exception]) -> Iterator[None]:
-    """Turn what transformers raises for a senseless config, and `more`, into ModelUnknown."""
-    errors: tuple[type[Exception], ...] = (ValueError, KeyError, TypeError, AttributeError, *more)
+def config_refusals() -> Iterator[None]:
+    """Turn what transformers raises for a senseless config, errors of any kind, into ModelUnknown."""
     try:
         yield
-    except errors as error:
+    except Failure:
+        raise
+    except Exception as error:
         raise ModelUnknown(
             f"transformers can't build this model: {str(error)[:200]}", "give the model's own config.json"
         ) from error
@@ -94,7 +95,7 @@ def model_on_meta(values: Mapping[str, Any], dtype: str) -> Any:
     if (layers := _most_layers(values)) > MOST_LAYERS:
         raise ModelUnknown(f"it has {layers:,} layers, more than the {MOST_LAYERS:,} that are built here")
     name = dtype or str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
-    with config_refusals(Exception), silently():  # a senseless config makes it raise errors of any kind
+    with config_refusals(), silently():
         config = config_object(values)
         named = values.get("architectures") or [""]
         kind = model_class(config, str(named[0]))

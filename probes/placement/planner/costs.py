@@ -348,7 +348,7 @@ class GpuTime:
         wide = DTYPE_BITS[operation.dtype] > MOST_BITS_OF_UNITS
         if wide:
             reads /= WIDE_READS
-            if rows == 1:
+            if rows <= 1:
                 return self._least_product_s + reads
             work = operation.flops / rows * -(-rows // WIDE_ROWS) * WIDE_ROWS
             return (

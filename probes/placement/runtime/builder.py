@@ -18,7 +18,7 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.core.units import binary_bytes, counted
 from probes.hardware.torch_build import first_line
-from probes.placement.models.modules import Block, Entry, find_blocks, placed_already
+from probes.placement.models.modules import Block, Entry, find_blocks, placed_already, require_module
 from probes.placement.packing.format import ALIGNMENT, DENSE_FROM, aligned
 from probes.placement.packing.packed import Packed, packed_in
 from probes.placement.packing.tensors import unpack
@@ -94,11 +94,8 @@ def planned_blocks(
 
     `parts`: the plans of several cards, of which `plan` has all blocks. `gate`: a hook that may be there.
     """
+    require_module(model)
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
-            raise PlacementError(
-                "a scripted or compiled model can't be placed", "place the model it was made of"
-            )
         forward = module.__dict__.get("forward")
         if isinstance(forward, ForwardHook) and forward is not gate:
             raise placed_already()
