@@ -240,10 +240,11 @@ def _keeps(args: argparse.Namespace, options: BuildOptions) -> dict[str, tuple[P
     if (args.env or args.volume) and not args.workload:
         raise ConfigError("--env and --volume are for a workload", "name it: --workload PROGRAM")
     if args.workload:
-        from buildtool.observe.runs import environments, words_of
+        from buildtool.observe.runs import environments, mounts, words_of
 
         words_of(args.workload)
         environments(args.env)
+        mounts(args.volume)
     keeps: dict[str, tuple[Path, KeepList]] = {}
     for candidates in options.candidates if args.keep else ():
         variant = candidates[0]
@@ -298,7 +299,7 @@ def _prove_slim(
 
     Raises as `observe.runs.prove` does.
     """
-    from buildtool.observe.runs import Workload, environments, prove
+    from buildtool.observe.runs import Workload, environments, mounts, prove
 
     if args.workload and engine is None:
         raise ConfigError(
@@ -307,7 +308,7 @@ def _prove_slim(
     for image in images if args.workload else ():
         assert engine  # which was asked for above
         workplace.progress(f"{image.variant}: proving it with the workload")
-        workload = Workload(args.workload, environments=environments(args.env), volumes=tuple(args.volume))
+        workload = Workload(args.workload, environments=environments(args.env), volumes=mounts(args.volume))
         prove(engine, image.image_id, workload, progress=workplace.progress)
     for path, keep in keeps.values() if args.restore else ():
         merge_into(path, keep.lines)

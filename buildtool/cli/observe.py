@@ -20,6 +20,7 @@ from buildtool.observe.runs import (
     Workload,
     environments,
     loaded_code,
+    mounts,
     observe,
     watching_gpu_code,
     words_of,
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         args.workload or "",
         tuple(args.command),
         environments(args.env),
-        tuple(args.volume),
+        mounts(args.volume),
         _devices() if args.gpus else None,
     )
     if args.workload:

@@ -62,6 +62,21 @@ def environments(texts: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...
     return tuple(tuple(zip(values, product, strict=True)) for product in products)
 
 
+def mounts(texts: Sequence[str]) -> tuple[str, ...]:
+    """What --volume says, looked at before the engine makes folders of it. Raises ConfigError."""
+    for text in texts:
+        host, _, place = text.partition(":")
+        if not host or not place.startswith("/"):
+            raise ConfigError(
+                f"{terminal(text)} mounts nothing", "write --volume HOST:PLACE, such as /data:/data:ro"
+            )
+        if host.startswith("/") and not Path(host).exists():
+            raise ConfigError(
+                f"this host has no {terminal(host)} to mount", "name a directory or file that is there"
+            )
+    return tuple(texts)
+
+
 def observe(engine: Engine, ref: str, workload: Workload, *, method: str, progress: Progress) -> Observation:
     """The files that an image's containers open in each of a workload's runs.
 

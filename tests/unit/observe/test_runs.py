@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buildtool.core.errors import ProofFailed
+from buildtool.core.errors import ConfigError, ProofFailed
 from buildtool.observe import runs
 
 
@@ -61,3 +61,13 @@ def test_a_run_that_opened_nothing_gives_no_list(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Watch, "paths", frozenset({"/a"}))
     assert observed().paths == {"/a"}
     assert said[-1] == "the workload has passed; stopping the container"
+
+
+@pytest.mark.parametrize("text", ["/tmp", ":/data", "/tmp:data", "/no/such/folder:/data"])
+def test_what_mounts_nothing_is_refused_before_a_run(text: str) -> None:
+    with pytest.raises(ConfigError):
+        runs.mounts([text])
+
+
+def test_mounts_are_passed_on_as_they_are() -> None:
+    assert runs.mounts(["/tmp:/data:ro", "cache:/cache"]) == ("/tmp:/data:ro", "cache:/cache")
