@@ -145,14 +145,22 @@ class Operands:
             return leaf
         if call.writes:
             return leaf.made(self._device)
-        if leaf.weight and leaf.dtype.is_floating_point:
-            return self._weight(leaf)
-        if leaf not in self._made:
-            self._made[leaf] = leaf.made(self._device)
-        return self._made[leaf]
+        if leaf.weight:
+            return self.weight(leaf)
+        return self._shared(leaf)
 
-    def _weight(self, like: TensorLike) -> torch.Tensor:
-        """The next place of a buffer that is read in turn; the bits of halves are numbers in all dtypes."""
+    def _shared(self, like: TensorLike) -> torch.Tensor:
+        if like not in self._made:
+            self._made[like] = like.made(self._device)
+        return self._made[like]
+
+    def weight(self, like: TensorLike) -> torch.Tensor:
+        """The next place of a buffer that is read in turn; the bits of halves are numbers in all dtypes.
+
+        Whole numbers, which may be indices, have memory of their own.
+        """
+        if not like.dtype.is_floating_point:
+            return self._shared(like)
         n_bytes = like.stored_bytes
         if self._cold.numel() < n_bytes + COLD_BYTES:
             halves = torch.empty((n_bytes + COLD_BYTES) // 2, dtype=torch.bfloat16, device=self._device)
@@ -182,7 +190,7 @@ def measured(
     None where a call can't be run alone, as one whose numbers decide its shapes. On a GPU, torch's own
     statistics of peak memory begin anew.
     """
-    with torch.inference_mode(), _same_random_numbers(device):
+    with torch.inference_mode(), same_random_numbers(device):
         operands = Operands(device)
         times = {call: _time_of(call, operands, device) for call in dict.fromkeys(calls)}
         return times if device.type != "cuda" else _among_others(calls, times, operands, device)
@@ -239,14 +247,15 @@ def _row_s(given: Sequence[tuple[OperationCall, Any, Any]], device: torch.device
             call.run(args, kwargs)
 
     parts = [given[at : at + AT_ONCE] for at in range(0, len(given), AT_ONCE)]
-    rounds = [sum(_launching_s(partial(run, part), device) for part in parts) for _ in range(1 + ROUNDS)]
+    rounds = [sum(launching_s(partial(run, part), device) for part in parts) for _ in range(1 + ROUNDS)]
     replay = _recorded(partial(run, given))
     replay()
     return min(_device_s(replay) for _ in range(ROUNDS)), min(rounds[1:])
 
 
 @contextmanager
-def _same_random_numbers(device: torch.device) -> Iterator[None]:
+def same_random_numbers(device: torch.device) -> Iterator[None]:
+    """Let random numbers come again afterwards, and give back memory that nobody holds by then."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
     if device.type == "cuda":
@@ -299,7 +308,7 @@ def _times(
     several()
     one_s = _finished_s(several, device) / repeats
     repeats = max(min(int(LONG_S / max(one_s, 1e-7)), MOST_REPEATS), len(sets))
-    host_s = min(_launching_s(several, device) for _ in range(ROUNDS)) / repeats
+    host_s = min(launching_s(several, device) for _ in range(ROUNDS)) / repeats
     if device.type != "cuda":
         return OperationTime(
             min(_finished_s(several, device) for _ in range(ROUNDS)) / repeats, 0.0, workspace
@@ -340,10 +349,10 @@ def _finished_s(work: Callable[[], None], device: torch.device) -> float:
         work()
         _synchronize(device)
 
-    return _launching_s(finished, device)
+    return launching_s(finished, device)
 
 
-def _launching_s(work: Callable[[], object], device: torch.device) -> float:
+def launching_s(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of the host's clock to hand work over to an idle device."""
     _synchronize(device)
     begun = time.perf_counter()

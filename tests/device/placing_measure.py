@@ -38,6 +38,15 @@ def wall_s(one: Pass, *, least_s: float = 0.12, samples: int = SAMPLES) -> float
     return statistics.median(found)
 
 
+def small_operation_s(times: int = 2000) -> float:
+    """Seconds that the host takes for an operation on a few numbers of its own: how fast it is just now."""
+    x = torch.ones(8)
+    begun = time.perf_counter()
+    for _ in range(times):
+        torch.add(x, x)
+    return (time.perf_counter() - begun) / times
+
+
 def device_s(one: Pass, times: int = 3) -> float:
     """Seconds of a pass in which the device did anything: the union of its kernels' and copies' spans
     (Kineto).

@@ -1,5 +1,7 @@
 """A trace whose operations are measured: each distinct one alone, on the device that a pass will run on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,9 @@ from probes.core.errors import UsageError
 from probes.placement import plan
 from probes.placement import trace as tracing
 from probes.placement.models.modules import describe_module
-from probes.placement.models.tracing import traced_module
+from probes.placement.models.tracing import traced_module, with_trace
 from probes.placement.operation_times import OperationTime
+from probes.placement.pass_time import host_time
 from probes.placement.trace import trace_pass
 from probes.placement.types import Workload
 
@@ -96,3 +99,52 @@ def test_measuring_without_a_gpu_is_refused():
         pytest.skip("there is a GPU here")
     with pytest.raises(UsageError, match="torch finds no GPU"):
         plan(layers(), vram=64 * MIB, machine="h100", inputs=inputs(), measure=True)
+
+
+class Recurrent(nn.Module):
+    """Its loop keeps its weights once more, in a list."""
+
+    def __init__(self, device=None):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1, device=device))
+        self.loop = nn.LSTM(16, 16, device=device)
+        self.head = nn.Linear(16, 16, device=device)
+        self.head.weight.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.loop(x)[0]) * self.scale
+
+
+def test_a_whole_pass_is_timed_with_borrowed_weights_and_the_module_is_as_it_was():
+    model = Recurrent().eval()
+    before = {name: (id(held), held.clone()) for name, held in model.state_dict(keep_vars=True).items()}
+    expected = model(torch.ones(3, 2, 16))
+    assert (host_time(model, (torch.ones(3, 2, 16),), {}, CPU) or 0) > 0
+    for name, held in model.state_dict(keep_vars=True).items():
+        assert (id(held), True) == (before[name][0], torch.equal(held, before[name][1])), name
+    assert torch.equal(model(torch.ones(3, 2, 16)), expected)
+
+
+def test_a_whole_pass_needs_no_weights_and_one_that_fails_has_no_time():
+    assert (host_time(Recurrent("meta").eval(), (torch.ones(3, 2, 16),), {}, CPU) or 0) > 0
+    assert host_time(Recurrent().eval(), (torch.ones(3, 2, 17),), {}, CPU) is None
+
+
+def test_a_plan_takes_pythons_time_from_the_pass_that_was_timed():
+    """Twice the time between the operations: the pass is predicted to take as much more, and no captured one."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).eval()
+    trace = trace_pass(model, (torch.ones(1, 64),))
+    operations = tuple(replace(each, device_s=1e-7, host_s=1e-6) for each in trace.operations)
+    described = describe_module(model)
+    paths = {str(number): str(number) for number in range(8)}
+
+    def predicted(host_s, *, captured=False):
+        timed = replace(trace, operations=operations, measured="cuda", host_s=host_s)
+        traced = with_trace(described, [timed], paths, (), around=0)
+        made = plan(traced, vram=MIB * 512, machine="H100", captured=captured)
+        return made.time.middle_s
+
+    launched_s = 1e-6 * len(operations)
+    assert predicted(1e-3 + launched_s) == pytest.approx(1e-3 + launched_s, rel=0.05)
+    assert predicted(2e-3 + launched_s) == pytest.approx(2e-3 + launched_s, rel=0.05)
+    assert predicted(1e-3, captured=True) == predicted(2e-3, captured=True)

@@ -307,6 +307,7 @@ class TracedFacts:
     flops: int
     operations: int
     measured: str = ""  # the device on which its operations were measured
+    host_s: float | None = None  # of the host to launch the whole, as measured there; None: not measured
 
 
 @dataclass(frozen=True)

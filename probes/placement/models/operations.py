@@ -179,6 +179,7 @@ class Trace:
     kept: Mapping[str, int]  # bytes that were there before it, such as a cache, by the module that uses them
     how: str = "fake tensors"  # or: a real pass
     measured: str = ""  # the device on which its operations were measured
+    host_s: float | None = None  # of the host to launch the whole, as measured there; None: not measured
 
     @cached_property
     def flops(self) -> int:

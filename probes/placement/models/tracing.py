@@ -20,7 +20,8 @@ from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.models.operations import AROUND, EXPERTS, Operation, Trace, WeightUse
 from probes.placement.models.reading import config_of, describe
 from probes.placement.models.transformers_config import model_on_meta, silently
-from probes.placement.trace import trace_pass, trace_real_pass
+from probes.placement.pass_time import host_time
+from probes.placement.trace import Prepare, trace_pass, trace_real_pass
 from probes.placement.types import Workload
 
 MOST_REAL_BYTES: Final = 1 << 30  # of weights, for a real pass on the CPU
@@ -176,7 +177,20 @@ def _traces(
         if not _can_run(model, called):
             raise
         whole = trace_real_pass(model, called.args, called.kwargs, measure=measure)
-    return [whole, *generated]
+    return [whole if captured else _timed(whole, model, called, measure), *generated]
+
+
+def _timed(
+    trace: Trace,
+    model: nn.Module,
+    called: Called,
+    measure: torch.device | None,
+    prepare: Prepare | None = None,
+) -> Trace:
+    """The trace with what the pass takes the host, where operations are measured on a GPU."""
+    if measure is None or measure.type != "cuda":
+        return trace
+    return replace(trace, host_s=host_time(model, called.args, called.kwargs, measure, prepare=prepare))
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -207,9 +221,10 @@ def _of_transformers(
 
     generates = bool(takes.vocabulary) and not takes.decodes and hasattr(model, "lm_head")
     no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    whole = trace_pass(model, (), {**given(workload.tokens), **no_cache}, measure=measure, captured=captured)
+    called = Called((), {**given(workload.tokens), **no_cache})
+    whole = trace_pass(model, (), called.kwargs, measure=measure, captured=captured)
     if not workload.context_tokens:
-        return [whole]
+        return [whole if captured else _timed(whole, model, called, measure)]
     if not generates:
         raise ModelUnknown("only causal language models generate token by token here")
 
@@ -223,7 +238,7 @@ def _of_transformers(
         return {**named, **more}, held
 
     one = trace_pass(model, (), given(1), prepare=prepared, measure=measure, captured=captured)
-    return [one, whole]
+    return [one if captured else _timed(one, model, Called((), given(1)), measure, prepared), whole]
 
 
 def with_trace(
@@ -274,6 +289,7 @@ def with_trace(
             flops=trace.flops,
             operations=trace.count,
             measured=trace.measured,
+            host_s=trace.host_s,
         ),
     )
 

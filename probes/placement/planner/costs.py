@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from probes.placement.models.description import (
     DTYPE_BITS,
     BlockDescription,
+    ModelDescription,
     TensorDescription,
 )
 from probes.placement.models.operations import EXPERTS, Operation, OperationKind, host_units
@@ -130,13 +131,30 @@ def _host_units(operation: Operation, machine: Constants) -> float:
     return measured.host_s / machine.operation_s if measured else host_units(operation)
 
 
+def measured_operation_s(model: ModelDescription, machine: Constants, work: Pass) -> float | None:
+    """Python's seconds for each operation counted of this model, as its pass took; None: not measured."""
+    whole_s = model.traced.host_s if model.traced else None
+    if whole_s is None or work.captured:
+        return None
+    once = replace(work, generating=False)
+    counted = sum(host_operations(block, machine, once) for block in model.blocks)
+    return max(whole_s - sum(map(_launched_s, model.blocks)), 0.0) / counted if counted else None
+
+
+def _launched_s(block: BlockDescription) -> float:
+    """Seconds of the host for the operations of a block, as measured."""
+    return sum(operation.host_s or 0.0 for operation in block.work or ())
+
+
 class PythonTime:
     """Python's seconds for one block in one kind of pass; zero in a captured one, which runs no Python."""
 
     def __init__(self, block: BlockDescription, machine: Constants, work: Pass) -> None:
         self._machine, self._work = machine, work
-        measured_s = 0.0 if work.captured else sum(o.host_s or 0.0 for o in block.work or ())
-        self.resident = self.of(host_operations(block, machine, work)) + measured_s
+        self.resident = 0.0
+        if not work.captured:
+            each = machine.operation_s if work.operation_s is None else work.operation_s
+            self.resident = each * host_operations(block, machine, work) + _launched_s(block)
         self._call = CALL + CALL_TENSOR * len(block.tensors)
 
     def of(self, count: float) -> float:

@@ -15,7 +15,7 @@ from probes.core.units import binary_bytes
 from probes.placement.models.description import BlockDescription, ModelDescription, most_bytes
 from probes.placement.plan_file import MOST
 from probes.placement.planner.compute_dtype import with_compute_dtype
-from probes.placement.planner.costs import Option, cache_bytes
+from probes.placement.planner.costs import Option, cache_bytes, measured_operation_s
 from probes.placement.planner.experts_cache import experts_plan, with_cache
 from probes.placement.planner.kinds import Kind, kinds, merge_kinds
 from probes.placement.planner.machine import ASSUMED_HOST, Constants, with_host
@@ -55,7 +55,8 @@ class PlanningTask:
         generating = workload.context_tokens > 0
         rows = workload.batch * (1 if generating else workload.tokens)
         context = workload.context_tokens if generating else workload.tokens
-        self.work = Pass(rows, workload.batch, context, objective, captured, generating)
+        work = Pass(rows, workload.batch, context, objective, captured, generating)
+        self.work = replace(work, operation_s=measured_operation_s(self.model, machine, work))
         self.kinds: Sequence[Kind] = kinds(self.model, machine, self.work)
         self.counted: Sequence[Kind] = merge_kinds(self.kinds)
         self.weight_bytes = sum(kind.block.weight_bytes * len(kind.places) for kind in self.kinds)

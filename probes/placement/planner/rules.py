@@ -23,6 +23,7 @@ class Pass:
     objective: Objective
     captured: bool = False  # replayed as a CUDA graph: Python's time doesn't count
     generating: bool = False
+    operation_s: float | None = None  # of Python, for what it counts of this model; None: as on the machine
 
 
 @dataclass(frozen=True)
