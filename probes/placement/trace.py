@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from probes.core.errors import PlacementError
 from probes.placement.allocator import Event, peak_of
+from probes.placement.models.modules import RecurrentLayers, has_layers
 from probes.placement.models.operations import (
     EXPERTS,
     GATHERS,
@@ -259,8 +260,13 @@ class Tracer(AliveBytes):
     # ---- modules -------------------------------------------------------------------------------------------
 
     def follow(self, module: nn.Module) -> None:
-        """Follow which module is called, by its forward, as the runtime does. `as_it_was` undoes it."""
+        """Follow which module is called, by its forward, as the runtime does. `as_it_was` undoes it.
+
+        Recurrent modules are called layer by layer, as where their layers are blocks.
+        """
         for name, part in module.named_modules():
+            if has_layers(part) and part.num_layers > 1:
+                part.forward = functools.partial(RecurrentLayers.of(part).call, part.forward)
             part.forward = self._followed(name, part.forward)
 
     def _followed(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:

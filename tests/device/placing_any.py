@@ -164,7 +164,9 @@ def _described(bench: Bench, batch: int, *, captured: bool) -> Described:
     given = bench.model.inputs(batch, torch.device("cpu"))
     begun = time.monotonic()
     made = resolve_model(bench.module, Workload(batch), given, measure=MEASURE, captured=captured)
-    print(f"{bench.model.name}, batch {batch}: described in {time.monotonic() - begun:.1f} s", flush=True)
+    host_s = made.traced.host_s if made.traced else None
+    took = f"described in {time.monotonic() - begun:.1f} s"
+    print(f"{bench.model.name}, batch {batch}: {took}, a pass takes the host {host_s} s", flush=True)
     return Described(made, batch, captured)
 
 
@@ -204,7 +206,7 @@ def _beside_s(bench: Bench, batch: int) -> float:
     return seconds
 
 
-def _measured(bench: Bench, made: Plan, resident: dict[str, Any], how: str, host: Host) -> dict[str, Any]:
+def _measured(bench: Bench, made: Plan, resident: dict[str, Any], how: str) -> dict[str, Any]:
     """One placed case under the budget as a cap; captured, it has a resident capture's bits."""
     row: dict[str, Any] = {
         "predicted_s": made.time.middle_s,

@@ -131,7 +131,7 @@ def test_a_whole_pass_needs_no_weights_and_one_that_fails_has_no_time():
 
 
 def test_a_plan_takes_pythons_time_from_the_pass_that_was_timed():
-    """Twice the time between the operations: the pass is predicted to take as much more, and no captured one."""
+    """Twice the time between the operations: the pass is predicted to take as much more, no captured one."""
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).eval()
     trace = trace_pass(model, (torch.ones(1, 64),))
     operations = tuple(replace(each, device_s=1e-7, host_s=1e-6) for each in trace.operations)

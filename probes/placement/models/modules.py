@@ -8,7 +8,7 @@ recurrent module can be a block, too: it is called as a module of that one layer
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -100,6 +100,26 @@ class RecurrentLayers:
                 setattr(layer, name, whole._parameters[name.replace("_l0", f"_l{number}")])
             layers.append(layer.train(whole.training))
         return RecurrentLayers(whole, tuple(layers))
+
+    def call(self, forward: Callable[..., Any], input: Any, hx: Any = None) -> Any:  # noqa: ANN401
+        """Call each layer with what the one before gave, and its own part of the state.
+
+        Where the module drops outputs between layers, or the state doesn't fit, `forward` is called instead.
+        """
+        whole, layers = self.whole, self.layers
+        directions = 2 if whole.bidirectional else 1
+        states = () if hx is None else hx if type(hx) in (tuple, list) else (hx,)
+        if (whole.training and whole.dropout) or any(len(x) != directions * len(layers) for x in states):
+            return forward(input, hx)
+        output, ends = input, []
+        for number, layer in enumerate(layers):
+            layer.training = whole.training
+            own = tuple(state[number * directions :][:directions] for state in states)
+            output, end = layer(output, (own if isinstance(whole, nn.LSTM) else own[0]) if own else None)
+            ends.append(end)
+        if isinstance(whole, nn.LSTM):
+            return output, tuple(map(torch.cat, zip(*ends, strict=True)))
+        return output, torch.cat(ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +234,7 @@ def is_divisible(block: Block) -> bool:
     for entry in block.entries:
         owner, *others = _owners(entry)
         in_layer = part_name(entry.name) != entry.name.rpartition(".")[0]
-        if others or isinstance(owner, _NEVER_CALLED) or (in_layer and not _has_layers(owner)):
+        if others or isinstance(owner, _NEVER_CALLED) or (in_layer and not has_layers(owner)):
             return False
         held[id(owner)] += entry.given_bytes
     above = 0
@@ -228,7 +248,7 @@ def is_divisible(block: Block) -> bool:
     return above <= MOST_ABOVE * block.given_bytes
 
 
-def _has_layers(module: nn.Module) -> bool:
+def has_layers(module: nn.Module) -> bool:
     """Whether it is a recurrent module of torch that computes with its own parameters and nothing else."""
     if type(module) not in (nn.LSTM, nn.GRU, nn.RNN) or "forward" in module.__dict__:
         return False
@@ -315,7 +335,7 @@ def _named_layers(model: nn.Module, names: Collection[str]) -> Layers:
     for name in names:
         parent, _, layer = name.rpartition(".")
         whole = modules.get(parent)
-        if name in modules or whole is None or not _has_layers(whole):
+        if name in modules or whole is None or not has_layers(whole):
             continue
         if id(whole) not in wholes:
             wholes[id(whole)] = RecurrentLayers.of(whole)

@@ -281,14 +281,18 @@ class GpuTime:
         return max(self.bytes_in_place() / self._machine.zero_copy_rate, self.from_vram()) + waits
 
     def bytes_in_place(self) -> int:
-        """Bytes that kernels read over the link: once for a few rows, else for each tile and once more."""
+        """Bytes that kernels read over the link: once for a few rows, else for each tile and once more.
+
+        A loop over time reads half of its weights, those of its states, at every step.
+        """
         return sum(map(self._read_in_place, self._operations))
 
     def _read_in_place(self, operation: Operation) -> int:
         wide = self._dtype == "float32"
         read = operation.weight_bytes
-        # a loop's weights are brought to one buffer first, since they aren't in the library's own layout
-        if operation.kind in ("lookup", "recurrent") or operation.rows <= (1 if wide else ONCE_ROWS):
+        if operation.kind == "recurrent":
+            return read * (1 + operation.steps) // 2
+        if operation.kind == "lookup" or operation.rows <= (1 if wide else ONCE_ROWS):
             return read
         return read * (1 + -(-operation.rows // (WIDE_TILE_ROWS if wide else TILE_ROWS)))
 

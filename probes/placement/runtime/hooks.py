@@ -178,24 +178,7 @@ class RecurrentHook(ForwardHook):
         """Call each layer with what the one before gave, and its own part of the state."""
         if is_compiled():
             return call_uncompiled(self, args, kwargs)
-        return self._layer_by_layer(*args, **kwargs)
-
-    def _layer_by_layer(self, input: Any, hx: Any = None) -> Any:
-        """Where it drops outputs between layers, or the state doesn't fit, the whole is called instead."""
-        whole, layers = self._recurrent.whole, self._recurrent.layers
-        directions = 2 if whole.bidirectional else 1
-        states = () if hx is None else hx if type(hx) in (tuple, list) else (hx,)
-        if (whole.training and whole.dropout) or any(len(x) != directions * len(layers) for x in states):
-            return self.forward(input, hx)
-        output, ends = input, []
-        for number, layer in enumerate(layers):
-            layer.training = whole.training
-            own = tuple(state[number * directions :][:directions] for state in states)
-            output, end = layer(output, (own if isinstance(whole, nn.LSTM) else own[0]) if own else None)
-            ends.append(end)
-        if isinstance(whole, nn.LSTM):
-            return output, tuple(map(torch.cat, zip(*ends, strict=True)))
-        return output, torch.cat(ends)
+        return self._recurrent.call(self.forward, *args, **kwargs)
 
 
 class ModelHook(ForwardHook):

@@ -5,7 +5,7 @@ place a model. `handle.py` runs it.
 """
 
 import gc
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ class PlacedModel:
             for group in placed.groups:
                 if can_be_multiplied(placed, group):
                     self._origins.add_hook(group.module, partial(ExpertsHook, placed=placed, group=group))
-        for recurrent in _called_by_layer(blocks, moving):
+        for recurrent in _called_by_layer(blocks):
             if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
                 continue  # another card has layers of it, too
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
@@ -261,11 +261,6 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _called_by_layer(blocks: Sequence[PlannedBlock], moving: Container[int]) -> list[RecurrentLayers]:
-    """The recurrent modules of which some layers move, aren't resident, or are on another card."""
-    staying: dict[RecurrentLayers, int] = {}
-    for block, plan in blocks:
-        if block.recurrent is not None:
-            stays = plan.tier == "resident" and id(block) not in moving
-            staying[block.recurrent] = staying.get(block.recurrent, 0) + stays
-    return [recurrent for recurrent, count in staying.items() if count < len(recurrent.layers)]
+def _called_by_layer(blocks: Sequence[PlannedBlock]) -> list[RecurrentLayers]:
+    """The recurrent modules of which layers are blocks: called whole, they would join all their weights."""
+    return list({id(b.recurrent): b.recurrent for b, _ in blocks if b.recurrent is not None}.values())
