@@ -216,13 +216,26 @@ def test_a_recurrent_module_is_planned_in_a_third_of_its_bytes_by_what_its_steps
     assert "in_place" not in {block.tier for block in wide.blocks}
 
 
-def test_a_recurrent_module_in_one_block_has_room_for_joined_weights():
-    model = Wrapped(nn.ModuleList([nn.Linear(4096, 4096), nn.LSTM(512, 512, 4)])).eval()
-    model.other.forward = lambda x: model.other.last(model.other.first(x)[..., :512])[0]
-    given = {"x": torch.zeros(3, 4096)}
-    one, by_layer = (plan(model, vram=vram * MIB, machine="h200", inputs=given).vram for vram in (8192, 64))
-    joined = sum(p.nbytes for p in model.other.last.parameters())
-    assert one.activations - by_layer.activations > joined / 2
+class Attentive(nn.Module):
+    """In one block with attention, which reads weights of a module that it doesn't call: it isn't divided."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.loop = nn.MultiheadAttention(512, 8), nn.LSTM(512, 512, 4)
+
+    def forward(self, x):
+        return self.loop(self.attention(x, x, x)[0])[0]
+
+
+def test_a_recurrent_module_in_an_undivided_block_has_room_for_its_joined_weights():
+    given = {"x": torch.zeros(3, 1, 512)}
+    whole = plan(Wrapped([Attentive()]), vram=4096 * MIB, machine="h200", inputs=given)
+    alone = nn.ModuleDict({"rnn": nn.LSTM(512, 512, 4)})
+    alone.forward = lambda x: alone.rnn(x)
+    apart = plan(alone, vram=4096 * MIB, machine="h200", inputs=given)
+    assert [block.name for block in whole.blocks] == ["other"]
+    assert [block.name for block in apart.blocks] == [f"rnn.l{n}" for n in range(4)]
+    assert whole.vram.activations - apart.vram.activations > 2 * apart.blocks[0].weight_bytes
 
 
 @pytest.mark.parametrize("captured", [False, True])

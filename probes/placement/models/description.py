@@ -168,6 +168,15 @@ class BlockDescription:
         return all(tensor.use == "lookup" for tensor in self.tensors)
 
     @property
+    def joined_bytes(self) -> int:
+        """Bytes that cuDNN joins where a recurrent module in it is called whole, besides one layer's."""
+        layers: dict[str, list[int]] = {}
+        for operation in self.work or ():
+            if operation.kind == "recurrent":
+                layers.setdefault(operation.at, []).append(operation.weight_bytes)
+        return max((sum(each) - max(each) for each in layers.values()), default=0)
+
+    @property
     def kind(self) -> object:
         """A key that is equal for blocks that cost the same: everything except names."""
         shapes = tuple((t.shape, t.dtype, t.use, t.active, t.given, t.inputs_first) for t in self.tensors)
@@ -369,8 +378,11 @@ class ModelDescription:
         return rows if rows is None or self.positions is None else min(rows, self.positions)
 
     def divided(self, most: int = 0) -> "ModelDescription":
-        """The model with its blocks of more than `most` bytes divided, where they can be."""
-        blocks = (block.divided() if block.weight_bytes > most else (block,) for block in self.blocks)
+        """The model with blocks of more than `most` bytes, or with joined ones, divided where they can be."""
+        blocks = (
+            block.divided() if block.weight_bytes > most or block.joined_bytes else (block,)
+            for block in self.blocks
+        )
         return replace(self, blocks=tuple(itertools.chain.from_iterable(blocks)))
 
     def with_experts_apart(self) -> "ModelDescription":

@@ -3,8 +3,7 @@
 `options` lists them. `surroundings` counts what a pass takes in VRAM besides weights and their buffers.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -337,7 +336,8 @@ def surroundings(
         fuses = machine.fuses_attention(halves=halves, grouped=False)
         peak = traced.peak if fuses else traced.peak_with_scores
         lost = -(-max(peak.reserved - peak.alive, 0) // SEGMENT)
-        activations = peak.alive + max(gathered_bytes(blocks, workload), _joined_bytes(blocks))
+        joined = max((block.joined_bytes for block in blocks), default=0)
+        activations = peak.alive + max(gathered_bytes(blocks, workload), joined)
         return Surroundings(activations, workspace, machine.context_bytes, segments + lost)
     rows = workload.batch * workload.tokens
     most = max(
@@ -347,18 +347,6 @@ def surroundings(
         segments += LARGE_BUFFER // SEGMENT if rows * most > LARGE_ACTIVATIONS else 0
     activations = rows * most + gathered_bytes(blocks, workload)
     return Surroundings(activations, workspace, machine.context_bytes, segments)
-
-
-def _joined_bytes(blocks: Iterable[BlockDescription]) -> int:
-    """Bytes of the largest recurrent module in one block that cuDNN joins, besides one layer."""
-    largest = 0
-    for block in blocks:
-        joined: dict[str, list[int]] = defaultdict(list)
-        for operation in block.work or ():
-            if operation.kind == "recurrent":
-                joined[operation.at].append(operation.weight_bytes)
-        largest = max((largest, *(sum(layers) - max(layers) for layers in joined.values())))
-    return largest
 
 
 def _live_bytes(block: BlockDescription) -> int:
