@@ -8,6 +8,7 @@ groups.
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -306,9 +307,13 @@ def main() -> int:
     name = torch.cuda.get_device_name()
     board.line({"device": name, "torch": torch.__version__, "cores": cores(), "machine": args.machine})
     group = Group(board, args.machine or profile_of(name), vram)
-    with group.tried(args.only):
-        groups()[args.only](group)
-    return board.finish()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: what was measured so far is kept"))
+    try:
+        with group.tried(args.only):
+            groups()[args.only](group)
+    finally:
+        status = board.finish()
+    return status
 
 
 if __name__ == "__main__":

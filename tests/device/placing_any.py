@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -45,11 +45,13 @@ def any_architecture(group: Any) -> None:
     """
     first, _, last = os.environ.get("ANY_MODELS", "").partition(":")
     part = slice(int(first or 0), int(last) if last else None)
-    for model in every()[part]:
-        with group.tried(model.name):
-            _model(group, model)
-        free()
-    judge(group.board, list(group.board.rows))
+    try:
+        for model in every()[part]:
+            with group.tried(model.name):
+                _model(group, model)
+            free()
+    finally:  # also of a run that was stopped
+        judge(group.board, list(group.board.rows))
 
 
 def judge(board: Any, rows: list[dict[str, Any]]) -> None:
@@ -65,10 +67,6 @@ def judge(board: Any, rows: list[dict[str, Any]]) -> None:
         at = off[max(math.ceil(0.9 * len(off)) - 1, 0)]
         board.bar(f"{title}: predicted time, 90 % of cases", at, most, "share off")
         board.figure(f"{title}: predicted time, median", median(off), "share off")
-        if how == "eager":
-            by_host = sorted(abs(row["predicted_s"] * _slower(row) / row["measured_s"] - 1) for row in timed)
-            text = f"{title}: predicted time by the host's speed meanwhile, 90 % of cases"
-            board.figure(text, by_host[max(math.ceil(0.9 * len(off)) - 1, 0)], "share off")
         held = sum(row["interval_s"][0] <= row["measured_s"] <= row["interval_s"][1] for row in timed)
         board.bar(f"{title}: intervals hold", held / len(timed), HELD[0], "share of cases", at_least=True)
         board.bar(f"{title}: intervals hold, at most", held / len(timed), HELD[1], "share of cases")
@@ -84,11 +82,6 @@ def judge(board: Any, rows: list[dict[str, Any]]) -> None:
         board.figure(f"{title}: resident twice has the same bits", repeats, "cases")
     if slow := [row["over"] for row in cases if row.get("over")]:
         board.bar("any architecture: eager placed over resident or captured", max(slow), EAGER_OVER, "x")
-
-
-def _slower(row: dict[str, Any]) -> float:
-    """How much slower the host was while a pass was measured than while it was planned."""
-    return mean(row["host_s"]) / row["host_planned_s"]
 
 
 def _model(group: Any, model: Model) -> None:

@@ -230,11 +230,11 @@ class Attentive(nn.Module):
 def test_a_recurrent_module_in_an_undivided_block_has_room_for_its_joined_weights():
     given = {"x": torch.zeros(3, 1, 512)}
     whole = plan(Wrapped([Attentive()]), vram=4096 * MIB, machine="h200", inputs=given)
-    alone = nn.ModuleDict({"rnn": nn.LSTM(512, 512, 4)})
-    alone.forward = lambda x: alone.rnn(x)
+    alone = Recurrent(lambda: nn.LSTM(512, 512, 4))
+    alone.head = nn.Linear(512, 64)
     apart = plan(alone, vram=4096 * MIB, machine="h200", inputs=given)
     assert [block.name for block in whole.blocks] == ["other"]
-    assert [block.name for block in apart.blocks] == [f"rnn.l{n}" for n in range(4)]
+    assert [block.name for block in apart.blocks] == [*(f"rnn.l{n}" for n in range(4)), "head"]
     assert whole.vram.activations - apart.vram.activations > 2 * apart.blocks[0].weight_bytes
 
 
