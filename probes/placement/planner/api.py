@@ -67,7 +67,8 @@ def plan(
     models of transformers are traced with inputs by their config; others, and all where torch is missing, are
     planned by rules, which a note says and the interval of the time shows.
     `measure`: each distinct operation of the trace is run on this machine's GPU, some seconds in all: the
-    plan counts with its time and with the bytes that it takes meanwhile. `machine` must be this one's.
+    plan counts with its time and with the bytes that it takes meanwhile, an eager one also with what a pass
+    takes the host. `machine` must be this one's.
     `compute`: the dtype in which a GPU without bfloat16 units computes with bfloat16 weights. float16 doesn't
     hold all of them: `place` and `load` refuse one that it doesn't hold.
 
