@@ -220,6 +220,14 @@ def test_a_fault_in_a_process_of_the_loader_is_said_as_it_is(ranks, tmp_path, ki
     assert "Traceback" not in log
 
 
+def test_the_next_epochs_samples_are_taken_before_an_epoch_ends_and_none_after_the_last(ranks, tmp_path):
+    # the first epoch's last step waits until more samples were taken than the epoch has
+    plant = {"kind": "ahead", "step": 96 // 4, "taken": str(tmp_path / "taken")}
+    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, plant=plant)
+    assert codes == [0], log
+    assert (tmp_path / "taken").stat().st_size == 2 * 96
+
+
 @pytest.mark.parametrize("how", ["raises", "waits"])
 def test_a_loader_whose_shared_memory_is_full_is_told_and_ends_with_its_rank(ranks, tmp_path, how):
     plant = {"kind": "shm", "how": how, "pid": str(tmp_path / "pid")}
