@@ -37,8 +37,14 @@ def add_verbs(verbs: Verbs) -> None:
         "--for", type=_seconds, dest="longest", metavar="S", help="end after this many seconds"
     )
     option(watch, "--report", "FILE", "write a summary of the run, as JSON", Path)
-    option(watch, "--jsonl", "FILE", "write every sample as it is taken, as JSON lines", Path)
-    option(watch, "--csv", "FILE", "write every sample as a row of CSV", Path)
+    option(
+        watch,
+        "--jsonl",
+        "FILE",
+        "write every sample as it is taken, as JSON lines, after those that are there",
+        Path,
+    )
+    option(watch, "--csv", "FILE", "write every sample as a row of CSV, after those that are there", Path)
     option(watch, "--listen", "HOST:PORT", "serve the latest sample to Prometheus at /metrics", _address)
     flag(watch, "--plain", "print lines instead of a table")
     flag(

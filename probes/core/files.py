@@ -73,12 +73,14 @@ def lock_of_process(path: Path) -> bool:
     """Lock a file, made with its folder if need be, until this process ends; False where another one has it.
 
     Processes that are forked don't have the lock, however long they live. True also where the file can't be
-    made, and on a file system without locks.
+    made, and on a file system without locks. Raises OSError where there is one that can't be opened.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError:
+        if os.path.lexists(path):
+            raise
         return True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing it would give the lock up

@@ -127,9 +127,10 @@ def module_command(module: str) -> Command:
     return command
 
 
-def module_words(module: str) -> list[str]:
-    """What starts a module as a program, importing from where this process does."""
-    start = f"import runpy, sys; sys.path[:] = {sys.path}; runpy.run_module({module!r}, None, '__main__', 1)"
+def module_words(module: str, *, first: str = "pass") -> list[str]:
+    """What starts a module as a program, importing from where this process does; `first` runs before it."""
+    program = f"runpy.run_module({module!r}, None, '__main__', 1)"
+    start = f"import os, runpy, sys; sys.path[:] = {sys.path}; {first}; {program}"
     return [sys.executable, "-P", "-c", start]
 
 

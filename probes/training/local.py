@@ -14,6 +14,11 @@ from probes.watch.watcher import Watch, WatchOptions
 INTERVAL_S: Final = 0.25
 MOST_LOG: Final = 1 << 20
 TAIL: Final = 6  # lines of what the ranks printed that an error shows
+# However this process ends, torchrun ends with it, and each rank with torchrun, whose id it has to compare:
+# torchrun may be gone before the rank asks. Linux looks at the thread that starts them, the main one in both.
+_DIES: Final = "from probes.measure.worker import die_with; die_with({parent})"
+_TORCHRUN_FIRST: Final = f"{_DIES}; os.environ['WEIR_TORCHRUN'] = str(os.getpid())"
+_RANK_FIRST: Final = _DIES.format(parent="int(os.environ.pop('WEIR_TORCHRUN'))")
 
 
 def run_here(
@@ -28,10 +33,10 @@ def run_here(
     log = folder / "output.txt"
     words = [
         *("sh", "-c", 'exec "$@" >"$0" 2>&1', str(log)),  # what libraries print belongs to no table
-        *module_words("torch.distributed.run"),
+        *module_words("torch.distributed.run", first=_TORCHRUN_FIRST.format(parent=os.getpid())),
         # its own store on a free port of this host; a name of the host may lead elsewhere
         *("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(world), "--no-python"),
-        *module_words("probes.training.worker"),
+        *module_words("probes.training.worker", first=_RANK_FIRST),
         *words_of(settings),
         *("--out", str(folder), "--repetition", str(repetition)),
         *more,

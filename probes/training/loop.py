@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import torch
@@ -50,7 +51,9 @@ class NotFinite(ProbeError):
 class Batches(Sampler[list[int]]):  # type: ignore[misc]  # torch isn't there when types are checked
     """Which samples each rank takes in which step: by seed and epoch, so a resumed run goes on with them.
 
-    All ranks have equally many, full batches; what is left over of an epoch isn't taken.
+    All ranks have equally many, full batches; what is left over of an epoch isn't taken. From the epoch and
+    the step that are set, the batches of all epochs follow each other to the run's end: so processes of a
+    loader make the first ones of an epoch while the last steps of the one before are computed.
     """
 
     def __init__(self, count: int, rank: int, world: int, settings: Settings) -> None:
@@ -59,15 +62,22 @@ class Batches(Sampler[list[int]]):  # type: ignore[misc]  # torch isn't there wh
         self.steps = count // (world * self._each)
         self.epoch, self.skip = 0, 0  # optimizer steps that are done already
 
+    @property
+    def end(self) -> int:
+        """The epoch before which they end: after the run's last one, or after one that is beyond it."""
+        return max(self._settings.epochs, self.epoch + 1)
+
     def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(self._count, generator=seeded(self._settings.seed, self.epoch)).tolist()
-        mine = order[self._rank :: self._world]
-        size = self._settings.batch
-        for at in range(self.skip * self._each, self.steps * self._each, size):
-            yield mine[at : at + size]
+        size, skip = self._settings.batch, self.skip
+        for epoch in range(self.epoch, self.end):
+            order = torch.randperm(self._count, generator=seeded(self._settings.seed, epoch)).tolist()
+            mine = order[self._rank :: self._world]
+            for at in range(skip * self._each, self.steps * self._each, size):
+                yield mine[at : at + size]
+            skip = 0
 
     def __len__(self) -> int:
-        return (self.steps - self.skip) * self._settings.accumulate
+        return ((self.end - self.epoch) * self.steps - self.skip) * self._settings.accumulate
 
 
 def seeded(seed: int, number: int) -> torch.Generator:
@@ -149,9 +159,10 @@ class Trainer:
             num_workers=settings.workers,
             pin_memory=self.on_gpu,
             generator=self._loader_seed,  # else a new iterator would move on the one that dropout takes from
-            worker_init_fn=_of_loader,
+            worker_init_fn=partial(_of_loader, os.getpid()),
             persistent_workers=settings.workers > 0,
         )
+        self._coming: Iterator[Any] | None = None  # what the loader makes, to the end of `self.batches`
         self.place = Place()
         self.epochs: list[Epoch] = []
         self.losses: list[float] = []
@@ -202,8 +213,6 @@ class Trainer:
         Raises NotFinite, and whatever the model, the dataset and torch raise.
         """
         place, clock = self.place, self.clock
-        self.batches.epoch, self.batches.skip = place.epoch, place.done
-        self._loader_seed.manual_seed(self.settings.seed + place.epoch)
         if distributed.is_initialized():
             self.guard.moved("the beginning of an epoch")
             distributed.barrier()
@@ -211,7 +220,11 @@ class Trainer:
         first, began, begun_s = place.done, time.perf_counter(), time.time()
         clock.begin()
         self.guard.moved(LOADING)
-        stops = self._steps(iter(self._loader), after_step)
+        if self._coming is None or place.epoch == self.batches.end:
+            self.batches.epoch, self.batches.skip = place.epoch, place.done
+            self._loader_seed.manual_seed(self.settings.seed + place.epoch)
+            self._coming = iter(self._loader)
+        stops = self._steps(self._coming, after_step)
         clock.ends("compute", place.step)  # what came after the last step, such as a look into the store
         self._finish()
         wall_s = time.perf_counter() - began
@@ -350,9 +363,9 @@ def _moved(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     return batch
 
 
-def _of_loader(_number: int) -> None:
+def _of_loader(rank_pid: int, _number: int) -> None:
     """In a process of the loader: it ends with its rank, and the rank's own signals aren't for it."""
-    die_with(os.getppid())
+    die_with(rank_pid)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,8 +18,8 @@ from probes.core.invocation import probe_command, tool_version
 from probes.core.unknown import Unknown
 from probes.records.files import json_of, of_schema, reading, word_under, writing
 from probes.records.json_schema import document
-from probes.records.watch import Energy, Track
-from probes.watch.recording import named_samples
+from probes.records.watch import Energy, Subject, Track
+from probes.watch.recording import named_samples, watched_cards
 from probes.watch.totals import EnergyTotal, WatchTotals
 
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16"]
@@ -245,22 +245,33 @@ def _watched(folder: Path, epochs: tuple[Epoch, ...]) -> tuple[Watched, ...] | U
 
 
 def _cards_of(path: Path, epochs: tuple[Epoch, ...]) -> Iterator[Watched]:
-    """Each card in a file of samples. Energy is that between an epoch's begin and end."""
-    with named_samples(path) as (subject, samples):
-        totals = WatchTotals(subject.interval_s, len(subject.cards))
-        energies = [[EnergyTotal() for _ in epochs] for _ in subject.cards]
-        for sample in samples:
-            totals.add(sample)
-            at_s = subject.begun_s + sample.at_s
-            for epoch, number in zip(epochs, range(len(epochs)), strict=True):
-                if epoch.begun_s <= at_s <= epoch.begun_s + epoch.wall_s:
-                    for each, seen in zip(energies, sample.cards, strict=False):
-                        each[number].add(at_s, seen.look.get("power_w"), seen.look.get("energy_j"))
-    for card, energy, watch in zip(subject.cards, energies, totals.cards(), strict=True):
-        tracks = tuple(track for track in watch.tracks if track.gauge in GAUGES)
-        yield Watched(
-            subject.host, card.name, tuple(total.energy() for total in energy), tracks, totals.step_s
-        )
+    """Each card in a file of samples, which a resumed run's watches have written one after another.
+
+    Energy is that between an epoch's begin and end.
+    """
+    found: dict[tuple[str, ...], tuple[Subject, WatchTotals, list[list[EnergyTotal]]]] = {}
+    with named_samples(path) as watches:
+        for subject, samples in watches:
+            if same := found.get(watched_cards(subject)):
+                _, totals, energies = same
+                totals.goes_on(subject.interval_s)
+            else:
+                totals = WatchTotals(subject.interval_s, len(subject.cards))
+                energies = [[EnergyTotal() for _ in epochs] for _ in subject.cards]
+                found[watched_cards(subject)] = subject, totals, energies
+            for sample in samples:
+                totals.add(sample)
+                at_s = subject.begun_s + sample.at_s
+                for number, epoch in enumerate(epochs):
+                    if epoch.begun_s <= at_s <= epoch.begun_s + epoch.wall_s:
+                        for each, seen in zip(energies, sample.cards, strict=False):
+                            each[number].add(at_s, seen.look.get("power_w"), seen.look.get("energy_j"))
+    for subject, totals, energies in found.values():
+        for card, energy, watch in zip(subject.cards, energies, totals.cards(), strict=True):
+            tracks = tuple(track for track in watch.tracks if track.gauge in GAUGES)
+            yield Watched(
+                subject.host, card.name, tuple(total.energy() for total in energy), tracks, totals.step_s
+            )
 
 
 def runs_below(folder: Path) -> tuple[tuple[Run, ...], tuple[ReportError, ...]]:

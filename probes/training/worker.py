@@ -5,7 +5,9 @@ Environment, signals, exit codes and files are a contract: docs/decisions/0122.
 
 import os
 import platform
+import pwd
 import resource
+import shlex
 import signal
 import socket
 import sys
@@ -13,10 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from probes.core import files
-from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, UsageError
+from probes.core.errors import DeviceUnusable, Exit, Failure, ProbeError, ReportError, UsageError
 from probes.core.output import error, harden
 from probes.core.units import binary_bytes
 from probes.core.unknown import Unknown
@@ -100,7 +103,13 @@ class Rank:
     def run(self) -> int:
         """The whole run. Returns the exit code; never raises for what a run can meet."""
         rank, folder = self.start.rank, self.start.folder
-        if not files.lock_of_process(folder / f".rank-{rank}.lock"):  # no report: the other run's stays
+        lock = folder / f".rank-{rank}.lock"
+        try:
+            is_free = files.lock_of_process(lock)
+        except OSError as fault:
+            error(f"error: rank {rank}: {_cant_lock(lock, fault)}")
+            return int(Exit.DATA)
+        if not is_free:  # no report: the other run's stays
             busy = UsageError(
                 f"{folder} is used by another run, which isn't over", "give each run its own --out"
             )
@@ -301,6 +310,24 @@ class Rank:
         if distributed.is_initialized():
             with suppress(RuntimeError):
                 distributed.barrier()  # rank 0 has the store: it leaves with the others
+
+
+def _cant_lock(lock: Path, fault: OSError) -> ProbeError:
+    """Why a rank can't have a lock's file that is there, and what to do about it."""
+    why = f"can't lock {lock}: {fault.strerror or fault}"
+    with suppress(OSError):
+        if (uid := lock.lstat().st_uid) != os.geteuid():
+            why += f"; it belongs to user {_user(uid)}, whose run in this folder may not be over"
+    return ReportError(
+        why, f"choose another folder: --out DIR; or, once that run is over: rm {shlex.quote(str(lock))}"
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # as in most containers
+        return str(uid)
 
 
 def _child_code(rank: int, fault: BaseException) -> int:

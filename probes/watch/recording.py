@@ -1,4 +1,5 @@
-"""Files that samples are appended to, a line each: what was written is kept when this process is killed.
+"""Files that samples are appended to, a line each: what was written is kept when this process is killed, and
+when another watch goes on with the file, as that of a run that is resumed does.
 
 A file that takes no more, because the disk is full or a pipe's reader is slow, doesn't end the watch: the
 samples that it lacks are counted, and it gets the next ones as soon as it takes them.
@@ -10,7 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -122,7 +123,7 @@ class _Line:
 
 
 def samples_of(lines: Iterable[str]) -> Iterator[Sample]:
-    """The samples after a first line, without a torn last one. Raises ValueError for another broken line."""
+    """One watch's samples, without a torn last one. Raises ValueError for another broken line."""
     reasons: Sequence[Mapping[str, str]] = ()
     broken: ValueError | None = None
     for line in lines:
@@ -192,33 +193,69 @@ _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | o
 class Recorder:
     """One file of lines. A line is with the kernel when `add` returns, or the sample is counted as lost."""
 
-    def __init__(self, path: Path, head: str, new_lines: Callable[[], Line]) -> None:
+    def __init__(self, path: Path, head: str, new_lines: Callable[[], Line], *, columns: bool) -> None:
         """`new_lines` makes what turns samples into lines, which may leave out what the line before said.
 
-        Raises ReportError where the file can't be opened, or another watch writes it.
+        `columns`: the head names those of the lines, so it stands in a file once. Raises ReportError where
+        the file can't be opened, has something else than a watch's lines, or another watch writes it.
         """
-        self._path, self._head, self._new_lines = path, head, new_lines
+        self._path, self._head, self._new_lines, self._columns = path, head, new_lines, columns
         self._line = new_lines()
         self._rest = b""  # of a line that was written in part
         self._n_samples = self._n_lost = 0
         self._why = ""
         try:
-            self._descriptor, self._replaces = _opened(path)
+            self._descriptor, self._is_own = _opened(path)
         except OSError as error:
             raise self._failed(error) from error
-        if self._replaces and not lock_now(self._descriptor):
+        try:
+            self._had = self._found() if self._is_own else 0
+        except BaseException:
             os.close(self._descriptor)
-            raise ReportError(f"another watch writes {path}", "name another file, or wait for it to end")
+            raise
+
+    def _found(self) -> int:
+        """The bytes that the file has of earlier watches. Raises ReportError."""
+        if not lock_now(self._descriptor):
+            raise ReportError(
+                f"another watch writes {self._path}", "name another file, or wait for it to end"
+            )
+        head = f"{self._head}\n" if self._columns else f'{{"form": "{FORM}"'
+        try:
+            with self._path.open("rb") as file:
+                same = file.read(len(head.encode())) == head.encode()
+                had = file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise self._failed(error) from error
+        if had and not same:
+            lines = "columns" if self._columns else "lines"
+            raise ReportError(
+                f"{self._path} has other {lines} than this watch writes, and is left as it is",
+                "name another file, or remove it",
+            )
+        return had
 
     def begin(self) -> None:
-        """Write the head, over what the file had. Raises ReportError."""
+        """Write the head, after what the file has of earlier watches. Raises ReportError."""
         try:
-            if self._replaces:
-                os.ftruncate(self._descriptor, 0)
-            self._write(self._head)
-            self._finish_line()
-        except OSError as error:
-            raise self._failed(error) from error
+            if self._had:
+                error(f"note: {self._path} has samples of an earlier watch; this one's come after them")
+                self._end_torn_line()
+            if not (self._had and self._columns):
+                self._write(self._head)
+                self._finish_line()
+        except OSError as fault:
+            if self._is_own:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, self._had)  # half a head could never be read
+            raise self._failed(fault) from fault
+
+    def _end_torn_line(self) -> None:
+        """A watch that was killed, or whose disk was full, may have left half a line."""
+        with self._path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                os.write(self._descriptor, b"\n")
 
     def _failed(self, error: OSError) -> ReportError:
         return ReportError(
@@ -270,7 +307,7 @@ class Recorder:
 
 
 def _opened(path: Path) -> tuple[int, bool]:
-    """A descriptor to append to, and whether what the file has is to be replaced. Raises OSError."""
+    """A descriptor to append to, and whether the file is for this watch alone. Raises OSError."""
     descriptor = os.open(path, _OPEN, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor, False
@@ -285,13 +322,15 @@ def open_recorders(subject: Subject, *, jsonl: Path | None, csv: Path | None) ->
     """A recorder for each file that was asked for. Raises ReportError."""
     found = []
     if jsonl:
-        found.append(Recorder(jsonl, first_line(subject), lambda: LineWriter().line))
+        found.append(Recorder(jsonl, first_line(subject), lambda: LineWriter().line, columns=False))
     if csv:
-        found.append(Recorder(csv, csv_header(subject), lambda: csv_row))
+        found.append(Recorder(csv, csv_header(subject), lambda: csv_row, columns=True))
     for recorder in found:  # once all of them are open
         recorder.begin()
     return found
 
+
+OneWatch = tuple[Subject, Iterator[Sample]]
 
 MOST_LINE_CHARS = 8 << 20  # a first line holds the command's words, of which Linux takes 2 MiB
 _HEAD = 400  # bytes: enough for the key `kind`, which is written first
@@ -315,14 +354,14 @@ def named_watch(path: Path, *, name: Path | None = None) -> tuple[WatchReport, s
             lines = _lines(file)
             subject = subject_of(next(lines, ""))
             if subject:
-                return _report_from(subject, lines), ""
+                return _report_from(_watches(subject, lines)), ""
         text = files.read_text(path, most_bytes=MOST_BYTES)
         return watch_from_json(text), text
 
 
 @contextmanager
-def named_samples(path: Path) -> Iterator[tuple[Subject, Iterator[Sample]]]:
-    """The subject of a file of samples, and the samples, for the block. Raises ReportError."""
+def named_samples(path: Path) -> Iterator[Iterator[OneWatch]]:
+    """The watches in a file of samples, for the block. Raises ReportError."""
     with (
         reading(path, f"make one: {probe_command()} watch --jsonl FILE"),
         path.open(encoding="utf-8") as file,
@@ -331,7 +370,23 @@ def named_samples(path: Path) -> Iterator[tuple[Subject, Iterator[Sample]]]:
         subject = subject_of(next(lines, ""))
         if subject is None:
             raise ReportError("it holds no samples")
-        yield subject, samples_of(lines)
+        yield _watches(subject, lines)
+
+
+def _watches(subject: Subject, lines: Iterator[str]) -> Iterator[OneWatch]:
+    """The watches that wrote a file one after another: of each the subject, and its samples, which must be
+    read before the next one is asked for. Raises ValueError."""
+    subjects = [subject]
+
+    def own() -> Iterator[str]:
+        for line in lines:
+            if found := subject_of(line):
+                subjects.append(found)
+                return
+            yield line
+
+    while subjects:
+        yield subjects.pop(), samples_of(own())
 
 
 def _lines(file: TextIO) -> Iterator[str]:
@@ -342,11 +397,25 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _report_from(subject: Subject, lines: Iterator[str]) -> WatchReport:
+def _report_from(watches: Iterator[OneWatch]) -> WatchReport:
+    """One report of all, without the time between them. Raises ReportError where cards differ."""
+    subject, samples = next(watches)
     totals = WatchTotals(subject.interval_s, len(subject.cards))
-    for sample in samples_of(lines):
-        totals.add(sample)
+    totals.add_all(samples)
+    for other, more in watches:
+        if watched_cards(other) != watched_cards(subject):
+            raise ReportError(
+                f"it has watches of {subject.host} and of {other.host} or of other cards",
+                'divide it: a line that begins with {"form" is the first one of a watch',
+            )
+        totals.goes_on(other.interval_s)
+        totals.add_all(more)
     return report_of(subject, totals)
+
+
+def watched_cards(subject: Subject) -> tuple[str, ...]:
+    """What is the same for two watches of the same cards: the host, and each card's name and place."""
+    return subject.host, *(text for card in subject.cards for text in (card.name, card.pci_id))
 
 
 def report_of(subject: Subject, totals: WatchTotals) -> WatchReport:

@@ -114,6 +114,10 @@ class EnergyTotal:
             self._counter = self._counter or (at_s, counter)
             self._latest = (at_s, counter)
 
+    def goes_on(self) -> None:
+        """Time that nobody watched follows, in which the counter goes on or begins anew."""
+        self._last, self._broken = None, True
+
     def energy(self) -> Energy | Unknown:
         """The counter's figure where it ran from the first sample to the last, else the trapezoids'."""
         by_counter = self._by_counter()
@@ -221,6 +225,10 @@ class Intervals:
         self._last: tuple[float, float] | None = None
         self.samples = self.skipped = 0
 
+    def goes_on(self, interval_s: float) -> None:
+        """Samples of another watch follow."""
+        self._interval_s, self._last = interval_s, None
+
     def add(self, at_s: float, late_s: float | None) -> None:
         """A sample's time, and by how much it missed its deadline if it had one."""
         self.samples += 1
@@ -276,19 +284,19 @@ class _Card:
 
     def __init__(self) -> None:
         self.curves = _Curves(gauge.name for gauge in CARD_GAUGES)
-        self._power, self._slow, self._holders = EnergyTotal(), SlowdownTimes(), ProcessPeaks()
+        self.power, self._slow, self._holders = EnergyTotal(), SlowdownTimes(), ProcessPeaks()
 
     def add(self, sample: CardSample, at_s: float, span_s: float, step: int) -> None:
         look = sample.look
         self.curves.add(look, span_s, step)
-        self._power.add(at_s, look.get("power_w"), look.get("energy_j"))
+        self.power.add(at_s, look.get("power_w"), look.get("energy_j"))
         self._slow.add(sample.slowdowns, span_s)
         self._holders.add(sample.processes)
 
     def watched(self) -> CardWatch:
         return CardWatch(
             tracks=self.curves.tracks(),
-            energy=self._power.energy(),
+            energy=self.power.energy(),
             slowdowns=self._slow.shares(),
             saturation=(),
             processes=self._holders.found(),
@@ -296,19 +304,32 @@ class _Card:
 
 
 class WatchTotals:
-    """Adds up the samples of one watch."""
+    """Adds up the samples of a watch, or of several of the same cards, one after another."""
 
     def __init__(self, interval_s: float, cards: int) -> None:
         self._intervals = Intervals(interval_s)
         self._machine = _Curves(gauge.name for gauge in MACHINE_GAUGES)
         self._cards = [_Card() for _ in range(cards)]
         self._last_s: float | None = None
+        self._begun_s = 0.0
         self.step_s = interval_s
         self.duration_s = 0.0
 
+    def goes_on(self, interval_s: float) -> None:
+        """Another watch's samples follow: its time begins where the last one's ended."""
+        self._begun_s = self.duration_s
+        self._intervals.goes_on(interval_s)
+        for card in self._cards:
+            card.power.goes_on()
+
+    def add_all(self, samples: Iterable[Sample]) -> None:
+        """Samples, in order of time."""
+        for sample in samples:
+            self.add(sample)
+
     def add(self, sample: Sample) -> None:
         """One sample, in order of time."""
-        at_s = sample.at_s
+        at_s = self._begun_s + sample.at_s
         span_s = 0.0 if self._last_s is None else max(at_s - self._last_s, 0.0)
         self._last_s = self.duration_s = at_s
         while at_s >= MOST_STEPS * self.step_s:

@@ -3,12 +3,16 @@
 import fcntl
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from training_ranks import Ranks, ranks_of
+from training_ranks import ROOT, Ranks, ranks_of
 
 from probes.training import figures
 from probes.training.report import run_in, words_of
@@ -216,6 +220,14 @@ def test_a_fault_in_a_process_of_the_loader_is_said_as_it_is(ranks, tmp_path, ki
     assert "Traceback" not in log
 
 
+def test_the_next_epochs_samples_are_taken_before_an_epoch_ends_and_none_after_the_last(ranks, tmp_path):
+    # the first epoch's last step waits until more samples were taken than the epoch has
+    plant = {"kind": "ahead", "step": 96 // 4, "taken": str(tmp_path / "taken")}
+    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, plant=plant)
+    assert codes == [0], log
+    assert (tmp_path / "taken").stat().st_size == 2 * 96
+
+
 @pytest.mark.parametrize("how", ["raises", "waits"])
 def test_a_loader_whose_shared_memory_is_full_is_told_and_ends_with_its_rank(ranks, tmp_path, how):
     plant = {"kind": "shm", "how": how, "pid": str(tmp_path / "pid")}
@@ -227,6 +239,41 @@ def test_a_loader_whose_shared_memory_is_full_is_told_and_ends_with_its_rank(ran
     while Path("/proc", (tmp_path / "pid").read_text()).exists():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def marked(mark):
+    """Processes that have this in their environment, but for those that have ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (path / "environ").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+def test_a_verb_that_is_killed_leaves_neither_torchrun_nor_ranks_nor_their_loaders(tmp_path):
+    plant = json.dumps({"kind": "hang", "mark": str(tmp_path)})  # in its first step, once the loader is there
+    paths = f"{ROOT}:{Path(__file__).parent}"
+    environment = {**os.environ, "PYTHONPATH": paths, "WEIR_PLANT": plant, "OMP_NUM_THREADS": "1"}
+    words = ["training_cases:model", "--data", "training_cases:samples", "--device", "cpu", "--batch", "4"]
+    words += ["--processes", "2", "--workers", "1", "--out", str(tmp_path / "out")]
+    verb = subprocess.Popen([sys.executable, "-m", "probes", "epochs", *words], env=environment)
+    try:
+        until = time.monotonic() + 120
+        while len(marked(plant.encode())) < 6:  # the verb, torchrun, two ranks with a loader each
+            assert verb.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        verb.kill()
+        verb.wait()
+        until = time.monotonic() + 60
+        while marked(plant.encode()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        for pid in marked(plant.encode()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_folder_that_another_run_uses_is_refused_and_left_as_it_is(ranks, tmp_path):

@@ -112,6 +112,9 @@ class Model(torch.nn.Module):
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
         if planted("straggler"):
             OWN.plant()
+        if planted("ahead") and self.step == PLANT["step"]:
+            while Path(PLANT["taken"]).stat().st_size <= Samples().count:
+                time.sleep(0.01)
         if planted("mute", self.step):
             raise Mute
         if planted("wrong", self.step):
@@ -149,6 +152,9 @@ class Samples(Dataset):
         OWN.ends()
         if planted("loader"):
             OWN.plant(1 / OWN.BATCH)
+        if planted("ahead"):
+            with Path(PLANT["taken"]).open("a") as taken:
+                taken.write(".")
         if planted("sample") and number == BROKEN:
             raise ValueError("sample 50 is\nbroken")
         if planted("shm"):

@@ -14,7 +14,7 @@ from probes.cli import main
 from probes.core.codec import encode
 from probes.core.errors import Exit, ReportError
 from probes.core.unknown import Unknown
-from probes.records.watch import CardSample, Look, Sample, Subject, WatchedCard
+from probes.records.watch import CardSample, Energy, Look, Sample, Subject, WatchedCard
 from probes.reports.epochs import DOCUMENT, epochs_document
 from probes.reports.kinds import EPOCHS, load_report
 from probes.training import figures
@@ -27,7 +27,7 @@ from probes.training.report import (
     runs_below,
     write_rank,
 )
-from probes.watch.recording import LineWriter, first_line
+from probes.watch.recording import LineWriter, first_line, open_recorders
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "schema" / "epochs.schema.json"
 NONE = Unknown("no watch ran beside it")
@@ -143,6 +143,26 @@ def test_energy_of_each_epoch_is_read_from_a_watch_beside_the_run(tmp_path: Path
     energy = figures.energy_j(case)
     assert isinstance(energy, figures.Mean)
     assert energy.value == pytest.approx(300.0)
+
+
+def test_energy_is_that_of_all_watches_of_a_run_that_was_resumed(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", world=1)
+    write_rank(rank(0, 1, epoch(0), epoch(1)), folder)
+    card = WatchedCard("card", "nvidia", "0000:01:00.0", NONE, NONE)
+    for begun_s, watts in ((999.0, 100.0), (1001.1, 300.0)):  # each beside an epoch
+        subject = Subject("2026-02-08T12:00:00Z", "n1", 0.25, (card,), (), begun_s=begun_s)
+        (recorder,) = open_recorders(subject, jsonl=folder / "watch-n1.jsonl", csv=None)
+        for at in range(7):
+            look = Look({"power_w": watts}, {"energy_j": "none"})
+            recorder.add(Sample(at * 0.25, 0.0, Look({}, {}), (CardSample(look, NONE, NONE),)))
+        recorder.close()
+    found = run_in(folder)
+    assert not isinstance(found.watched, Unknown)
+    ((first, second),) = (watched.epochs for watched in found.watched)
+    assert isinstance(first, Energy)
+    assert isinstance(second, Energy)
+    assert first.joules / first.covers_s == pytest.approx(100.0)
+    assert second.joules / second.covers_s == pytest.approx(300.0)
 
 
 def test_the_documents_own_figures_stand_beside_and_say_so() -> None:

@@ -1,6 +1,10 @@
 """Ranks that agree on the step at which all stop, in every order in which they can get there."""
 
+import os
+import pwd
 import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -81,3 +85,44 @@ def test_a_folder_that_cannot_be_written_into_is_refused_before_anything_is_trai
     assert main(["m:f", "--data", "m:d", "--out", "/dev/null/x"]) == 5
     told = "error: rank 0: /dev/null/x can't be written into; choose another folder: --out DIR\n"
     assert capsys.readouterr().err == told
+
+
+def test_a_lock_of_another_user_is_named_with_its_owner_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with TemporaryDirectory() as folder:  # not pytest's, which is closed to others
+        lock = Path(folder, ".rank-0.lock")
+        lock.touch()
+        Path(folder).chmod(0o777)
+        owner, name = os.geteuid(), pwd.getpwuid(os.geteuid()).pw_name
+        if owner:  # nobody else to be: a file that even its owner can't write, seen by another
+            lock.chmod(0o444)
+            monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+        else:
+            os.seteuid(65534)
+        try:
+            assert main(["bert-base", "--out", folder]) == 5
+        finally:
+            if not owner:
+                os.seteuid(owner)
+        assert [path.name for path in Path(folder).iterdir()] == [lock.name]
+    assert capsys.readouterr().err == (
+        f"error: rank 0: can't lock {lock}: Permission denied; it belongs to user {name}, whose run in this "
+        f"folder may not be over\n  choose another folder: --out DIR; or, once that run is over: rm {lock}\n"
+    )
+
+
+def test_a_lock_of_a_user_without_a_name_is_named_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("probes.core.files.lock_of_process", refused)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    (tmp_path / ".rank-0.lock").touch()
+    assert main(["bert-base", "--out", str(tmp_path)]) == 5
+    assert f"it belongs to user {os.getuid()}, whose run" in capsys.readouterr().err

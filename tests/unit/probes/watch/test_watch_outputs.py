@@ -1,7 +1,9 @@
 """The files of a watch: pipes, full devices, one file for two purposes, places that can't be written."""
 
+import errno
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from probes.cli.program import main
 from probes.core.errors import ReportError, UsageError
 from probes.core.output import OutputLost
 from probes.records.files import reserving
-from probes.records.watch import Sample
+from probes.records.watch import Energy, Sample
 from probes.watch import recording
 from probes.watch.recording import Recorder, named_watch, open_recorders
 from probes.watch.watcher import Readers, require_distinct
@@ -232,6 +234,80 @@ def test_what_an_earlier_watch_wrote_is_not_lost_over_one_that_cannot_begin(
     assert main(["watch", *asked, *words]) != 0
     assert (tmp_path / "a.jsonl").read_text() == "an hour of samples"
     assert (tmp_path / "r.json").read_text() == "their report"
+
+
+def test_a_watch_goes_on_with_the_samples_of_earlier_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    earlier = written(file)
+    file.write_text(f'{earlier}{{"at_s":0.75,"la')  # it was killed as it wrote
+    assert written(file).startswith(earlier)
+    written(file)
+    assert capsys.readouterr().err.count(f"note: {file} has samples of an earlier watch;") == 2
+    report, _ = named_watch(file)
+    assert (report.pace.samples, report.pace.skipped) == (9, 0)
+    assert report.duration_s == 1.5  # that of each, without the time between them
+    assert report.subject == SUBJECT
+    assert main(["show", str(file)]) == 0
+    assert "9 samples" in capsys.readouterr().out
+
+
+def test_time_that_nobody_watched_has_no_energy_whatever_the_cards_counter_says(tmp_path: Path) -> None:
+    for joules in (0.0, 1e6):
+        with closing(recorder(tmp_path / "a.jsonl")) as made:
+            for at in range(3):
+                made.add(sample(at / 4, power_w=100.0, energy_j=joules + 25 * at))
+    energy = named_watch(tmp_path / "a.jsonl")[0].cards[0].energy
+    assert isinstance(energy, Energy)
+    assert (energy.joules, energy.covers_s) == (100.0, 1.0)
+
+
+def test_rows_follow_those_with_the_same_columns(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    for _ in range(2):
+        (made,) = open_recorders(SUBJECT, jsonl=None, csv=table)
+        made.add(sample(0.0))
+        assert made.close() == ""
+    head, *rows = table.read_text().splitlines()
+    assert head.startswith("at_s,")
+    assert [row.partition(",")[0] for row in rows] == ["0.0", "0.0"]
+
+
+@pytest.mark.parametrize("option", ["--jsonl", "--csv"])
+def test_a_file_of_something_else_is_refused_before_the_command_starts_and_left_as_it_is(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("at_s,something\n")
+    assert main(["watch", option, str(file), "--", "touch", str(tmp_path / "made")]) == 5
+    assert "than this watch writes, and is left as it is\n  name another file" in capsys.readouterr().err
+    assert file.read_text() == "at_s,something\n"
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_head_for_which_there_is_no_room_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier, write = written(tmp_path / "a.jsonl"), os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        if not data.startswith(b'{"form"'):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:20])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(ReportError, match="No space left"):
+        recorder(tmp_path / "a.jsonl")
+    assert (tmp_path / "a.jsonl").read_text() == earlier
+
+
+def test_watches_of_other_cards_in_one_file_make_no_report(tmp_path: Path) -> None:
+    written(tmp_path / "a.jsonl")
+    with closing(open_recorders(replace(SUBJECT, host="n2"), jsonl=tmp_path / "a.jsonl", csv=None)[0]):
+        pass
+    with pytest.raises(ReportError, match=f"watches of {SUBJECT.host} and of n2 or of other cards"):
+        named_watch(tmp_path / "a.jsonl")
 
 
 def test_two_watches_do_not_write_into_one_file(tmp_path: Path) -> None:
