@@ -16,6 +16,7 @@ from buildtool.core.errors import ConfigError, EnvironmentMissing, ProofFailed
 from buildtool.core.files import scratch, write_text
 from buildtool.core.progress import Progress
 from buildtool.engine.client import Devices, Engine
+from buildtool.engine.connection import endpoint_here
 from buildtool.engine.served import GATE, GATE_THAT_STAYS, Served, Started, served
 from buildtool.gpucode import loaded
 from buildtool.gpucode.used import is_generated
@@ -63,14 +64,19 @@ def environments(texts: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...
 
 
 def mounts(texts: Sequence[str]) -> tuple[str, ...]:
-    """What --volume says, looked at before the engine makes folders of it. Raises ConfigError."""
+    """What --volume says, looked at before the engine makes folders of it. Raises ConfigError.
+
+    Whether a path is there is only asked of an engine on this host's socket. Raises EngineUnavailable for a
+    docker context that can't be read.
+    """
+    is_here = bool(texts) and endpoint_here().host.startswith("unix://")
     for text in texts:
         host, _, place = text.partition(":")
         if not host or not place.startswith("/"):
             raise ConfigError(
                 f"{terminal(text)} mounts nothing", "write --volume HOST:PLACE, such as /data:/data:ro"
             )
-        if host.startswith("/") and not Path(host).exists():
+        if is_here and host.startswith("/") and not Path(host).exists():
             raise ConfigError(
                 f"this host has no {terminal(host)} to mount", "name a directory or file that is there"
             )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from probes.cli import program, throughput
-from probes.core.errors import LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
+from probes.core.errors import Exit, LibraryMissing, ModelFails, OutOfMemory, Unsupported, UsageError
 from probes.core.unknown import Unknown
 from probes.measure import supervisor
 from probes.measure.device import TorchWorkbench
@@ -429,3 +429,24 @@ def test_the_command_scans_and_shows(
     assert len(report["direct"]["series"][0]["rows"][1]["wall_s"]) == 3
     assert report["ceilings"]["devices"][0]["memory"]["seconds"]
     assert str(file) in said.out
+
+
+def test_the_command_line_starts_its_own_workers(tmp_path: Path) -> None:
+    """As a user types it. Nothing is measured of a GPU that isn't there, so this takes no ceilings' time."""
+    words = "throughput --model mlp --device gpu --precision fp32 --backend pytorch --out"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "probes", *words.split(), str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == Exit.DEVICE, done.stderr
+    (file,) = tmp_path.glob("*.json")
+    report = json.loads(file.read_text())
+    assert report["machine"]["torch"]["version"] == torch.__version__
+    assert report["ceilings"]["devices"] == []
+    assert [series["end"] for series in report["direct"]["series"]] == ["absent"]
+    assert str(file) in done.stdout

@@ -64,10 +64,18 @@ def test_a_run_that_opened_nothing_gives_no_list(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("text", ["/tmp", ":/data", "/tmp:data", "/no/such/folder:/data"])
-def test_what_mounts_nothing_is_refused_before_a_run(text: str) -> None:
+def test_what_mounts_nothing_is_refused_before_a_run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/docker.sock")
     with pytest.raises(ConfigError):
         runs.mounts([text])
 
 
 def test_mounts_are_passed_on_as_they_are() -> None:
     assert runs.mounts(["/tmp:/data:ro", "cache:/cache"]) == ("/tmp:/data:ro", "cache:/cache")
+
+
+def test_a_path_on_another_machine_is_its_engines_to_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
+    assert runs.mounts(["/no/such/folder:/data"]) == ("/no/such/folder:/data",)
+    with pytest.raises(ConfigError):
+        runs.mounts(["/tmp:data"])
