@@ -129,7 +129,7 @@ def read_keep_list(path: Path) -> KeepList:
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is no keep-list: it isn't UTF-8 text", HINT) from error
     kept, comments = set(), list[str]()
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):  # as Windows ends lines
         if line.startswith("#"):
             comments += [line] if f"{line}\n" != _HEADER else []
         if not line or line.startswith("#"):

@@ -32,13 +32,18 @@ def test_runs_that_end_at_the_same_time_lose_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["/a\nusr/bin/x\n", "/a\n/b\x1b[31m\n", "/a\r\n", "- /a\n", "/a\n.relative\n", "/b\u2028\n"]
+    "text", ["/a\nusr/bin/x\n", "/a\n/b\x1b[31m\n", "/a\rb\n", "- /a\n", "/a\n.relative\n", "/b\u2028\n"]
 )
 def test_what_is_no_path_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "keep").write_bytes(text.encode())
     with pytest.raises(DataError, match=r"keep, line \d") as refused:
         read_keep_list(tmp_path / "keep")
     assert "\x1b" not in str(refused.value)
+
+
+def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
+    (tmp_path / "keep").write_bytes(b"# mine\r\n/a\r\ntorch.onnx\r\n")
+    assert read_keep_list(tmp_path / "keep") == KeepList(frozenset({"/a", "torch.onnx"}), comments=("# mine",))
 
 
 def test_a_file_that_is_not_text_or_not_there_is_refused(tmp_path: Path) -> None:
