@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 UNIT = Path(__file__).parent
 IMPORTS = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
 ADDED = re.compile(r'^sys\.path\.\w+\(.*"(\w+)"\)', re.MULTILINE)  # a folder that the file adds by itself
@@ -27,6 +29,7 @@ def missing(file: Path, homes: dict[str, set[Path]]) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 def test_no_test_needs_a_module_that_only_another_folders_tests_bring() -> None:
     files = sorted(UNIT.parent.rglob("*.py"))
     homes: dict[str, set[Path]] = {}

@@ -202,6 +202,7 @@ def test_a_file_swept_before_it_was_locked_is_made_again(
     assert names(tmp_path) == ["file"]
 
 
+@pytest.mark.thorough
 def test_many_writers_of_one_file_never_share_a_temporary_name(tmp_path: Path) -> None:
     texts = [f"{i}" * 50_000 for i in range(8)]
     failures: list[BaseException] = []

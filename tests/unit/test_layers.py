@@ -98,6 +98,7 @@ def below(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("package", FLOORS)
 def test_a_package_imports_only_what_is_below_it(package: str) -> None:
     paths = SERVICE if package == "service" else [path for path in MODULES if below(name_of(path), package)]
@@ -152,6 +153,7 @@ def test_a_library_is_imported_in_few_places(library: str) -> None:
     assert {user for user in users if not user.startswith(LIBRARIES[library])} == set()
 
 
+@pytest.mark.thorough
 def test_nothing_reaches_a_terminal_unquoted() -> None:
     for path in MODULES:
         relative = path.relative_to(ROOT).as_posix()
@@ -168,6 +170,7 @@ def is_sys(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "sys"
 
 
+@pytest.mark.thorough
 def test_files_are_written_in_one_way() -> None:
     for path in MODULES:
         relative = path.relative_to(ROOT).as_posix()

@@ -55,6 +55,7 @@ def test_a_command_in_a_label_is_not_run_by_the_remedy_against_it() -> None:
     assert commands(remedy) == [["weir", "build", "--", "rocm; touch x"]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", ["gfx906;touch x", "gfx906 $(touch x)", "gfx906\n"])
 def test_targets_named_by_a_label_are_targets_or_nothing(label: str) -> None:
     report = audited(KERNELS, labels={"io.weir.gpu-targets": label}, ref="$(touch x)")
@@ -63,6 +64,7 @@ def test_targets_named_by_a_label_are_targets_or_nothing(label: str) -> None:
         assert commands(found(report, "foreign-gfx").remedy) == [words]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [b"caf\xe9", b"a\x1b[201~", b"a\nRUN touch x", "\u202egpj".encode()])
 def test_a_place_that_can_not_be_pasted_is_counted_instead(name: bytes) -> None:
     remedy = found(audited(tar(file(name + b"/tests/f", LARGE), file("q/tests/f", LARGE))), "tests").remedy
@@ -153,6 +155,7 @@ def _markdown(text: str) -> str:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["table", "json", "markdown", "sarif", "junit"])
 def test_an_archive_whose_own_name_is_not_utf_8_is_reported_in_every_format(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

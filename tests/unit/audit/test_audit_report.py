@@ -206,6 +206,7 @@ NVIDIA = tar(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ref", "variant", "severity"),
     [
@@ -253,6 +254,7 @@ def test_gpu_code_is_counted_by_target_and_foreign_targets_are_named() -> None:
     assert "takes 3.00 MB out of files and libraries, leaves 3.00 MB" in finding.remedy
 
 
+@pytest.mark.thorough
 def test_a_card_without_code_is_an_error_and_no_prune_is_advised_that_would_be_refused() -> None:
     """`--targets gfx803` advised a prune that removes all code; `weir prune` refuses to do that."""
     report = audited(KERNELS, targets=("gfx803",))
@@ -306,6 +308,7 @@ def test_a_prune_is_advised_only_of_libraries_that_it_would_change(
     assert prune_tree(place.parent, parse_targets("gfx906")).changed is advised
 
 
+@pytest.mark.thorough
 def test_targets_of_the_command_line_come_before_the_label() -> None:
     assert "foreign-gfx" not in ids(audited(KERNELS, targets=("gfx90a", "gfx1100")))
     assert "foreign-gfx" not in ids(audited(KERNELS))
@@ -369,6 +372,7 @@ def test_content_that_came_back_is_named_by_what_brought_it(
     assert f"{cause}, same content: 2.00 MB" in finding.title
 
 
+@pytest.mark.thorough
 def test_compilers_and_dev_packages_are_reported_and_runtimes_are_not() -> None:
     names = {"gcc-12": 3, "libstdc++-12-dev": 2, "gcc-12-base": 1, "libgcc-s1": 1, "libllvm17": 5, "make": 1}
     status = "".join(f"Package: {name}\nStatus: install ok installed\nVersion: 1\n\n" for name in names)
@@ -399,6 +403,7 @@ def test_a_layer_that_registries_refuse_is_reported(monkeypatch: pytest.MonkeyPa
     assert found(audited(BASE), "huge-layer").paths == ("layer 0",)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -445,6 +450,7 @@ def test_a_budget_is_judged_on_both_sizes(budget: Budget, stored: int | None, ve
     assert judge(budget, unpacked_bytes=10, stored_bytes=stored).verdict is verdict
 
 
+@pytest.mark.thorough
 def test_the_json_report_keeps_to_its_schema(tmp_path: Path) -> None:
     report = audited(
         BASE, PYTHON, KERNELS, NVIDIA, budget=Budget(MB, None), labels={"io.weir.variant": "cpu"}

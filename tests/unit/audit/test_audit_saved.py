@@ -118,6 +118,7 @@ def test_sizes_that_no_image_has_are_no_traceback(tmp_path: Path, digits: int) -
     assert main(["audit", str(path)]) == Exit.OK
 
 
+@pytest.mark.thorough
 def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"can't read .*none\.json"):
         read_report(tmp_path / "none.json")

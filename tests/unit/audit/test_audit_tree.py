@@ -116,6 +116,7 @@ def test_names_in_the_tree_have_no_control_characters() -> None:
     assert len(report.tree.rows) >= len(names)
 
 
+@pytest.mark.thorough
 def test_the_tree_grows_coarser_before_it_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [
         (

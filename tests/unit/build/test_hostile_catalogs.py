@@ -68,6 +68,7 @@ def is_refused(folder: Path, **keys: Any) -> bool:
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", PLACES)
 def test_what_is_no_name_is_refused_with_its_place(key: str, tmp_path: Path) -> None:
     values, keys = PLACES[key]

@@ -130,6 +130,7 @@ def test_one_manifest_in_every_place_umask_and_time_zone(tmp_path: Path) -> None
     assert len(digests) == 1
 
 
+@pytest.mark.thorough
 def test_what_is_in_the_layers_is_roots_of_one_time_and_listed_in_record(tmp_path: Path) -> None:
     workplace, made = place(tmp_path)
     image = written(workplace, made)
@@ -215,6 +216,7 @@ def test_each_compression_holds_the_same_files_and_gives_the_same_bytes_again(tm
     assert len({image.digest for image in images.values()}) == 3
 
 
+@pytest.mark.thorough
 def test_a_change_of_the_service_makes_one_layer_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_change_of_the_service_makes_one_layer_anew(
     assert second.digest != first.digest
 
 
+@pytest.mark.thorough
 def test_a_layer_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     workplace, made = place(tmp_path)
     image = written(workplace, made)
@@ -245,6 +248,7 @@ def test_a_damaged_input_stops_the_build_before_a_layer_is_kept(tmp_path: Path) 
     assert not [p for p in tmp_path.rglob(".*partial*") if p.exists()]
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workplace, made = place(tmp_path)
 
@@ -260,6 +264,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     assert written(workplace, made).layers
 
 
+@pytest.mark.thorough
 def test_a_layout_of_its_own_is_whole_and_replaces_only_a_layout(tmp_path: Path) -> None:
     workplace, made = place(tmp_path / "state")
     image = written(workplace, made)
@@ -282,6 +287,7 @@ def test_a_layout_of_its_own_is_whole_and_replaces_only_a_layout(tmp_path: Path)
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["mine"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("limit", "kept"), [("KEPT_LAYERS", 1), ("KEPT_BYTES", 20)])
 def test_what_no_named_image_has_is_evicted_but_for_the_newest(
     limit: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -306,6 +312,7 @@ def test_what_no_named_image_has_is_evicted_but_for_the_newest(
         assert not (store.layout / "blobs/sha256" / ("0" * 64)).exists()
 
 
+@pytest.mark.thorough
 def test_layers_that_an_engine_has_are_known_by_either_id_of_a_named_image(tmp_path: Path) -> None:
     workplace, made = place(tmp_path)
     image = written(workplace, made)

@@ -46,6 +46,7 @@ def made(
     return workplace, whole, pipeline.write_kept(workplace, planned, whole, (Path(name), keep), epoch=EPOCH)
 
 
+@pytest.mark.thorough
 def test_what_is_kept_what_is_left_out_and_what_says_so(tmp_path: Path) -> None:
     workplace, whole, slim = made(tmp_path)
     below = members(workplace.layers, slim.layers[1])
@@ -69,6 +70,7 @@ def test_what_is_kept_what_is_left_out_and_what_says_so(tmp_path: Path) -> None:
     assert labels[slim_image.WHOLE] == whole.digest
 
 
+@pytest.mark.thorough
 def test_gpu_code_that_no_run_of_the_list_loaded_is_cut(tmp_path: Path) -> None:
     one, two = cubin("_Z3onev"), cubin("_Z3twov", n_bytes=20_000, stuff=NOISE)
     parts = [fatbin((CUBIN, 90, one)), fatbin((CUBIN, 90, two)), fatbin((PTX, 75, TEXT))]
@@ -105,6 +107,7 @@ def test_the_same_list_gives_the_same_image_in_every_place(tmp_path: Path) -> No
     assert more not in digests
 
 
+@pytest.mark.thorough
 def test_a_slim_build_leaves_the_whole_image_as_it_was(tmp_path: Path) -> None:
     workplace, whole, _ = made(tmp_path)
     _, plan = place(tmp_path / "again", {**FILES, "pkg/lib/program": program()})
@@ -112,6 +115,7 @@ def test_a_slim_build_leaves_the_whole_image_as_it_was(tmp_path: Path) -> None:
     assert written(workplace, plan, anew=True).digest == whole.digest
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("lines", "said"), [({"/none"}, "names no file"), (KEEP.lines | {"no.module"}, "no module no.module")]
 )
@@ -120,6 +124,7 @@ def test_a_list_of_another_image_is_refused(tmp_path: Path, lines: set[str], sai
         made(tmp_path, KeepList(frozenset(lines)))
 
 
+@pytest.mark.thorough
 def test_undo_asks_for_a_slim_image_and_refuses_another_whole_one(tmp_path: Path) -> None:
     workplace, whole, slim = made(tmp_path)
     options: Any = SimpleNamespace(candidates=[[SimpleNamespace(name="tiny", ref="weir/tiny:latest")]])

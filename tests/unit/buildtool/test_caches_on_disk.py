@@ -140,6 +140,7 @@ def test_the_digest_of_a_file_is_that_of_all_its_bytes(tmp_path: Path) -> None:
     assert files.sha256_of(tmp_path / "file") == hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.thorough
 def test_a_large_file_is_read_again_only_after_a_change_whatever_its_time_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

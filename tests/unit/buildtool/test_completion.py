@@ -15,6 +15,7 @@ from probes.core import invocation
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_no_verb_or_option_is_missing_from_a_completion(shell: str) -> None:
     script = completion.script(shell)

@@ -45,6 +45,7 @@ ALIASES = "a0: &a0 {x: y, z: y}\n" + "".join(
 ITSELF = "services: &a {api: *a}\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", [ALIASES, ITSELF, f"services: {{api: 1}}\n--- \n{ALIASES}"])
 @pytest.mark.parametrize(
     "words", ["ablate {} api", "plan --catalog {}", "build --catalog {}", "doctor --lint {}"]

@@ -552,6 +552,7 @@ def test_the_shipped_variants_are_the_ones_that_the_next_step_counts_on() -> Non
             assert variant.torch[0].require[0] == build.requirement("gfx1100")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mi50-16gb", "rx6700", "h100", "rx7900"])
 def test_a_variant_for_this_host_is_a_catalog_that_build_accepts(name: str, tmp_path: Path) -> None:
     host = host_of(next(case for case in CASES if case.name == name), tmp_path / "host")

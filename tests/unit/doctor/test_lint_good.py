@@ -74,6 +74,7 @@ def test_a_number_of_6000_digits_is_read_without_a_traceback(name: str) -> None:
     assert report.lint_json(found, rules()) is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_ends_in_a_fault(name: str) -> None:
     faults = lint(*HOSTILE[name])

@@ -59,6 +59,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.thorough
 def test_a_card_that_no_torch_computes_on_says_so_first_and_exits_1(
     capsys: pytest.CaptureFixture[str], folder: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_card_that_no_torch_computes_on_says_so_first_and_exits_1(
     assert text.endswith("weir doctor --card gfx803\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("card", ["mi50", "RTX 4090", "strix-halo", "rx 6700"])
 @pytest.mark.parametrize("task", ["inference", "lora", "training"])
 def test_the_answer_is_one_screen_and_exits_0_where_it_runs(
@@ -114,6 +116,7 @@ def test_the_command_to_type_next_can_be_typed(
         capsys.readouterr()
 
 
+@pytest.mark.thorough
 def test_less_vram_and_host_memory_than_there_is_are_counted(
     capsys: pytest.CaptureFixture[str], folder: str
 ) -> None:
@@ -139,6 +142,7 @@ def here(monkeypatch: pytest.MonkeyPatch, *cards: HostCard) -> None:
     monkeypatch.setattr(fits_card, "host_cards", lambda: cards)
 
 
+@pytest.mark.thorough
 def test_without_a_card_the_hosts_own_is_taken(
     capsys: pytest.CaptureFixture[str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +254,7 @@ def test_a_torch_that_computes_on_the_card_is_the_doctors_best_wherever_there_is
     assert without == {"gfx803"}
 
 
+@pytest.mark.thorough
 def test_names_from_outside_reach_the_terminal_quoted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

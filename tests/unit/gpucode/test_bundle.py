@@ -163,6 +163,7 @@ def test_flipped_byte_of_a_compressed_bundle_never_gives_other_code(version: int
         assert got == RAW  # a bit that the decompressor doesn't look at
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", list(Method))
 def test_bomb_stops_at_the_size_that_the_header_promises(method: Method) -> None:
     packed = bytearray(pack([bytes(8 << 20)], 8 << 20, version=2, method=method))

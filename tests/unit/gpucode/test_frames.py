@@ -59,6 +59,7 @@ LIBRARY = library(*FRAMES)
 OTHERS = Counter({"compute_90": 968}) + Counter({f"sm_{card}": 9064 for card in (75, 80, 86, 90)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -187,6 +188,7 @@ def bomb(blocks: int) -> bytes:
     return head + block * blocks + (0b001).to_bytes(3, "little")
 
 
+@pytest.mark.thorough
 def test_a_frame_that_unpacks_without_bound_is_counted_as_stored_and_stays() -> None:
     data = library(bomb(20_000))  # 2.6 GB
     found = scan_file(Source.of_bytes(data))
@@ -197,6 +199,7 @@ def test_a_frame_that_unpacks_without_bound_is_counted_as_stored_and_stays() -> 
     assert bomb(20_000) in out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "form", [b"\x28\xb5\x2f\xfd\x20\x80\xff\xff", b"\x28\xb5\x2f\xfd\x00\x58\xfc\xff\x0f"]
 )

@@ -69,11 +69,13 @@ def test_second_prune_changes_nothing(shape: Spec) -> None:
     assert not plan_prune(Source.of_bytes(once), parse_targets("gfx906")).changed
 
 
+@pytest.mark.thorough
 def test_two_steps_equal_one(shape: Spec) -> None:
     data = make_library(shape).data
     assert pruned(pruned(data, "gfx906,gfx1100"), "gfx906") == pruned(data, "gfx906")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("method", list(Method))
 def test_compressed_bundles_are_cut_and_keep_their_version(version: int, method: Method) -> None:

@@ -187,6 +187,7 @@ def test_what_cupti_tells_is_written_once_for_each_module(tmp_path: Path) -> Non
     assert "without its code" in fault["error"]
 
 
+@pytest.mark.thorough
 def test_what_cupti_calls_stays_when_garbage_is_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

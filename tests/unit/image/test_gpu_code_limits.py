@@ -31,6 +31,7 @@ def test_a_fat_binary_that_is_a_file_is_read() -> None:
     assert code_in(fatbin(80, 3000), [fatbin(80, 3000)]) == {"sm_80": 3064}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("method", Method)
 def test_a_compressed_bundle_is_read_however_the_stream_is_cut(version: int, method: Method) -> None:

@@ -197,6 +197,7 @@ def agrees(result: Merged, model: Model) -> None:
     assert (result.links, list(result.dangling)) == (model.links, model.dangling)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_with_links_are_merged_as_a_model_merges_them(seed: int) -> None:
     rng = random.Random(seed)

@@ -22,6 +22,7 @@ def saved(blob: bytes) -> bytes:
     return make.archive(make.docker_25(image))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_sparse_file_is_named_before_it_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, packed: bool
@@ -36,12 +37,14 @@ def test_a_sparse_file_is_named_before_it_is_read(
     assert "--max-unpacked" in said
 
 
+@pytest.mark.thorough
 def test_more_can_be_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.tar").write_bytes(saved(layer_without_its_end()))
     assert main(["audit", str(tmp_path / "a.tar"), "--max-unpacked", "250 GiB"]) == 5
     assert "ends inside a member" in capsys.readouterr().err, "it was read to its end"
 
 
+@pytest.mark.thorough
 def test_a_large_layer_that_is_stored_as_it_is_has_no_such_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

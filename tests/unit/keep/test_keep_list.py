@@ -43,7 +43,8 @@ def test_what_is_no_path_is_refused_with_its_line(tmp_path: Path, text: str) -> 
 
 def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
     (tmp_path / "keep").write_bytes(b"# mine\r\n/a\r\ntorch.onnx\r\n")
-    assert read_keep_list(tmp_path / "keep") == KeepList(frozenset({"/a", "torch.onnx"}), comments=("# mine",))
+    kept = read_keep_list(tmp_path / "keep")
+    assert kept == KeepList(frozenset({"/a", "torch.onnx"}), comments=("# mine",))
 
 
 def test_a_file_that_is_not_text_or_not_there_is_refused(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", CLUSTERS)
 @pytest.mark.parametrize("fields", CASES)
 def test_every_document_is_valid_by_the_published_schema(engine: str, fields: dict) -> None:
@@ -332,6 +333,7 @@ def test_states_of_kubernetes_are_read_as_they_end() -> None:
     assert state_of({})[1] is None
 
 
+@pytest.mark.thorough
 def test_reports_of_training_and_of_probes_are_found(tmp_path: Path) -> None:
     run = job("slurm", out=str(tmp_path))
     assert commands(run) == ([], [])
@@ -346,6 +348,7 @@ def test_reports_of_training_and_of_probes_are_found(tmp_path: Path) -> None:
     assert [words[0] for words in commands(run)[0]] == ["epochs", "html"]
 
 
+@pytest.mark.thorough
 def test_a_node_whose_report_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     for name, text in (
         ("n1", REPORT.read_bytes()),

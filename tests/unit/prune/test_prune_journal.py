@@ -116,6 +116,7 @@ def test_with_a_full_disk_nothing_is_deleted_before_the_journal_is_written(
     assert sorted(path.name for path in tree.iterdir()) == ["lib"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("writes", range(1, 8))
 def test_a_disk_that_fills_up_midway_loses_nothing_that_is_not_listed(
     tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], writes: int
@@ -163,6 +164,7 @@ def test_a_list_that_cannot_be_written_in_the_end_stays_as_a_journal_and_is_adde
     assert not run["finished"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unlinks", range(7))
 def test_what_a_killed_prune_did_is_listed_by_the_next_one(
     tree: Path, monkeypatch: pytest.MonkeyPatch, unlinks: int

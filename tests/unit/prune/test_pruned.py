@@ -276,6 +276,7 @@ def test_a_card_counts_as_what_the_user_lets_it_pass_for(tmp_path: Path) -> None
         amd_targets(tmp_path, {"HSA_OVERRIDE_GFX_VERSION": "gfx1030"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "built"),
     [

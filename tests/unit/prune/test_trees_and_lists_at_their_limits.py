@@ -55,6 +55,7 @@ def test_a_list_is_written_in_one_order_with_every_figure(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["list.json"]
 
 
+@pytest.mark.thorough
 def test_a_list_may_be_as_large_as_64_mib_and_no_larger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -520,6 +520,7 @@ def test_there_are_tamperings_enough() -> None:
     assert len(TAMPERINGS) >= 30
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TAMPERINGS)
 def test_nothing_is_verified_after(name: str, keys: Path, tmp_path: Path) -> None:
     layout = fresh()

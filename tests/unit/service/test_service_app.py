@@ -263,6 +263,7 @@ def test_the_health_check_believes_a_200_alone(line: str, ready: bool) -> None:
 # ---- deadlines and callers who leave -----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "body", "headers"),
     [
@@ -434,6 +435,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_a_fault_of_the_device_makes_it_unready_until_a_canary_passes(
     fake: Fake, client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +462,7 @@ def test_a_device_that_does_not_recover_makes_it_dead(
     assert client.post("/predict", json={"texts": ["a"]}).status_code == 503
 
 
+@pytest.mark.thorough
 def test_an_idle_device_that_stopped_working_is_noticed(fake: Fake) -> None:
     service = Service(LIMITS)
     service.health.canary_s = 0.05

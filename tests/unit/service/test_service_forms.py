@@ -215,6 +215,7 @@ def test_deadlines_come_in_three_ways() -> None:
             timeout_of({}, wrong)
 
 
+@pytest.mark.thorough
 @given(st.binary(max_size=60), st.integers(0, 40), st.sampled_from(("BYTES", "INT64", "INT32")))
 def test_no_binary_data_does_worse_than_a_400(data: bytes, count: int, datatype: str) -> None:
     with suppress(RequestError):  # anything else fails the test

@@ -3,10 +3,12 @@
 import asyncio
 from unittest.mock import Mock
 
+import pytest
 import uvicorn
 from service.api.connection import HttpServer
 
 
+@pytest.mark.thorough
 def test_no_connection_is_left_open_when_the_server_has_ended() -> None:
     ended = []
 

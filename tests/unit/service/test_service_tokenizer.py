@@ -102,6 +102,7 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(made: Callable[
         assert encoded.types == (0, 0, 0, 1, 1, 1, 1, 1)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60), st.integers(3, 40))
 def test_any_text_gives_known_ids_within_the_limit(
@@ -237,6 +238,7 @@ FAILS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("parts", [*PANICS, *FAILS])
 def test_a_tokenizer_at_which_the_library_panics_is_unreadable(tmp_path: Path, parts: dict[str, Any]) -> None:
     """Its panics are no Exception: one of them ended the service when SIGHUP had the models loaded again."""

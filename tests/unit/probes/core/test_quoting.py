@@ -50,6 +50,7 @@ def test_text_that_would_name_something_else_is_never_pasted(text: str | bytes) 
         quoting.shell_pattern(text, "so")
 
 
+@pytest.mark.thorough
 @rendered_texts
 @pytest.mark.parametrize(
     ("template", "tags"),

@@ -50,6 +50,7 @@ def test_what_resembles_nothing_is_refused_without_a_guess(capsys: pytest.Captur
     assert "did you mean" not in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_mistyped_model_or_variant_names_the_one_that_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert probes.main(["plan", "qwen25-3b", "--machine", "h200"]) == 2
     assert "did you mean qwen2.5-3b?" in capsys.readouterr().err

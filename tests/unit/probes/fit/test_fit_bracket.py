@@ -47,6 +47,7 @@ def test_a_right_guess_takes_three_tries_and_each_side_of_the_edge_is_tried_twic
     assert asked == [40, 41, 50, 40, 41, 40, 41]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("guess", [10, 11, 12, 13])
 def test_an_edge_that_moves_between_trials_is_not_called_exact(guess: int) -> None:
     """Of one question, 11 and 12 were both called exact. Here chance decides for each trial."""

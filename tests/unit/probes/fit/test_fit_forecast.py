@@ -91,6 +91,7 @@ def test_keys_and_values_are_kept_for_every_layer_and_token() -> None:
     assert 3 * 4 * 128 * 2 * 2 * 64 * 2 <= taken.kv_cache <= 4 * 4 * 128 * 2 * 2 * 64 * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-bf16"])
 def test_more_never_takes_less(family: str, precision: str) -> None:
@@ -135,6 +136,7 @@ def test_every_card_has_an_answer_and_the_smallest_budget_is_smallest(machine: s
     assert enough.predicted_largest_batch.fits >= asked.batch > short.predicted_largest_batch.fits
 
 
+@pytest.mark.thorough
 def test_the_users_question_has_an_answer() -> None:
     """Does LoRA of rank 16 of Qwen2.5-3B at 1024 tokens fit a WX 4100? Its weights take 6.2 GB in halves."""
     known = from_config(
@@ -159,6 +161,7 @@ def test_a_card_without_fused_attention_keeps_whole_scores() -> None:
     assert old.taken.activations - new.taken.activations > 3 * scores
 
 
+@pytest.mark.thorough
 def test_the_answer_goes_through_its_file_and_fits_its_schema() -> None:
     from jsonschema import Draft202012Validator
 

@@ -50,6 +50,7 @@ def test_no_change_to_bfloat16_is_offered_where_the_card_has_no_units_for_it() -
         assert not any("bf16" in name for name in names)
 
 
+@pytest.mark.thorough
 def test_a_conversion_is_said_and_what_was_asked_for_is_kept() -> None:
     model, machine = resolve_model("qwen2.5-0.5b"), resolve_machine("mi50")
     noted = [precision_note(model, machine, Question("m", precision=p)) for p in ("fp32", "bf16", "fp16")]  # type: ignore[arg-type]

@@ -65,6 +65,7 @@ def test_what_does_not_fit_exits_1_and_names_the_smallest_budget(capsys: pytest.
     assert ": fits into" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_bars_are_as_long_as_what_they_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
     run("qwen2.5-0.5b", "--machine", "wx4100", "--tokens", "512", "--task", "training")
     lines = re.findall(r"^.*? ([\d.]+) (MiB|GiB) +(#+)$", capsys.readouterr().out, re.MULTILINE)
@@ -76,6 +77,7 @@ def test_the_bars_are_as_long_as_what_they_stand_for(capsys: pytest.CaptureFixtu
         assert len(bar) == pytest.approx(longest * size / max(sizes), abs=1)
 
 
+@pytest.mark.thorough
 def test_predicted_and_measured_never_share_an_unlabelled_column(capsys: pytest.CaptureFixture[str]) -> None:
     run("qwen2.5-0.5b", "--machine", "mi50")
     shown = capsys.readouterr().out
@@ -83,6 +85,7 @@ def test_predicted_and_measured_never_share_an_unlabelled_column(capsys: pytest.
     assert "not measured" in shown
 
 
+@pytest.mark.thorough
 def test_the_files_are_written_and_hold_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, picture = tmp_path / "fit.json", tmp_path / "fit.svg"
     assert run("gpt2-xl", "--machine", "mi210", "--json", str(out), "--picture", str(picture)) == 0
@@ -360,6 +363,7 @@ def test_totals_stand_where_the_line_of_the_budget_does_not_pass() -> None:
     assert all(float(text.attrib["x"]) - 8 * len(text.text or "") > max(widest, passes) for text in totals)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrong", [{"budget_bytes": -1e40}, {"predicted": []}, {"knobs": None}, {"schema": 1}]
 )
@@ -372,6 +376,7 @@ def test_a_broken_answer_is_refused_by_name(
     assert "fit.json" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", ["show", "html", "prometheus"])
 def test_an_answer_of_a_later_version_is_refused_as_such(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

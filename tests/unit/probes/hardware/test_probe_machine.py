@@ -129,6 +129,7 @@ def test_drivers_are_named_with_their_version(tmp_path: Path) -> None:
     assert snapshot.gpu_driver(in_tree) == "amdgpu of the running kernel"
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**45))
 def test_the_floor_is_two_gib_or_a_tenth(available: int) -> None:
     floor = host.floor_bytes(available)

@@ -41,6 +41,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert past.records("spill") == ()
 
 
+@pytest.mark.thorough
 @settings(max_examples=20, deadline=None)  # each writes files
 @given(data=st.data())
 def test_wherever_it_is_cut_only_the_torn_line_is_lost(
@@ -298,6 +299,7 @@ def test_an_interrupted_probe_goes_on_too(tmp_path: Path, workers: Callable[[Pla
     assert ended == [(Done, 2)] * FULL_ROUNDS
 
 
+@pytest.mark.thorough
 def test_what_only_has_a_journals_name_is_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

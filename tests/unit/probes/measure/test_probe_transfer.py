@@ -158,6 +158,7 @@ def test_a_wait_is_as_long_as_the_host_needs_and_grows_where_it_was_too_short() 
     assert bench.longest_lead_s >= 20e-6
 
 
+@pytest.mark.thorough
 def test_a_row_in_which_the_device_waited_for_the_host_is_marked() -> None:
     """No wait helps: the host hands the work over more slowly than the device does it."""
     bench = FakeBench(needs_lead_s=10.0)
@@ -342,6 +343,7 @@ def test_the_collector_is_off_while_samples_are_taken_and_on_again_after() -> No
     assert gc.isenabled()
 
 
+@pytest.mark.thorough
 def test_cases_that_are_done_are_not_measured_again_and_the_order_stays() -> None:
     first = measured(FakeBench())
     done = {m.case for m in first[:20]}

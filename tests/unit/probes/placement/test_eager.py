@@ -26,6 +26,7 @@ HELD_OUT: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", (COUNTED | HELD_OUT).keys())
 def test_a_resident_pass_has_as_many_operations_as_its_host_time_is_long(name: str) -> None:
     took, sizes = (COUNTED | HELD_OUT)[name]

@@ -63,6 +63,7 @@ def planned(
     ).plan
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_one_token_has_its_experts_one_by_one_and_the_rest_in_vram(listed: bool, dtype: str) -> None:
@@ -79,6 +80,7 @@ def test_one_token_has_its_experts_one_by_one_and_the_rest_in_vram(listed: bool,
     assert sum(block.weight_bytes for block in plan.blocks) == model.weight_bytes
 
 
+@pytest.mark.thorough
 def test_the_cache_takes_what_the_budget_leaves_and_no_more() -> None:
     for vram in (3 * GIB, 6 * GIB, 9 * GIB):
         plan = planned(mixture(), vram)
@@ -90,6 +92,7 @@ def test_the_cache_takes_what_the_budget_leaves_and_no_more() -> None:
         assert "experts.cache_bytes" in first_flaw(broken)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", ["exact", "fast"])
 def test_time_falls_with_the_hit_rate_from_all_missing_to_all_cached(objective: Objective) -> None:
     plan = planned(mixture(), 6 * GIB, objective=objective)

@@ -184,6 +184,7 @@ def test_a_machine_without_gpu_multiplies_by_its_share_of_the_profiles_cores() -
     assert many.cpu_flops == pytest.approx(2 * base.cpu_flops)
 
 
+@pytest.mark.thorough
 def test_a_reports_own_figures_lead() -> None:
     report = read_report(ROOT / "docs" / "results" / "h200-full.json")
     made = from_report(report, name="h200-full.json")
@@ -198,6 +199,7 @@ def test_a_reports_own_figures_lead() -> None:
     assert "Python's time for an operation, small kernels" in made.notes[-1]
 
 
+@pytest.mark.thorough
 def test_launches_cost_what_small_work_took_in_the_reports_processes() -> None:
     report = read_report(ROOT / "docs" / "results" / "h200-full.json")
     first, *others = report.runs
@@ -230,6 +232,7 @@ def test_a_report_without_a_gpu_plans_for_the_cpu() -> None:
     assert "all blocks go to the CPU" in made.notes[0]
 
 
+@pytest.mark.thorough
 def test_classes_of_operation_cost_what_the_report_has_measured_and_others_what_the_profile_says() -> None:
     report = read_report(ROOT / "docs" / "results" / "h200-full.json")
     first, *others = report.runs

@@ -18,6 +18,7 @@ HERE = ("--machine", "h200")
 GIB = 2**30
 
 
+@pytest.mark.thorough
 def test_the_first_users_question_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "qwen2.5-3b", "--vram", "4GiB", "--machine", "wx4100", "--context", "2048"]
     assert main(words) == Exit.OK
@@ -52,6 +53,7 @@ def test_an_impossible_budget_exits_1_with_the_smallest_that_works(
     assert main([*asked, named]) == Exit.OK
 
 
+@pytest.mark.thorough
 def test_too_little_host_memory_exits_1_with_the_smallest_that_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_profiles_host_memory_is_one_stated_size_whatever_the_model(
     assert "from disk" not in said
 
 
+@pytest.mark.thorough
 def test_a_model_that_the_assumed_host_memory_cannot_hold_does_not_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -178,6 +178,7 @@ def test_forty_layers_of_the_prototype_fit_packed_in_4_gib() -> None:
     assert exact.time.middle_s == pytest.approx(3.9e-3, rel=0.15)  # unpack, then multiply
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("objective", "captured", "measured_s"),
     [
@@ -289,6 +290,7 @@ def test_three_bit_codes_are_planned_where_the_link_is_what_a_pass_waits_for() -
         assert plan.time.middle_s < 0.9 * 47.5e-3  # what 4-bit codes were planned to take, and took
 
 
+@pytest.mark.thorough
 def test_slots_take_less_than_a_block_where_it_is_unpacked_from_them_in_pieces() -> None:
     """Layers of 318 MB, packed: a whole slot would take the room of one more that stays."""
     layers = tuple(
@@ -333,6 +335,7 @@ def test_windows_of_many_blocks_choose_what_all_of_them_choose(monkeypatch: pyte
     assert {block.tier for block in sampled.blocks} >= {"packed", "streamed_packed"}
 
 
+@pytest.mark.thorough
 def test_many_equal_blocks_are_planned_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 tiny blocks took 20 to 35 s: every candidate was simulated whole, and every block counted."""
     simulated, costed = [], []
@@ -373,6 +376,7 @@ def test_what_is_no_whole_number_or_no_objective_is_refused_by_name(name: str, v
         api.plan("bert-base", **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("machine", ["wx4100", "h200"])
 def test_keys_and_values_larger_than_all_else_have_a_way_out(machine: str) -> None:
     """A cache of 275 GiB was refused without one: the search for it ended at eight times the weights."""

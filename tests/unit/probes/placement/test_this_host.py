@@ -88,6 +88,7 @@ def test_a_card_of_this_host_without_a_profile_says_so() -> None:
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", ["plan", "fit"])
 def test_no_verb_takes_an_h200_for_granted(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -112,6 +113,7 @@ def test_without_vram_a_plan_has_all_of_the_cards_and_says_so(capsys: pytest.Cap
     assert "--vram is 17.00 GiB, and AMD Instinct MI50 has 16.00 GiB" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["--vram", "--budget"])
 def test_fit_has_two_names_for_one_limit_and_errors_have_the_one_typed(
     option: str, capsys: pytest.CaptureFixture[str]

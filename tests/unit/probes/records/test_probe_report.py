@@ -31,6 +31,7 @@ records = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)  # each is a whole report
 @given(st.lists(records, max_size=4))
 def test_a_report_survives_its_file(found: list[object]) -> None:

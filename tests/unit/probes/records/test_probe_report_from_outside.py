@@ -69,6 +69,7 @@ def test_a_number_that_no_clock_gives_is_no_traceback_in_any_verb(
         assert len(told) < 1000
 
 
+@pytest.mark.thorough
 def test_a_version_of_a_megabyte_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "long.json"
     file.write_text(json.dumps({"schema_version": "\u202e" * 1_000_000}))

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_samples import SETTINGS, TIMES, passes, report
@@ -78,6 +79,7 @@ def test_a_failure_in_any_round_is_the_probes() -> None:
     assert merged(kept).runs[0].outcome == broken
 
 
+@pytest.mark.thorough
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.sampled_from("abc"), unique=True, max_size=3), min_size=1, max_size=4))
 def test_putting_together_twice_changes_nothing_and_loses_no_sample(cases: list[list[str]]) -> None:

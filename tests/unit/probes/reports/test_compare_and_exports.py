@@ -187,6 +187,7 @@ def test_published_schema_is_that_of_the_code() -> None:
 SCHEMA = Draft202012Validator(json.loads(report_schema()))
 
 
+@pytest.mark.thorough
 def test_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(json.loads(report_schema()))
 
@@ -196,6 +197,7 @@ def test_made_reports_keep_to_the_schema(report: ProbeReport) -> None:
     assert not list(SCHEMA.iter_errors(thinned(json.loads(to_json(report)))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
 def test_kept_results_keep_to_the_schema(path: Path) -> None:
     assert not list(SCHEMA.iter_errors(thinned(json.loads(path.read_text()))))

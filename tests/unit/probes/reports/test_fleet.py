@@ -38,6 +38,7 @@ def scaled(row: Measurement, factor: float) -> Measurement:
     return replace(row, device_s=device, wall_s=tuple(time * factor for time in row.wall_s))
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(50))
 def test_a_slow_machine_is_named_and_no_other(seed: int) -> None:
@@ -46,6 +47,7 @@ def test_a_slow_machine_is_named_and_no_other(seed: int) -> None:
     assert {oddity.group[1] for oddity in seen.oddities} == {path}
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(50))
 def test_nobody_is_named_where_machines_differ_by_nature(seed: int) -> None:

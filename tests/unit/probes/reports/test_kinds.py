@@ -26,6 +26,7 @@ SAVED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SAVED)
 def test_a_file_is_loaded_as_its_kind_whose_document_every_form_is_made_of(name: str) -> None:
     loaded = load_report(RESULTS / SAVED[name])

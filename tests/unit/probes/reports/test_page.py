@@ -84,6 +84,7 @@ def read(text: str) -> Reader:
     return reader
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", REPORTS)
 def test_page_nests_and_has_no_id_twice(name: str) -> None:
     reader = read(page(name))
@@ -147,6 +148,7 @@ def test_every_timed_row_is_reported_with_n_figure_and_its_error() -> None:
             assert {"processes", "within", "between"} <= set(table.headers)
 
 
+@pytest.mark.thorough
 def test_page_shows_one_figure_for_one_row_everywhere() -> None:
     """Terminal, page, comparison and metrics: the same median of the processes' medians."""
     report = make.three_rounds()

@@ -55,6 +55,7 @@ LIES: list[Callable[[Report], object]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lie", LIES)
 def test_a_scan_that_lies_is_refused_instead_of_ending_in_a_traceback(
     lie: Callable[[Report], object], tmp_path: Path

@@ -155,6 +155,7 @@ def test_a_rise_while_other_programs_end_is_no_rise() -> None:
     assert always.sentence.endswith("were tried; meanwhile other programs used up to 1.5 of 2 CPUs.")
 
 
+@pytest.mark.thorough
 def test_no_table_of_levels_ends_in_a_traceback() -> None:
     """A report may come from anywhere: figures of 0, of any size, and lists of no length."""
     rng = random.Random(1)

@@ -40,6 +40,7 @@ def covered(draw: random.Random, r: float) -> bool:
     return abs(found.mean - 100) <= 2 * found.error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("r", [0.0, 0.5, 0.8])
 def test_the_error_covers_the_truth_also_where_trials_correlate(r: float) -> None:
     draw = random.Random(7)

@@ -88,6 +88,7 @@ def test_served_levels_are_set_next_to_the_largest_batch_that_their_callers_fill
     assert shown[0]["difference"] == "-30 ms"  # 40 ms of a pass, 10 ms served
 
 
+@pytest.mark.thorough
 def test_show_prints_a_throughput_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scan.json"
     path.write_text(to_json(whole()))

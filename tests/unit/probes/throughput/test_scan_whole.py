@@ -254,6 +254,7 @@ def test_text_names_what_ended_a_way_and_why_a_column_is_empty() -> None:
     assert "? J/input: made without it" in text
 
 
+@pytest.mark.thorough
 def test_two_scans_of_one_second_do_not_share_a_file(played, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-22T02:00:00Z")
     played(good)

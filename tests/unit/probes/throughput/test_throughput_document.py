@@ -45,6 +45,7 @@ def test_a_damaged_report_names_the_place() -> None:
         from_json(json.dumps(text))
 
 
+@pytest.mark.thorough
 def test_the_published_schema_is_that_of_the_code() -> None:
     published = (ROOT / "docs" / "schema" / "throughput.schema.json").read_text()
     assert published == throughput_schema(), (

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from probes.core.unknown import Unknown
 from probes.records.watch import Ended, Pace, Subject, Track, WatchReport
 from probes.reports.watch import watch_document
@@ -33,6 +35,7 @@ def test_a_single_step_gets_a_sentence_instead_of_an_empty_plot() -> None:
     assert "only one step was measured" in plot.missing
 
 
+@pytest.mark.thorough
 def test_a_gauge_that_was_never_known_has_no_empty_panel() -> None:
     (plot,) = draw_watch(watched(GIB, GIB))
     assert plot.drawn

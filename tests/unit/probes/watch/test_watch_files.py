@@ -239,6 +239,7 @@ def test_a_program_without_torch_has_no_allocator() -> None:
     assert isinstance(AllocatorTotals().found(), Unknown)
 
 
+@pytest.mark.thorough
 def test_the_verb_watches_this_machine_and_writes_what_was_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_pipe_without_a_reader_is_refused_and_not_waited_for(
     assert f"can't write {pipe}: nobody reads this pipe" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_pipes_reader_gets_the_samples_and_the_report(pipe: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "second")
     ends = [reading(pipe), reading(tmp_path / "second")]
@@ -103,6 +104,7 @@ def test_a_full_device_is_refused_before_anything_begins() -> None:
         recorder(Path("/dev/full"))
 
 
+@pytest.mark.thorough
 def test_a_report_that_a_full_device_does_not_take_is_an_error_after_the_figures_were_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -382,6 +384,7 @@ def test_ctrl_c_in_the_first_sample_ends_a_watch_with_its_report(
     assert named_watch(tmp_path / "report.json")[0].pace.samples == 1
 
 
+@pytest.mark.thorough
 def test_a_watch_writes_its_report_before_it_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(_text: str) -> None:
         raise OutputLost("No space left on device")
