@@ -225,7 +225,7 @@ def _engine_rows(state: Path, engine: Engine) -> Iterator[Stored]:
                 Group.IMAGES, "container of a killed run", name[:12], Unknown("the engine doesn't say")
             )
         found = {
-            row.Id: row for name in ("variant", "pruned") for row in engine.labelled_images(f"{LABEL}.{name}")
+            row.Id: row for name in ("variant", "pruned") for row in engine.images(label=f"{LABEL}.{name}")
         }
         temporary = tuple(temporary_prefix(name, state) for name in _TEMPORARY)
         for row in found.values():

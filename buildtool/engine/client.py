@@ -83,6 +83,8 @@ class RunLimits:
 
 RUN_LIMITS = RunLimits()
 _SCRATCH = "/tmp"
+# how often to ask; of 100 listings beside three loops that load and remove images, 3 were refused
+_LISTINGS = 20
 NO_HEALTHCHECK = {"test": ["NONE"]}
 _OWNER = f"{LABEL}.owner"  # label of a container: the host and the directory of the run that it belongs to
 
@@ -165,8 +167,7 @@ class Engine:
         record = self.inspect(ref)
         if record is None:
             raise _no_image(ref)
-        with engine_errors():
-            rows = self._images()
+        rows = self.images()
         return max(record.get("Size") or 0, *(row.Size for row in rows if row.Id == record["Id"]), 0)
 
     def export(self, ref: str) -> Iterator[bytes]:
@@ -213,16 +214,12 @@ class Engine:
 
     def tags(self, repository: str | None = None) -> tuple[str, ...]:
         """The names `repository:tag` of this repository that the engine holds; of all without one."""
-        with engine_errors():
-            return tuple(name for row in self._images(repository) for name in row.RepoTags)
+        return tuple(name for row in self.images(repository) for name in row.RepoTags)
 
-    def labelled_images(self, label: str) -> "tuple[ImageRow, ...]":
-        """The images with this label, whatever its value; those without a name among them."""
-        with engine_errors():
-            return parse_answer(tuple[ImageRow, ...], self._client.api.images(filters={"label": label}))
-
-    def _images(self, repository: str | None = None) -> "tuple[ImageRow, ...]":
-        return parse_answer(tuple[ImageRow, ...], self._client.api.images(name=repository))
+    def images(self, repository: str | None = None, *, label: str | None = None) -> "tuple[ImageRow, ...]":
+        """Those of this repository, or with this label; those without a name among them."""
+        filters = {"label": label} if label else {}
+        return _listed(tuple[ImageRow, ...], partial(self._client.api.images, repository, filters=filters))
 
     def run(
         self,
@@ -317,8 +314,7 @@ class Engine:
 
     def build_cache_bytes(self) -> int:
         """What BuildKit's cache takes, of all builds on this engine: it doesn't know whose a record is."""
-        with engine_errors():
-            usage = parse_answer(DiskUsage, self._client.api.df())
+        usage = _listed(DiskUsage, self._client.api.df)
         return sum(row.Size for row in usage.BuildCache if not row.Shared)
 
     def _closed_volumes(self, ref: str) -> dict[str, str]:
@@ -330,6 +326,19 @@ class Engine:
         config = (self.inspect(ref) or {}).get("Config") or {}
         declared = {posixpath.normpath(path) for path in config.get("Volumes") or ()}
         return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
+
+
+def _listed(shape: type[T], listing: Callable[[], object]) -> T:
+    """The answer of a listing of all images. Raises as `engine_errors` does.
+
+    With containerd's store an engine reads every image's documents for it, and refuses the whole listing
+    when another process removes one of the images meanwhile: it is asked again.
+    """
+    with engine_errors():
+        for _ in range(_LISTINGS - 1):
+            with contextlib.suppress(docker.errors.NotFound):
+                return parse_answer(shape, listing())
+        return parse_answer(shape, listing())
 
 
 def _containers() -> Path:

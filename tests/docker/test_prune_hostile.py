@@ -70,8 +70,8 @@ def left(engine: Engine, state: pytest.TempPathFactory) -> set[str]:
     """Our names, handmade images without one, containers of runs that keep their state here, and volumes
     without a name that nobody uses.
     """
-    images = docker("images", "--format", "{{.Repository}}:{{.Tag}}").split()
-    unnamed = docker("images", "-q", "--no-trunc", "--filter", "dangling=true").split()
+    images = engine.tags()
+    unnamed = [row.Id for row in engine.images() if not row.RepoTags]
     containers = docker("ps", "-a", "--no-trunc", "--format", OWNER).splitlines()
     here = str(state.getbasetemp())
     volumes = ("--filter", "dangling=true", "--filter", "label=com.docker.volume.anonymous")

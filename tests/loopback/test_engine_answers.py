@@ -32,6 +32,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
     """Answers every question but those that open a connection with one JSON value."""
 
     shape: object = None
+    refusals = 0  # how many questions are answered with 404 first
 
     def do_GET(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -40,8 +41,11 @@ class Odd(http.server.BaseHTTPRequestHandler):
             while (size := int(self.rfile.readline(), 16)) or self.rfile.readline() != b"\r\n":
                 self.rfile.read(size + 2)
         opens = self.path.endswith(("/version", "/_ping"))
-        body = json.dumps({"ApiVersion": "1.43"} if opens else self.shape).encode()
-        self.send_response(200)
+        refused = not opens and Odd.refusals > 0
+        Odd.refusals -= refused
+        answer = {"message": "content digest not found"} if refused else self.shape
+        body = json.dumps({"ApiVersion": "1.43"} if opens else answer).encode()
+        self.send_response(404 if refused else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -73,3 +77,23 @@ def test_an_answer_of_another_shape_is_refused_without_a_traceback(odd: type[Odd
         except ToolError:
             continue
         assert asked not in STRICT or odd.shape == {"Id": "x", "Labels": 1}, odd.shape
+
+
+@pytest.mark.parametrize("asked", ["tags", "labelled", "cache"])
+def test_a_listing_is_asked_for_again_while_other_processes_remove_images(
+    odd: type[Odd], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With containerd's store the engine refuses it: "content digest sha256:... not found"."""
+    row = {"Id": "x", "RepoTags": ["x:1"]}
+    monkeypatch.setattr(odd, "shape", {"BuildCache": [{"Size": 7}]} if asked == "cache" else [row])
+    listings: dict[str, Callable[[Engine], object]] = {
+        "tags": lambda engine: engine.tags(),
+        "labelled": lambda engine: [image.Id for image in engine.images(label="l")],
+        "cache": lambda engine: engine.build_cache_bytes(),
+    }
+    engine = Engine()
+    monkeypatch.setattr(odd, "refusals", 3)
+    assert listings[asked](engine) == {"tags": ("x:1",), "labelled": ["x"], "cache": 7}[asked]
+    monkeypatch.setattr(odd, "refusals", 1000)
+    with pytest.raises(ToolError, match="content digest not found"):
+        listings[asked](engine)

@@ -37,7 +37,7 @@ class StandinEngine:
     def left_containers(self) -> tuple[str, ...]:
         return ()
 
-    def labelled_images(self, label: str) -> tuple[ImageRow, ...]:
+    def images(self, *, label: str) -> tuple[ImageRow, ...]:
         return tuple(row for row in self.rows if label in row.Labels)
 
     def build_cache_bytes(self) -> int:
