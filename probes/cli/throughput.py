@@ -293,7 +293,7 @@ def _progress() -> "directscan.Listener":
 
 def _served(args: argparse.Namespace, folder: Path) -> Exit:
     """Measure the server of `--url`; the report goes into `folder`, or into that of `--into`."""
-    from probes.reports.scan import level_line, served_findings
+    from probes.reports.scan_served import level_line, served_findings
     from probes.throughput.report import named_scan, write_new_scan, write_scan
     from probes.throughput.served.plan import announcement
     from probes.throughput.served.protocol import parse_url

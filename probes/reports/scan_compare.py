@@ -11,7 +11,7 @@ from probes.reports.compare import Difference, differences, heading, listed, onl
 from probes.reports.figures import span, text, with_error
 from probes.reports.run_compare import NOTABLE
 from probes.reports.saturation import agreement
-from probes.reports.scan import callers
+from probes.reports.scan_served import callers
 from probes.reports.text import plain_grid
 from probes.throughput.direct.results import throughput as direct_throughput
 from probes.throughput.report import ThroughputReport

@@ -24,8 +24,8 @@ from probes.placement.packing.tensors import pack, unpack
 from probes.placement.runtime.host_memory import HostArena
 from probes.placement.runtime.streams import Event, Streams
 from probes.placement.training.activations import in_backward
+from probes.placement.training.groups import NeverCopied
 from probes.placement.training.plan import packs
-from probes.placement.training.updates import NeverCopied
 from probes.placement.training.weights import placeholder
 
 BUFFERS: Final = 2

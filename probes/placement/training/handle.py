@@ -19,16 +19,9 @@ from probes.placement.runtime.host_memory import HostArena, node_of_gpu
 from probes.placement.runtime.streams import Streams, streams_of
 from probes.placement.training.activations import Recomputation, in_backward
 from probes.placement.training.frozen import FrozenBlocks
+from probes.placement.training.groups import Group, NeverCopied, Trained, groups_of
 from probes.placement.training.plan import BlockOfStep, TrainingPlan, casts, moves
-from probes.placement.training.updates import (
-    Group,
-    NeverCopied,
-    Trained,
-    Updates,
-    groups_of,
-    is_elementwise,
-    state_names,
-)
+from probes.placement.training.updates import Updates, is_elementwise, state_names
 from probes.placement.training.weights import Casts, GoneGradient, computed_with, placeholder
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from probes.core.errors import PlacementError
 from probes.placement.runtime.packed_tables import autocast_dtype
 from probes.placement.training.activations import in_backward
-from probes.placement.training.updates import Trained
+from probes.placement.training.groups import Trained
 
 # Modules all of whose uses of `weight` are products that autocast casts it for, by their exact class
 CAST_BY_AUTOCAST: Final = frozenset(

@@ -11,7 +11,8 @@ from probes.cli.program import main
 from probes.core.codec import to_json
 from probes.core.errors import Exit
 from probes.core.unknown import Unknown
-from probes.reports.scan import interval, level_line, served_findings, served_tables, side_by_side
+from probes.reports.scan import side_by_side
+from probes.reports.scan_served import interval, level_line, served_findings, served_tables
 from probes.throughput.report import ThroughputReport
 from probes.throughput.served.results import ClientSide, Count, Percentile, ServedScan
 
