@@ -207,9 +207,8 @@ class Engine:
 
     def remove_tag(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""
-        with engine_errors_for(ref):
-            with contextlib.suppress(docker.errors.ImageNotFound):
-                _settled(partial(self._client.images.remove, ref))
+        with engine_errors_for(ref), contextlib.suppress(docker.errors.ImageNotFound):
+            _settled(partial(self._client.images.remove, ref))
 
     def tags(self, repository: str | None = None) -> tuple[str, ...]:
         """The names `repository:tag` of this repository that the engine holds; of all without one."""
