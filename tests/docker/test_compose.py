@@ -299,7 +299,7 @@ def test_slow_and_half_open_callers_lock_nobody_out(client: Client) -> None:
     slow = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
     with ExitStack() as stack:
         for sent in [slow] * 32 + [b"GET / HTTP/1.1\r\nHost:"] * 600:
-            stack.enter_context(socket.create_connection(client.address, timeout=20)).sendall(sent)
+            stack.enter_context(socket.create_connection(client.address, timeout=60)).sendall(sent)
         time.sleep(1)  # the port's proxy passes the last of them on
         assert client.ask("GET", "/v2/health/ready")[0] == 200
         assert client.predict("Profits rose.")[0] == 200
