@@ -1,5 +1,6 @@
 """Configs that the audit reads with a note: the engine loads each of them."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from odd_configs import ODD, odd_archive
 
 from buildtool.engine.client import Engine
 
-REF = "t-docs/odd:1"
+REF = f"t-docs-{os.getpid()}/odd:1"
 # the classic image store counts rows of the history, which containerd's doesn't read
 CLASSIC_REFUSES = {"a history row that is null": b"too many non-empty layers"}
 

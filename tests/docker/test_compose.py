@@ -37,11 +37,12 @@ def compose(*args: str, project: str = "", **env: str) -> subprocess.CompletedPr
 
 
 def test_an_image_that_is_not_built_is_said_to_be_built_by_what_the_doctor_says() -> None:
+    project = f"t-unbuilt-{os.getpid()}"
     for service in ("api-cuda", "probe-cuda"):
-        done = compose("up", "--no-deps", service, project="t-unbuilt", WEIR_CUDA_IMAGE="weir/unbuilt:latest")
+        done = compose("up", "--no-deps", service, project=project, WEIR_CUDA_IMAGE="weir/unbuilt:latest")
         assert done.returncode
         assert "type `weir doctor`, which says what does" in done.stderr
-    compose("--profile", "*", "down", project="t-unbuilt")
+    compose("--profile", "*", "down", project=project)
 
 
 class Client:
