@@ -325,6 +325,21 @@ def test_layers_that_an_engine_has_are_known_by_either_id_of_a_named_image(tmp_p
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("gone", [0, 1])
+def test_an_image_that_another_run_removes_while_its_labels_are_read_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    workplace, made = place(tmp_path)
+    store, image = workplace.layers, written(workplace, made)
+    pipeline.keep(workplace, {"tiny": image}, {"tiny": None})
+    assert store.labels("tiny")
+    rows = store._rows()
+    monkeypatch.setattr(LayerStore, "_rows", lambda _store: rows)
+    store.blob((image.digest, image.config_digest)[gone]).unlink()
+    assert store.labels("tiny") == {}
+
+
+@pytest.mark.thorough
 def test_an_image_that_somebody_removes_from_the_engine_before_it_has_its_name_is_loaded_again(
     tmp_path: Path,
 ) -> None:
