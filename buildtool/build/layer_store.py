@@ -147,11 +147,11 @@ class LayerStore:
 
     def labels(self, name: str) -> dict[str, str]:
         """The labels of the image of a name in the layout's index; none where there is no such image."""
-        row = self._rows().get(name)
-        if row is None:
+        try:
+            config: Any = read_cached(self.blob(self._blobs_of(self._rows()[name]["digest"])[1]), load)
+            return {str(key): str(value) for key, value in (config["config"].get("Labels") or {}).items()}
+        except (LookupError, TypeError):  # also where another run has just removed it
             return {}
-        config: Any = read_cached(self.blob(self._blobs_of(row["digest"])[1]), load)
-        return {str(key): str(value) for key, value in (config["config"].get("Labels") or {}).items()}
 
     def copy(self, image: WrittenImage, name: str, target: Path, referrers: Sequence[Referrer] = ()) -> None:
         """Write an image as a layout of its own, whole or not at all; it replaces one that is there.

@@ -3,6 +3,7 @@
 Each takes the result of the one before; `buildtool.cli.build` calls them in this order.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from buildtool.build.sources import Sources
 from buildtool.build.wheels import WheelCache
 from buildtool.build.workplace import Workplace
 from buildtool.core.command import stop_children
-from buildtool.core.errors import BuildFailed, ProofFailed
+from buildtool.core.errors import BuildFailed, DataError, ProofFailed
 from buildtool.core.files import read_cached, require_writable, scratch, sha256_of, write_text
 from buildtool.core.model import LABEL, BuiltImage, Resolved, Variant, Wheel
 from buildtool.core.parallel import run_parallel
@@ -209,8 +210,9 @@ def load(
         name = f"{named}-{variant}"
         known = next(filter(engine.has, image.ids), None)
         if known:
-            ids[variant] = engine.tag(known, parse_new_name(name))
-            continue
+            with contextlib.suppress(DataError):  # somebody removes it meanwhile
+                ids[variant] = engine.tag(known, parse_new_name(name))
+                continue
         sent = sum(layer.n_bytes for layer in image.layers if layer.digest not in held)
         workplace.progress(f"{variant}: giving it to the engine, {decimal_bytes(sent)}")
         ids[variant] = _load(image, name, held, store=store, engine=engine)

@@ -147,7 +147,7 @@ def _folder(
     if own:
         yield Stored(group, what, str(folder), size_of(own, seen), paths=own)
     for path in entries:
-        if path not in own and path not in held:
+        if path not in own and path not in held and os.path.lexists(path):  # else another run's, now gone
             yield Stored(None, "not of Weir's making", str(path), size_of([path], seen))
 
 
@@ -178,8 +178,9 @@ def _reports(places: Places, seen: set[tuple[int, int]]) -> Iterator[Stored]:
     found: dict[Path, str] = {}
     if places.reports and places.reports.is_dir() and not places.reports.is_symlink():
         for path in sorted(places.reports.iterdir()):
-            names = [path] if not path.is_dir() or path.is_symlink() else sorted(path.iterdir())
-            found |= {each: "reports" for each in names if not each.name.startswith(".")}
+            with suppress(FileNotFoundError):  # removed meanwhile
+                names = [path] if not path.is_dir() or path.is_symlink() else sorted(path.iterdir())
+                found |= {each: "reports" for each in names if not each.name.startswith(".")}
     if places.lock:
         found[places.lock] = "the pinned inputs of builds"
     yield from _whole(Group.REPORTS, found, seen)
@@ -196,19 +197,21 @@ def _folders(state: Path) -> Iterator[Path]:
 def size_of(paths: Iterable[Path], seen: set[tuple[int, int]]) -> int | Unknown:
     """The bytes of files and trees; a file with several names counts once, and no link is followed.
 
-    `seen` are the files (device, inode) that were counted, and grows. Unknown where a folder can't be read.
+    `seen` are the files (device, inode) that were counted, and grows. What another run removes meanwhile
+    counts for nothing. Unknown where a folder can't be read.
     """
     total = 0
     pending = list(paths)
     try:
         while pending:
             path = pending.pop()
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode):
-                pending += path.iterdir()
-            elif (status.st_dev, status.st_ino) not in seen:
-                seen.add((status.st_dev, status.st_ino))
-                total += status.st_size
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                if stat.S_ISDIR(status.st_mode):
+                    pending += path.iterdir()
+                elif (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    total += status.st_size
     except OSError as error:
         return Unknown(f"{error.filename}: {error.strerror or error}")
     return total
@@ -320,7 +323,9 @@ def _removed(row: Stored, engine: Engine | ToolError) -> Stored:
     try:
         if row.paths:
             for path in row.paths:
-                _remove_path(path)
+                while os.path.lexists(path):
+                    with suppress(FileNotFoundError):  # another run removes it, too
+                        _remove_path(path)
             with suppress(OSError):  # other things are in it
                 Path(row.place).rmdir()
         elif isinstance(engine, ToolError) or (isinstance(row.bytes, Unknown) and not row.place):

@@ -83,8 +83,8 @@ class RunLimits:
 
 RUN_LIMITS = RunLimits()
 _SCRATCH = "/tmp"
-# how often to ask; of 100 listings beside three loops that load and remove images, 3 were refused
-_LISTINGS = 20
+# how often to ask; of 100 requests beside loops that load, tag and remove images, 3 to 40 were refused
+_ATTEMPTS = 20
 NO_HEALTHCHECK = {"test": ["NONE"]}
 _OWNER = f"{LABEL}.owner"  # label of a container: the host and the directory of the run that it belongs to
 
@@ -116,7 +116,7 @@ class Engine:
         """The engine's own record of an image, or None when it has no such image. Raises ConfigError."""
         with engine_errors_for(ref):
             try:
-                record = dict(self._client.images.get(ref).attrs)
+                record = dict(_settled(lambda: self._client.images.get(ref).attrs))
             except docker.errors.ImageNotFound:
                 return None
             parse_answer(Image, record)
@@ -194,23 +194,21 @@ class Engine:
 
         Raises DataError for an unknown image, BuildFailed if the image doesn't have the name afterwards.
         """
-        record = self.inspect(image)
-        if record is None:
-            raise _no_image(image)
-        with engine_errors():
-            done = self._client.api.tag(str(record["Id"]), name.repository, name.tag)
-        tagged = self.inspect(str(name)) if done else None
-        if tagged is None or tagged["Id"] != record["Id"]:
-            raise BuildFailed(f"the engine didn't give the image {image[:19]} the name {name}")
-        return str(record["Id"])
+        for _ in range(_ATTEMPTS):  # others may give the name away, too, or take it away
+            record = self.inspect(image)
+            if record is None:
+                raise _no_image(image)
+            image_id = str(record["Id"])
+            with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):  # as the next look finds
+                _settled(partial(self._client.api.tag, image_id, name.repository, name.tag))
+            if (self.inspect(str(name)) or {}).get("Id") == image_id:
+                return image_id
+        raise BuildFailed(f"the engine didn't give the image {image[:19]} the name {name}")
 
     def remove_tag(self, ref: str) -> None:
         """Remove a tag, and the image with its last tag; does nothing where there is no such tag."""
-        with engine_errors_for(ref):
-            try:
-                self._client.images.remove(ref)
-            except docker.errors.ImageNotFound:
-                return
+        with engine_errors_for(ref), contextlib.suppress(docker.errors.ImageNotFound):
+            _settled(partial(self._client.images.remove, ref))
 
     def tags(self, repository: str | None = None) -> tuple[str, ...]:
         """The names `repository:tag` of this repository that the engine holds; of all without one."""
@@ -219,7 +217,9 @@ class Engine:
     def images(self, repository: str | None = None, *, label: str | None = None) -> "tuple[ImageRow, ...]":
         """Those of this repository, or with this label; those without a name among them."""
         filters = {"label": label} if label else {}
-        return _listed(tuple[ImageRow, ...], partial(self._client.api.images, repository, filters=filters))
+        with engine_errors():
+            rows = _settled(partial(self._client.api.images, repository, filters=filters))
+            return parse_answer(tuple[ImageRow, ...], rows)
 
     def run(
         self,
@@ -271,7 +271,8 @@ class Engine:
             try:
                 yield container
             finally:
-                container.remove(force=True, v=True)
+                with contextlib.suppress(docker.errors.APIError):  # as in sweep_containers
+                    container.remove(force=True, v=True)
 
     @contextmanager
     def owning(self) -> Iterator[tuple[Path, dict[str, str]]]:
@@ -302,7 +303,7 @@ class Engine:
     def _left(self, listing: Callable[..., object]) -> tuple[str, ...]:
         ours = f"{socket.gethostname()}:{_containers()}/"
         with engine_errors():
-            rows = listing(filters={"label": _OWNER})
+            rows = _settled(partial(listing, filters={"label": _OWNER}))
             owned = {
                 row.Id: row.Labels.get(_OWNER, "") for row in parse_answer(tuple[ContainerRow, ...], rows)
             }
@@ -314,7 +315,8 @@ class Engine:
 
     def build_cache_bytes(self) -> int:
         """What BuildKit's cache takes, of all builds on this engine: it doesn't know whose a record is."""
-        usage = _listed(DiskUsage, self._client.api.df)
+        with engine_errors():
+            usage = parse_answer(DiskUsage, _settled(self._client.api.df))
         return sum(row.Size for row in usage.BuildCache if not row.Shared)
 
     def _closed_volumes(self, ref: str) -> dict[str, str]:
@@ -328,17 +330,22 @@ class Engine:
         return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
 
 
-def _listed(shape: type[T], listing: Callable[[], object]) -> T:
-    """The answer of a listing of all images. Raises as `engine_errors` does.
+def _settled(ask: Callable[[], T]) -> T:
+    """The answer of the docker package, whose errors this raises.
 
-    With containerd's store an engine reads every image's documents for it, and refuses the whole listing
-    when another process removes one of the images meanwhile: it is asked again.
+    With containerd's store an engine reads many documents for one answer, and refuses it when another process
+    removes an image or a container meanwhile, or gives the same name to an image: it is asked again. An image
+    that isn't there is an answer.
     """
-    with engine_errors():
-        for _ in range(_LISTINGS - 1):
-            with contextlib.suppress(docker.errors.NotFound):
-                return parse_answer(shape, listing())
-        return parse_answer(shape, listing())
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return ask()
+        except docker.errors.ImageNotFound:
+            raise
+        except docker.errors.APIError as error:
+            if not (error.is_server_error() or isinstance(error, docker.errors.NotFound)):
+                raise
+    return ask()
 
 
 def _containers() -> Path:

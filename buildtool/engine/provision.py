@@ -19,6 +19,7 @@ from buildtool.engine.client import Engine
 from buildtool.engine.connection import NEXT_STEP, endpoint_here
 
 START_TIMEOUT_S = 60
+_LOCK_S = 300  # for another apt to end, such as the updates that a new machine begins with
 DAEMON_JSON = Path("/etc/docker/daemon.json")
 DAEMON_SETTINGS = '{"features": {"containerd-snapshotter": true, "cdi": true}}\n'
 DOCKERD_LOG = Path("/var/log/dockerd.log")
@@ -141,7 +142,7 @@ def install(plan: InstallPlan, progress: Progress, *, verbose: bool = False) -> 
         options = _borrow_suite(folder, plan.suite) if plan.suite else []
         packages = [f"{p}/{plan.suite}" if plan.suite and p in DEBIAN else p for p in plan.packages]
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", *options]
+        quiet = ["apt-get", "-q", "-o", "Dpkg::Use-Pty=0", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", *options]
         try:
             run_streaming(
                 [*quiet, "update"],

@@ -18,9 +18,10 @@ def unpacked(folder: Path, *packages: str) -> Path:
 
 
 def apt_get(*words: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run it when no other test does: it doesn't wait for another one, it fails."""
+    """Run it when no test of any checkout does: it doesn't wait for another one, it fails."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    with Path(__file__).open() as lock:
+    lock = os.open("/var/lib/apt/lists", os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return subprocess.run(
             ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *words],
@@ -30,3 +31,5 @@ def apt_get(*words: str, folder: Path | None = None) -> "subprocess.CompletedPro
             text=True,
             check=False,
         )
+    finally:
+        os.close(lock)

@@ -3,14 +3,17 @@
 import hashlib
 import io
 import json
+import os
 import subprocess
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-CREATED = "2026-01-01T00:00:00Z"
+# another time for each process: with the same one, images of two test runs would be the same image
+CREATED = f"{datetime(2026, 1, 1) + timedelta(seconds=os.getpid()):%Y-%m-%dT%H:%M:%SZ}"
 SHELL_FROM = "weir/cpu:latest"  # its shell and C library let a handmade image run something
 SHELL_FILES = {
     "bin/sh": "/usr/bin/dash",

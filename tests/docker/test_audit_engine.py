@@ -1,6 +1,7 @@
 """The audit against a real engine: an image that is imported, read through `docker save`, and judged."""
 
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from buildtool.audit.options import AuditOptions
 from buildtool.core.errors import ConfigError, DataError
 from buildtool.engine.client import Engine
 
-REF = "weir-test/audit:1"
+REF = f"weir-test-{os.getpid()}/audit:1"
 DOCKERFILE = """FROM scratch
 COPY one /one
 COPY two /two

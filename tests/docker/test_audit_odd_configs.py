@@ -1,5 +1,6 @@
 """Configs that the audit reads with a note: the engine loads each of them."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from odd_configs import ODD, odd_archive
 
 from buildtool.engine.client import Engine
 
-REF = "t-docs/odd:1"
+REF = f"t-docs-{os.getpid()}/odd:1"
 # the classic image store counts rows of the history, which containerd's doesn't read
 CLASSIC_REFUSES = {"a history row that is null": b"too many non-empty layers"}
 
@@ -32,6 +33,7 @@ def test_the_engine_loads_what_the_audit_reads_with_a_note(case: str) -> None:
         members = odd_archive(ODD[case][0])
     else:
         members = odd_archive(lambda config: config, config_name="0" * 64 + ".json")
+    members["manifest.json"] = members["manifest.json"].replace(b"t-docs/odd:1", REF.encode())
     done = subprocess.run(["docker", "load"], input=archive(members), check=False, capture_output=True)
     if case in CLASSIC_REFUSES and not Engine().info().containerd_store:
         assert CLASSIC_REFUSES[case] in done.stderr

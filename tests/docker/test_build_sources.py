@@ -19,6 +19,9 @@ from buildtool.core.errors import Exit, SourceUnreachable
 from buildtool.core.model import Bootstrap
 from buildtool.engine.client import Engine
 
+NAME = f"standin-{os.getpid()}"
+REF = f"weir/{NAME}:latest"
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -64,13 +67,13 @@ def shop(tmp_path: Path, base: str, index: Index) -> Iterator[Shop]:
         )
     )
     yield made
-    subprocess.run(["docker", "image", "rm", "-f", "weir/standin:latest"], check=False, capture_output=True)
+    subprocess.run(["docker", "image", "rm", "-f", REF], check=False, capture_output=True)
 
 
 def variant(base: str, *torch: str) -> str:
     sources = "".join(f"      - {source}\n" for source in torch)
     return (
-        "  standin:\n    summary: stand-in for a registry base and a ROCm wheel index\n"
+        f"  {NAME}:\n    summary: stand-in for a registry base and a ROCm wheel index\n"
         f'    python: "3.11"\n    base: [{{registry: "{base}"}}]\n    torch:\n{sources}    wheels: []\n'
     )
 
@@ -79,11 +82,11 @@ def test_a_registry_base_and_a_rocm_index_make_a_proved_image(shop: Shop, base: 
     done = shop.build("--no-audit")
     assert done.returncode == Exit.OK, done.stderr
     assert "9.1.0+rocm9.9 (rocm, from standin-index)" in done.stdout
-    locked = shop.lock["variants"]["standin"]  # type: ignore[index]
+    locked = shop.lock["variants"][NAME]  # type: ignore[index]
     assert locked["base"]["origin"] == "registry"
     assert locked["base"]["pin"].startswith("sha256:")
     assert locked["wheels"][0]["filename"] == "torch-9.1.0+rocm9.9-py3-none-any.whl"
-    labels = Engine().inspect("weir/standin:latest")["Config"]["Labels"]  # type: ignore[index]
+    labels = Engine().inspect(REF)["Config"]["Labels"]  # type: ignore[index]
     assert labels["io.weir.source.base"] == f"registry:{base}"
     assert labels["org.opencontainers.image.base.digest"] == locked["base"]["pin"]
     assert labels["io.weir.source.torch"] == "standin-index"
@@ -94,9 +97,9 @@ def test_a_proved_image_is_named_and_pushed(shop: Shop, base: str) -> None:
     name = f"{base.partition('/')[0]}/pushed/{{variant}}:1"
     done = shop.build("--no-audit", "--tag", name, "--push", "--platform", "linux/amd64", "--verbose")
     assert done.returncode == Exit.OK, done.stderr
-    ref = name.format(variant="standin")
+    ref = name.format(variant=NAME)
     engine = Engine()
-    assert engine.inspect(ref)["Id"] == engine.inspect("weir/standin:latest")["Id"]  # type: ignore[index]
+    assert engine.inspect(ref)["Id"] == engine.inspect(REF)["Id"]  # type: ignore[index]
     assert f"pushed {ref}@{engine.registry_digest(ref)}" in done.stdout
     assert "Looking in indexes" in done.stderr, "a line that only --verbose shows"
     subprocess.run(["docker", "image", "rm", "-f", ref], check=False, capture_output=True)
@@ -125,12 +128,12 @@ def test_a_state_directory_and_a_catalog_with_any_signs_in_their_path_build(
     shop.write(variant(base, source))
     done = shop.build("--no-audit")
     assert done.returncode == Exit.OK, done.stderr
-    subprocess.run(["docker", "image", "rm", "-f", "weir/standin:latest"], check=False, capture_output=True)
+    subprocess.run(["docker", "image", "rm", "-f", REF], check=False, capture_output=True)
 
 
 def test_a_locked_base_stays_when_its_tag_moves(shop: Shop, base: str, tmp_path: Path) -> None:
     assert shop.build("--no-audit").returncode == Exit.OK
-    pinned = shop.lock["variants"]["standin"]["base"]["pin"]  # type: ignore[index]
+    pinned = shop.lock["variants"][NAME]["base"]["pin"]  # type: ignore[index]
     loaded = catalog.load()
     recipe = next(b for b in loaded.select(("cpu",))[0].base if isinstance(b, Bootstrap))
     push_base(
@@ -140,9 +143,9 @@ def test_a_locked_base_stays_when_its_tag_moves(shop: Shop, base: str, tmp_path:
         "moved",
     )
     assert shop.build("--no-audit").returncode == Exit.OK
-    assert shop.lock["variants"]["standin"]["base"]["pin"] == pinned  # type: ignore[index]
+    assert shop.lock["variants"][NAME]["base"]["pin"] == pinned  # type: ignore[index]
     assert shop.build("--no-audit", "--update-lock").returncode == Exit.OK
-    assert shop.lock["variants"]["standin"]["base"]["pin"] != pinned  # type: ignore[index]
+    assert shop.lock["variants"][NAME]["base"]["pin"] != pinned  # type: ignore[index]
 
 
 def test_a_torch_that_is_not_the_promised_build_breaks_the_build(shop: Shop, index: Index) -> None:
@@ -252,8 +255,8 @@ def test_what_plan_prints_is_what_the_build_hands_to_bake(shop: Shop) -> None:
     assert shop.build("--no-audit", PATH=f"{programs}:{os.environ['PATH']}").returncode == Exit.OK
     plan = [sys.executable, "-m", "buildtool", "plan", "--catalog", str(shop.folder / "variants.yaml")]
     printed = subprocess.run(plan, env=shop.environment(), capture_output=True, text=True, check=True)
-    [given] = re.findall(r"weir-building:\S+-standin", handed.read_text())  # until it is proved
-    expected = json.loads(handed.read_text().replace(given, "weir/standin:latest"))
+    [given] = re.findall(rf"weir-building:\S+-{NAME}", handed.read_text())  # until it is proved
+    expected = json.loads(handed.read_text().replace(given, REF))
     assert json.loads(printed.stdout) == {"images": {}, "bake": expected}
     assert "sha256:" in printed.stdout
     assert "not-resolved-yet" not in printed.stdout

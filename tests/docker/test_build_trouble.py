@@ -233,7 +233,10 @@ def test_what_a_living_run_writes_is_left_alone_and_what_a_killed_one_left_is_sw
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_container_of_a_killed_run_is_removed_by_the_next_one(cached_base: str) -> None:
+def test_a_container_of_a_killed_run_is_removed_by_the_next_one(
+    cached_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path))  # for the next run of other tests isn't the next one here
     script = f"from buildtool.engine.client import Engine; Engine().run({cached_base!r}, ['sleep', '300'])"
     killed = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     wait_until(lambda: len(containers_of(cached_base)) == 1)
@@ -242,6 +245,11 @@ def test_a_container_of_a_killed_run_is_removed_by_the_next_one(cached_base: str
     assert len(containers_of(cached_base)) == 1
     assert Engine().run(cached_base, ["true"]).exit_code == 0
     assert containers_of(cached_base) == []
+
+
+def test_a_container_that_somebody_else_removes_fails_no_run(cached_base: str) -> None:
+    with Engine().held(cached_base, ["true"], {}) as container:
+        subprocess.run(["docker", "rm", "-f", str(container.id)], check=True, capture_output=True)
 
 
 BOOTSTRAP = """

@@ -37,11 +37,12 @@ def compose(*args: str, project: str = "", **env: str) -> subprocess.CompletedPr
 
 
 def test_an_image_that_is_not_built_is_said_to_be_built_by_what_the_doctor_says() -> None:
+    project = f"t-unbuilt-{os.getpid()}"
     for service in ("api-cuda", "probe-cuda"):
-        done = compose("up", "--no-deps", service, project="t-unbuilt", WEIR_CUDA_IMAGE="weir/unbuilt:latest")
+        done = compose("up", "--no-deps", service, project=project, WEIR_CUDA_IMAGE="weir/unbuilt:latest")
         assert done.returncode
         assert "type `weir doctor`, which says what does" in done.stderr
-    compose("--profile", "*", "down", project="t-unbuilt")
+    compose("--profile", "*", "down", project=project)
 
 
 class Client:
@@ -299,7 +300,7 @@ def test_slow_and_half_open_callers_lock_nobody_out(client: Client) -> None:
     slow = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
     with ExitStack() as stack:
         for sent in [slow] * 32 + [b"GET / HTTP/1.1\r\nHost:"] * 600:
-            stack.enter_context(socket.create_connection(client.address, timeout=20)).sendall(sent)
+            stack.enter_context(socket.create_connection(client.address, timeout=60)).sendall(sent)
         time.sleep(1)  # the port's proxy passes the last of them on
         assert client.ask("GET", "/v2/health/ready")[0] == 200
         assert client.predict("Profits rose.")[0] == 200

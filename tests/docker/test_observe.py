@@ -72,7 +72,7 @@ def test_a_run_that_fails_leaves_the_list_as_it_was(tmp_path: Path) -> None:
 
 
 def test_files_whose_names_no_line_can_hold_are_named() -> None:
-    name = "weir-test/odd-names:1"
+    name = f"weir-test-{os.getpid()}/odd-names:1"
     load_image(name, {"Cmd": ["/bin/sh"]}, {**shell_files(), "odd/a\nb": b"x", "odd/c": b"x"})
     try:
         done = weir(
@@ -85,7 +85,7 @@ def test_files_whose_names_no_line_can_hold_are_named() -> None:
 
 
 def test_an_image_without_a_shell_says_so() -> None:
-    name = "weir-test/no-shell:1"
+    name = f"weir-test-{os.getpid()}/no-shell:1"
     load_image(name, {"Cmd": ["/x"]}, {"x": b"#!/x\n"})
     try:
         done = weir("observe", name)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,38 +48,46 @@ def engine() -> Engine:
     return Engine()
 
 
-OURS = ("t-prune/", "localhost:5000/t-prune", "weir-pruning")
+OWN = f"t-prune-{os.getpid()}"  # other checkouts' tests may use the same engine
+OF_ANOTHER = f"weir-pruning:of-{OWN}"
+OURS = (f"{OWN}/", f"localhost:5000/{OWN}/", OF_ANOTHER)
 TITLE = "org.opencontainers.image.title"  # what `weir build` makes beside these tests has one
 OWNER = '{{.ID}} {{.Label "io.weir.owner"}}'
 
 
 @pytest.fixture(autouse=True)
 def _clean(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """No test leaves an image, a container, a volume or a temporary name. Other tests use the engine, too."""
-    monkeypatch.setenv("WEIR_STATE", str(tmp_path_factory.getbasetemp() / "state"))
-    before = left(engine, tmp_path_factory)
+    """No test leaves an image, a container, a volume or a temporary name. Other tests use the engine, too:
+    their volumes come and go, and their names stay.
+    """
+    here = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("WEIR_STATE", str(here / "state"))
+    ours = (*OURS, temporary_prefix("weir-pruning", tmp_path))
+    before = left(engine, ours, here)
     yield
-    for name in left(engine, tmp_path_factory) - before:
-        if name.startswith(OURS):
+    for name in left(engine, ours, here) - before:
+        if name.startswith(ours):
             engine.remove_tag(name)
-    assert left(engine, tmp_path_factory) == before
+    ends = time.monotonic() + 60
+    while more := left(engine, ours, here) - before:
+        assert time.monotonic() < ends, more
+        time.sleep(0.1)
 
 
-def left(engine: Engine, state: pytest.TempPathFactory) -> set[str]:
+def left(engine: Engine, ours: tuple[str, ...], here: Path) -> set[str]:
     """Our names, handmade images without one, containers of runs that keep their state here, and volumes
     without a name that nobody uses.
     """
     images = engine.tags()
     unnamed = [row.Id for row in engine.images() if not row.RepoTags]
     containers = docker("ps", "-a", "--no-trunc", "--format", OWNER).splitlines()
-    here = str(state.getbasetemp())
     volumes = ("--filter", "dangling=true", "--filter", "label=com.docker.volume.anonymous")
     return {
-        *(name for name in images if name.startswith(OURS)),
+        *(name for name in images if name.startswith(ours)),
         *(each for each in unnamed if is_handmade(engine, each)),
-        *(line for line in containers if here in line),
+        *(line for line in containers if str(here) in line),
         *docker("volume", "ls", "-q", *volumes).split(),
     }
 
@@ -113,21 +122,21 @@ def prune(*words: str, state: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def plain() -> Handmade:
-    return load_image("t-prune/plain:1", {"Cmd": ["x"]}, KERNELS)
+    return load_image(f"{OWN}/plain:1", {"Cmd": ["x"]}, KERNELS)
 
 
 def test_no_value_of_a_configuration_is_lost_or_interpreted(engine: Engine, tmp_path: Path) -> None:
-    made = load_image("t-prune/odd:1", RUN, KERNELS, author=ODD, **{"vnd.top": {"kept": True}})
-    done = prune(made.name, "--tag", "t-prune/odd:small", state=tmp_path)
+    made = load_image(f"{OWN}/odd:1", RUN, KERNELS, author=ODD, **{"vnd.top": {"kept": True}})
+    done = prune(made.name, "--tag", f"{OWN}/odd:small", state=tmp_path)
     assert done.returncode == 0, done.stderr
-    old, new = (json.loads(text) for text in (made.config, saved_config("t-prune/odd:small")))
+    old, new = (json.loads(text) for text in (made.config, saved_config(f"{OWN}/odd:small")))
     labels = {**RUN["Labels"], "io.weir.pruned": "yes", "io.weir.gpu-targets": "gfx906"}
     assert new["config"] == {**RUN, "Labels": labels}
     assert new["author"] == ODD
     assert {key for key in old if old[key] != new[key]} == {"config", "rootfs", "history"}
-    seen = [engine.inspect(name)["Config"] for name in (made.name, "t-prune/odd:small")]  # type: ignore[index]
+    seen = [engine.inspect(name)["Config"] for name in (made.name, f"{OWN}/odd:small")]  # type: ignore[index]
     assert seen[1] == {**seen[0], "Labels": labels}
-    assert "touch" not in docker("history", "--no-trunc", "t-prune/odd:small")
+    assert "touch" not in docker("history", "--no-trunc", f"{OWN}/odd:small")
 
 
 @pytest.mark.parametrize(
@@ -142,16 +151,16 @@ def test_no_value_of_a_configuration_is_lost_or_interpreted(engine: Engine, tmp_
     ids=lambda run: next(iter(run)),
 )
 def test_a_line_break_becomes_no_instruction(engine: Engine, tmp_path: Path, run: dict[str, Any]) -> None:
-    made = load_image("t-prune/odd:1", run, KERNELS)
-    done = prune(made.name, "--tag", "t-prune/odd:small", state=tmp_path)
+    made = load_image(f"{OWN}/odd:1", run, KERNELS)
+    done = prune(made.name, "--tag", f"{OWN}/odd:small", state=tmp_path)
     if done.returncode:  # what the engine itself takes for no image
         assert "the engine refused" in done.stderr
-        assert engine.inspect("t-prune/odd:small") is None
+        assert engine.inspect(f"{OWN}/odd:small") is None
         return
-    config = json.loads(saved_config("t-prune/odd:small"))["config"]
+    config = json.loads(saved_config(f"{OWN}/odd:small"))["config"]
     assert {key: config[key] for key in run} == run
     listed = {
-        name for name in exported_names(engine, "t-prune/odd:small") if "Kernels" in name or "pwned" in name
+        name for name in exported_names(engine, f"{OWN}/odd:small") if "Kernels" in name or "pwned" in name
     }
     assert listed == {"usr/lib/library/Kernels_gfx906.co"}
 
@@ -164,17 +173,18 @@ def exported_names(engine: Engine, ref: str) -> list[str]:
 @pytest.mark.parametrize(
     ("tag", "name"),
     [
-        ("t-prune/named", "t-prune/named:latest"),
-        ("localhost:5000/t-prune/x", "localhost:5000/t-prune/x:latest"),
-        ("localhost:5000/t-prune/x:y", "localhost:5000/t-prune/x:y"),
-        (None, "t-prune/plain:gfx906"),
+        ("{}/named", "{}/named:latest"),
+        ("localhost:5000/{}/x", "localhost:5000/{}/x:latest"),
+        ("localhost:5000/{}/x:y", "localhost:5000/{}/x:y"),
+        (None, "{}/plain:gfx906"),
     ],
 )
 def test_a_copy_is_found_under_the_name_that_was_asked_for(
     engine: Engine, plain: Handmade, tmp_path: Path, tag: str | None, name: str
 ) -> None:
-    done = prune(plain.name, *(["--tag", tag] if tag else []), state=tmp_path)
+    done = prune(plain.name, *(["--tag", tag.format(OWN)] if tag else []), state=tmp_path)
     assert done.returncode == 0, done.stderr
+    name = name.format(OWN)
     record = engine.inspect(name)
     assert record
     assert name in record["RepoTags"]
@@ -184,13 +194,13 @@ def test_a_copy_is_found_under_the_name_that_was_asked_for(
 
 
 def test_the_disk_check_knows_what_files_take_unpacked(engine: Engine, tmp_path: Path) -> None:
-    made = load_image("t-prune/zeros:1", {}, {**KERNELS, "zeros": bytes(30_000_000)})
-    done = prune(made.name, "--tag", "t-prune/zeros:small", state=tmp_path)
+    made = load_image(f"{OWN}/zeros:1", {}, {**KERNELS, "zeros": bytes(30_000_000)})
+    done = prune(made.name, "--tag", f"{OWN}/zeros:small", state=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert engine.unpacked_bytes("t-prune/zeros:small") >= 30_000_000
+    assert engine.unpacked_bytes(f"{OWN}/zeros:small") >= 30_000_000
 
 
-NO_NAMES = ("", ":x", "a/B", "a b", "a:b:c", "x@sha256:" + "0" * 64, "a\n", "t-prune/plain:1", "$(touch x)")
+NO_NAMES = ("", ":x", "a/B", "a b", "a:b:c", "x@sha256:" + "0" * 64, "a\n", f"{OWN}/plain:1", "$(touch x)")
 
 
 def test_a_name_that_cannot_be_given_is_refused_before_any_work(plain: Handmade, tmp_path: Path) -> None:
@@ -209,39 +219,39 @@ def test_an_image_goes_by_its_id_and_by_its_digest(engine: Engine, plain: Handma
     for ref in (image_id, image_id[7:19], *record["RepoDigests"]):  # the classic store has none
         done = prune(ref, state=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "t-prune/plain:gfx906" in done.stdout
-        assert engine.inspect("t-prune/plain:gfx906")
-        engine.remove_tag("t-prune/plain:gfx906")
+        assert f"{OWN}/plain:gfx906" in done.stdout
+        assert engine.inspect(f"{OWN}/plain:gfx906")
+        engine.remove_tag(f"{OWN}/plain:gfx906")
 
 
 def test_what_is_pruned_proved_and_named_is_one_image_though_its_tag_moves(
     engine: Engine, plain: Handmade, tmp_path: Path
 ) -> None:
-    docker("tag", plain.name, "t-prune/kept:1")  # so that the original stays an image with a name
-    other = load_image("t-prune/other:1", {"Labels": {"other": "yes"}}, KERNELS)
+    docker("tag", plain.name, f"{OWN}/kept:1")  # so that the original stays an image with a name
+    other = load_image(f"{OWN}/other:1", {"Labels": {"other": "yes"}}, KERNELS)
 
     def progress(line: str) -> None:
         if line.startswith(("reading", "taking", "making", "proving")):
             docker("tag", other.name, plain.name)
 
     made = imageprune.prune_image(
-        plain.name, parse_targets("gfx906"), "t-prune/x:1", engine=engine, state=tmp_path, progress=progress
+        plain.name, parse_targets("gfx906"), f"{OWN}/x:1", engine=engine, state=tmp_path, progress=progress
     )
     assert made
-    assert "other" not in json.loads(saved_config("t-prune/x:1"))["config"]["Labels"]
-    assert engine.inspect("t-prune/x:1")["Id"] == made.image_id  # type: ignore[index]
+    assert "other" not in json.loads(saved_config(f"{OWN}/x:1"))["config"]["Labels"]
+    assert engine.inspect(f"{OWN}/x:1")["Id"] == made.image_id  # type: ignore[index]
 
 
 def test_what_a_killed_prune_left_in_the_engine_goes_and_what_lives_stays(
     engine: Engine, plain: Handmade, tmp_path: Path
 ) -> None:
     prefix = temporary_prefix("weir-pruning", tmp_path)
-    for name in (f"{prefix}{'0' * 16}", "weir-pruning:of-another-place"):
+    for name in (f"{prefix}{'0' * 16}", OF_ANOTHER):
         docker("tag", plain.name, name)
-    done = prune(plain.name, "--tag", "t-prune/x:1", state=tmp_path)
+    done = prune(plain.name, "--tag", f"{OWN}/x:1", state=tmp_path)
     assert done.returncode == 0, done.stderr
     assert temporary_names(engine, tmp_path) == []
-    assert "weir-pruning:of-another-place" in engine.tags("weir-pruning")
+    assert OF_ANOTHER in engine.tags("weir-pruning")
 
 
 @pytest.mark.parametrize(
@@ -258,8 +268,8 @@ def test_what_a_killed_prune_left_in_the_engine_goes_and_what_lives_stays(
 def test_an_original_that_answers_nonsense_is_copied_and_said_not_to_be_proved(
     tmp_path: Path, script: str
 ) -> None:
-    made = load_image("t-prune/liar:1", {}, python_that_is(script))
-    done = prune(made.name, "--tag", "t-prune/liar:small", state=tmp_path)
+    made = load_image(f"{OWN}/liar:1", {}, python_that_is(script))
+    done = prune(made.name, "--tag", f"{OWN}/liar:small", state=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "not proved" in done.stdout
 
@@ -267,22 +277,22 @@ def test_an_original_that_answers_nonsense_is_copied_and_said_not_to_be_proved(
 @pytest.mark.parametrize("answer", ["echo 'SMOKE [1]'", "exit 1", GOOD.replace('"uid": 0', '"uid": 1')])
 def test_a_copy_that_answers_otherwise_gets_no_name(engine: Engine, tmp_path: Path, answer: str) -> None:
     script = f"if [ -e /usr/lib/library/Kernels_gfx803.co ]; then {GOOD}; else {answer}; fi"
-    made = load_image("t-prune/liar:1", {}, python_that_is(script))
-    done = prune(made.name, "--tag", "t-prune/liar:small", state=tmp_path)
+    made = load_image(f"{OWN}/liar:1", {}, python_that_is(script))
+    done = prune(made.name, "--tag", f"{OWN}/liar:small", state=tmp_path)
     assert done.returncode == 4, done.stderr
-    assert engine.inspect("t-prune/liar:small") is None
+    assert engine.inspect(f"{OWN}/liar:small") is None
     assert temporary_names(engine, tmp_path) == []
 
 
 def test_a_copy_that_answers_alike_is_proved(tmp_path: Path) -> None:
-    made = load_image("t-prune/honest:1", {}, python_that_is(GOOD))
-    done = prune(made.name, "--tag", "t-prune/honest:small", state=tmp_path)
+    made = load_image(f"{OWN}/honest:1", {}, python_that_is(GOOD))
+    done = prune(made.name, "--tag", f"{OWN}/honest:small", state=tmp_path)
     assert "torch 2 computes" in done.stdout, done.stderr
 
 
 @pytest.fixture
 def shell() -> Handmade:
-    return load_image("t-prune/shell:1", {"Volumes": {"/data": {}, "/tmp": {}}}, python_that_is("exit 0"))
+    return load_image(f"{OWN}/shell:1", {"Volumes": {"/data": {}, "/tmp": {}}}, python_that_is("exit 0"))
 
 
 def test_a_command_that_never_ends_is_stopped(engine: Engine, shell: Handmade) -> None:
@@ -320,6 +330,6 @@ def test_a_hostile_image_writes_nothing_to_the_hosts_disk(engine: Engine, shell:
 
 
 def test_a_reader_of_facts_takes_what_a_container_said(engine: Engine) -> None:
-    made = load_image("t-prune/liar:1", {}, python_that_is("echo 'SMOKE {}'"))
+    made = load_image(f"{OWN}/liar:1", {}, python_that_is("echo 'SMOKE {}'"))
     with pytest.raises(ToolError, match="smoke test"):
         proof.facts_of(engine.run(made.name, ["python3"]).stdout)

@@ -3,6 +3,7 @@
 The whole ROCm image is pruned in test_whole_images.py.
 """
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from buildtool.engine.client import Engine
 ROOT = Path(__file__).parents[2]
 CARD = "gfx906"
 # two of its libraries, for what doesn't depend on how large an image is
-FEW = "t-prune-image/few:latest"
+FEW = f"t-prune-image-{os.getpid()}/few:latest"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu/"
 FEW_OF = f"""
 FROM scratch

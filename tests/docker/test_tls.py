@@ -142,7 +142,7 @@ def test_a_slow_caller_is_closed_and_never_reaches_the_service(proxy: Proxy) -> 
         assert wire.recv(1) == b""
         assert time.monotonic() - begun > 5
     address = proxy.compose("port", "api", "8000").strip()
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
         counted = re.findall(r'weir_requests_total{route="/predict",status="(\d+)"}', page.read().decode())
     assert not {"400", "408", "499"} & set(counted)
 

@@ -32,7 +32,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
     """Answers every question but those that open a connection with one JSON value."""
 
     shape: object = None
-    refusals = 0  # how many questions are answered with 404 first
+    refusals = 0  # how many questions are refused first
+    refused_with = 404
 
     def do_GET(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -45,7 +46,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
         Odd.refusals -= refused
         answer = {"message": "content digest not found"} if refused else self.shape
         body = json.dumps({"ApiVersion": "1.43"} if opens else answer).encode()
-        self.send_response(404 if refused else 200)
+        self.send_response(self.refused_with if refused else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -79,21 +80,39 @@ def test_an_answer_of_another_shape_is_refused_without_a_traceback(odd: type[Odd
         assert asked not in STRICT or odd.shape == {"Id": "x", "Labels": 1}, odd.shape
 
 
-@pytest.mark.parametrize("asked", ["tags", "labelled", "cache"])
-def test_a_listing_is_asked_for_again_while_other_processes_remove_images(
-    odd: type[Odd], asked: str, monkeypatch: pytest.MonkeyPatch
+REFUSED: dict[str, tuple[Callable[[Engine], object], object, object]] = {
+    "tags": (lambda engine: engine.tags(), [{"Id": "x", "RepoTags": ["x:1"]}], ("x:1",)),
+    "labelled": (lambda engine: len(engine.images(label="l")), [{"Id": "x"}], 1),
+    "cache": (lambda engine: engine.build_cache_bytes(), {"BuildCache": [{"Size": 7}]}, 7),
+    "containers": (lambda engine: engine.left_containers(), [{"Id": "x", "Labels": {}}], ()),
+    "inspect": (lambda engine: engine.has("x"), {"Id": "x"}, True),
+    "tag": (lambda engine: engine.tag("x", Reference("y", "z")), {"Id": "x"}, "x"),
+    "remove": (lambda engine: engine.remove_tag("x"), [], None),
+}
+
+
+@pytest.mark.parametrize("status", [404, 500])
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_is_refused_while_other_processes_remove_images_is_asked_for_again(
+    odd: type[Odd], asked: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With containerd's store the engine refuses it: "content digest sha256:... not found"."""
-    row = {"Id": "x", "RepoTags": ["x:1"]}
-    monkeypatch.setattr(odd, "shape", {"BuildCache": [{"Size": 7}]} if asked == "cache" else [row])
-    listings: dict[str, Callable[[Engine], object]] = {
-        "tags": lambda engine: engine.tags(),
-        "labelled": lambda engine: [image.Id for image in engine.images(label="l")],
-        "cache": lambda engine: engine.build_cache_bytes(),
-    }
+    """With containerd's store an engine says "content digest sha256:... not found", or that it failed."""
+    ask, answer, result = REFUSED[asked]
+    monkeypatch.setattr(odd, "shape", answer)
+    monkeypatch.setattr(odd, "refused_with", status)
     engine = Engine()
     monkeypatch.setattr(odd, "refusals", 3)
-    assert listings[asked](engine) == {"tags": ("x:1",), "labelled": ["x"], "cache": 7}[asked]
+    assert ask(engine) == result
     monkeypatch.setattr(odd, "refusals", 1000)
     with pytest.raises(ToolError, match="content digest not found"):
-        listings[asked](engine)
+        ask(engine)
+
+
+def test_a_name_that_another_process_gives_away_meanwhile_is_given_again(
+    odd: type[Odd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = iter(("x", "other", "x", "x"))  # of the image and of what has the name, in turn
+    engine = Engine()
+    monkeypatch.setattr(engine, "inspect", lambda _ref: {"Id": next(ids)})
+    assert engine.tag("x", Reference("y", "z")) == "x"
+    assert next(ids, None) is None

@@ -30,7 +30,7 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
     def build(*_: object, **__: object) -> None:
         order.append("bake")
         baking.set()
-        assert waiting.wait(30)
+        assert waiting.wait(60)
         order.append("baked")
         raise BuildFailed("far enough")
 
@@ -44,8 +44,8 @@ def test_a_second_build_does_not_replace_the_context_that_the_first_one_bakes(
     monkeypatch.setattr("buildtool.build.pipeline.bake", build)
     builds = [threading.Thread(target=main, args=(["build", "cpu"],)) for _ in range(2)]
     builds[0].start()
-    assert baking.wait(30)
+    assert baking.wait(60)
     builds[1].start()
     for thread in builds:
-        thread.join(30)
+        thread.join(60)
     assert order == ["plan", "stage", "bake", "baked"] * 2

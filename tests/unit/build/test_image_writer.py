@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -321,6 +322,48 @@ def test_layers_that_an_engine_has_are_known_by_either_id_of_a_named_image(tmp_p
     held = {layer.digest for layer in image.layers}
     for known in image.ids:
         assert workplace.layers.held_by({known, "sha256:other"}.__contains__) == held
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("gone", [0, 1])
+def test_an_image_that_another_run_removes_while_its_labels_are_read_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    workplace, made = place(tmp_path)
+    store, image = workplace.layers, written(workplace, made)
+    pipeline.keep(workplace, {"tiny": image}, {"tiny": None})
+    assert store.labels("tiny")
+    rows = store._rows()
+    monkeypatch.setattr(LayerStore, "_rows", lambda _store: rows)
+    store.blob((image.digest, image.config_digest)[gone]).unlink()
+    assert store.labels("tiny") == {}
+
+
+@pytest.mark.thorough
+def test_an_image_that_somebody_removes_from_the_engine_before_it_has_its_name_is_loaded_again(
+    tmp_path: Path,
+) -> None:
+    workplace, made = place(tmp_path)
+    image = written(workplace, made)
+    sent: list[bytes] = []
+
+    class Forgetful:
+        """Holds the image until it is to name it."""
+
+        has = staticmethod({image.digest}.__contains__)
+
+        def tag(self, ref: str, _name: object) -> str:
+            raise DataError(f"the engine has no image {ref}")
+
+        def load(self, chunks: Iterator[bytes]) -> None:
+            sent.extend(chunks)
+
+        def inspect(self, _name: str) -> dict[str, str]:
+            return {"Id": image.digest}
+
+    engine: Any = Forgetful()
+    assert pipeline.load(workplace, {"tiny": image}, "t:1", engine=engine) == {"tiny": image.digest}
+    assert sent
 
 
 # ---- the merged tree

@@ -236,6 +236,45 @@ def test_what_something_is_mounted_in_stays(
     assert "something is mounted in it" in said
 
 
+def test_what_another_run_removes_while_it_is_looked_at_counts_for_nothing(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, context = Path.iterdir, places.state / "context"
+    (context / f".weir-{'0' * 16}.partial").mkdir()
+    (context / "new/payload").mkdir(parents=True)
+
+    def vanishing(path: Path) -> Iterator[Path]:
+        if path == places.state / "reports/images":
+            shutil.rmtree(path)
+        found = list(listed(path))
+        for name in (".weir-0000000000000000.partial", "file", SEAL):
+            if path / name in found:
+                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", vanishing)
+    rows = [row for row in rows_of(places) if row.what != "images"]
+    assert not [row for row in rows if isinstance(row.bytes, Unknown) or row.group is None]
+    assert row_at(rows, "/context").bytes == 0, "its only other file is a wheel of the cache"
+
+
+def test_what_another_run_is_removing_is_removed(
+    weir: Callable[..., tuple[int, str]], places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.rmtree
+
+    def contended(path: Path) -> None:
+        (entry,) = path.iterdir()
+        real(entry) if entry.is_dir() else entry.unlink()
+        monkeypatch.setattr(shutil, "rmtree", real)
+        raise FileNotFoundError(2, "No such file or directory", str(entry))
+
+    monkeypatch.setattr(shutil, "rmtree", contended)
+    code, said = weir("--caches")
+    assert code == Exit.OK, said
+    assert files(places.state) == {"build.lock", "reports/images/cpu.json", "variants.lock.json"}
+
+
 def test_a_folder_that_cannot_be_read_has_an_unknown_size(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,3 +178,11 @@ def test_a_host_without_a_distributions_name_is_described_all_the_same(
         known.get("ID", "unknown"),
         known.get("VERSION_CODENAME", "unknown"),
     )
+
+
+def test_apt_waits_for_another_one_that_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(provision, "run_streaming", lambda words, **_more: ran.append(words))
+    provision.install(InstallPlan(("docker.io",), None), lambda _line: None)
+    assert [words for words in ran if "DPkg::Lock::Timeout=300" not in words] == []
+    assert len(ran) == 2
