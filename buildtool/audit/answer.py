@@ -18,6 +18,7 @@ from probes.core.quoting import log_text
 from probes.core.units import counted, decimal_bytes
 
 _COMMAND_CHARS = 240  # a longer command is in the whole report: five lines are to stay five
+_BEFORE = re.compile(r"# (.+); then\n")  # what has to be done before a remedy's command
 _IN_DOCKERFILE = re.compile(r"(RUN|COPY|FROM|ADD) ")
 _BUDGET_STYLES = {Verdict.PASS: Style.GOOD, Verdict.FAIL: Style.BAD, Verdict.UNKNOWN: Style.NOTABLE}
 
@@ -75,6 +76,8 @@ def _remedy(report: AuditReport, finding: Finding) -> Remedy:
         text = "GPU code for cards that the image isn't for"
     elif finding.id == CARD_CHOICE:
         text = _choice(report)
+    elif before := _BEFORE.match(finding.remedy):
+        text = f"{text}; {before[1]}; then"
     command = _command(finding.remedy)
     size = "" if finding.id == CARD_CHOICE else size_text(finding)
     is_error, is_warning = (finding.severity is each for each in (Severity.ERROR, Severity.WARNING))

@@ -32,7 +32,7 @@ _SHA256 = r"[0-9a-f]{64}"
 # a folder of a state directory -> what is in it, and the names that Weir gives there
 _CACHES = {
     "wheels": ("wheels for builds", _SHA256),
-    "rootfs": ("root file systems for builds", r"[a-z][a-z0-9.-]*-[0-9a-f]{16}\.tar"),
+    "rootfs": ("root file systems for builds", r"[a-z][a-z0-9.-]*-[0-9a-f]{16}\.(tar|sha256|lock)"),
     "pruned": ("inputs of builds, pruned", r"[0-9a-f]{24}(\.\w+)?"),
     "inspected": ("targets of inputs of builds", r"[0-9a-f]{24}\.json"),
     "layers": ("layers by their inputs", r"[0-9a-f]{64}\.json"),

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from buildtool.cli.arguments import add_container_arguments
-from buildtool.core.errors import ConfigError, DataError, Exit
+from buildtool.core.errors import DataError, Exit
 from buildtool.core.files import require_writable
 from buildtool.core.progress import ProgressLog
 from buildtool.doctor import gather
@@ -25,17 +25,19 @@ from buildtool.observe.runs import (
     watching_gpu_code,
     words_of,
 )
-from probes.core.output import echo, flag, option
+from probes.core.output import Parser, echo, flag, option
 from probes.core.quoting import terminal
 from probes.core.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
+    assert isinstance(parser, Parser)
+    parser.behind = "command"
     parser.add_argument("image", metavar="IMAGE", help="image by name, as the engine has it")
     parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
+        "words",
+        nargs="*",
         metavar="COMMAND",
         help="what the container runs, after -- (default: what the image says)",
     )
@@ -65,15 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Observe the runs; print the files, or merge them into the keep-list."""
-    if args.command[:1] == ["--"]:  # which argparse leaves there in some versions of Python
-        del args.command[0]
-    elif args.command and args.command[0].startswith("-"):
-        raise ConfigError(
-            f"{terminal(args.command[0])} stands behind the image", "options go before it, a command after --"
-        )
     workload = Workload(
         args.workload or "",
-        tuple(args.command),
+        (*args.words, *args.command),
         environments(args.env),
         mounts(args.volume),
         _devices() if args.gpus else None,

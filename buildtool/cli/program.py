@@ -39,8 +39,8 @@ QUESTIONS = (
 )
 
 EXITS = (
-    "Exit codes: 0 done; 1 done, but a budget or a check failed; 2 usage; 3 environment; 4 build; "
-    "5 data that can't be read or written."
+    "Exit codes: 0 done; 1 done, but a budget or a check failed, something was left, or the answer is no; "
+    "2 usage; 3 environment; 4 a build or another step failed; 5 data that can't be read or written."
 )
 
 

@@ -13,10 +13,10 @@ class Exit(IntEnum):
     """Exit codes of `weir`."""
 
     OK = 0
-    FINDINGS = 1  # done, but a budget or a check failed; the report is written
+    FINDINGS = 1  # done, but a budget or a check failed, something was left, or the answer is no
     USAGE = 2  # wrong arguments or configuration
     ENVIRONMENT = 3  # engine, tool, network source or disk space is missing
-    BUILD = 4  # a build, or the proof of a built image, failed
+    BUILD = 4  # a build, a proof or another step failed, or a file was refused
     DATA = 5  # an image, archive, wheel or report can't be read or written
     INTERRUPTED = 130
 

@@ -112,7 +112,10 @@ def meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def exit_codes_page() -> str:
     """What each program ends with: its class `Exit`, whose comments say when."""
-    lines = ["# Exit codes", "", "A number means the same in every program that uses it.", ""]
+    shared = (
+        "The verbs of a program share them; `--help` of a verb says where a number means something narrower."
+    )
+    lines = ["# Exit codes", "", shared, ""]
     for program, folder in PROGRAMS.items():
         for path in sorted(folder.rglob("*.py")):
             rows = exit_codes(path)

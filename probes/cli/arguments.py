@@ -192,7 +192,8 @@ def add_compute(verb: argparse.ArgumentParser) -> None:
         choices=("auto", "float16", "float32"),
         default="auto",
         help="what bfloat16 weights become on a GPU without bfloat16 units (default: auto, which is float32 "
-        "with --objective exact, and float16 with fast unless a weight is too large for it)",
+        "with --objective exact, and float16 with fast; a weight beyond its range is refused when it is "
+        "placed)",
     )
 
 

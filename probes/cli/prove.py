@@ -17,7 +17,7 @@ def add_verbs(verbs: Verbs) -> None:
     prove = add_verb(
         verbs,
         "prove",
-        "run the kernels that pack and multiply on this card in 260 cases, compare the bits with recorded "
+        "run the kernels that unpack and multiply on this card in 260 cases, compare the bits with recorded "
         "ones, and time them",
         exits="0: every bit is right; 4: a case is wrong, which the report names; 3: no card that "
         "runs kernels. "

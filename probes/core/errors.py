@@ -24,10 +24,10 @@ class Exit(IntEnum):
     """Exit codes of `python3 -m probes`."""
 
     OK = 0
-    REQUIRED = 1  # done, but what --require asked for is missing; the report is written
+    REQUIRED = 1  # done, but it doesn't fit, or what --require asked for is missing
     USAGE = 2
     DEVICE = 3  # torch or the GPU is missing, unusable or in use by another run
-    BROKEN = 4  # a probe crashed, hung or returned garbage; the report holds what it had measured
+    BROKEN = 4  # a probe, a trial or a run failed; the report holds what was measured
     DATA = 5  # a report can't be read or written
     NOT_EXECUTABLE = 126  # the command of `watch` can't be started
     NOT_FOUND = 127  # the command of `watch` isn't there

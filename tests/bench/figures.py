@@ -130,13 +130,14 @@ def passes_compared(answers: Sequence[str]) -> str:
 
 
 def images_block(results: Results) -> str:
-    """What a fresh `make images` printed, as a fenced block with the command."""
+    """What a fresh `make images` printed, as a fenced block with the command, and when that was."""
     took = minutes(results.value("images from nothing"))
     tables = [_cut(line) for line in results.value("printed").splitlines()]
     begun = (
         f"$ make images        # inputs, two images, proved, audited: {took} from nothing on {cores(results)}"
     )
-    return block(["```console", begun, *tables, "```"])
+    when = f"`make bench-images`, {results.document['date']}{beside(results)}."
+    return block(["```console", begun, *tables, "```", "", when])
 
 
 def _cut(line: str) -> str:

@@ -199,6 +199,7 @@ def test_what_make_images_printed_stands_in_a_fence_of_its_own(sample: Results) 
     assert told[1:4] == ["", "```console", told[3]]
     assert "3:56 from nothing on 2 cores" in told[3]
     assert "weir/cpu:latest  sha256:0" in told
+    assert told[-3].startswith(f"`make bench-images`, {sample.document['date']}")
 
 
 def test_pruned_sizes_become_tables(sample: Results) -> None:

@@ -149,6 +149,14 @@ def test_a_warning_that_is_not_about_size_is_in_the_answer() -> None:
     assert lines[2].startswith("warning: a CPU build of torch")
 
 
+def test_what_has_to_be_done_before_a_command_is_told_with_it() -> None:
+    """`weir build -- rocm` alone makes the same image again."""
+    remedy = "# make a GPU build of torch reachable; then\nweir build -- rocm"
+    torch = a_finding("cpu-torch", n_bytes=0, severity=Severity.WARNING, title="a CPU build", remedy=remedy)
+    told = answer_lines(with_findings(torch))[1]
+    assert told.endswith(": a CPU build; make a GPU build of torch reachable; then: weir build -- rocm")
+
+
 @pytest.mark.parametrize(
     ("remedy", "shown"),
     [

@@ -55,7 +55,9 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """Those of an installed package, with something of each kind."""
     state = tmp_path / "state"
     write(state / "wheels" / WHEEL / "torch-1.whl", 1000)
-    write(state / "rootfs/bookworm-0123456789abcdef.tar", 200)
+    write(state / "rootfs/bookworm-0123456789abcdef.tar", 136)
+    write(state / "rootfs/bookworm-0123456789abcdef.sha256", 64)
+    (state / "rootfs/bookworm-0123456789abcdef.lock").touch()
     write(state / "proved" / SEAL, 30)
     write(state / "packed/abc123.packed", 4)
     write(state / "context/cpu/payload/file", 50)

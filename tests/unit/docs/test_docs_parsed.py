@@ -16,6 +16,7 @@ PAGES = shown.pages()
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in shown.commands(page)))
 PROMPTS = re.compile(r"^\s*(\$ |weir |make |docker |python3? -m )", re.MULTILINE)
 TOUCHING = re.compile(r"^(?![-\s|>]).+\n- .*", re.MULTILINE)
+MOST_WORDS = 700  # of README
 DIAGRAM = re.compile(r"[\u2500-\u257f]")  # lines and corners of boxes
 
 
@@ -30,7 +31,7 @@ def test_no_command_is_shown_that_its_program_refuses(command: shown.Command) ->
 
 def test_no_sentence_mentions_a_verb_target_or_option_that_is_not_there() -> None:
     wrong = []
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
         for text in shown.mentions(page):
             try:
                 shown.check_mention(text)
@@ -47,6 +48,10 @@ def test_no_command_hides_in_a_block_that_is_not_tested() -> None:
             if block["kind"] != "console" and not DIAGRAM.search(block["body"]):
                 assert not PROMPTS.search(block["body"]), f"{page}: commands belong into a console block"
         assert text.count("```") == 2 * len(shown.FENCE.findall(text)), f"{page}: a fence that isn't closed"
+
+
+def test_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
 
 
 def test_no_list_touches_the_paragraph_before_it() -> None:

@@ -265,3 +265,24 @@ def test_names_from_outside_reach_the_terminal_quoted(
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "cannot be pasted" in text
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("README.md", ("qwen2.5-3b", "rx7900xtx")),
+        ("docs/fits.md", ("llama-3.1-8b", "MI50 16GB")),
+        ("docs/fits.md", ("qwen2.5-3b", "wx4100")),
+    ],
+)
+def test_what_a_page_shows_of_an_answer_is_what_is_printed(
+    capsys: pytest.CaptureFixture[str], page: str, words: tuple[str, str]
+) -> None:
+    run(*words)
+    printed = capsys.readouterr().out.splitlines()
+    text = (Path(__file__).parents[3] / page).read_text(encoding="utf-8")
+    after = text.partition(f"\n{next(line for line in printed if line.startswith(words[0]))}\n")[2]
+    shown = after.split("\n```")[0].split("\n$ ")[0].splitlines()
+    assert shown
+    assert [line for line in shown if line not in printed] == []

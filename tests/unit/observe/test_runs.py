@@ -1,4 +1,4 @@
-"""What a run that was watched is refused for."""
+"""What a run that was watched is refused for, and how it is asked for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from buildtool.cli.program import build_parser
 from buildtool.core.errors import ConfigError, ProofFailed
 from buildtool.observe import runs
 
@@ -79,3 +80,22 @@ def test_a_path_on_another_machine_is_its_engines_to_find(monkeypatch: pytest.Mo
     assert runs.mounts(["/no/such/folder:/data"]) == ("/no/such/folder:/data",)
     with pytest.raises(ConfigError):
         runs.mounts(["/tmp:data"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["weir/cpu", "--keep", "a.keep", "--gpus", "--", "python3", "-c", "print(1)"],
+        ["--keep", "a.keep", "weir/cpu", "--gpus", "--", "python3", "-c", "print(1)"],
+        ["--keep", "a.keep", "--gpus", "weir/cpu", "--", "python3", "-c", "print(1)"],
+    ],
+)
+def test_options_stand_before_the_image_or_behind_it(words: list[str]) -> None:
+    args = build_parser({"observe"}, "weir").parse_args(["observe", *words])
+    assert (args.image, str(args.keep), args.gpus) == ("weir/cpu", "a.keep", True)
+    assert [*args.words, *args.command] == ["python3", "-c", "print(1)"]
+
+
+def test_a_command_without_options_needs_no_dashes() -> None:
+    args = build_parser({"observe"}, "weir").parse_args(["observe", "weir/cpu", "true"])
+    assert (args.image, args.words, args.command) == ("weir/cpu", ["true"], [])
