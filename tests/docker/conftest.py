@@ -20,6 +20,14 @@ def without_pip_constraints() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _files_for_containers() -> Iterator[None]:
+    """Their users read what tests write and mount, whatever umask the tests were started with."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def compose_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """compose.yaml's variables for a run that disturbs nobody: any free port, reports in a directory that
