@@ -460,11 +460,12 @@ def test_two_lengths_in_an_answer_are_no_good_answer(tmp_path: Path) -> None:
 def test_thirty_two_callers_over_real_sockets_share_a_known_server() -> None:
     """However fast the machine is: 32 are inside all the while (Little's law), and each takes 5 ms of it.
 
-    In a window of half a second, at whose ends the machine may be quicker or slower than between them.
+    In a window of half a second, at whose ends the machine may be quicker or slower than between them; those
+    who are inside at its beginning may all be answered at once, when it is.
     """
     with scan_served.exact("0.005") as port:
         how = scan_served.replace(scan_served.SETTINGS, window_s=0.5)
         level = scan_served.measure(port, Load("closed", 32), how)
     mean_s, rate_per_s = fmean(level.latency_s), level.answered / level.seconds
     assert 20 < mean_s * rate_per_s < 48
-    assert rate_per_s < 1.02 * 200
+    assert level.answered <= 200 * level.seconds + 32
