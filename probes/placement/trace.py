@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from probes.core.errors import PlacementError
 from probes.placement.allocator import Event, peak_of
+from probes.placement.held import empty_caches, exchange, held_by, other, undo_of
 from probes.placement.models.modules import RecurrentLayers, has_layers
 from probes.placement.models.operations import (
     EXPERTS,
@@ -132,6 +133,7 @@ def fill(module: nn.Module, device: str) -> None:
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             held.update({name: like(old) for name, old in held.items() if old is not None})
+    exchange(module.modules(), other(made))
 
 
 @contextmanager
@@ -147,21 +149,17 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Give a module back all attributes that it had, parameters and buffers too."""
-    held = ("_parameters", "_buffers", "_modules")
-    before = [
-        (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in held})
-        for part in module.modules()
+    """Give a module back all attributes that it had, parameters and buffers too, and what they held."""
+    registered = [
+        held for part in module.modules() for held in (part._parameters, part._buffers, part._modules)
     ]
+    undo = [undo_of(held) for held in (*held_by(module.modules()), *registered)]
     try:
         yield
     finally:
-        for part, attributes, dicts in before:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-            for name, content in dicts.items():
-                part.__dict__[name].clear()
-                part.__dict__[name].update(content)
+        for put_back in undo:
+            put_back()
+        empty_caches(FakeTensor)
 
 
 # Of torch's composed operations, those that a GPU is asked for as one

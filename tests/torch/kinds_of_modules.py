@@ -11,6 +11,7 @@ import typing
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from functools import cache, partial
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -1198,3 +1199,55 @@ for name, make, shape in (
     chain(name, make, *shape)
 kind("a vision transformer", Patches, lambda model: model(given(2, 3, 8, 8)))
 kind("a pyramid", Pyramid, lambda model: model(given(2, 4, 8, 8)))
+
+# Weights that are kept beyond a call
+
+
+class Keeping(Table):
+    """Adds a view of its weight that it keeps between calls."""
+
+    def __init__(self, keep):
+        super().__init__(None)
+        self.keep, self.kept = keep, {}
+
+    def forward(self, given):
+        if not self.kept:
+            self.kept["rows"] = [self.keep(self.weight)]
+        return given + self.kept["rows"][0]
+
+
+def keeping(name, keep):
+    kind(
+        f"a weight kept {name}",
+        partial(Chain, partial(Keeping, keep)),
+        lambda m: m(given(3, 16)),
+        steady=False,
+    )
+
+
+keeping("in part", lambda weight: weight[:3])
+keeping("detached", lambda weight: weight.detach()[:3])
+keeping("as data", lambda weight: weight.data[:3])
+keeping("transposed twice", lambda weight: weight.t()[:, :3].t())
+returning("in an object", lambda w, _: SimpleNamespace(weight=w))
+kind(
+    "weights put into a list",
+    partial(Model, lambda m, x: into_a_list(m, x), lambda: Table(lambda w, kept: kept.append(w))),
+    lambda model: model(given(3, 16)),
+)
+kind(
+    "weights read by a closure of a call",
+    partial(Model, lambda m, x: [one(x) for one in [layer(x) for layer in m.layers]], lambda: Table(reader)),
+    lambda model: model(given(3, 16)),
+)
+
+
+def into_a_list(model, _given):
+    kept = []
+    for layer in model.layers:
+        layer(kept)
+    return [one.clone() for one in kept]
+
+
+def reader(weight, _given):
+    return lambda given: given + weight

@@ -61,6 +61,11 @@ class Entry:
         parameter.__dict__ = self.parameter.__dict__
         return parameter
 
+    def held(self) -> Any:  # noqa: ANN401
+        """What its first module holds for it now."""
+        owner, key = self.owners[0]
+        return owner._parameters[key]
+
     def holders(self) -> Iterator[tuple[Any, str | int]]:
         """Every container in which a module looks the parameter up, and its key there."""
         for owner, key in self.owners:

@@ -356,6 +356,8 @@ class Engine:
         if not block.depth:
             assert block.inside is not None
             block.inside.clear()
+            if block.checks and not block.apart:
+                block.let_go()
             if block.through:
                 self._release(block)
             block.apart = False
@@ -372,6 +374,7 @@ class Engine:
             return  # another thread runs the model, or the call has ended
         try:
             if block.depth > depth and not self.changing:
+                block.references = ()  # the error's frames have some
                 self.leave(block)
         finally:
             if self.changing:
@@ -465,6 +468,8 @@ class Engine:
         block.inside = block.products if block.fused and block.products is not None else block.unpacked
         if self.work.reads is not None:
             self.work.reads(block.name, _memory_read_by(block, block.inside))
+        if block.checks:
+            block.references = block.count_references()
         block.inside.bring()
 
     def _in_use_by_another(self, block: MovingBlock) -> bool:

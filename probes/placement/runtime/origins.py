@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
+from probes.placement.held import exchange, other
 from probes.placement.models.modules import Entry
 from probes.placement.runtime.buffers import PlannedBlock, room_for
 from probes.placement.runtime.hooks import ForwardHook, InputConversionHook, converted
@@ -58,6 +59,7 @@ class ParameterOrigins:
         self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
         self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
         self._recurrent: list[nn.RNNBase] = []
+        self._held: tuple[nn.Module, list[tuple[Entry, Any]]] | None = None  # what attributes hold meanwhile
 
     def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
         """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
@@ -157,6 +159,12 @@ class ParameterOrigins:
             save = module._save_to_state_dict
             self._exchange(module, "_save_to_state_dict", partial(_saved, module, save))
 
+    def exchange_held(self, model: nn.Module, entries: Iterable[Entry]) -> None:
+        """Let lists, and what else attributes hold, have what modules have in place of these parameters."""
+        held = [(entry, entry.parameter, entry.held()) for entry in entries]
+        self._held = model, [(entry, now) for entry, before, now in held if now is not before]
+        exchange(model.modules(), other({id(before): now for _, before, now in held if now is not before}))
+
     def _exchange(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
         if name not in module.__dict__:
             module.__dict__[name] = method
@@ -232,6 +240,10 @@ class ParameterOrigins:
             buffer.back()
         for module in self._recurrent:  # it noted those that calls had
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+        if self._held is not None:
+            model, held = self._held
+            exchange(model.modules(), other({id(now): entry.held() for entry, now in held}))
+            self._held = None
         self._recurrent.clear()
         self._origins.clear()
         self._buffers.clear()

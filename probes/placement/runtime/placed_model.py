@@ -172,6 +172,7 @@ class PlacedModel:
             if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
                 continue  # another card has layers of it, too
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
+        self._origins.exchange_held(self.model, [entry for block, _ in blocks for entry in block.entries])
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device. Raises PlacementError for want of VRAM."""
