@@ -94,7 +94,7 @@ def undo_of(holder: Any) -> Callable[[], None]:
 
 
 def exchange(modules: Iterable[nn.Module], change: Change) -> bool:
-    """Let plain attributes, and what they hold, hold what `change` makes of it. Returns whether any is new."""
+    """Let plain attributes, and what they hold, hold what `change` makes of it. Whether any is new."""
     is_new = False
     for holder in list(held_by(modules)):
         for key in range(len(holder)) if type(holder) in _SEQUENCES else list(holder):

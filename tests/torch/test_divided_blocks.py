@@ -299,7 +299,10 @@ def test_what_reads_weights_of_others_or_shares_them_is_not_divided():
     assert not divisible(Own(8, 8, 2))
     with pytest.warns(FutureWarning, match="weight_norm"):
         assert not divisible(nn.utils.weight_norm(nn.LSTM(8, 8, 2), "weight_hh_l0"))
-    assert divisible(nn.LSTM(8, 8, 2))
+    shared = nn.LSTM(8, 8, 2)
+    assert divisible(shared)
+    shared.weight_hh_l1 = shared.weight_hh_l0  # place() refused what plan() had made of it
+    assert not divisible(shared)
 
 
 def by_layers(model, tier="streamed", **options):

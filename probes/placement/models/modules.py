@@ -238,8 +238,10 @@ def is_divisible(block: Block) -> bool:
     held: dict[int, int] = defaultdict(int)  # bytes of each module's own
     for entry in block.entries:
         owner, *others = _owners(entry)
-        in_layer = part_name(entry.name) != entry.name.rpartition(".")[0]
-        if others or isinstance(owner, _NEVER_CALLED) or (in_layer and not has_layers(owner)):
+        parts = {part_name(key) for _, key in entry.owners}  # layers of a recurrent module; "": it has none
+        if others or len(parts) > 1 or isinstance(owner, _NEVER_CALLED):
+            return False
+        if parts != {""} and not has_layers(owner):
             return False
         held[id(owner)] += entry.given_bytes
     above = 0
