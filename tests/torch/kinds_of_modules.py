@@ -1060,6 +1060,17 @@ class Spectral(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(given) * self.weight[: given.shape[-2]], n=16)
 
 
+class HalfSpectral(nn.Module):
+    """Complex weights of two half numbers each."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16).to(torch.complex32), requires_grad=False)
+
+    def forward(self, given):
+        return given * self.weight.to(torch.complex64).real
+
+
 class Graph(nn.Module):
     def __init__(self):
         super().__init__()
@@ -1188,6 +1199,7 @@ for name, make, shape in (
     ("experts in one parameter", Experts, (6, 16)),
     ("a mixer", Mixer, (2, 5, 16)),
     ("complex weights", Spectral, (3, 16)),
+    ("complex weights of half numbers", HalfSpectral, (3, 16)),
     ("a sparse graph", Graph, (3, 16)),
     ("weights made by a layer", Hyper, (3, 16)),
     ("conditioned norms", Conditioned, (3, 16)),

@@ -38,11 +38,11 @@ class PassState:
         self._device = device
         self._has_objects = False
         self._random: tuple[torch.Tensor, ...] = ()
-        self._held = [(holder, parts_of(holder)) for holder in held_by(modules)]
+        self._held = [(holder, parts_of(holder)) for holder in held_by(modules)] if modules else []
         self._undo: list[Callable[[], None]] = []
         self._tensors: list[tuple[torch.Tensor, int | None, torch.Tensor | None]] = []
         self._seen: dict[int, Any] = {}
-        self._undo += [undo_of(holder) for holder, _ in self._held]
+        self._undo += [undo_of(holder) for holder, _ in self._held] if modules else []
         self._room = MOST_COPIED if self._undo else -1
         if self._undo:
             self._note_random_numbers()
