@@ -94,9 +94,9 @@ def undo_of(holder: Any) -> Callable[[], None]:
 
 
 def exchange(modules: Iterable[nn.Module], change: Change) -> bool:
-    """Let plain attributes, and what they hold, hold what `change` makes of it. Whether any is new."""
-    is_new = False
-    for holder in list(held_by(modules)):
+    """Let attributes, what they hold and parameters be what `change` makes of them. Whether any is new."""
+    is_new, modules = False, tuple(modules)
+    for holder in [*held_by(modules), *(module._parameters for module in modules)]:
         for key in range(len(holder)) if type(holder) in _SEQUENCES else list(holder):
             value = holder[key]
             if (new := _changed(value, change)) is not value:

@@ -1,5 +1,6 @@
 """What modules hold in plain attributes: parameters in lists, and caches, also those of `lru_cache`."""
 
+import copy
 import functools
 from collections import deque
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ import torch
 from random_models import plan_of
 from test_kinds_of_modules import FromDisk
 from torch import nn
+from torch.nn.utils import prune
 
 from probes.placement import plan
-from probes.placement.models.modules import find_blocks
+from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.runtime.pass_state import PassState
 from probes.placement.runtime.place import place_model
 from probes.placement.runtime.streams import Streams
@@ -133,3 +135,38 @@ def test_a_pass_that_is_undone_leaves_nothing_in_what_modules_keep():
     assert not state.left_modules_alone
     state.restore()
     assert not module.last
+
+
+def test_a_copied_layer_can_be_called_once_the_model_is_given_back():
+    """A copy has the layer's forward, which was the hook: an IndexError."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).requires_grad_(False)
+    handle = place_model(model, plan_of(model, {"0": "streamed", "1": "packed"}), FromDisk(), Streams())
+    twin, given = copy.copy(model[0]), torch.randn(3, 16)
+    assert torch.equal(twin(given), model[0](given))
+    handle.remove()
+    assert torch.equal(twin(given), model[0](given))
+
+
+def test_a_weight_that_was_renamed_while_it_was_placed_is_given_back():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).requires_grad_(False)
+    before = model[0].weight
+    handle = place_model(model, plan_of(model, {"0": "streamed"}), FromDisk(), Streams())
+    prune.identity(model[0], "weight")
+    handle.remove()
+    assert model[0].weight_orig is before
+    assert torch.equal(model(torch.ones(1, 16)), model(torch.ones(1, 16)))
+
+
+class Answering(nn.Module):
+    """Answers None for what it doesn't know, as some wrappers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def __getattr__(self, name):
+        return self._modules.get(name)
+
+
+def test_a_module_that_answers_for_any_attribute_is_not_taken_for_a_compiled_one():
+    assert describe_module(nn.Sequential(Answering(), nn.Linear(16, 16))).blocks

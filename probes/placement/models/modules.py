@@ -447,7 +447,7 @@ def require_module(model: object) -> None:
             f"a model is a torch.nn.Module, not a {type(model).__name__}", "give the module itself"
         )
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+        if isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules:
             raise PlacementError(
                 "a scripted or compiled model can't be placed", "plan and place the model it was made of"
             )

@@ -38,9 +38,10 @@ class Gate:
 
 def _give_back(module: nn.Module, hook: ForwardHook, before: Any) -> None:
     """Let a module have the forward that it had before the hook."""
-    if module.__dict__.get("forward") is not hook:  # it has been exchanged since: it's the user's,
-        hook.__class__ = ForwardHook  # which may call ours
-    elif before is None:
+    hook.__class__ = ForwardHook  # a user's own forward, or a copy of the module, may call it
+    if module.__dict__.get("forward") is not hook:
+        return  # it has been exchanged since: it's the user's
+    if before is None:
         del module.__dict__["forward"]
     else:
         module.__dict__["forward"] = before
@@ -242,7 +243,7 @@ class ParameterOrigins:
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
         if self._held is not None:
             model, held = self._held
-            exchange(model.modules(), other({id(now): entry.held() for entry, now in held}))
+            exchange(model.modules(), other({id(now): self.parameter(entry) for entry, now in held}))
             self._held = None
         self._recurrent.clear()
         self._origins.clear()
