@@ -170,3 +170,24 @@ class Answering(nn.Module):
 
 def test_a_module_that_answers_for_any_attribute_is_not_taken_for_a_compiled_one():
     assert describe_module(nn.Sequential(Answering(), nn.Linear(16, 16))).blocks
+
+
+@pytest.mark.parametrize("tiers", [["packed", "streamed", "cpu"], ["disk"], ["cpu"], ["resident", "packed"]])
+@pytest.mark.parametrize("how", ["one memory", "tied"])
+def test_weights_of_one_memory_have_one_again(how, tiers):
+    """They had memory of their own: what trained the model afterwards no longer changed both of two tied."""
+    parts = [nn.Linear(64, 64, bias=False, dtype=torch.bfloat16) for _ in range(3)]
+    memory = torch.randn(3, 64, 64).bfloat16()
+    for part, values in zip(parts, memory, strict=True):
+        part.weight = nn.Parameter(memory[0].t() if how == "tied" else values, requires_grad=False)
+    model, given = nn.Sequential(*parts), torch.randn(2, 64, dtype=torch.bfloat16)
+    wanted = model(given)
+    chosen = {str(number): tiers[number % len(tiers)] for number in range(3)}
+    handle = place_model(model, plan_of(model, chosen), FromDisk(), Streams())
+    assert torch.equal(model(given), wanted)
+    handle.remove()
+    assert torch.equal(model(given), wanted)
+    first, *others = [part.weight for part in parts]
+    assert all(one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for one in others)
+    model[2].weight.data.zero_()
+    assert bool(first.any()) == (how == "one memory")

@@ -34,6 +34,7 @@ from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import MOST_ROWS
 from probes.placement.runtime.buffers import DeviceBuffer, Occupant, StoredBlock, StoredEntry, room_for
+from probes.placement.runtime.kept_weights import count_references, require_let_go
 from probes.placement.runtime.offloaded import (
     CpuBlock,
     MovingBlock,
@@ -357,7 +358,7 @@ class Engine:
             assert block.inside is not None
             block.inside.clear()
             if block.checks and not block.apart:
-                block.let_go()
+                require_let_go(block)
             if block.through:
                 self._release(block)
             block.apart = False
@@ -469,7 +470,7 @@ class Engine:
         if self.work.reads is not None:
             self.work.reads(block.name, _memory_read_by(block, block.inside))
         if block.checks:
-            block.references = block.count_references()
+            block.references = count_references(block)
         block.inside.bring()
 
     def _in_use_by_another(self, block: MovingBlock) -> bool:

@@ -9,12 +9,9 @@ To code that only asks, it looks like any parameter that wants no gradients. tor
 choose another way where a weight has a `__torch_function__`.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import gt
-from sys import getrefcount
 from typing import Any, Final, NoReturn
 
 import torch
@@ -22,7 +19,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.placement.held import exchange
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import aligned, is_matrix
 from probes.placement.packing.packed import Packed
@@ -48,10 +44,6 @@ _REMOVE: Final = "call remove() of the handle first"
 _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
     torch._C, "_set_throw_on_mutable_data_ptr", id
 )
-
-_USES: Final[Callable[[torch.Tensor], int]] = getattr(torch.Tensor, "_use_count", lambda _: 0)
-_STORAGE_USES: Final[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
-CHECKED_CALLS: Final = 2  # a block's first
 
 
 @dataclass(frozen=True)
@@ -362,9 +354,10 @@ class ParameterSwap:
         for place in self.places:
             place.require_absent()
 
-    def references(self) -> int:
-        """To its parameters, by views too: after a call more than before it, where something keeps one."""
-        return sum(getrefcount(present) + _USES(present) for _, _, _, present in self._all)
+    @property
+    def present(self) -> list[nn.Parameter]:
+        """Its parameters that are there during a call."""
+        return [present for _, _, _, present in self._all]
 
     def clear(self) -> None:
         """After a call. What has been put there meanwhile stays: the next call complains."""
@@ -415,7 +408,7 @@ class MovingBlock:
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its staging buffers and decode buffer
-    checks: int = CHECKED_CALLS  # of its next calls: whether they keep weights
+    checks: int = 2  # of its next calls: whether they keep weights
     references: tuple[int, ...] = ()  # before its present call
     staying: tuple[ParameterPlace, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
     through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have staging buffers, with them
@@ -435,37 +428,6 @@ class MovingBlock:
             if begin <= address < end:
                 return True
         return False
-
-    def count_references(self) -> tuple[int, ...]:
-        """To the weights of its present call, and to the memory of all buffers."""
-        buffers = [buffer for buffer in (*self.staging, self.decode_buffer) if buffer is not None]
-        if self.inside is None or not buffers:
-            return ()
-        return self.inside.references(), _STORAGE_USES(buffers[0].memory.untyped_storage()._cdata)
-
-    def let_go(self) -> None:
-        """Require of a call that has ended that it keeps no weight: others come to their place soon.
-
-        What attributes of its modules hold becomes a copy. Raises PlacementError where weights are kept
-        elsewhere.
-        """
-        self.checks -= 1
-        if not any(map(gt, self.count_references(), self.references)):
-            return
-        modules = [module for top in self.stored.block.modules for module in top.modules()]
-        if exchange(modules, lambda thing: thing.clone() if self._is_held(thing) else thing):
-            self.checks = CHECKED_CALLS
-        for collect in (int, gc.collect):
-            collect()
-            if self.count_references()[0] <= self.references[0]:
-                return
-        raise PlacementError(
-            f"a call of {self.name} keeps a weight, or a view of one, where others come to its place",
-            "let it keep a copy, weight.clone(); or call remove() of the handle",
-        )
-
-    def _is_held(self, thing: object) -> bool:
-        return isinstance(thing, torch.Tensor) and self.holds(thing)
 
     def put_away(self) -> None:
         """Take its parameters away, as far as an interrupted call has brought them."""

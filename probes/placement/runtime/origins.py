@@ -1,6 +1,7 @@
 """Where parameters and buffers were before a model was placed, and how they get back there."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +61,22 @@ class ParameterOrigins:
         self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
         self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
         self._recurrent: list[nn.RNNBase] = []
+        self._shared: dict[int, _SharedMemory] = {}  # by the identity of entries
         self._held: tuple[nn.Module, list[tuple[Entry, Any]]] | None = None  # what attributes hold meanwhile
+
+    def note_shared(self, entries: Iterable[Entry]) -> None:
+        """Note which parameters are views of one memory, such as weights that are tied by `.data =`."""
+        by_memory: dict[int, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            if not entry.parameter.is_meta and entry.n_bytes:
+                by_memory[entry.parameter.untyped_storage().data_ptr()].append(entry)
+        for sharing in by_memory.values():
+            if len(sharing) > 1:
+                shared = _SharedMemory(
+                    {id(entry): entry.parameter.storage_offset() for entry in sharing},
+                    sharing[0].parameter.untyped_storage().nbytes(),
+                )
+                self._shared |= dict.fromkeys(shared.offsets, shared)
 
     def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
         """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
@@ -70,7 +86,7 @@ class ParameterOrigins:
         origin = self._origins.get(id(entry))
         if origin is None:
             origin = self._origins[id(entry)] = _ParameterOrigin(
-                entry, entry.parameter, entry.parameter.requires_grad
+                entry, entry.parameter, entry.parameter.requires_grad, self._shared.get(id(entry))
             )
         if origin.parameter.is_inference():
             origin.instead = _put(entry, values)
@@ -207,7 +223,7 @@ class ParameterOrigins:
         """Copy the values to the host now, if they have left it."""
         origin = self._origins.get(id(entry))
         if origin is not None and origin.fetch is not None and origin.instead is None:
-            origin.parameter.data, origin.fetch = on_host(entry, values), None
+            origin.parameter.data, origin.fetch = origin.on_host(values), None
 
     def keep_written(self, entry: Entry, values: torch.Tensor) -> None:
         """A forward gave the parameter these values, by `.data =`: it keeps them."""
@@ -237,6 +253,9 @@ class ParameterOrigins:
                 first_error = first_error or error
         if first_error:
             raise first_error
+        for origin in self._origins.values():
+            origin.share()
+        self._shared.clear()
         for buffer in reversed(self._buffers):
             buffer.back()
         for module in self._recurrent:  # it noted those that calls had
@@ -251,15 +270,37 @@ class ParameterOrigins:
 
 
 @dataclass(eq=False)
+class _SharedMemory:
+    """Memory of which several parameters are views, and where: they are so again once they are back."""
+
+    offsets: dict[int, int]  # in numbers, by the identity of entries
+    n_bytes: int
+    memory: torch.UntypedStorage | None = None
+
+    def room(self, entry: Entry) -> torch.Tensor:
+        """The parameter's view."""
+        if self.memory is None:
+            self.memory = torch.UntypedStorage(self.n_bytes)
+        empty = torch.empty(0, dtype=entry.given, device="cpu")
+        return empty.set_(self.memory, self.offsets[id(entry)], entry.shape, entry.stride)
+
+
+@dataclass(eq=False)
 class _ParameterOrigin:
     """A parameter as an object, whether it wanted gradients, and how its values get back to the host."""
 
     entry: Entry
     parameter: nn.Parameter
     requires_grad: bool
+    shared: "_SharedMemory | None" = None
     fetch: Fetch | None = None  # None: its values are on the host
     address: int = 0  # of the values that it has meanwhile
     instead: nn.Parameter | None = None  # of one made under inference mode, which can't be given other values
+
+    def on_host(self, values: torch.Tensor) -> torch.Tensor:
+        """The model's own values in host memory, in the parameter's order of dimensions."""
+        room = self.shared.room(self.entry) if self.shared else room_for(self.entry, "cpu", self.entry.given)
+        return room.copy_(values)
 
     def back(self) -> None:
         """Give back the values, and whether gradients are wanted: by what was asked for last, if known."""
@@ -270,13 +311,19 @@ class _ParameterOrigin:
             return
         if self.fetch is not None:
             if self.parameter.data_ptr() == self.address:
-                self.parameter.data = on_host(self.entry, self.fetch())
+                self.parameter.data = self.on_host(self.fetch())
             else:  # it was given others, by `.data =`
                 self.parameter.data = self.parameter.data.cpu()
             self.fetch = None
         if self.parameter.is_inference():  # a forward gave it values under inference mode, by `.data =`
             self.parameter.data = self.parameter.detach().clone()
         self.parameter.requires_grad_(self.requires_grad or self.parameter.requires_grad)
+
+    def share(self) -> None:
+        """Let it be a view of the memory of others that are back, if it never left its own."""
+        has_left = self.instead is not None or self.parameter.data_ptr() != self.address
+        if self.shared and self.shared.memory is not None and not has_left:
+            self.parameter.data = self.on_host(self.parameter.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,11 +391,6 @@ def _saved(
         value = destination.get(key)
         if isinstance(value, DetachedParameter):
             destination[key] = value.access.fetch_to_host()
-
-
-def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
-    """The model's own values in host memory of their own, in the parameter's order of dimensions."""
-    return room_for(entry, "cpu", entry.given).copy_(values)
 
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:

@@ -150,6 +150,7 @@ class PlacedModel:
 
     def take_over(self, blocks: Sequence[PlannedBlock]) -> None:
         """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
+        self._origins.note_shared(entry for block, _ in blocks for entry in block.entries)
         self._builder.take_over(blocks, self._engine)
         moving = {id(block.stored.block): block for block in self._engine.moving}
         gpu_only = why_gpu_only([block for block, _ in blocks]) if self.device.type != "cpu" else {}
