@@ -1263,3 +1263,34 @@ def into_a_list(model, _given):
 
 def reader(weight, _given):
     return lambda given: given + weight
+
+
+# A module that several layers share, and the model too, as positional encodings of CoaT
+
+
+class Sharing(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared, self.linear = shared, nn.Linear(16, 16)
+
+    def forward(self, given):
+        return self.linear(self.shared(given))
+
+
+class Shared(nn.Module):
+    def __init__(self, *, first):
+        super().__init__()
+        shared = nn.Linear(16, 16)
+        if first:
+            self.shared = shared
+        self.layers = nn.ModuleList(Sharing(shared) for _ in range(3))
+        self.shared = shared
+
+    def forward(self, given):
+        for layer in self.layers:
+            given = layer(given)
+        return given
+
+
+kind("a module that layers share, named first", partial(Shared, first=True), lambda m: m(given(3, 16)))
+kind("a module that layers share, named last", partial(Shared, first=False), lambda m: m(given(3, 16)))
