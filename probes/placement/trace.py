@@ -123,9 +123,11 @@ def as_if_recording() -> Iterator[None]:
 def fill(module: nn.Module, device: str) -> None:
     """Replace every parameter and buffer by one of the same size on a device; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
+    before: list[torch.Tensor] = []  # whose identities mustn't become those of new ones
 
     def like(old: torch.Tensor) -> torch.Tensor:
         if id(old) not in made:
+            before.append(old)
             new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
             made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
         return made[id(old)]

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
+from sys import maxsize
 from typing import Any, Final, TypeVar
 
 import torch
@@ -357,7 +358,7 @@ class Engine:
         if not block.depth:
             assert block.inside is not None
             block.inside.clear()
-            if block.checks and not block.apart:
+            if not block.apart and (block.checks or block.uses() > block.references[0]):
                 require_let_go(block)
             if block.through:
                 self._release(block)
@@ -375,7 +376,7 @@ class Engine:
             return  # another thread runs the model, or the call has ended
         try:
             if block.depth > depth and not self.changing:
-                block.references = ()  # the error's frames have some
+                block.references = maxsize, maxsize  # the error's frames have some
                 self.leave(block)
         finally:
             if self.changing:
@@ -469,8 +470,7 @@ class Engine:
         block.inside = block.products if block.fused and block.products is not None else block.unpacked
         if self.work.reads is not None:
             self.work.reads(block.name, _memory_read_by(block, block.inside))
-        if block.checks:
-            block.references = count_references(block)
+        block.references = block.uses(), count_references(block) if block.checks else 0
         block.inside.bring()
 
     def _in_use_by_another(self, block: MovingBlock) -> bool:
