@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from probes.core.errors import PlacementError
 from probes.placement.allocator import Event, peak_of
+from probes.placement.held import empty_caches, exchange, held_by, other, undo_of
 from probes.placement.models.modules import RecurrentLayers, has_layers
 from probes.placement.models.operations import (
     EXPERTS,
@@ -131,9 +132,11 @@ def as_if_recording() -> Iterator[None]:
 def fill(module: nn.Module, device: str) -> None:
     """Replace every parameter and buffer by one of the same size on a device; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
+    before: list[torch.Tensor] = []  # whose identities mustn't become those of new ones
 
     def like(old: torch.Tensor) -> torch.Tensor:
         if id(old) not in made:
+            before.append(old)
             new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
             made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
         return made[id(old)]
@@ -141,6 +144,7 @@ def fill(module: nn.Module, device: str) -> None:
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             held.update({name: like(old) for name, old in held.items() if old is not None})
+    exchange(module.modules(), other(made))
 
 
 @contextmanager
@@ -156,21 +160,17 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Give a module back all attributes that it had, parameters and buffers too."""
-    held = ("_parameters", "_buffers", "_modules")
-    before = [
-        (part, dict(part.__dict__), {name: dict(part.__dict__[name]) for name in held})
-        for part in module.modules()
+    """Give a module back all attributes that it had, parameters and buffers too, and what they held."""
+    registered = [
+        held for part in module.modules() for held in (part._parameters, part._buffers, part._modules)
     ]
+    undo = [undo_of(held) for held in (*held_by(module.modules()), *registered)]
     try:
         yield
     finally:
-        for part, attributes, dicts in before:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-            for name, content in dicts.items():
-                part.__dict__[name].clear()
-                part.__dict__[name].update(content)
+        for put_back in undo:
+            put_back()
+        empty_caches(FakeTensor)
 
 
 MEANWHILE: Final = 0  # the name of what an operation takes while it runs: storages are numbered from 1

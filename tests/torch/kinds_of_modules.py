@@ -11,6 +11,7 @@ import typing
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from functools import cache, partial
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -1059,6 +1060,17 @@ class Spectral(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(given) * self.weight[: given.shape[-2]], n=16)
 
 
+class HalfSpectral(nn.Module):
+    """Complex weights of two half numbers each."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16).to(torch.complex32), requires_grad=False)
+
+    def forward(self, given):
+        return given * self.weight.to(torch.complex64).real
+
+
 class Graph(nn.Module):
     def __init__(self):
         super().__init__()
@@ -1187,6 +1199,7 @@ for name, make, shape in (
     ("experts in one parameter", Experts, (6, 16)),
     ("a mixer", Mixer, (2, 5, 16)),
     ("complex weights", Spectral, (3, 16)),
+    ("complex weights of half numbers", HalfSpectral, (3, 16)),
     ("a sparse graph", Graph, (3, 16)),
     ("weights made by a layer", Hyper, (3, 16)),
     ("conditioned norms", Conditioned, (3, 16)),
@@ -1198,3 +1211,95 @@ for name, make, shape in (
     chain(name, make, *shape)
 kind("a vision transformer", Patches, lambda model: model(given(2, 3, 8, 8)))
 kind("a pyramid", Pyramid, lambda model: model(given(2, 4, 8, 8)))
+
+# Weights that are kept beyond a call
+
+
+class Keeping(Table):
+    """Adds a view of its weight that it keeps between calls."""
+
+    def __init__(self, keep):
+        super().__init__(None)
+        self.keep, self.kept = keep, {}
+
+    def forward(self, given):
+        if not self.kept:
+            self.kept["rows"] = [self.keep(self.weight)]
+        return given + self.kept["rows"][0]
+
+
+def keeping(name, keep):
+    kind(
+        f"a weight kept {name}",
+        partial(Chain, partial(Keeping, keep)),
+        lambda m: m(given(3, 16)),
+        steady=False,
+    )
+
+
+class KeepingLater(Keeping):
+    """Keeps it in its third call, as a table of positions for longer inputs."""
+
+    def forward(self, given):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(given) if self.calls > 2 else given + self.weight[:3]
+
+
+chain("a weight kept by a later call", partial(KeepingLater, lambda weight: weight[:3]), 3, 16, steady=False)
+keeping("in part", lambda weight: weight[:3])
+keeping("detached", lambda weight: weight.detach()[:3])
+keeping("as data", lambda weight: weight.data[:3])
+keeping("transposed twice", lambda weight: weight.t()[:, :3].t())
+returning("in an object", lambda w, _: SimpleNamespace(weight=w))
+kind(
+    "weights put into a list",
+    partial(Model, lambda m, x: into_a_list(m, x), lambda: Table(lambda w, kept: kept.append(w))),
+    lambda model: model(given(3, 16)),
+)
+kind(
+    "weights read by a closure of a call",
+    partial(Model, lambda m, x: [one(x) for one in [layer(x) for layer in m.layers]], lambda: Table(reader)),
+    lambda model: model(given(3, 16)),
+)
+
+
+def into_a_list(model, _given):
+    kept = []
+    for layer in model.layers:
+        layer(kept)
+    return [one.clone() for one in kept]
+
+
+def reader(weight, _given):
+    return lambda given: given + weight
+
+
+# A module that several layers share, and the model too, as positional encodings of CoaT
+
+
+class Sharing(nn.Module):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared, self.linear = shared, nn.Linear(16, 16)
+
+    def forward(self, given):
+        return self.linear(self.shared(given))
+
+
+class Shared(nn.Module):
+    def __init__(self, *, first):
+        super().__init__()
+        shared = nn.Linear(16, 16)
+        if first:
+            self.shared = shared
+        self.layers = nn.ModuleList(Sharing(shared) for _ in range(3))
+        self.shared = shared
+
+    def forward(self, given):
+        for layer in self.layers:
+            given = layer(given)
+        return given
+
+
+kind("a module that layers share, named first", partial(Shared, first=True), lambda m: m(given(3, 16)))
+kind("a module that layers share, named last", partial(Shared, first=False), lambda m: m(given(3, 16)))

@@ -10,6 +10,7 @@ from random_models import TIERS, plan_of
 from safetensors.torch import save_file
 from torch import nn
 
+from probes.core.errors import PlanImpossible
 from probes.placement import load, place, plan
 from probes.placement.models.modules import describe_module, find_blocks
 from probes.placement.planner.plan import LARGEST
@@ -299,7 +300,34 @@ def test_what_reads_weights_of_others_or_shares_them_is_not_divided():
     assert not divisible(Own(8, 8, 2))
     with pytest.warns(FutureWarning, match="weight_norm"):
         assert not divisible(nn.utils.weight_norm(nn.LSTM(8, 8, 2), "weight_hh_l0"))
-    assert divisible(nn.LSTM(8, 8, 2))
+    shared = nn.LSTM(8, 8, 2)
+    assert divisible(shared)
+    shared.weight_hh_l1 = shared.weight_hh_l0  # place() refused what plan() had made of it
+    assert not divisible(shared)
+
+
+class Joining(nn.Module):
+    """Joins the weights of two layers, which it doesn't call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Linear(1024, 1024, bias=False) for _ in range(2))
+        self.norm = nn.LayerNorm(1024)
+
+    def forward(self, x):
+        joined = torch.cat([self.first.weight, self.second.weight])
+        return self.norm(nn.functional.linear(x, joined)[..., :1024])
+
+
+def test_a_block_whose_parts_are_read_by_others_is_planned_as_a_whole():
+    """Each was planned alone, and brought for each reading: VRAM for two that the plan didn't count."""
+    model, given = nn.Sequential(Joining(), Joining()), numbers(2, 1024)
+    assert [block.name for block in describe_module(model).divided().blocks][:2] == ["0.first", "0.second"]
+    with pytest.raises(PlanImpossible) as refused:
+        plan(model, vram=1, machine="nvidia-h100", inputs=given)
+    least = int(re.search(r"--vram (\d+)MiB", str(refused.value))[1]) << 20
+    planned = plan(model, vram=least, machine="nvidia-h100", inputs=given)
+    assert [block.name for block in planned.blocks] == ["0", "1"]
 
 
 def by_layers(model, tier="streamed", **options):

@@ -36,6 +36,9 @@ REFUSED = {
     "a weight written to": "can't be changed",
     "a weight written to in part": "can't be changed",
     "a weight that is a function's output": "can't be changed",
+    "a weight returned in an object": "keeps a weight",
+    "weights put into a list": "keeps a weight",
+    "weights read by a closure of a call": "keeps a weight",
 }
 
 

@@ -61,15 +61,23 @@ class Model(nn.Module):
         return x
 
 
+class Unrestored(list):
+    """What a pass that is done again doesn't restore, as it does with a list itself."""
+
+
 class Planted(TorchDispatchMode):
     """Operations of a pass in which memory runs out: at their numbers."""
 
     def __init__(self, *at, size="20.00 MiB"):
         super().__init__()
-        self.at, self.size, self.seen = at, size, 0
+        self.at, self.size, self.calls = at, size, Unrestored()
+
+    @property
+    def seen(self):
+        return len(self.calls)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen += 1
+        self.calls.append(0)
         if self.seen in self.at:
             raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {self.size}.")
         return func(*args, **(kwargs or {}))
@@ -80,7 +88,7 @@ class Blocked(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.failures = []  # which a pass that is done again doesn't restore
+        self.failures = Unrestored()
 
     def forward(self, x):
         if self.failures:
@@ -94,9 +102,9 @@ class Stingy(nn.Module):
 
     def __init__(self, refusals):
         super().__init__()
-        self.streams, self.refusals = Streams(), [0] * refusals  # no pass that is done again restores a list
+        self.streams, self.refusals = Streams(), Unrestored([0] * refusals)
         self.streams.refused_allocations = lambda: refusals - len(self.refusals)
-        self.threads = []
+        self.threads = Unrestored()
 
     def forward(self, x):
         state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_dtype("cpu")

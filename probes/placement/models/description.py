@@ -47,6 +47,7 @@ DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
         "int64": 64,
         "uint64": 64,
         "float64": 64,
+        "complex32": 32,
         "complex64": 64,
         "complex128": 128,
     }

@@ -7,7 +7,7 @@ recurrent module can be a block, too: it is called as a module of that one layer
 `find_blocks` finds the blocks for the runtime; `describe_module` describes them for the planner.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -25,7 +25,7 @@ from probes.placement.models.description import (
     Use,
     part_name,
 )
-from probes.placement.models.experts import count_experts, find_experts
+from probes.placement.models.experts import find_experts
 
 _CALLING = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # read no weights of the modules in them
 _NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
@@ -60,6 +60,11 @@ class Entry:
         parameter = nn.Parameter(values, requires_grad=False)
         parameter.__dict__ = self.parameter.__dict__
         return parameter
+
+    def held(self) -> Any:  # noqa: ANN401
+        """What its first module holds for it now."""
+        owner, key = self.owners[0]
+        return owner._parameters[key]
 
     def holders(self) -> Iterator[tuple[Any, str | int]]:
         """Every container in which a module looks the parameter up, and its key there."""
@@ -160,19 +165,20 @@ def find_blocks(
     parameters are converted to.
 
     Raises PlacementError for parameters that can't be placed: tensor subclasses, sparse tensors and
-    parameters without a shape yet; and for names of which one holds the other.
+    parameters without a shape yet.
     """
     layers = _named_layers(model, names or ())
     entries = _entries(model, layers, becomes)
-    units = _called_modules(model) if names is None else _named(model, names, layers)
+    units = list(_called_modules(model) if names is None else _named(model, names, layers))
+    depth = Counter(key for _, module in units for key in inside_order(module))
     by_owner: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         for owner, _ in entry.owners:
             by_owner[id(owner)].append(entry)
     blocks: list[Block] = []
     taken: set[int] = set()
-    # experts that are inside another block are apart from it: they take their parameters first
-    for name, module in sorted(units, key=lambda unit: names is None or not count_experts(unit[1])):
+    # a module inside another block, such as experts, is apart from it: it takes its parameters first
+    for name, module in sorted(units, key=lambda unit: -depth[id(unit[1])]):
         recurrent = layers[name][0] if name in layers else None
         own, shared = _below(module, by_owner, taken, recurrent)
         taken |= {id(entry) for entry in (*own, *shared)}
@@ -233,8 +239,10 @@ def is_divisible(block: Block) -> bool:
     held: dict[int, int] = defaultdict(int)  # bytes of each module's own
     for entry in block.entries:
         owner, *others = _owners(entry)
-        in_layer = part_name(entry.name) != entry.name.rpartition(".")[0]
-        if others or isinstance(owner, _NEVER_CALLED) or (in_layer and not has_layers(owner)):
+        parts = {part_name(key) for _, key in entry.owners}  # layers of a recurrent module; "": it has none
+        if others or len(parts) > 1 or isinstance(owner, _NEVER_CALLED):
+            return False
+        if parts != {""} and not has_layers(owner):
             return False
         held[id(owner)] += entry.given_bytes
     above = 0
@@ -290,7 +298,7 @@ def inside_order(module: nn.Module) -> tuple[int, ...]:
 
 
 def _called_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are called as a whole; none is inside another, and none comes twice."""
+    """The modules that are called as a whole; none comes twice. One that several share is inside others."""
     seen: set[int] = set()
     for name, module in _walk("", model, model):
         if id(module) not in seen:
@@ -346,15 +354,9 @@ def _named_layers(model: nn.Module, names: Collection[str]) -> Layers:
 
 
 def _named(model: nn.Module, names: Collection[str], layers: Layers) -> list[tuple[str, nn.Module]]:
-    """The modules among the names, in order. Raises PlacementError where one is inside another."""
+    """The modules among the names, in order."""
     modules = dict(model.named_modules(remove_duplicate=False)) | {name: m for name, (_, m) in layers.items()}
-    units = [(name, modules[name]) for name in names if name in modules]
-    identities = {id(module): name for name, module in units}
-    for name, module in units:
-        for below in module.modules():
-            if below is not module and id(below) in identities and not count_experts(below):
-                raise PlacementError(f"the plan names {name} and {identities[id(below)]}, which is inside it")
-    return units
+    return [(name, modules[name]) for name in names if name in modules]
 
 
 def _entries(model: nn.Module, layers: Layers, becomes: torch.dtype | None) -> tuple[Entry, ...]:
@@ -440,7 +442,7 @@ def require_module(model: object) -> None:
             f"a model is a torch.nn.Module, not a {type(model).__name__}", "give the module itself"
         )
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+        if isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules:
             raise PlacementError(
                 "a scripted or compiled model can't be placed", "plan and place the model it was made of"
             )

@@ -14,9 +14,14 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from probes.core.errors import LibraryMissing, ModelUnknown, PlacementError, UsageError
-from probes.placement.models.description import ModelDescription, TensorDescription, TracedFacts
+from probes.placement.models.description import (
+    BlockDescription,
+    ModelDescription,
+    TensorDescription,
+    TracedFacts,
+)
 from probes.placement.models.inputs import cache_name, example, inputs_of
-from probes.placement.models.modules import describe_module, find_blocks
+from probes.placement.models.modules import MOST_ABOVE, describe_module, find_blocks
 from probes.placement.models.operations import AROUND, EXPERTS, Operation, Trace, WeightUse
 from probes.placement.models.reading import config_of, describe
 from probes.placement.models.transformers_config import model_on_meta, silently
@@ -270,6 +275,7 @@ def with_trace(
             around=around if place == attributed.order[0] else 0,
             cache_bytes=attributed.kept[place],
             anytime=block.anytime or place in attributed.outside,
+            divisible=block.divisible and not _is_read_apart(block, attributed.work[place]),
         )
         for place, block in enumerate(described.blocks)
     ]
@@ -292,6 +298,21 @@ def with_trace(
             host_s=trace.host_s,
         ),
     )
+
+
+def _is_read_apart(block: BlockDescription, work: Iterable[Operation]) -> bool:
+    """Whether more of a block than a little is read outside calls of the modules that hold it.
+
+    As parts of their own, such weights would be brought for each reading.
+    """
+    apart = {
+        use.name
+        for operation in work
+        for use in operation.weights
+        if not f"{operation.at}.".startswith(f"{use.name.rpartition('.')[0]}.")
+    }
+    n_bytes = sum(tensor.given_bytes for tensor in block.tensors if tensor.name in apart)
+    return n_bytes > MOST_ABOVE * sum(tensor.given_bytes for tensor in block.tensors)
 
 
 def _with_chosen(operation: Operation, tensors: Mapping[str, TensorDescription]) -> Operation:

@@ -11,6 +11,7 @@ tier; calls then go through `hooks` to the `engine`.
   how things were before a pass that is done again. `block_times`: what each block takes.
 - `hooks`: the forwards of blocks and of the model. `offloaded`: moving blocks, and the parameters that stand
   in for weights that are elsewhere. `packed_tables`: embeddings that are never unpacked as a whole.
+- `kept_weights`: whether a call keeps weights that only come and go.
 - `experts`: what modules of experts hold in place of weights. `expert_cache`: which of them are in VRAM, the
   table of addresses, updates between passes. `expert_products`: products straight from the table.
 - `weight_sources`: where bytes come from. `origins`: where parameters were before, and how they get back.

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
+from sys import maxsize
 from typing import Any, Final, TypeVar
 
 import torch
@@ -34,6 +35,7 @@ from probes.core.errors import PlacementError
 from probes.placement.models.modules import Block, Entry
 from probes.placement.packing.format import MOST_ROWS
 from probes.placement.runtime.buffers import DeviceBuffer, Occupant, StoredBlock, StoredEntry, room_for
+from probes.placement.runtime.kept_weights import count_references, require_let_go
 from probes.placement.runtime.offloaded import (
     CpuBlock,
     MovingBlock,
@@ -356,6 +358,8 @@ class Engine:
         if not block.depth:
             assert block.inside is not None
             block.inside.clear()
+            if not block.apart and (block.checks or block.uses() > block.references[0]):
+                require_let_go(block)
             if block.through:
                 self._release(block)
             block.apart = False
@@ -372,6 +376,7 @@ class Engine:
             return  # another thread runs the model, or the call has ended
         try:
             if block.depth > depth and not self.changing:
+                block.references = maxsize, maxsize  # the error's frames have some
                 self.leave(block)
         finally:
             if self.changing:
@@ -465,6 +470,7 @@ class Engine:
         block.inside = block.products if block.fused and block.products is not None else block.unpacked
         if self.work.reads is not None:
             self.work.reads(block.name, _memory_read_by(block, block.inside))
+        block.references = block.uses(), count_references(block) if block.checks else 0
         block.inside.bring()
 
     def _in_use_by_another(self, block: MovingBlock) -> bool:

@@ -44,6 +44,8 @@ _REMOVE: Final = "call remove() of the handle first"
 _HAVE_NO_ADDRESS: Final[Callable[[torch.Tensor], object]] = getattr(
     torch._C, "_set_throw_on_mutable_data_ptr", id
 )
+# by tensors; older torch doesn't say
+_STORAGE_USES: Final[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,11 @@ class ParameterSwap:
         for place in self.places:
             place.require_absent()
 
+    @property
+    def present(self) -> list[nn.Parameter]:
+        """Its parameters that are there during a call."""
+        return [present for _, _, _, present in self._all]
+
     def clear(self) -> None:
         """After a call. What has been put there meanwhile stays: the next call complains."""
         for holder, key, absent, present in self._all:
@@ -403,6 +410,9 @@ class MovingBlock:
     apart: bool = False  # its present call has weights in memory of their own
     trainable: bool = False
     spans: tuple[tuple[int, int], ...] = ()  # the addresses of its staging buffers and decode buffer
+    checks: int = 2  # of its next calls: whether they keep weights
+    references: tuple[int, int] = (0, 0)  # before its present call
+    uses: Callable[[], int] = int  # of its buffers' memory, and all that lies there with them, by tensors
     staying: tuple[ParameterPlace, ...] = ()  # what is unpacked in VRAM: it is there between calls, too
     through: tuple[tuple[Piece, DeviceBuffer], ...] = ()  # its pieces that have staging buffers, with them
 
@@ -432,6 +442,7 @@ class MovingBlock:
     def forget(self) -> None:
         """Refer to no buffers and parameters any more: the model has been given back."""
         self.decode_buffer = self.products = self.inside = None
+        self.uses = int
         self.unpacked, self.pieces, self.staying, self.through = ParameterSwap(()), (), (), ()
 
     @property
@@ -499,6 +510,7 @@ def prepare_block(
     )
     block.through = tuple((piece, piece.staging_buffer) for piece in block.pieces if piece.staging_buffer)
     memories = [buffer.memory for buffer in (*block.staging, block.decode_buffer) if buffer]
+    block.uses = partial(_STORAGE_USES, memories[0].untyped_storage()._cdata) if memories else int
     block.spans = tuple((memory.data_ptr(), memory.data_ptr() + memory.numel()) for memory in memories)
     source = staging[0].memory if staging else block.weight_source.whole()
     present: list[nn.Parameter] = []

@@ -1,6 +1,7 @@
 """Where parameters and buffers were before a model was placed, and how they get back there."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
+from probes.placement.held import exchange, other
 from probes.placement.models.modules import Entry
 from probes.placement.runtime.buffers import PlannedBlock, room_for
 from probes.placement.runtime.hooks import ForwardHook, InputConversionHook, converted
@@ -37,9 +39,10 @@ class Gate:
 
 def _give_back(module: nn.Module, hook: ForwardHook, before: Any) -> None:
     """Let a module have the forward that it had before the hook."""
-    if module.__dict__.get("forward") is not hook:  # it has been exchanged since: it's the user's,
-        hook.__class__ = ForwardHook  # which may call ours
-    elif before is None:
+    hook.__class__ = ForwardHook  # a user's own forward, or a copy of the module, may call it
+    if module.__dict__.get("forward") is not hook:
+        return  # it has been exchanged since: it's the user's
+    if before is None:
         del module.__dict__["forward"]
     else:
         module.__dict__["forward"] = before
@@ -58,6 +61,22 @@ class ParameterOrigins:
         self._forwards: list[tuple[nn.Module, ForwardHook, Any]] = []
         self._methods: list[tuple[nn.Module, str]] = []  # that are others while the model is placed
         self._recurrent: list[nn.RNNBase] = []
+        self._shared: dict[int, _SharedMemory] = {}  # by the identity of entries
+        self._held: tuple[nn.Module, list[tuple[Entry, Any]]] | None = None  # what attributes hold meanwhile
+
+    def note_shared(self, entries: Iterable[Entry]) -> None:
+        """Note which parameters are views of one memory, such as weights that are tied by `.data =`."""
+        by_memory: dict[int, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            if not entry.parameter.is_meta and entry.n_bytes:
+                by_memory[entry.parameter.untyped_storage().data_ptr()].append(entry)
+        for sharing in by_memory.values():
+            if len(sharing) > 1:
+                shared = _SharedMemory(
+                    {id(entry): entry.parameter.storage_offset() for entry in sharing},
+                    sharing[0].parameter.untyped_storage().nbytes(),
+                )
+                self._shared |= dict.fromkeys(shared.offsets, shared)
 
     def adopt(self, entry: Entry, values: torch.Tensor, fetch: Fetch | None = None) -> nn.Parameter:
         """Let the parameter have these values, without gradients. `fetch`: how to get them back to the host.
@@ -67,7 +86,7 @@ class ParameterOrigins:
         origin = self._origins.get(id(entry))
         if origin is None:
             origin = self._origins[id(entry)] = _ParameterOrigin(
-                entry, entry.parameter, entry.parameter.requires_grad
+                entry, entry.parameter, entry.parameter.requires_grad, self._shared.get(id(entry))
             )
         if origin.parameter.is_inference():
             origin.instead = _put(entry, values)
@@ -157,6 +176,12 @@ class ParameterOrigins:
             save = module._save_to_state_dict
             self._exchange(module, "_save_to_state_dict", partial(_saved, module, save))
 
+    def exchange_held(self, model: nn.Module, entries: Iterable[Entry]) -> None:
+        """Let lists, and what else attributes hold, have what modules have in place of these parameters."""
+        held = [(entry, entry.parameter, entry.held()) for entry in entries]
+        self._held = model, [(entry, now) for entry, before, now in held if now is not before]
+        exchange(model.modules(), other({id(before): now for _, before, now in held if now is not before}))
+
     def _exchange(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
         if name not in module.__dict__:
             module.__dict__[name] = method
@@ -198,7 +223,7 @@ class ParameterOrigins:
         """Copy the values to the host now, if they have left it."""
         origin = self._origins.get(id(entry))
         if origin is not None and origin.fetch is not None and origin.instead is None:
-            origin.parameter.data, origin.fetch = on_host(entry, values), None
+            origin.parameter.data, origin.fetch = origin.on_host(values), None
 
     def keep_written(self, entry: Entry, values: torch.Tensor) -> None:
         """A forward gave the parameter these values, by `.data =`: it keeps them."""
@@ -228,13 +253,36 @@ class ParameterOrigins:
                 first_error = first_error or error
         if first_error:
             raise first_error
+        for origin in self._origins.values():
+            origin.share()
+        self._shared.clear()
         for buffer in reversed(self._buffers):
             buffer.back()
         for module in self._recurrent:  # it noted those that calls had
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+        if self._held is not None:
+            model, held = self._held
+            exchange(model.modules(), other({id(now): self.parameter(entry) for entry, now in held}))
+            self._held = None
         self._recurrent.clear()
         self._origins.clear()
         self._buffers.clear()
+
+
+@dataclass(eq=False)
+class _SharedMemory:
+    """Memory of which several parameters are views, and where: they are so again once they are back."""
+
+    offsets: dict[int, int]  # in numbers, by the identity of entries
+    n_bytes: int
+    memory: torch.UntypedStorage | None = None
+
+    def room(self, entry: Entry) -> torch.Tensor:
+        """The parameter's view."""
+        if self.memory is None:
+            self.memory = torch.UntypedStorage(self.n_bytes)
+        empty = torch.empty(0, dtype=entry.given, device="cpu")
+        return empty.set_(self.memory, self.offsets[id(entry)], entry.shape, entry.stride)
 
 
 @dataclass(eq=False)
@@ -244,9 +292,15 @@ class _ParameterOrigin:
     entry: Entry
     parameter: nn.Parameter
     requires_grad: bool
+    shared: "_SharedMemory | None" = None
     fetch: Fetch | None = None  # None: its values are on the host
     address: int = 0  # of the values that it has meanwhile
     instead: nn.Parameter | None = None  # of one made under inference mode, which can't be given other values
+
+    def on_host(self, values: torch.Tensor) -> torch.Tensor:
+        """The model's own values in host memory, in the parameter's order of dimensions."""
+        room = self.shared.room(self.entry) if self.shared else room_for(self.entry, "cpu", self.entry.given)
+        return room.copy_(values)
 
     def back(self) -> None:
         """Give back the values, and whether gradients are wanted: by what was asked for last, if known."""
@@ -257,13 +311,19 @@ class _ParameterOrigin:
             return
         if self.fetch is not None:
             if self.parameter.data_ptr() == self.address:
-                self.parameter.data = on_host(self.entry, self.fetch())
+                self.parameter.data = self.on_host(self.fetch())
             else:  # it was given others, by `.data =`
                 self.parameter.data = self.parameter.data.cpu()
             self.fetch = None
         if self.parameter.is_inference():  # a forward gave it values under inference mode, by `.data =`
             self.parameter.data = self.parameter.detach().clone()
         self.parameter.requires_grad_(self.requires_grad or self.parameter.requires_grad)
+
+    def share(self) -> None:
+        """Let it be a view of the memory of others that are back, if it never left its own."""
+        has_left = self.instead is not None or self.parameter.data_ptr() != self.address
+        if self.shared and self.shared.memory is not None and not has_left:
+            self.parameter.data = self.on_host(self.parameter.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,11 +391,6 @@ def _saved(
         value = destination.get(key)
         if isinstance(value, DetachedParameter):
             destination[key] = value.access.fetch_to_host()
-
-
-def on_host(entry: Entry, values: torch.Tensor) -> torch.Tensor:
-    """The model's own values in host memory of their own, in the parameter's order of dimensions."""
-    return room_for(entry, "cpu", entry.given).copy_(values)
 
 
 def _put(entry: Entry, values: torch.Tensor) -> nn.Parameter:

@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from probes.placement.held import has_parts, held_by, parts_of, undo_of
+
 _SMALL: Final = 1 << 20  # bytes of an inference tensor that is copied before each pass
 MOST_COPIED: Final = 256 << 20  # bytes of tensors of which a pass's state keeps values
 _DEPTH: Final = 6  # of objects in objects that are looked at
@@ -36,11 +38,11 @@ class PassState:
         self._device = device
         self._has_objects = False
         self._random: tuple[torch.Tensor, ...] = ()
-        self._attributes = [(vars(module), dict(vars(module))) for module in modules] if modules else []
+        self._held = [(holder, parts_of(holder)) for holder in held_by(modules)] if modules else []
         self._undo: list[Callable[[], None]] = []
         self._tensors: list[tuple[torch.Tensor, int | None, torch.Tensor | None]] = []
         self._seen: dict[int, Any] = {}
-        self._undo += [_undo_of(held) for held, _ in self._attributes] if modules else []
+        self._undo += [undo_of(holder) for holder, _ in self._held] if modules else []
         self._room = MOST_COPIED if self._undo else -1
         if self._undo:
             self._note_random_numbers()
@@ -75,7 +77,7 @@ class PassState:
     def _parts(self, thing: Any) -> Iterator[Any]:
         """What it holds. What may be changed there is noted."""
         if isinstance(thing, MutableMapping | MutableSequence | deque):
-            self._undo.append(_undo_of(thing))
+            self._undo.append(undo_of(thing))
         if isinstance(thing, MutableMapping):
             yield from thing.values()
         elif isinstance(thing, MutableSequence | deque | tuple | set | frozenset):
@@ -99,11 +101,8 @@ class PassState:
 
     @property
     def left_modules_alone(self) -> bool:
-        """Whether no attribute of a module was set since, and no random number was drawn."""
-        same = all(
-            len(held) == len(before) and all(held.get(name) is value for name, value in before.items())
-            for held, before in self._attributes
-        )
+        """Whether no attribute of a module, or list in one, was changed since, and no random number drawn."""
+        same = all(has_parts(holder, before) for holder, before in self._held)
         now = _random_state(self._device) if self._random else ()
         return same and all(map(torch.equal, self._random, now))
 
@@ -156,26 +155,3 @@ def _put_back_all(held: Sequence[tuple[dict[str, Any], tuple[tuple[str, Any], ..
         if len(holder) != len(items) or any(holder.get(key) is not tensor for key, tensor in items):
             holder.clear()
             holder.update(items)
-
-
-def _undo_of(holder: Any) -> Callable[[], None]:
-    """What puts the present parts of a mapping or sequence back, if it holds others then."""
-    if isinstance(holder, MutableMapping):
-        kept = dict(holder)
-
-        def undo() -> None:
-            for key in [key for key in holder if key not in kept]:
-                del holder[key]
-            for key, part in kept.items():
-                if holder.get(key) is not part:
-                    holder[key] = part
-
-        return undo
-    parts = list(holder)
-
-    def put_back() -> None:
-        if len(parts) != len(holder) or any(a is not b for a, b in zip(parts, holder, strict=True)):
-            holder.clear()
-            holder.extend(parts)
-
-    return put_back

@@ -150,6 +150,7 @@ class PlacedModel:
 
     def take_over(self, blocks: Sequence[PlannedBlock]) -> None:
         """Bring blocks to their tiers and hook their calls. `remove()` undoes it, also when it failed."""
+        self._origins.note_shared(entry for block, _ in blocks for entry in block.entries)
         self._builder.take_over(blocks, self._engine)
         moving = {id(block.stored.block): block for block in self._engine.moving}
         gpu_only = why_gpu_only([block for block, _ in blocks]) if self.device.type != "cpu" else {}
@@ -172,6 +173,7 @@ class PlacedModel:
             if isinstance(recurrent.whole.__dict__.get("forward"), RecurrentHook):
                 continue  # another card has layers of it, too
             self._origins.add_hook(recurrent.whole, partial(RecurrentHook, recurrent=recurrent))
+        self._origins.exchange_held(self.model, [entry for block, _ in blocks for entry in block.entries])
 
     def move_buffers(self, model: nn.Module, staying: Sequence[nn.Module]) -> None:
         """Move the buffers of all modules but these to the device. Raises PlacementError for want of VRAM."""
