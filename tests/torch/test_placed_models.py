@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import find_blocks
 from probes.placement.packing.tensors import unpack
+from probes.placement.runtime.call_order import Turns
 from probes.placement.runtime.capture import Recorder, call_key
-from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.offloaded import PackedOperations
 from probes.placement.runtime.place import place, place_model
 from probes.placement.runtime.streams import Streams

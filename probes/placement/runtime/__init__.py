@@ -6,7 +6,9 @@ tier; calls then go through `hooks` to the `engine`.
 - `place`: the entry for a model that is built. `handle`: what it returns; measuring and reports.
 - `builder`: refuses what can't be placed, packs, fills host memory and VRAM, hands moving blocks to the
   engine.
+- `block_placement`: one block on its way there: how it is stored, what writes its bytes.
 - `engine`: copies, unpacks and hands over each moving block in time. Its docstring says by which schedule.
+- `call_order`: threads take turns, and the next block is predicted.
 - `placed_model`: the steps of placing, placing again and giving back, which `handle` builds on. `pass_state`:
   how things were before a pass that is done again. `block_times`: what each block takes.
 - `hooks`: the forwards of blocks and of the model. `offloaded`: moving blocks, and the parameters that stand

@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from probes.core.errors import PlacementError
 from probes.placement.models.modules import RecurrentLayers
-from probes.placement.runtime.engine import Engine, Turns, active_transform, refuse_training, training_error
+from probes.placement.runtime.call_order import Turns
+from probes.placement.runtime.engine import Engine, active_transform, refuse_training, training_error
 from probes.placement.runtime.offloaded import (
     CpuBlock,
     MovingBlock,

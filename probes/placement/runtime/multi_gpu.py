@@ -25,7 +25,7 @@ from probes.core.errors import PlacementError
 from probes.core.units import duration
 from probes.placement.runtime.buffers import PlannedBlock
 from probes.placement.runtime.builder import cpu_modules, planned_blocks
-from probes.placement.runtime.engine import Turns
+from probes.placement.runtime.call_order import Turns
 from probes.placement.runtime.handle import Handle, PlacementReport, wall_times
 from probes.placement.runtime.hooks import (
     ForwardHook,

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from probes.placement.runtime.engine import Turns, active_transform
+from probes.placement.runtime.call_order import Turns
+from probes.placement.runtime.engine import active_transform
 from probes.placement.runtime.packed_tables import autocast_dtype
 
 _here = threading.local()

@@ -25,8 +25,9 @@ from probes.placement.runtime.builder import (
     memory_refusals,
     planned_blocks,
 )
+from probes.placement.runtime.call_order import Turns
 from probes.placement.runtime.capture import Recorder
-from probes.placement.runtime.engine import Engine, Turns
+from probes.placement.runtime.engine import Engine
 from probes.placement.runtime.expert_products import ExpertsHook, can_be_multiplied
 from probes.placement.runtime.hooks import (
     BlockHook,
