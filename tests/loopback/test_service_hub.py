@@ -253,7 +253,7 @@ def test_a_file_that_ends_too_soon_is_not_kept(hub: StandIn, tmp_path: Path) -> 
 
 
 def raw(hub: StandIn, send: Callable[[BaseHTTPRequestHandler], None]) -> None:
-    """Have the hub answer the GET of the weights with whatever `send` does, and close the connection."""
+    """Have the hub answer the GET of the weights with whatever `send` does, and close the connection then."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if handler.command == "GET" and "safetensors" in handler.path:
@@ -302,6 +302,7 @@ def cuts(hub: StandIn, monkeypatch: pytest.MonkeyPatch, data: bytes, *, at_most:
         handler.send_header("Content-Length", str(len(rest)))
         handler.end_headers()
         handler.wfile.write(rest[:at_most])
+        handler.close_connection = len(rest) > at_most  # a whole answer's is used again by the next question
 
     raw(hub, cut)
     return asked
