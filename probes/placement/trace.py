@@ -165,12 +165,14 @@ def as_it_was(module: nn.Module) -> Iterator[None]:
         held for part in module.modules() for held in (part._parameters, part._buffers, part._modules)
     ]
     undo = [undo_of(held) for held in (*held_by(module.modules()), *registered)]
+    references = sys.getrefcount(FakeTensor)
     try:
         yield
     finally:
         for put_back in undo:
             put_back()
-        empty_caches(FakeTensor)
+        if sys.getrefcount(FakeTensor) > references:  # each tensor has one to its class
+            empty_caches(FakeTensor)
 
 
 MEANWHILE: Final = 0  # the name of what an operation takes while it runs: storages are numbered from 1
@@ -471,6 +473,7 @@ def trace_pass(
             with _named_errors(module), torch.inference_mode():
                 named, there = prepare(module, named)
         tracer = _traced(module, given, named, there, keeps_calls=measure is not None)
+        del given, named, there
     return _finished(tracer, "fake tensors", measure)
 
 
