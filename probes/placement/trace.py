@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from probes.core.errors import PlacementError
 from probes.placement.allocator import Event, peak_of
-from probes.placement.held import empty_caches, exchange, held_by, other, undo_of
+from probes.placement.attributes import empty_caches, exchange, held_by, other, undo_of
 from probes.placement.models.modules import RecurrentLayers, has_layers
 from probes.placement.models.operations import (
     EXPERTS,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from probes.core.errors import PlacementError
-from probes.placement.held import exchange
+from probes.placement.attributes import exchange
 from probes.placement.runtime.offloaded import MovingBlock
 
 # of a tensor by its views, and whatever else refers to it outside Python; older torch doesn't say

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from probes.core.errors import PlacementError
-from probes.placement.held import exchange, other
+from probes.placement.attributes import exchange, other
 from probes.placement.models.modules import Entry
 from probes.placement.runtime.buffers import PlannedBlock, room_for
 from probes.placement.runtime.hooks import ForwardHook, InputConversionHook, converted

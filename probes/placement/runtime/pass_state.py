@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from probes.placement.held import has_parts, held_by, parts_of, undo_of
+from probes.placement.attributes import has_parts, held_by, parts_of, undo_of
 
 _SMALL: Final = 1 << 20  # bytes of an inference tensor that is copied before each pass
 MOST_COPIED: Final = 256 << 20  # bytes of tensors of which a pass's state keeps values
