@@ -8,7 +8,6 @@ import platform
 import pwd
 import resource
 import shlex
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -125,7 +124,6 @@ class Rank:
         except BaseException as fault:  # a user's code may raise anything
             if os.getpid() != self._pid:  # what it forked reports nothing, and closes nothing of the rank's
                 return _child_code(rank, fault)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a loader's process
             try:
                 step, cause, code = self._judged(fault)
             except Exception:  # its own text can't be had

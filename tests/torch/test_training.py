@@ -206,17 +206,18 @@ def test_a_users_code_that_changes_the_directory_moves_no_report(ranks, tmp_path
     assert (tmp_path / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause"),
-    [
-        ("sample", "ValueError: sample 50 is broken (training_cases.py:"),
-        ("loader_killed", "a process of the loader ended by SIGKILL"),
-    ],
-)
-def test_a_fault_in_a_process_of_the_loader_is_said_as_it_is(ranks, tmp_path, kind, cause):
-    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, plant={"kind": kind})
+def test_a_fault_in_a_process_of_the_loader_is_said_as_it_is(ranks, tmp_path):
+    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, plant={"kind": "sample"})
     assert codes == [4], log
-    assert cause in figures.cause_of(run_in(tmp_path))
+    assert "ValueError: sample 50 is broken (training_cases.py:" in figures.cause_of(run_in(tmp_path))
+    assert "Traceback" not in log
+
+
+def test_a_process_of_the_loader_that_ends_in_a_step_is_reported_by_its_end(ranks, tmp_path):
+    plant = {"kind": "loader_killed", "begun": str(tmp_path / "begun"), "pid": str(tmp_path / "pid")}
+    codes, log = ranks.run(tmp_path, *FEW, "--workers", 1, plant=plant)
+    assert codes == [4], log
+    assert "a process of the loader ended by SIGKILL (in data loading" in figures.cause_of(run_in(tmp_path))
     assert "Traceback" not in log
 
 
