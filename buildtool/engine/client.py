@@ -6,8 +6,10 @@ This module and `connection` are the only ones that import the docker package.
 import contextlib
 import posixpath
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +33,7 @@ from probes.core.quoting import command
 
 T = TypeVar("T")
 
-ANSWER_TIMEOUT_S = 8  # a registry that hasn't answered by then is skipped
+ANSWER_TIMEOUT_S = 8  # a registry, or an interrupted request, that hasn't answered by then is given up
 
 
 @dataclass(frozen=True)
@@ -262,17 +264,22 @@ class Engine:
     @contextmanager
     def held(self, ref: str, command: list[str], settings: Mapping[str, Any]) -> Iterator[Container]:
         """A container for the duration of the block. Those that killed runs left behind are removed first."""
-        # the package's errors are OSErrors, as scratch's are
+        # the package's errors are OSErrors, as scratch's are; a thread asks: an interrupt doesn't end what
+        # the engine does, and the container that it makes then is removed, too
         with self.owning() as (_, owner), engine_errors():
+            create = self._client.containers.create
+            asked = _asked_for(partial(create, ref, command, labels=owner, **settings))
             try:
-                container = self._client.containers.create(ref, command, labels=owner, **settings)
-            except docker.errors.ImageNotFound as error:
-                raise _no_image(ref) from error
-            try:
+                try:
+                    container = asked.result()
+                except docker.errors.ImageNotFound as error:
+                    raise _no_image(ref) from error
                 yield container
             finally:
-                with contextlib.suppress(docker.errors.APIError):  # as in sweep_containers
-                    container.remove(force=True, v=True)
+                # an engine that doesn't answer is waited for no longer; the rest as in sweep_containers
+                with contextlib.suppress(TimeoutError, docker.errors.APIError):
+                    if not asked.exception(ANSWER_TIMEOUT_S):
+                        asked.result().remove(force=True, v=True)
 
     @contextmanager
     def owning(self) -> Iterator[tuple[Path, dict[str, str]]]:
@@ -328,6 +335,20 @@ class Engine:
         config = (self.inspect(ref) or {}).get("Config") or {}
         declared = {posixpath.normpath(path) for path in config.get("Volumes") or ()}
         return dict.fromkeys(sorted(declared - {_SCRATCH}), "ro,size=4k")
+
+
+def _asked_for(call: Callable[[], T]) -> "Future[T]":
+    """The answer of a call that a thread makes, and that the end of the program doesn't wait for."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answer
 
 
 def _settled(ask: Callable[[], T]) -> T:

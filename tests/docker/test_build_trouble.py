@@ -10,8 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from docker.models.containers import Container, ContainerCollection
 from standins import ROOT, Index, Shop, make_torch, package_index
 
 from buildtool.core import command
@@ -244,6 +246,24 @@ def test_a_container_of_a_killed_run_is_removed_by_the_next_one(
     killed.wait()
     assert len(containers_of(cached_base)) == 1
     assert Engine().run(cached_base, ["true"]).exit_code == 0
+    assert containers_of(cached_base) == []
+
+
+def test_a_container_that_an_interrupted_run_asked_for_is_removed(
+    cached_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIR_STATE", str(tmp_path))
+    create = ContainerCollection.create
+
+    def create_and_interrupt(*arguments: Any, **settings: Any) -> Container:
+        made = create(*arguments, **settings)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)  # the engine's answer comes after the interrupt
+        return made
+
+    monkeypatch.setattr(ContainerCollection, "create", create_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Engine().run(cached_base, ["true"])
     assert containers_of(cached_base) == []
 
 
