@@ -262,8 +262,12 @@ def test_a_container_that_an_interrupted_run_asked_for_is_removed(
         return made
 
     monkeypatch.setattr(ContainerCollection, "create", create_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Engine().run(cached_base, ["true"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Engine().run(cached_base, ["true"])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert containers_of(cached_base) == []
 
 
