@@ -169,7 +169,8 @@ class Engine:
         record = self.inspect(ref)
         if record is None:
             raise _no_image(ref)
-        rows = self.images()
+        names = record.get("RepoTags") or (None,)
+        rows = self.images(names[0])  # the engine adds up the files of each image in a list
         return max(record.get("Size") or 0, *(row.Size for row in rows if row.Id == record["Id"]), 0)
 
     def export(self, ref: str) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,20 @@ TITLE = "org.opencontainers.image.title"  # what `weir build` makes beside these
 OWNER = '{{.ID}} {{.Label "io.weir.owner"}}'
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_image_without_a_name(engine: Engine) -> Iterator[None]:
+    """The tests leave none. Listing those takes the engine a while, so it isn't done for each."""
+    before = unnamed(engine)
+    yield
+    eventually_none(lambda: unnamed(engine) - before)
+
+
 @pytest.fixture(autouse=True)
 def _clean(
     engine: Engine, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """No test leaves an image, a container, a volume or a temporary name. Other tests use the engine, too:
-    their volumes come and go, and their names stay.
+    """No test leaves a container, a volume or a temporary name; the images that it named are removed. Other
+    tests use the engine, too: their volumes come and go, and their names stay.
     """
     here = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("WEIR_STATE", str(here / "state"))
@@ -70,26 +78,32 @@ def _clean(
     for name in left(engine, ours, here) - before:
         if name.startswith(ours):
             engine.remove_tag(name)
+    eventually_none(lambda: left(engine, ours, here) - before)
+
+
+def eventually_none(of: Callable[[], set[str]]) -> None:
     ends = time.monotonic() + 60
-    while more := left(engine, ours, here) - before:
+    while more := of():
         assert time.monotonic() < ends, more
         time.sleep(0.1)
 
 
 def left(engine: Engine, ours: tuple[str, ...], here: Path) -> set[str]:
-    """Our names, handmade images without one, containers of runs that keep their state here, and volumes
-    without a name that nobody uses.
-    """
-    images = engine.tags()
-    unnamed = [row.Id for row in engine.images() if not row.RepoTags]
+    """Our names, containers of runs that keep their state here, and volumes without a name that nobody uses."""
+    repositories = (f"{OWN}/*", f"localhost:5000/{OWN}/*", "weir-pruning")  # a list of all takes long
+    names = (name for each in repositories for name in engine.tags(each))
     containers = docker("ps", "-a", "--no-trunc", "--format", OWNER).splitlines()
     volumes = ("--filter", "dangling=true", "--filter", "label=com.docker.volume.anonymous")
     return {
-        *(name for name in images if name.startswith(ours)),
-        *(each for each in unnamed if is_handmade(engine, each)),
+        *(name for name in names if name.startswith(ours)),
         *(line for line in containers if str(here) in line),
         *docker("volume", "ls", "-q", *volumes).split(),
     }
+
+
+def unnamed(engine: Engine) -> set[str]:
+    """Handmade images without a name."""
+    return {row.Id for row in engine.images() if not row.RepoTags and is_handmade(engine, row.Id)}
 
 
 def is_handmade(engine: Engine, ref: str) -> bool:
