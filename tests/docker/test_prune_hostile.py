@@ -89,7 +89,7 @@ def eventually_none(of: Callable[[], set[str]]) -> None:
 
 
 def left(engine: Engine, ours: tuple[str, ...], here: Path) -> set[str]:
-    """Our names, containers of runs that keep their state here, and volumes without a name that nobody uses."""
+    """Our names, containers of runs that keep their state here, and unnamed volumes that nobody uses."""
     repositories = (f"{OWN}/*", f"localhost:5000/{OWN}/*", "weir-pruning")  # a list of all takes long
     names = (name for each in repositories for name in engine.tags(each))
     containers = docker("ps", "-a", "--no-trunc", "--format", OWNER).splitlines()
