@@ -169,9 +169,9 @@ class Engine:
         record = self.inspect(ref)
         if record is None:
             raise _no_image(ref)
-        names = record.get("RepoTags") or (None,)
-        rows = self.images(names[0])  # the engine adds up the files of each image in a list
-        return max(record.get("Size") or 0, *(row.Size for row in rows if row.Id == record["Id"]), 0)
+        names = [*(record.get("RepoTags") or ())[:1], None]  # by its name, since a list of all takes long
+        listed = (row.Size for name in names for row in self.images(name) if row.Id == record["Id"])
+        return max(record.get("Size") or 0, next(listed, 0))  # all are listed where the name has moved on
 
     def export(self, ref: str) -> Iterator[bytes]:
         """An image's files, layers merged, as one tar in chunks. Raises DataError if unknown."""

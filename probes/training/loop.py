@@ -223,11 +223,11 @@ class Trainer:
         if self._coming is None or place.epoch == self.batches.end:
             self.batches.epoch, self.batches.skip = place.epoch, place.done
             self._loader_seed.manual_seed(self.settings.seed + place.epoch)
-            before = signal.getsignal(signal.SIGCHLD)
             self._coming = iter(self._loader)
-            # not torch's handler, which raises wherever the rank is when a process of the loader ends: the
-            # next wait for a batch finds it within 5 s
-            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+            if self.settings.workers:
+                # torch's handler, which a loader of the user's may have set before, raises wherever the rank
+                # is when a process of a loader ends; without it the next wait for a batch finds that in 5 s
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         stops = self._steps(self._coming, after_step)
         clock.ends("compute", place.step)  # what came after the last step, such as a look into the store
         self._finish()
